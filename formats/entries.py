@@ -1,0 +1,260 @@
+"""Positions, entries and columnar batches of entries.
+
+Owns the in-memory shape of entries. Must never know how entries are laid out in a block
+(``formats.block``) nor where they come from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from formats.errors import Inconsistent, LimitExceeded
+
+__all__ = [
+    "BATCH_BYTES_MAX",
+    "ENTRY_HEADER_BYTES",
+    "TIME_UNKNOWN_MS",
+    "Entry",
+    "EntryBatch",
+    "Position",
+]
+
+#: Publish time of an entry whose publish time nobody recorded.
+TIME_UNKNOWN_MS = -1
+#: ``[entry_len int32][entry_id int64]`` before each payload in a block (PIP-17, PIP-76).
+ENTRY_HEADER_BYTES = 12
+#: Payload bytes of one batch: Arrow's ``binary`` type counts its offsets in 32 bits.
+BATCH_BYTES_MAX = 2**31 - 1
+
+_POSITION = re.compile(r"(-?\d{1,19}):(-?\d{1,19})")
+_SCHEMA = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("entry_id", pa.int64(), nullable=False),
+        pa.field("publish_time", pa.timestamp("ms", tz="UTC")),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+
+
+class Position(NamedTuple):
+    """A place in a stream: (ledger id, entry id). Orders like the stream does."""
+
+    ledger_id: int
+    entry_id: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}"
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """``"7:12"`` -> ``Position(7, 12)``; raises ``ValueError`` for anything else."""
+        match = _POSITION.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"a position is written LEDGER:ENTRY, for example 7:12, not {text!r}")
+        return cls(int(match[1]), int(match[2]))
+
+
+class Entry(NamedTuple):
+    """One opaque record of a stream.
+
+    ``publish_time_ms`` is milliseconds since 1970 UTC, or ``TIME_UNKNOWN_MS``.
+    """
+
+    ledger_id: int
+    entry_id: int
+    payload: bytes
+    publish_time_ms: int = TIME_UNKNOWN_MS
+
+    @property
+    def position(self) -> Position:
+        return Position(self.ledger_id, self.entry_id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EntryBatch:
+    """Entries of one ledger, in columns.
+
+    Attributes:
+        ledger_id: the ledger all entries belong to.
+        entry_ids: int64, shape (n,), strictly ascending.
+        payloads: Arrow ``binary`` array of n non-null values over one contiguous buffer.
+        publish_times_ms: int64, shape (n,), ``TIME_UNKNOWN_MS`` where unknown.
+    """
+
+    ledger_id: int
+    entry_ids: NDArray[np.int64]
+    payloads: pa.BinaryArray
+    publish_times_ms: NDArray[np.int64]
+
+    @classmethod
+    def build(
+        cls,
+        ledger_id: int,
+        first_entry_id: int,
+        payloads: Sequence[bytes] | pa.Array,
+        publish_times_ms: Sequence[int] | NDArray[np.int64] | int = TIME_UNKNOWN_MS,
+    ) -> EntryBatch:
+        """A batch of consecutive entries.
+
+        Args:
+            ledger_id: the ledger.
+            first_entry_id: id of the first entry; the others follow without holes.
+            payloads: n byte strings, or an Arrow binary array without nulls.
+            publish_times_ms: n times in ms, or one time for all.
+
+        Raises:
+            LimitExceeded: more than ``BATCH_BYTES_MAX`` payload bytes.
+            Inconsistent: nulls among the payloads, or not as many times as payloads.
+        """
+        array = _binary_array(payloads)
+        count = len(array)
+        if isinstance(publish_times_ms, int):
+            times = np.full(count, publish_times_ms, dtype=np.int64)
+        else:
+            times = np.asarray(publish_times_ms, dtype=np.int64)
+        if times.shape != (count,):
+            raise Inconsistent("publish times and payloads differ in number", expected=count, found=times.shape)
+        ids = np.arange(first_entry_id, first_entry_id + count, dtype=np.int64)
+        return cls(ledger_id, ids, array, times)
+
+    def __len__(self) -> int:
+        return len(self.entry_ids)
+
+    @property
+    def first(self) -> Position:
+        """Position of the first entry; the batch must not be empty."""
+        return Position(self.ledger_id, int(self.entry_ids[0]))
+
+    @property
+    def last(self) -> Position:
+        """Position of the last entry; the batch must not be empty."""
+        return Position(self.ledger_id, int(self.entry_ids[-1]))
+
+    @property
+    def offsets(self) -> NDArray[np.int32]:
+        """int32, shape (n + 1,): where each payload begins and ends in ``data``."""
+        if len(self.payloads) == 0:
+            return np.zeros(1, dtype=np.int32)
+        buffer = self.payloads.buffers()[1]
+        start = self.payloads.offset
+        return np.frombuffer(buffer, dtype=np.int32)[start : start + len(self) + 1]
+
+    @property
+    def data(self) -> memoryview:
+        """The buffer that ``offsets`` point into."""
+        buffer = self.payloads.buffers()[2] if len(self.payloads) else None
+        return memoryview(b"" if buffer is None else buffer)
+
+    @property
+    def lengths(self) -> NDArray[np.int32]:
+        """int32, shape (n,): payload bytes of each entry."""
+        return np.diff(self.offsets)
+
+    @property
+    def payload_bytes(self) -> int:
+        """Payload bytes of all entries together."""
+        offsets = self.offsets
+        return int(offsets[-1]) - int(offsets[0])
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes the entries take in a block: payloads and a 12-byte header each."""
+        return self.payload_bytes + ENTRY_HEADER_BYTES * len(self)
+
+    def slice(self, start: int, stop: int) -> EntryBatch:
+        """Entries ``start`` (included) to ``stop`` (excluded), by index; shares the memory."""
+        start, stop, _ = slice(start, stop).indices(len(self))
+        return EntryBatch(
+            self.ledger_id,
+            self.entry_ids[start:stop],
+            self.payloads.slice(start, max(stop - start, 0)),
+            self.publish_times_ms[start:stop],
+        )
+
+    def between(self, first: Position, last: Position) -> EntryBatch:
+        """The entries with ``first <= position <= last``; shares the memory."""
+        low = 0 if first.ledger_id < self.ledger_id else len(self)
+        if first.ledger_id == self.ledger_id:
+            low = int(np.searchsorted(self.entry_ids, first.entry_id, side="left"))
+        high = len(self) if last.ledger_id > self.ledger_id else 0
+        if last.ledger_id == self.ledger_id:
+            high = int(np.searchsorted(self.entry_ids, last.entry_id, side="right"))
+        return self.slice(low, max(low, high))
+
+    def copy(self) -> EntryBatch:
+        """The same entries in memory of their own, as small as they need."""
+        offsets = self.offsets
+        data = bytes(self.data[int(offsets[0]) : int(offsets[-1])])
+        own = (offsets - offsets[0]).astype(np.int32)
+        payloads = pa.BinaryArray.from_buffers(
+            pa.binary(), len(self), [None, pa.py_buffer(own), pa.py_buffer(data)], null_count=0
+        )
+        return EntryBatch(self.ledger_id, self.entry_ids.copy(), payloads, self.publish_times_ms.copy())
+
+    def entries(self) -> Iterator[Entry]:
+        """The entries one by one (a convenience; hot paths use the columns)."""
+        for entry_id, payload, time_ms in zip(
+            self.entry_ids.tolist(), self.payloads.to_pylist(), self.publish_times_ms.tolist(), strict=True
+        ):
+            yield Entry(self.ledger_id, entry_id, payload, time_ms)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """Columns ledger_id, entry_id, publish_time (ms, UTC, null = unknown), payload; payload zero-copy."""
+        unknown = self.publish_times_ms == TIME_UNKNOWN_MS
+        times = pa.array(self.publish_times_ms, type=pa.int64(), mask=unknown if unknown.any() else None)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(np.full(len(self), self.ledger_id, dtype=np.int64)),
+                pa.array(self.entry_ids),
+                times.cast(_SCHEMA.field("publish_time").type),
+                self.payloads,
+            ],
+            schema=_SCHEMA,
+        )
+
+    @classmethod
+    def concat(cls, batches: Sequence[EntryBatch]) -> EntryBatch:
+        """One batch of all entries of ``batches`` (one ledger, ascending, at least one batch).
+
+        Raises:
+            Inconsistent: batches of several ledgers, or out of order.
+            LimitExceeded: together more than ``BATCH_BYTES_MAX`` payload bytes.
+        """
+        if len(batches) == 1:
+            return batches[0]
+        ledger_id = batches[0].ledger_id
+        filled = [batch for batch in batches if len(batch)]
+        for before, after in itertools.pairwise(filled):
+            if before.last >= after.first or after.ledger_id != ledger_id:
+                raise Inconsistent(
+                    "batches don't follow each other", expected=f"after {before.last}", found=after.first
+                )
+        if sum(batch.payload_bytes for batch in batches) > BATCH_BYTES_MAX:
+            raise LimitExceeded("a batch holds too many bytes", expected=f"at most {BATCH_BYTES_MAX}")
+        return cls(
+            ledger_id,
+            np.concatenate([batch.entry_ids for batch in batches]),
+            pa.concat_arrays([batch.payloads for batch in batches]),
+            np.concatenate([batch.publish_times_ms for batch in batches]),
+        )
+
+
+def _binary_array(payloads: Sequence[bytes] | pa.Array) -> pa.BinaryArray:
+    if isinstance(payloads, pa.Array):
+        array = payloads if payloads.type == pa.binary() else payloads.cast(pa.binary())
+    else:
+        if sum(map(len, payloads)) > BATCH_BYTES_MAX:
+            raise LimitExceeded("a batch holds too many bytes", expected=f"at most {BATCH_BYTES_MAX}")
+        array = pa.array(payloads, type=pa.binary())
+    if array.null_count:
+        raise Inconsistent("an entry's payload is null", expected="bytes", found="null")
+    return array

@@ -1,0 +1,88 @@
+"""The one family of errors that bad bytes raise.
+
+Owns the kinds a decoder may report. Must never let another exception type stand in for bad input:
+callers catch ``FormatError`` and nothing else.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BadMagic",
+    "ChecksumMismatch",
+    "FormatError",
+    "Inconsistent",
+    "LimitExceeded",
+    "Truncated",
+    "UnsupportedVersion",
+]
+
+
+class FormatError(Exception):
+    """Bytes that don't decode.
+
+    Args:
+        problem: what is wrong, in a few words.
+        object_name: the object or file the bytes came from, empty when unknown.
+        offset: where in that object, in bytes; ``None`` when it isn't one place.
+        expected: what should be there.
+        found: what is there.
+    """
+
+    def __init__(
+        self,
+        problem: str,
+        *,
+        object_name: str = "",
+        offset: int | None = None,
+        expected: object = None,
+        found: object = None,
+    ) -> None:
+        self.problem = problem
+        self.object_name = object_name
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+        super().__init__(problem, object_name, offset, expected, found)
+
+    def __str__(self) -> str:
+        text = self.problem
+        if self.object_name:
+            text += f" in {self.object_name}"
+        if self.offset is not None:
+            text += f" at byte {self.offset}"
+        if self.expected is not None or self.found is not None:
+            text += f": expected {self.expected}, found {self.found}"
+        return text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.problem, self.object_name, self.offset, self.expected, self.found))
+
+
+def _rebuild(
+    kind: type[FormatError], problem: str, object_name: str, offset: int | None, expected: object, found: object
+) -> FormatError:
+    return kind(problem, object_name=object_name, offset=offset, expected=expected, found=found)
+
+
+class Truncated(FormatError):
+    """The bytes end before the thing they describe does."""
+
+
+class BadMagic(FormatError):
+    """The first bytes are not those of the thing that should be here."""
+
+
+class UnsupportedVersion(FormatError):
+    """Well-formed, but of a version this release doesn't know."""
+
+
+class ChecksumMismatch(FormatError):
+    """A CRC disagrees with the bytes it covers."""
+
+
+class LimitExceeded(FormatError):
+    """A declared size is above what the caller allows."""
+
+
+class Inconsistent(FormatError):
+    """Two fields, or a field and the bytes, contradict each other."""

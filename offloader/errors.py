@@ -1,0 +1,178 @@
+"""Error kinds, by what the caller should do, each with its exit code.
+
+Owns the tree of everything the package raises on purpose (``formats.errors`` apart, which is
+translated at the edge). Must never swallow a cause: raise ``from`` the original.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import ClassVar
+
+__all__ = [
+    "AccessDenied",
+    "BeyondEnd",
+    "Closed",
+    "Corrupt",
+    "ErrorKind",
+    "Fenced",
+    "InvalidCall",
+    "LimitReached",
+    "NotFound",
+    "ObjectChanged",
+    "ObjectMissing",
+    "OffloaderError",
+    "OutcomeUnknown",
+    "PreconditionFailed",
+    "StoreUnavailable",
+    "Throttled",
+    "Trimmed",
+    "Unsupported",
+]
+
+
+class ErrorKind(enum.Enum):
+    """What the caller should do; the value is the process's exit code."""
+
+    BUG = 1
+    FIX_CALL = 2
+    NOT_FOUND = 3
+    RETRY_LATER = 4
+    FENCED = 5
+    REPAIR_DATA = 6
+    OUTCOME_UNKNOWN = 7
+    DENIED = 8
+
+
+class OffloaderError(Exception):
+    """Base of everything raised on purpose.
+
+    Args:
+        message: one line: what, where (stream, object, position, setting and file), why.
+        hint: what to do about it, one line, may be empty.
+    """
+
+    kind: ClassVar[ErrorKind] = ErrorKind.BUG
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.__dict__))
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same call may succeed later without anything being changed."""
+        return self.kind is ErrorKind.RETRY_LATER
+
+    @property
+    def exit_code(self) -> int:
+        return self.kind.value
+
+
+def _rebuild(kind: type[OffloaderError], message: str, state: dict[str, object]) -> OffloaderError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidCall(OffloaderError):
+    """The call, setting or input is wrong; nothing was changed."""
+
+    kind = ErrorKind.FIX_CALL
+
+
+class Unsupported(InvalidCall):
+    """The store or source can't do what was asked of it."""
+
+
+class LimitReached(InvalidCall):
+    """A named limit would be exceeded."""
+
+
+class Closed(InvalidCall):
+    """The object was closed before this call."""
+
+
+class NotFound(OffloaderError):
+    """A stream, bucket, object or file isn't there."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
+class AccessDenied(OffloaderError):
+    """Credentials or permissions are wrong."""
+
+    kind = ErrorKind.DENIED
+
+
+class StoreUnavailable(OffloaderError):
+    """The store didn't answer usefully, and nothing was changed by the call."""
+
+    kind = ErrorKind.RETRY_LATER
+
+
+class Throttled(StoreUnavailable):
+    """The store asks for fewer requests (503 SlowDown and its kin)."""
+
+
+class OutcomeUnknown(OffloaderError):
+    """A write was sent and nobody knows whether it happened. Look before deciding anything."""
+
+    kind = ErrorKind.OUTCOME_UNKNOWN
+
+
+class PreconditionFailed(OffloaderError):
+    """A conditional put found another state: the key exists, or its ETag is another."""
+
+    kind = ErrorKind.FIX_CALL
+
+
+class Fenced(OffloaderError):
+    """A newer owner has the stream: stop, delete nothing."""
+
+    kind = ErrorKind.FENCED
+
+
+class Corrupt(OffloaderError):
+    """Stored bytes are damaged: object, range, expected and found are in the message."""
+
+    kind = ErrorKind.REPAIR_DATA
+
+
+class ObjectMissing(OffloaderError):
+    """An object that the manifest names isn't in the store."""
+
+    kind = ErrorKind.REPAIR_DATA
+
+
+class ObjectChanged(OffloaderError):
+    """An object isn't the one the manifest recorded."""
+
+    kind = ErrorKind.REPAIR_DATA
+
+
+class Trimmed(OffloaderError):
+    """The position was deleted by retention; ``first_available`` is where the stream begins now."""
+
+    kind = ErrorKind.NOT_FOUND
+
+    def __init__(self, message: str, *, first_available: object = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.first_available = first_available
+
+
+class BeyondEnd(OffloaderError):
+    """The position is after the last readable entry, ``last_available``."""
+
+    kind = ErrorKind.NOT_FOUND
+
+    def __init__(self, message: str, *, last_available: object = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.last_available = last_available

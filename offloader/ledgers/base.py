@@ -1,0 +1,80 @@
+"""The hot tier seam: where a stream's entries come from.
+
+Owns the protocol between a source of ledgers (embedded, Pulsar) and the write and read sides. Must
+never know how or where entries are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from formats.entries import EntryBatch, Position
+
+__all__ = ["LedgerInfo", "LedgerSource", "Listener", "Subscription"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerInfo:
+    """What a source knows of one ledger.
+
+    Attributes:
+        ledger_id: ascends along the stream.
+        closed: whether no entry will ever be added.
+        entries: how many entries it holds now; the ids are 0 .. entries - 1.
+        size_bytes: payload bytes of those entries.
+        created_ms: when it was opened, ms since 1970 UTC.
+        closed_ms: when it was closed, ``None`` while open.
+    """
+
+    ledger_id: int
+    closed: bool
+    entries: int
+    size_bytes: int
+    created_ms: int
+    closed_ms: int | None = None
+
+    @property
+    def last_entry_id(self) -> int:
+        """-1 for an empty ledger."""
+        return self.entries - 1
+
+
+#: Called after entries became durable in the hot tier, in order, once per appended batch. Must return quickly and
+#: must not call back into the source.
+Listener = Callable[[EntryBatch], None]
+
+
+class Subscription(Protocol):
+    def cancel(self) -> None:
+        """No call of the listener begins after this returns."""
+        ...
+
+
+class LedgerSource(Protocol):
+    """One stream's ledgers. All methods are thread-safe."""
+
+    def ledgers(self) -> list[LedgerInfo]:
+        """All ledgers that still exist, ascending, empty ones included."""
+        ...
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        """Entries of one ledger, from the first one at or after ``start`` on.
+
+        At least one entry (even above ``max_bytes``), then as many as fit into ``max_bytes`` of payload.
+        ``None``: nothing at or after ``start`` now. Only durable entries are answered.
+        """
+        ...
+
+    def subscribe(self, listener: Listener) -> Subscription:
+        """Calls ``listener`` for each batch appended after this returns."""
+        ...
+
+    def release(self, position: Position) -> None:
+        """Everything up to ``position`` is committed in the cold tier (an acknowledgement; deletes nothing)."""
+        ...
+
+    def delete(self, ledger_id: int) -> None:
+        """Removes a closed ledger's entries; one that isn't there counts as removed."""
+        ...

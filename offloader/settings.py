@@ -1,0 +1,142 @@
+"""Settings: frozen values with their defaults, limits and checks.
+
+Owns every tunable and its name. Must never hold a component (store, clock, pool) or read a file,
+an environment variable or the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from offloader.errors import InvalidCall
+
+__all__ = ["LedgerSettings", "OffloadSettings", "ReadSettings", "Settings", "StoreSettings"]
+
+_KIB = 1024
+_MIB = 1024 * _KIB
+
+
+def _setting(default: Any, doc: str, *, low: float, high: float) -> Any:
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high})
+
+
+def _choice(default: str, doc: str, choices: tuple[str, ...]) -> Any:
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadSettings:
+    """How entries become segments (spec: PIP-76; names from the proposal where it has one)."""
+
+    block_bytes: int = _setting(_MIB, "target size of a block", low=256, high=1024 * _MIB)
+    part_bytes: int = _setting(16 * _MIB, "size of an uploaded part", low=5 * _MIB, high=5 * 1024 * _MIB)
+    multipart_threshold_bytes: int = _setting(
+        16 * _MIB, "segments up to this size are one PUT", low=0, high=5 * 1024 * _MIB
+    )
+    parts_in_flight_max: int = _setting(4, "parts of one segment uploaded at once", low=1, high=64)
+    max_size_per_offload_segment_mbytes: float = _setting(
+        1024.0, "a segment closes at this size", low=0.001, high=5 * 1024 * 1024
+    )
+    max_offload_segment_rollover_time_minutes: float = _setting(
+        10.0, "a segment closes at this age, counted from its first entry", low=0.0001, high=365 * 24 * 60
+    )
+    offload_buffer_bytes_max: int = _setting(64 * _MIB, "bytes buffered for one stream", low=64 * _KIB, high=2**40)
+    entry_bytes_max: int = _setting(64 * _MIB, "largest entry that is taken", low=1, high=2**31 - 1)
+    codec: str = _choice("none", "compression of blocks", ("none", "zstd"))
+    workers_max: int = _setting(8, "threads that encode and upload, whole process", low=1, high=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings:
+    """When the embedded ledger store closes a ledger and opens the next."""
+
+    ledger_bytes_max: int = _setting(256 * _MIB, "a ledger closes at this size", low=1, high=2**50)
+    ledger_entries_max: int = _setting(1_000_000, "a ledger closes at this many entries", low=1, high=2**40)
+    ledger_age_minutes_max: float = _setting(
+        60.0, "a ledger closes at this age, at the next append", low=0.0001, high=365 * 24 * 60
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """Deadlines, retries and connections of an object store."""
+
+    connect_timeout_s: float = _setting(5.0, "time to connect", low=0.01, high=600)
+    read_timeout_s: float = _setting(30.0, "time without a byte until a call fails", low=0.01, high=3600)
+    retries_max: int = _setting(6, "attempts after the first one", low=0, high=100)
+    retry_total_s: float = _setting(60.0, "time after which no further attempt starts", low=0, high=24 * 3600)
+    retry_delay_first_s: float = _setting(0.1, "wait before the first retry; doubles, jittered", low=0, high=60)
+    retry_delay_max_s: float = _setting(10.0, "longest wait before a retry", low=0, high=600)
+    connections_max: int = _setting(32, "open connections", low=1, high=1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSettings:
+    """How readers fetch."""
+
+    request_bytes: int = _setting(4 * _MIB, "size of one ranged GET", low=4 * _KIB, high=1024 * _MIB)
+    requests_in_flight_max: int = _setting(4, "ranged GETs of one reader at once", low=1, high=64)
+    cache_bytes_max: int = _setting(64 * _MIB, "decoded blocks kept for single reads", low=0, high=2**40)
+    batch_bytes: int = _setting(4 * _MIB, "payload bytes of one batch of a scan", low=1, high=1024 * _MIB)
+    block_bytes_max: int = _setting(256 * _MIB, "largest block that is read", low=256, high=2**31 - 1)
+    decompressed_bytes_max: int = _setting(256 * _MIB, "largest block after decompression", low=1, high=2**31 - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All of it."""
+
+    offload: OffloadSettings = OffloadSettings()
+    ledgers: LedgerSettings = LedgerSettings()
+    store: StoreSettings = StoreSettings()
+    read: ReadSettings = ReadSettings()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:
+        """Settings from nested mappings ``{"offload": {"block_bytes": 65536}}``; what isn't named keeps its default.
+
+        Args:
+            values: section -> name -> value.
+            origin: where the values come from, for the error message.
+
+        Raises:
+            InvalidCall: unknown names, wrong types and values out of range, all of them at once.
+        """
+        problems: list[str] = []
+        sections: dict[str, Any] = {}
+        kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(cls)}
+        for name, given in (values or {}).items():
+            if name not in kinds:
+                problems.append(f"{name}: no such section (sections: {', '.join(kinds)})")
+                continue
+            sections[name], found = _section(kinds[name], given)
+            problems += [f"{name}.{problem}" for problem in found]
+        if problems:
+            raise InvalidCall(f"{origin}: {'; '.join(problems)}", hint="nothing was changed")
+        return cls(**sections)
+
+
+def _section(kind: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    known = {f.name: f for f in fields(kind)}
+    problems = [f"{name}: no such setting" for name in given if name not in known]
+    taken: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in known:
+            problem = _problem(known[name].metadata, known[name].default, value)
+            if problem:
+                problems.append(f"{name}: {problem}")
+            else:
+                taken[name] = type(known[name].default)(value)
+    return kind(**taken), problems
+
+
+def _problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
+    if "choices" in metadata:
+        return "" if value in metadata["choices"] else f"{value!r} is none of {', '.join(metadata['choices'])}"
+    wanted = "a whole number" if isinstance(default, int) else "a number"
+    if isinstance(value, bool) or not isinstance(value, int if isinstance(default, int) else (int, float)):
+        return f"{value!r} is not {wanted}"
+    low, high = metadata["low"], metadata["high"]
+    return "" if low <= value <= high else f"{value} is not between {low} and {high}"
