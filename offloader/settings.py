@@ -106,7 +106,7 @@ class Settings:
         """
         problems: list[str] = []
         sections: dict[str, Any] = {}
-        kinds: dict[str, type[Any]] = {f.name: type(f.default) for f in fields(cls)}
+        kinds: dict[str, Any] = {f.name: type(f.default) for f in fields(cls)}
         for name, given in (values or {}).items():
             if name not in kinds:
                 problems.append(f"{name}: no such section (sections: {', '.join(kinds)})")
