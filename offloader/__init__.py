@@ -1,0 +1,75 @@
+"""Tiered storage for log brokers: the public names, each loaded when it is first used.
+
+Owns the list of public names and where they live. Must never load an SDK, Arrow or Spark at import:
+``import offloader`` costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import formats as _formats
+
+if TYPE_CHECKING:
+    from formats.entries import Entry, EntryBatch, Position
+    from offloader import errors, spark
+    from offloader.managed_ledger import open_managed_ledger
+    from offloader.read.reader import open_reader
+    from offloader.settings import Settings
+    from offloader.store import open_store
+    from offloader.write.handle import OffloadHandle
+    from offloader.write.offloader import LedgerOffloader
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Entry",
+    "EntryBatch",
+    "LedgerOffloader",
+    "OffloadHandle",
+    "Position",
+    "Settings",
+    "__version__",
+    "errors",
+    "open_managed_ledger",
+    "open_reader",
+    "open_store",
+    "spark",
+]
+
+#: Public name -> the module that has it; an empty attribute is the module itself.
+_HOMES = {
+    "Entry": ("formats.entries", "Entry"),
+    "EntryBatch": ("formats.entries", "EntryBatch"),
+    "LedgerOffloader": ("offloader.write.offloader", "LedgerOffloader"),
+    "OffloadHandle": ("offloader.write.handle", "OffloadHandle"),
+    "Position": ("formats.entries", "Position"),
+    "Settings": ("offloader.settings", "Settings"),
+    "errors": ("offloader.errors", ""),
+    "open_managed_ledger": ("offloader.managed_ledger", "open_managed_ledger"),
+    "open_reader": ("offloader.read.reader", "open_reader"),
+    "open_store": ("offloader.store", "open_store"),
+    "spark": ("offloader.spark", ""),
+}
+
+if getattr(_formats, "DISTRIBUTION", None) != "offloader":
+    _where = getattr(_formats, "__file__", None) or next(iter(_formats.__path__), "an unknown place")
+    raise ImportError(
+        f"offloader needs its own top-level package 'formats', but Python found another one at {_where}: "
+        "remove that package, or give offloader an environment of its own"
+    )
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'offloader' has no attribute {name!r}")
+    module = importlib.import_module(home[0])
+    value = getattr(module, home[1]) if home[1] else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

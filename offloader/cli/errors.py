@@ -1,0 +1,97 @@
+"""What a failed command prints and which exit code it ends with.
+
+Owns the one place where errors become words on a terminal. Must never show a traceback unless
+``--debug`` was given, nor more than one line per error and one per hint.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from dataclasses import dataclass
+from typing import TextIO
+
+import typer
+
+from formats.errors import FormatError
+from offloader.errors import ErrorKind, OffloaderError
+
+__all__ = ["EXIT_BROKEN_PIPE", "EXIT_INTERRUPTED", "Failure", "failure_of", "report"]
+
+#: 128 + SIGINT and 128 + SIGPIPE, as shells count.
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed command.
+
+    Attributes:
+        kind: name of the ``ErrorKind`` in lower case, or ``interrupted``.
+        error: name of the error's class.
+        message: one line: what, where, why.
+        hint: one line: what to do; may be empty.
+        exit_code: of the process.
+    """
+
+    kind: str
+    error: str
+    message: str
+    hint: str
+    exit_code: int
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What to say about ``error``, and the exit code."""
+    name = type(error).__name__
+    match error:
+        case OffloaderError():
+            kind, message, hint = error.kind, error.message, error.hint
+        case FormatError():
+            kind, message = ErrorKind.REPAIR_DATA, str(error)
+            hint = "the bytes are damaged or not ours; every other object is unaffected"
+        case typer.TyperException():
+            kind, message = ErrorKind.FIX_CALL, _sentence(error.format_message())
+            context = getattr(error, "ctx", None)
+            hint = f"see `{context.command_path if context else 'offloader'} --help`"
+        case KeyboardInterrupt():
+            return Failure("interrupted", name, "interrupted", "", EXIT_INTERRUPTED)
+        case typer.Abort():
+            return Failure("interrupted", "Abort", "aborted: the input ended", "", EXIT_INTERRUPTED)
+        case _:
+            kind, message = ErrorKind.BUG, f"this is a bug: {name}: {error}"
+            hint = "run the same command with --debug and report what it prints"
+    return Failure(kind.name.lower(), name, _one_line(message), _one_line(hint), kind.value)
+
+
+def report(error: BaseException, stream: TextIO, *, as_json: bool = False, debug: bool = False) -> int:
+    """Prints ``error`` and answers the exit code.
+
+    Args:
+        error: what ended the command.
+        stream: standard error.
+        as_json: one object ``{"error": {kind, error, message, hint, exit_code}}`` on one line instead of words.
+        debug: the traceback before it.
+    """
+    failure = failure_of(error)
+    if debug:
+        stream.write("".join(traceback.format_exception(error)))
+    if as_json:
+        fields = {name: getattr(failure, name) for name in ("kind", "error", "message", "hint", "exit_code")}
+        stream.write(json.dumps({"error": fields}, ensure_ascii=False) + "\n")
+    else:
+        stream.write(f"offloader: {failure.message}\n")
+        if failure.hint:
+            stream.write(f"hint: {failure.hint}\n")
+    return failure.exit_code
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _sentence(text: str) -> str:
+    """``"No such option: --x"`` -> ``"no such option: --x"``: like every other message."""
+    text = text.rstrip(".")
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,121 @@
+"""The command ``offloader``: finds the verb, runs it, answers its exit code.
+
+Owns the list of verbs and the top of the process. Must never import a verb that isn't called:
+``offloader --help`` loads neither Arrow nor an SDK.
+
+A verb is a module ``offloader.cli.<verb>`` with a function ``run`` whose parameters are typer's options; it
+returns ``None`` or an exit code and raises ``offloader.errors``. ``--debug`` belongs to every verb and is taken here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from typer.main import get_command
+
+import offloader
+from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
+
+__all__ = ["VERBS", "main"]
+
+#: Verb -> what ``offloader --help`` says about it. The order is the order of the help.
+VERBS = {
+    "demo": "Run the whole path once on real data.",
+    "ls": "List the streams of a store.",
+    "segments": "List a stream's segments.",
+    "read": "Print a stream's entries.",
+}
+
+_DEBUG = "--debug"
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: without the program's name; ``sys.argv`` when absent.
+
+    Returns:
+        The exit code: 0, an ``ErrorKind``'s value, 130 interrupted, 141 the reader of the output went away.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = given[: given.index("--")] if "--" in given else given
+    debug = _DEBUG in options
+    words = [word for word in options if word != _DEBUG] + given[len(options) :]
+    verb = next((word for word in words if not word.startswith("-")), "")
+    try:
+        result = get_command(_app(verb)).main(args=words or ["--help"], prog_name="offloader", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _quiet()
+    except (Exception, KeyboardInterrupt) as error:
+        return report(error, sys.stderr, as_json="--json" in options, debug=debug)
+    if result == EXIT_INTERRUPTED:
+        return report(KeyboardInterrupt(), sys.stderr, as_json="--json" in options, debug=debug)
+    if result == EXIT_BROKEN_PIPE:
+        return _quiet()
+    return result if isinstance(result, int) else 0
+
+
+def _app(verb: str) -> typer.Typer:
+    """All verbs by name and help; of the one that is called, the real thing."""
+    app = typer.Typer(
+        help="Streaming tiered storage for log brokers: entries into an object store, and back.",
+        epilog="Every verb takes --debug, which shows the traceback of an error.",
+        rich_markup_mode="rich" if sys.stdout.isatty() else None,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.callback()(_top)
+    for name, text in VERBS.items():
+        app.command(name, help=text if name != verb else None)(_run_of(name) if name == verb else _not_loaded)
+    return app
+
+
+def _print_version(given: bool) -> None:
+    if given:
+        print(f"offloader {offloader.__version__}")
+        raise typer.Exit
+
+
+_Version = Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)]
+
+
+def _top(version: _Version = False) -> None:
+    """Options of the program itself; the callback of ``--version`` has done its work by now."""
+
+
+def _not_loaded() -> None:
+    raise AssertionError("only the verb that is called is loaded")
+
+
+def _run_of(verb: str) -> Callable[..., Any]:
+    run = importlib.import_module(f"offloader.cli.{verb}").run
+
+    @functools.wraps(run)
+    def quiet(*args: Any, **kwargs: Any) -> Any:
+        # typer turns a broken pipe into exit code 1 after the command; 141 is what shells expect
+        try:
+            return run(*args, **kwargs)
+        except BrokenPipeError as cause:
+            raise typer.Exit(EXIT_BROKEN_PIPE) from cause
+
+    return quiet
+
+
+def _quiet() -> int:
+    """Keeps the interpreter from complaining about the same pipe again when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_BROKEN_PIPE
+
+
+if __name__ == "__main__":
+    sys.exit(main())
