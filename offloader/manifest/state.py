@@ -1,0 +1,452 @@
+"""The view of a stream that its manifest's records add up to; pure.
+
+Owns what each edit changes, which edits are allowed, and every question asked of a manifest. Must never do I/O,
+read a clock or mutate a view that somebody else may hold.
+
+The rules are those of the manifest protocol (docs/MANIFEST.md): ranges never overlap, a segment is offloaded only
+while it is assigned, only what is retired is purged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from formats.entries import Position
+from formats.manifest import (
+    Adopt,
+    Assign,
+    Edit,
+    Failed,
+    Gap,
+    Hold,
+    HotReleased,
+    LedgerClosed,
+    LedgersDeleted,
+    Offloaded,
+    OpenEpoch,
+    Pause,
+    Purged,
+    Record,
+    Release,
+    Resume,
+    Retire,
+    SetMethod,
+    StreamDeleted,
+    Totals,
+    Truncate,
+    UndoRetire,
+    Writer,
+)
+from formats.segment import SegmentSummary
+from offloader.errors import ErrorKind, OffloaderError
+
+__all__ = ["EditRefused", "ManifestState", "Requirement", "SegmentRecord", "SegmentStatus", "apply_edits", "fold"]
+
+#: Method of a stream that no ``set_method`` edit named.
+METHOD_DEFAULT = "streaming"
+
+
+class EditRefused(OffloaderError):
+    """An edit or a requirement doesn't fit the manifest as it is now. Nothing was written."""
+
+    kind = ErrorKind.FIX_CALL
+
+
+class SegmentStatus(Enum):
+    """Where a segment is in its life. Failed and purged segments leave the manifest."""
+
+    ASSIGNED = "assigned"
+    OFFLOADED = "offloaded"
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRecord:
+    """One offload segment as the manifest knows it.
+
+    Attributes:
+        uuid: its name, and its objects' key.
+        status: assigned, offloaded or retired.
+        epoch: the writer generation that assigned it; nobody else ever writes under this uuid.
+        layout: 1 (one ledger per object) or 2.
+        begin: first position, never changed.
+        end: last position; ``None`` while a live segment is being filled.
+        assigned_ms, offloaded_ms: ms since 1970 UTC.
+        driver: where the objects are (``managedLedgerOffloadDriver``, ``bucket``, ``region``, ``serviceEndpoint``).
+        summary: lengths, checksums, counts; from ``offloaded`` on.
+        owned: whether we may delete its objects (adopted ones: only when ownership was taken).
+        retire_record: the record that retired it.
+    """
+
+    uuid: UUID
+    status: SegmentStatus
+    epoch: int
+    layout: int
+    begin: Position
+    end: Position | None
+    assigned_ms: int
+    offloaded_ms: int | None
+    driver: Mapping[str, str]
+    summary: SegmentSummary | None
+    owned: bool = True
+    retire_record: int | None = None
+
+    @property
+    def v1_ledger_id(self) -> int | None:
+        """The ledger id in the keys of a V1 segment; ``None`` for V2."""
+        return self.begin.ledger_id if self.layout == 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requirement:
+    """What must be true of the manifest for a commit to count.
+
+    Attributes:
+        incarnation: the stream's; another one means the stream was deleted and made again.
+        epoch: the owner's own epoch for owner's edits; ``None`` for edits by others (retention, cleanup).
+    """
+
+    incarnation: UUID
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestState:
+    """Everything a manifest says, at one record. A value: sharing it is safe, it never changes.
+
+    Attributes:
+        record_id: the newest record in it; 0: none yet.
+        epoch: the writer generation that owns the stream.
+        time_ms: when that record was written; never goes back.
+        closed_ledgers: ledger id -> last entry id (-1: empty), as the source said.
+        newest_end: the highest position any range ever claimed; a live segment begins right after it.
+        head: what lies before it is truncated.
+    """
+
+    stream: str
+    incarnation: UUID
+    record_id: int = 0
+    epoch: int = 0
+    writer: Writer = Writer("", "", "")
+    time_ms: int = 0
+    segments: Mapping[UUID, SegmentRecord] = field(default_factory=dict)
+    closed_ledgers: Mapping[int, int] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+    newest_end: Position | None = None
+    head: Position | None = None
+    deleted_ledgers: frozenset[int] = frozenset()
+    hot_released_ledgers: frozenset[int] = frozenset()
+    method: str = METHOD_DEFAULT
+    paused: bool = False
+    held: bool = False
+    stream_deleted: bool = False
+
+    def check(self, requirement: Requirement) -> None:
+        """Raises ``EditRefused`` unless ``requirement`` holds here."""
+        if requirement.incarnation != self.incarnation:
+            raise EditRefused(f"stream {self.stream} was deleted and created again", hint="open it anew")
+        if self.stream_deleted:
+            raise EditRefused(f"stream {self.stream} was deleted")
+        if requirement.epoch is not None and requirement.epoch != self.epoch:
+            raise EditRefused(
+                f"stream {self.stream} is owned by epoch {self.epoch} (writer {self.writer.name}), not {requirement.epoch}"
+            )
+
+    def offloaded(self) -> list[SegmentRecord]:
+        """Readable segments, in the stream's order."""
+        found = [s for s in self.segments.values() if s.status is SegmentStatus.OFFLOADED]
+        return sorted(found, key=lambda segment: segment.begin)
+
+    def assigned(self) -> list[SegmentRecord]:
+        """Segments that are promised and not there yet, in the stream's order."""
+        found = [s for s in self.segments.values() if s.status is SegmentStatus.ASSIGNED]
+        return sorted(found, key=lambda segment: segment.begin)
+
+    def follows(self, end: Position, begin: Position) -> bool:
+        """Whether no entry can lie between ``end`` and ``begin``.
+
+        True for the next entry of a ledger, and for the first entry of a later ledger when the source said that the
+        earlier one ends at ``end`` and that all between are empty.
+        """
+        if begin.ledger_id == end.ledger_id:
+            return begin.entry_id == end.entry_id + 1
+        if begin.ledger_id < end.ledger_id or begin.entry_id != 0:
+            return False
+        if self.closed_ledgers.get(end.ledger_id) != end.entry_id:
+            return False
+        # Ledger ids aren't dense (BookKeeper hands them out over all topics): only known ledgers can lie between.
+        between = [last for ledger, last in self.closed_ledgers.items() if end.ledger_id < ledger < begin.ledger_id]
+        return all(last == -1 for last in between)
+
+    def committed_end(self) -> Position | None:
+        """End of the longest prefix of offloaded ranges and recorded gaps; what a source may be told is safe."""
+        ranges: list[tuple[Position, Position | None]] = [
+            (s.begin, s.end if s.status is not SegmentStatus.ASSIGNED else None) for s in self.segments.values()
+        ]
+        ranges += [(gap.first, gap.last) for gap in self.gaps]
+        reached: Position | None = None
+        for begin, end in sorted(ranges, key=lambda item: item[0]):
+            if end is None or (reached is not None and not self.follows(reached, begin)):
+                break
+            reached = end
+        return reached
+
+    def first_position(self) -> Position | None:
+        """First readable position: the head, or the first offloaded segment's begin."""
+        end = self.committed_end()
+        begins = [s.begin for s in self.offloaded()]
+        if end is None or not begins:
+            return None
+        first = begins[0]
+        return first if self.head is None else max(first, self.head)
+
+    def totals(self) -> Totals:
+        """Sums over the offloaded segments."""
+        found = [(s, s.summary) for s in self.offloaded() if s.summary is not None]
+        return Totals(
+            segments=len(found),
+            entries=sum(summary.entries for _, summary in found),
+            payload_bytes=sum(summary.payload_bytes for _, summary in found),
+            object_bytes=sum(summary.data_bytes + summary.index_bytes for _, summary in found),
+            first=found[0][0].begin if found else None,
+            last=self.committed_end(),
+        )
+
+
+def fold(state: ManifestState, record: Record) -> ManifestState:
+    """The view after ``record``, which must be the next one.
+
+    Raises:
+        EditRefused: the record doesn't follow, or an edit of it isn't allowed here. A record in a manifest was checked
+            when it was written, so this means damage.
+    """
+    if record.record_id != state.record_id + 1 or record.incarnation != state.incarnation:
+        raise EditRefused(
+            f"stream {state.stream}: record {record.record_id} of {record.incarnation} doesn't follow "
+            f"record {state.record_id} of {state.incarnation}"
+        )
+    after = apply_edits(state, record.edits, record_id=record.record_id)
+    if after.epoch != record.epoch:
+        raise EditRefused(f"stream {state.stream}: record {record.record_id} has epoch {record.epoch}, not {after.epoch}")
+    return replace(after, writer=record.writer, time_ms=record.time_ms)
+
+
+def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) -> ManifestState:
+    """The view after ``edits``, in order; ``state`` itself stays as it is.
+
+    Raises:
+        EditRefused: an edit isn't allowed; which one and why.
+    """
+    draft = _Draft(state, record_id)
+    for edit in edits:
+        draft.apply(edit)
+    return draft.state()
+
+
+class _Draft:
+    """A mutable copy of a view, for the length of one record."""
+
+    def __init__(self, state: ManifestState, record_id: int) -> None:
+        self._base = state
+        self._record_id = record_id
+        self._segments = dict(state.segments)
+        self._changes: dict[str, Any] = {}
+
+    def state(self) -> ManifestState:
+        return replace(self._base, record_id=self._record_id, segments=self._segments, **self._changes)
+
+    def apply(self, edit: Edit) -> None:
+        if self._now("stream_deleted"):
+            raise self._refused(edit, "the stream is deleted")
+        _HANDLERS[type(edit)](self, edit)
+
+    def _now(self, name: str) -> Any:
+        return self._changes.get(name, getattr(self._base, name))
+
+    def _refused(self, edit: Edit, why: str) -> EditRefused:
+        return EditRefused(f"stream {self._base.stream}: {edit.kind} in record {self._record_id}: {why}")
+
+    def _segment(self, edit: Edit, uuid: UUID, *statuses: SegmentStatus) -> SegmentRecord:
+        found = self._segments.get(uuid)
+        if found is None or found.status not in statuses:
+            wanted = " or ".join(status.value for status in statuses)
+            raise self._refused(edit, f"segment {uuid} is {found.status.value if found else 'unknown'}, not {wanted}")
+        return found
+
+    def _require_free(self, edit: Edit, begin: Position, end: Position | None, *, but: UUID | None = None) -> None:
+        """Ranges never overlap; a live one (no end yet) claims everything after its begin."""
+        for other in self._segments.values():
+            if other.uuid == but:
+                continue
+            if (other.end is None or other.end >= begin) and (end is None or other.begin <= end):
+                raise self._refused(edit, f"{begin}..{end or ''} overlaps segment {other.uuid} {other.begin}..{other.end or ''}")
+        for gap in self._now("gaps"):
+            if gap.last >= begin and (end is None or gap.first <= end):
+                raise self._refused(edit, f"{begin}..{end or ''} overlaps the gap {gap.first}..{gap.last}")
+
+    def _reach(self, end: Position | None) -> None:
+        newest = self._now("newest_end")
+        if end is not None and (newest is None or end > newest):
+            self._changes["newest_end"] = end
+
+    def open_epoch(self, edit: OpenEpoch) -> None:
+        if edit.epoch != self._now("epoch") + 1:
+            raise self._refused(edit, f"epoch {edit.epoch} doesn't follow {self._now('epoch')}")
+        self._changes["epoch"] = edit.epoch
+
+    def ledger_closed(self, edit: LedgerClosed) -> None:
+        closed = self._now("closed_ledgers")
+        if closed.get(edit.ledger_id, edit.last_entry_id) != edit.last_entry_id:
+            raise self._refused(edit, f"ledger {edit.ledger_id} ended at {closed[edit.ledger_id]}, now {edit.last_entry_id}")
+        self._changes["closed_ledgers"] = {**closed, edit.ledger_id: edit.last_entry_id}
+
+    def assign(self, edit: Assign) -> None:
+        if edit.uuid in self._segments:
+            raise self._refused(edit, f"segment {edit.uuid} exists already")
+        if edit.end is not None and edit.end < edit.begin:
+            raise self._refused(edit, f"{edit.begin}..{edit.end} ends before it begins")
+        self._require_free(edit, edit.begin, edit.end)
+        newest = self._now("newest_end")
+        if edit.end is None and newest is not None and not self.state().follows(newest, edit.begin):
+            raise self._refused(edit, f"a live segment at {edit.begin} doesn't follow {newest}, the newest end")
+        self._reach(edit.end)
+        self._segments[edit.uuid] = SegmentRecord(
+            uuid=edit.uuid,
+            status=SegmentStatus.ASSIGNED,
+            epoch=self._now("epoch"),
+            layout=edit.layout,
+            begin=edit.begin,
+            end=edit.end,
+            assigned_ms=edit.assigned_ms,
+            offloaded_ms=None,
+            driver=edit.driver,
+            summary=None,
+        )
+
+    def offloaded(self, edit: Offloaded) -> None:
+        segment = self._segment(edit, edit.uuid, SegmentStatus.ASSIGNED)
+        summary = edit.summary
+        if summary.begin != segment.begin or (segment.end is not None and summary.end != segment.end):
+            raise self._refused(
+                edit, f"{edit.uuid} holds {summary.begin}..{summary.end}, assigned was {segment.begin}..{segment.end or ''}"
+            )
+        self._require_free(edit, summary.begin, summary.end, but=edit.uuid)
+        self._reach(summary.end)
+        self._segments[edit.uuid] = replace(
+            segment, status=SegmentStatus.OFFLOADED, end=summary.end, offloaded_ms=edit.offloaded_ms, summary=summary
+        )
+
+    def failed(self, edit: Failed) -> None:
+        self._segment(edit, edit.uuid, SegmentStatus.ASSIGNED)
+        del self._segments[edit.uuid]
+
+    def gap(self, edit: Gap) -> None:
+        if edit.last < edit.first:
+            raise self._refused(edit, f"{edit.first}..{edit.last} ends before it begins")
+        self._require_free(edit, edit.first, edit.last)
+        self._reach(edit.last)
+        self._changes["gaps"] = (*self._now("gaps"), edit)
+
+    def adopt(self, edit: Adopt) -> None:
+        if edit.uuid in self._segments:
+            raise self._refused(edit, f"segment {edit.uuid} exists already")
+        self._require_free(edit, edit.summary.begin, edit.summary.end)
+        self._reach(edit.summary.end)
+        self._segments[edit.uuid] = SegmentRecord(
+            uuid=edit.uuid,
+            status=SegmentStatus.OFFLOADED,
+            epoch=self._now("epoch"),
+            layout=int(edit.summary.layout),
+            begin=edit.summary.begin,
+            end=edit.summary.end,
+            assigned_ms=self._now("time_ms"),
+            offloaded_ms=self._now("time_ms"),
+            driver=edit.driver,
+            summary=edit.summary,
+            owned=edit.owned,
+        )
+
+    def release(self, edit: Release) -> None:
+        for uuid in edit.uuids:
+            if self._segment(edit, uuid, SegmentStatus.OFFLOADED).owned:
+                raise self._refused(edit, f"segment {uuid} is our own: retire it")
+            del self._segments[uuid]
+
+    def truncate(self, edit: Truncate) -> None:
+        head = self._now("head")
+        if head is not None and edit.head < head:
+            raise self._refused(edit, f"the head never goes back: {edit.head} is before {head}")
+        self._changes["head"] = edit.head
+
+    def ledgers_deleted(self, edit: LedgersDeleted) -> None:
+        self._changes["deleted_ledgers"] = self._now("deleted_ledgers") | set(edit.ledger_ids)
+
+    def hot_released(self, edit: HotReleased) -> None:
+        self._changes["hot_released_ledgers"] = self._now("hot_released_ledgers") | set(edit.ledger_ids)
+
+    def retire(self, edit: Retire) -> None:
+        for uuid in edit.uuids:
+            segment = self._segment(edit, uuid, SegmentStatus.OFFLOADED)
+            self._segments[uuid] = replace(segment, status=SegmentStatus.RETIRED, retire_record=self._record_id)
+
+    def purged(self, edit: Purged) -> None:
+        for uuid in edit.uuids:
+            self._retired_by(edit, uuid, edit.retire_record)
+            del self._segments[uuid]
+
+    def undo_retire(self, edit: UndoRetire) -> None:
+        for uuid in edit.uuids:
+            segment = self._retired_by(edit, uuid, edit.retire_record)
+            self._segments[uuid] = replace(segment, status=SegmentStatus.OFFLOADED, retire_record=None)
+
+    def _retired_by(self, edit: Edit, uuid: UUID, retire_record: int) -> SegmentRecord:
+        # Naming the record keeps a sweeper with an old list of leases from purging what was undone and retired again.
+        segment = self._segment(edit, uuid, SegmentStatus.RETIRED)
+        if segment.retire_record != retire_record:
+            raise self._refused(edit, f"segment {uuid} was retired by record {segment.retire_record}, not {retire_record}")
+        return segment
+
+    def set_method(self, edit: SetMethod) -> None:
+        if edit.method not in ("streaming", "ledger", "none"):
+            raise self._refused(edit, f"no method {edit.method!r}")
+        self._changes["method"] = edit.method
+
+    def pause(self, edit: Pause) -> None:
+        self._changes["paused"] = True
+
+    def resume(self, edit: Resume) -> None:
+        self._changes["paused"] = False
+
+    def hold(self, edit: Hold) -> None:
+        self._changes["held"] = edit.on
+
+    def delete_stream(self, edit: StreamDeleted) -> None:
+        self._changes["stream_deleted"] = True
+
+
+_HANDLERS: Mapping[type[Edit], Callable[[_Draft, Any], None]] = {
+    OpenEpoch: _Draft.open_epoch,
+    LedgerClosed: _Draft.ledger_closed,
+    Assign: _Draft.assign,
+    Offloaded: _Draft.offloaded,
+    Failed: _Draft.failed,
+    Gap: _Draft.gap,
+    Adopt: _Draft.adopt,
+    Release: _Draft.release,
+    Truncate: _Draft.truncate,
+    LedgersDeleted: _Draft.ledgers_deleted,
+    HotReleased: _Draft.hot_released,
+    Retire: _Draft.retire,
+    Purged: _Draft.purged,
+    UndoRetire: _Draft.undo_retire,
+    SetMethod: _Draft.set_method,
+    Pause: _Draft.pause,
+    Resume: _Draft.resume,
+    Hold: _Draft.hold,
+    StreamDeleted: _Draft.delete_stream,
+}
+
