@@ -1,0 +1,304 @@
+"""The SQLite database under the embedded ledgers: connections, schema, error table.
+
+Owns how the file is opened, locked and made durable, and the translation of SQLite's errors. Must
+never know what an entry or a rollover is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from offloader.clock import Clock
+from offloader.errors import (
+    AccessDenied,
+    Closed,
+    Corrupt,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Unsupported,
+)
+
+__all__ = ["BUSY_TIMEOUT_S", "CACHE_BYTES", "PAGE_BYTES", "READERS_MAX", "Database", "database_path"]
+
+#: How long a call waits for another process that writes, before it fails.
+BUSY_TIMEOUT_S = 20.0
+#: Reads that run at once; more wait for their turn.
+READERS_MAX = 4
+#: Page size of a new database: payloads are large, so large pages save time.
+PAGE_BYTES = 16 * 1024
+#: Page cache of one connection.
+CACHE_BYTES = 8 * 1024 * 1024
+#: Pages in the write-ahead log after which it is folded into the database (64 MiB).
+_WAL_PAGES = 4096
+#: What the write-ahead log file is cut back to once it was larger.
+_WAL_FILE_BYTES = 64 * 1024 * 1024
+#: Marks the file as ours ("offl"), so that no other program's database is taken for one.
+_APPLICATION_ID = 0x6F66666C
+_SCHEMA_VERSION = 1
+_SCHEMA = (
+    """CREATE TABLE streams (
+        stream_id INTEGER PRIMARY KEY, stream TEXT NOT NULL UNIQUE, owner INTEGER NOT NULL,
+        released_ledger_id INTEGER NOT NULL DEFAULT -1, released_entry_id INTEGER NOT NULL DEFAULT -1)""",
+    """CREATE TABLE ledgers (
+        ledger_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL, entries INTEGER NOT NULL DEFAULT 0,
+        size_bytes INTEGER NOT NULL DEFAULT 0, created_ms INTEGER NOT NULL, closed_ms INTEGER)""",
+    "CREATE INDEX ledgers_of_stream ON ledgers (stream_id, ledger_id)",
+    # payload comes last: SQLite reads a row's columns from the front and skips overflow pages it doesn't need
+    """CREATE TABLE chunks (
+        ledger_id INTEGER NOT NULL, first_entry_id INTEGER NOT NULL, entries INTEGER NOT NULL,
+        first_time_ms INTEGER NOT NULL, crc INTEGER NOT NULL, lengths BLOB, times BLOB, payload BLOB NOT NULL)""",
+    "CREATE UNIQUE INDEX chunks_in_order ON chunks (ledger_id, first_entry_id)",
+    """CREATE TABLE notes (
+        stream_id INTEGER NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (stream_id, key))""",
+)
+
+
+def database_path(url_or_path: str) -> str:
+    """``sqlite:///relative.db``, ``sqlite:////absolute.db`` or a path -> a path; ``:memory:`` stays.
+
+    Raises:
+        InvalidCall: another scheme, a host, or nothing.
+    """
+    hint = "write sqlite:///relative.db, sqlite:////absolute.db, sqlite://:memory: or a path"
+    path = url_or_path
+    if "://" in url_or_path:
+        scheme, _, rest = url_or_path.partition("://")
+        if scheme != "sqlite" or not (rest.startswith("/") or rest == ":memory:"):
+            raise InvalidCall(f"ledgers {url_or_path!r}: not the URL of an embedded ledger database", hint=hint)
+        path = rest.removeprefix("/")
+    if not path or "\0" in path:
+        raise InvalidCall(f"ledgers {url_or_path!r}: no file is named", hint=hint)
+    return path
+
+
+class Database:
+    """One SQLite file (WAL, every commit synced): one writing connection, a bounded pool of reading ones.
+
+    Args:
+        path: the file, or ``:memory:``.
+        clock: for waiting while another process creates the same file.
+        create: make the file and its directory when they aren't there.
+
+    Raises:
+        NotFound: no such file and ``create`` is false.
+        AccessDenied: it can't be opened or created.
+        Corrupt: not a database.
+        InvalidCall: the database of another program.
+        Unsupported: written by a newer release.
+        StoreUnavailable: locked for longer than ``BUSY_TIMEOUT_S``, or the disk is full.
+    """
+
+    def __init__(self, path: str, *, clock: Clock, create: bool = True) -> None:
+        self.path = path
+        self._clock = clock
+        self._write_lock = threading.Lock()
+        self._closed = False
+        self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue(READERS_MAX)
+        self._in_memory = path == ":memory:"
+        with self.translated("opening it"):
+            if not self._in_memory:
+                self._prepare_file(create)
+            self._writer = self._connect()
+            try:
+                self._prepare_schema()
+            except BaseException:
+                self._writer.close()
+                raise
+        for _ in range(READERS_MAX):
+            self._readers.put(None)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One durable transaction: all of the block's changes, or none when it raises.
+
+        Raises:
+            OutcomeUnknown: the disk failed during the commit; look at the data before going on.
+        """
+        with self._write_lock:
+            self._check_open()
+            connection = self._writer
+            try:
+                with self.translated("writing"):
+                    connection.execute("BEGIN IMMEDIATE")
+                    yield connection
+                self._commit(connection)
+            except BaseException:
+                if connection.in_transaction:
+                    with contextlib.suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A consistent view of everything committed; any number of statements."""
+        if self._in_memory:
+            # a memory database lives in its one connection
+            with self._write_lock, self.translated("reading"):
+                self._check_open()
+                yield self._writer
+            return
+        connection = self._readers.get()
+        try:
+            self._check_open()
+            with self.translated("reading"):
+                if connection is None:
+                    connection = self._connect()
+                connection.execute("BEGIN")
+                try:
+                    yield connection
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+        finally:
+            self._readers.put(connection)
+
+    def close(self) -> None:
+        """Gives all connections back; closing twice is fine. Reads that are running end first."""
+        with self._write_lock:
+            if self._closed:
+                return
+            self._closed = True
+            for _ in range(READERS_MAX):
+                connection = self._readers.get()
+                if connection is not None:
+                    connection.close()
+            for _ in range(READERS_MAX):
+                self._readers.put(None)
+            self._writer.close()
+
+    @contextlib.contextmanager
+    def translated(self, doing: str) -> Iterator[None]:
+        """SQLite's and the file system's errors become ours: the one table."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _translate(error, self.path, doing) from error
+        except OSError as error:
+            raise AccessDenied(
+                f"ledger database {self.path}: {doing} failed: {error.strerror or error}",
+                hint="name a file in a directory you may write to",
+            ) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"ledger database {self.path} is closed", hint="open it again")
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
+        )
+        try:
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA secure_delete = OFF")
+            connection.execute(f"PRAGMA cache_size = {-CACHE_BYTES // 1024}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+            connection.execute(f"PRAGMA journal_size_limit = {_WAL_FILE_BYTES}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare_file(self, create: bool) -> None:
+        path = Path(self.path)
+        if path.exists():
+            return
+        if not create:
+            raise NotFound(f"ledger database {path} doesn't exist", hint="check the path; appending creates it")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        # the file's name must survive a power cut as well as its content
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _prepare_schema(self) -> None:
+        connection = self._writer
+        self._check_identity(connection)
+        if not self._in_memory:
+            self._switch_to_wal(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            if self._check_identity(connection) == 0:
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _check_identity(self, connection: sqlite3.Connection) -> int:
+        """The schema's version, 0 for an empty file."""
+        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+        application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+        tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+        if tables and application != _APPLICATION_ID:
+            raise InvalidCall(f"{self.path} is another program's SQLite database", hint="name a file of its own")
+        if version > _SCHEMA_VERSION:
+            raise Unsupported(
+                f"ledger database {self.path} has layout {version}, this release knows {_SCHEMA_VERSION}",
+                hint="use the release that wrote it, or a newer one",
+            )
+        return version
+
+    def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
+        # SQLite doesn't wait for a lock here as it does elsewhere, so two first openers would collide
+        deadline_s = self._clock.monotonic_s() + BUSY_TIMEOUT_S
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or self._clock.monotonic_s() > deadline_s:
+                    raise
+            self._clock.wait(threading.Event(), 0.02)
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR:
+                raise OutcomeUnknown(
+                    f"ledger database {self.path}: the disk failed during a commit ({error})",
+                    hint="check the disk, open the stream again and look at its last position",
+                ) from error
+            raise _translate(error, self.path, "committing") from error
+
+
+def _translate(error: sqlite3.Error, path: str, doing: str) -> OffloaderError:
+    where = f"ledger database {path}"
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    match code:
+        case sqlite3.SQLITE_FULL:
+            return StoreUnavailable(f"{where}: the disk is full; nothing was written", hint="free some space")
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreUnavailable(
+                f"{where}: locked by another process for more than {BUSY_TIMEOUT_S:g} s",
+                hint="wait for that process or end it",
+            )
+        case sqlite3.SQLITE_NOTADB:
+            return Corrupt(f"{path} is not a ledger database", hint="name another file, or remove this one")
+        case sqlite3.SQLITE_CORRUPT:
+            return Corrupt(f"{where} is damaged: {error}", hint="restore it, or read what the object store has")
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            return AccessDenied(f"{where}: {doing} failed: {error}", hint="name a file in a directory you may write to")
+        case sqlite3.SQLITE_TOOBIG:
+            return LimitReached(f"{where}: an entry is larger than SQLite takes: {error}")
+        case sqlite3.SQLITE_IOERR:
+            return StoreUnavailable(f"{where}: {doing} failed: {error}", hint="check the disk")
+    return OffloaderError(f"{where}: {doing} failed: {error}", hint="this is a bug, please report it")
