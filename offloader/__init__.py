@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from offloader.managed_ledger import open_managed_ledger
     from offloader.read.reader import open_reader
     from offloader.settings import Settings
-    from offloader.store import open_store
+    from offloader.store.base import open_store
     from offloader.write.handle import OffloadHandle
     from offloader.write.offloader import LedgerOffloader
 
@@ -49,7 +49,7 @@ _HOMES = {
     "errors": ("offloader.errors", ""),
     "open_managed_ledger": ("offloader.managed_ledger", "open_managed_ledger"),
     "open_reader": ("offloader.read.reader", "open_reader"),
-    "open_store": ("offloader.store", "open_store"),
+    "open_store": ("offloader.store.base", "open_store"),
     "spark": ("offloader.spark", ""),
 }
 

@@ -13,8 +13,7 @@ import typer
 from formats.entries import Position
 from offloader.errors import InvalidCall
 from offloader.settings import StoreSettings
-from offloader.store import open_store
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectStore, open_store
 
 __all__ = ["EndpointUrl", "Json", "Region", "Store", "open_chosen_store", "position_of"]
 
