@@ -6,9 +6,15 @@ loaded by scheme when a store is opened. Everything else about objects is a func
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+from offloader.clock import Clock, SystemClock
+from offloader.errors import InvalidCall
+from offloader.settings import StoreSettings
 
 __all__ = [
     "CREATE",
@@ -21,7 +27,9 @@ __all__ = [
     "ObjectStore",
     "PartInfo",
     "PutMode",
+    "StoreOptions",
     "UploadInfo",
+    "open_store",
 ]
 
 #: Bytes that a store accepts as a body. ``bytearray`` and ``memoryview`` are never changed by the store,
@@ -188,3 +196,96 @@ class ObjectStore(Protocol):
     def close(self) -> None:
         """Gives connections back. Closing twice is fine."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """What a scheme's module gets to open a store with. Keys are never part of its ``repr``.
+
+    Attributes:
+        endpoint_url: the server, where it isn't the provider's own (MinIO, versitygw, ...).
+        region: the bucket's region, ``None`` = from the environment.
+        access_key, secret_key, session_token: given credentials; ``None`` = the provider's own chain, refreshing.
+        settings: deadlines, retries, connections.
+        clock: wall clock and waits.
+        read_only: whether writing verbs are refused.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+    settings: StoreSettings = field(default_factory=StoreSettings)
+    clock: Clock = field(default_factory=SystemClock)
+    read_only: bool = False
+
+
+_MODULES = {
+    "memory": "offloader.store.memory",
+    "file": "offloader.store.local",
+    "s3": "offloader.store.s3",
+}
+_OTHER_MODULE = "offloader.store.remote"
+
+
+def open_store(
+    url: str,
+    *,
+    endpoint_url: str | None = None,
+    region: str | None = None,
+    access_key: str | None = None,
+    secret_key: str | None = None,
+    session_token: str | None = None,
+    settings: StoreSettings | None = None,
+    clock: Clock | None = None,
+    read_only: bool = False,
+) -> ObjectStore:
+    """Opens the object store at ``url``; calls on it are counted (``metered``) and retried (``retrying``).
+
+    Every *attempt* is counted, not only the call that was made of it: see ``offloader.store.metered.requests_of``.
+
+    Args:
+        url: ``s3://bucket/root``, ``file:///directory``, ``memory://name``, or any URL that fsspec knows (for reading).
+        endpoint_url: the S3 server when it isn't AWS; default: the environment (``AWS_ENDPOINT_URL``).
+        region: default: the environment's, else ``us-east-1``.
+        access_key, secret_key, session_token: default: the SDK's own chain (environment, profile, web identity, role).
+        settings: deadlines, retries, connections.
+        clock: default: the machine's.
+        read_only: writing verbs raise ``Unsupported``; nothing is created, not even a local directory.
+
+    Raises:
+        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials.
+        NotFound: opened for reading and the local directory isn't there.
+        AccessDenied: the local directory can't be made or written.
+        Unsupported: a package that the scheme needs isn't installed.
+    """
+    scheme = _scheme_of(url)
+    options = StoreOptions(
+        endpoint_url=endpoint_url or None,
+        region=region or None,
+        access_key=access_key or None,
+        secret_key=secret_key or None,
+        session_token=session_token or None,
+        settings=settings or StoreSettings(),
+        clock=clock or SystemClock(),
+        read_only=read_only,
+    )
+    module = importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))
+    opened = cast(Callable[[str, StoreOptions], ObjectStore], module.open_url)(url, options)
+    layers = importlib.import_module("offloader.store.layers")
+    return cast(ObjectStore, layers.layered(opened, options))
+
+
+def _scheme_of(url: str) -> str:
+    scheme, separator, _ = url.partition("://")
+    if not separator or not scheme:
+        raise InvalidCall(
+            f"{url!r} is not a store's URL", hint="give s3://bucket/root, file:///directory or memory://name"
+        )
+    if "@" in urlsplit(url).netloc and scheme in _MODULES:
+        raise InvalidCall(
+            f"the {scheme} URL carries credentials",
+            hint="leave them out of the URL: use the environment, a profile, or access_key and secret_key",
+        )
+    return scheme

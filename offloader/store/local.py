@@ -1,0 +1,258 @@
+"""``file:///directory``: one file per object, durable and atomic, readable by any other tool.
+
+Owns how an object, its user metadata and its checksum become files (``local_files`` does the disk's part). Must never
+show a file that isn't complete, and must never change one in place.
+
+The files, below the directory of the URL:
+
+* ``<key>``: exactly the object's bytes.
+* ``.offloader/meta/<key>.<mtime>.<size>.json``: metadata and CRC-32C of the version of the object that has this
+  modification time (ns, hexadecimal) and size. It is there before the object is and names its version, so the object
+  and its metadata appear in one step. A version's time is drawn so that no two versions of a key share it; time and
+  size are the ETag.
+* ``.offloader/tmp``: files being written; ``.offloader/uploads/<id>``: parts; ``.offloader/lock``: held while an object
+  is replaced, removed or completed. Creating needs no lock: a hard link is exclusive by itself, between processes too.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+
+from offloader.clock import Clock
+from offloader.errors import (
+    AccessDenied,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+from offloader.settings import StoreSettings
+from offloader.store import checks
+from offloader.store.base import (
+    OVERWRITE,
+    Body,
+    ByteRange,
+    DeleteFailure,
+    ListPage,
+    ObjectInfo,
+    PartInfo,
+    PutMode,
+    StoreOptions,
+    UploadInfo,
+)
+from offloader.store.local_files import HIDDEN, DirectoryLock, Version, VersionedFiles, translated
+from offloader.store.local_listing import list_files
+from offloader.store.local_uploads import LocalUploads
+
+__all__ = ["LocalStore", "open_url"]
+
+#: Longest name of one level of a key, in UTF-8 bytes: file systems allow 255, the version in a sidecar takes up to 40.
+LEVEL_BYTES_MAX = 200
+#: Looks at an object that is replaced all the time.
+REPLACEMENTS_MAX = 100
+
+
+def open_url(url: str, options: StoreOptions) -> LocalStore:
+    """The store in the directory of ``url``; made when it isn't there, unless it is opened for reading."""
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise InvalidCall(f"{url} names no directory", hint="give an absolute path: file:///directory (three slashes)")
+    directory = Path(unquote(parts.path))
+    if options.read_only:
+        if not directory.is_dir():
+            raise NotFound(f"{url}: no such directory", hint="check the path, or write something there first")
+    else:
+        with translated(url, "opening"):
+            directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise AccessDenied(f"{url}: the directory can't be written", hint="check its owner and permissions")
+    return LocalStore(directory, options.settings, options.clock)
+
+
+class LocalStore:
+    """See ``ObjectStore``. Any number of processes on one machine may use a directory at once."""
+
+    def __init__(self, directory: Path, settings: StoreSettings, clock: Clock) -> None:
+        self._directory = directory
+        self._files = VersionedFiles(directory)
+        self._uploads = LocalUploads(directory / HIDDEN / "uploads")
+        self._lock = DirectoryLock(directory / HIDDEN / "lock", settings.read_timeout_s, clock)
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return f"file://{quote(str(self._directory))}"
+
+    @property
+    def driver_metadata(self) -> Mapping[str, str]:
+        return {
+            "managedLedgerOffloadDriver": "file",
+            "bucket": str(self._directory),
+            "region": "",
+            "serviceEndpoint": "",
+        }
+
+    def head(self, key: str) -> ObjectInfo:
+        _check(key)
+        with translated(self.url, f"head of {key}"):
+            return self._described(key, lambda: _with_bytes(b"", self._files.version(key)))[1]
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+        _check(key)
+        checks.check_range(byte_range)
+        with translated(self.url, f"get of {key}"):
+            return self._described(key, lambda: self._files.read(key, byte_range))
+
+    def _described(self, key: str, look: Callable[[], tuple[bytes, Version] | None]) -> tuple[bytes, ObjectInfo]:
+        """What ``look`` finds, with the metadata of just that version: looks again when it was replaced meanwhile."""
+        for _ in range(REPLACEMENTS_MAX):
+            found = look()
+            if found is None:
+                raise NotFound(f"{self.url}: no object {key}")
+            body, version = found
+            kept = self._files.sidecar(key, version)
+            if kept is None and self._files.version(key) == version:
+                kept = self._files.sidecar_of_copy(key, version)
+            if kept is not None:
+                info = ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms, *kept)
+                return body, info
+        raise StoreUnavailable(f"{self.url}: {key} was replaced {REPLACEMENTS_MAX} times while it was read")
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        _check(key)
+        checks.check_mode(mode)
+        kept = checks.check_metadata(metadata)
+        crc = checks.body_crc32c(key, body, crc32c)
+        with translated(self.url, f"put of {key}"):
+            if mode.create_only and self._files.version(key) is not None:
+                raise PreconditionFailed(f"{self.url}: {key} exists already")
+            temporary = self._files.temporary(body)
+            return self._publish(key, temporary, kept, crc, mode)
+
+    def _publish(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int, mode: PutMode) -> ObjectInfo:
+        """Makes the complete, synced file ``temporary`` the object ``key``."""
+        try:
+            if mode.create_only:
+                version = self._files.create(key, temporary, metadata, crc)
+                if version is None:
+                    raise PreconditionFailed(f"{self.url}: {key} exists already")
+            else:
+                with self._lock:
+                    self._check_etag(key, mode)
+                    version = self._files.replace(key, temporary, metadata, crc)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms, dict(metadata), crc)
+
+    def _check_etag(self, key: str, mode: PutMode) -> None:
+        if mode.etag is None:
+            return
+        there = self._files.version(key)
+        if there is None or there.etag != mode.etag:
+            found = "isn't there" if there is None else f"has ETag {there.etag}"
+            raise PreconditionFailed(f"{self.url}: {key} {found}, expected {mode.etag}")
+
+    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
+        checks.check_list(prefix, limit)
+        with translated(self.url, f"list of {prefix!r}"):
+            if not self._directory.is_dir():
+                raise NotFound(f"{self.url}: no such directory")
+            found = list_files(self._directory, prefix, after, limit + 1)
+        objects = tuple(
+            ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms) for key, version in found[:limit]
+        )
+        return ListPage(objects, objects[-1].key if len(found) > limit else None)
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        checked = checks.check_keys(keys)
+        for key in checked:
+            _check(key)
+        failures = []
+        with translated(self.url, "delete"), self._lock:
+            for key in checked:
+                try:
+                    with translated(self.url, f"delete of {key}"):
+                        self._files.remove(key)
+                except OffloaderError as error:
+                    failures.append(DeleteFailure(key, str(error), error.retryable))
+        return failures
+
+    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        _check(key)
+        kept = checks.check_metadata(metadata)
+        upload_id = secrets.token_hex(16)
+        with translated(self.url, f"upload of {key}"):
+            self._uploads.begin(key, upload_id, kept)
+        return upload_id
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
+        _check(key)
+        checks.check_part_number(number)
+        crc = checks.body_crc32c(key, body, crc32c)
+        with translated(self.url, f"part {number} of {key}"):
+            self._uploads.metadata_of(key, upload_id)
+            temporary = self._files.temporary(body)
+            return self._uploads.keep_part(key, upload_id, number, temporary, crc)
+
+    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        _check(key)
+        checks.check_parts(key, parts)
+        with translated(self.url, f"completion of {key}"):
+            try:
+                metadata = self._uploads.metadata_of(key, upload_id)
+                paths = self._uploads.check_parts(key, upload_id, parts)
+            except NotFound as gone:
+                raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
+            temporary, crc = self._files.joined(key, [(path, part) for path, part in zip(paths, parts, strict=True)])
+            info = self._publish(key, temporary, metadata, crc, OVERWRITE)
+            self._uploads.drop(upload_id)
+        return info
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        _check(key)
+        with translated(self.url, f"abort of an upload of {key}"):
+            if self._uploads.is_there(key, upload_id):
+                self._uploads.drop(upload_id)
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        checks.check_list(prefix, 1)
+        with translated(self.url, f"list of uploads {prefix!r}"):
+            return [info for info in self._uploads.all() if info.key.startswith(prefix)]
+
+    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        _check(key)
+        with translated(self.url, f"list of parts of {key}"):
+            self._uploads.metadata_of(key, upload_id)
+            return self._uploads.parts(upload_id)
+
+    def close(self) -> None:
+        """Nothing is kept open between calls."""
+
+
+def _with_bytes(body: bytes, version: Version | None) -> tuple[bytes, Version] | None:
+    return None if version is None else (body, version)
+
+
+def _check(key: str) -> None:
+    checks.check_key(key)
+    levels = key.split("/")
+    if levels[0] == HIDDEN:
+        raise InvalidCall(f"key {key!r} can't be used: {HIDDEN} is where this store keeps its own files")
+    if any(len(level.encode()) > LEVEL_BYTES_MAX for level in levels):
+        raise InvalidCall(f"key {key!r} can't be used: a level is longer than {LEVEL_BYTES_MAX} bytes")

@@ -1,0 +1,221 @@
+"""``memory://NAME``: objects in this process, shared by everything that opens the same name.
+
+Owns the reference behaviour of the eight verbs. Must never outlive the process or touch a disk.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from urllib.parse import unquote, urlsplit
+
+from offloader.clock import Clock
+from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed
+from offloader.store import checks
+from offloader.store.base import (
+    OVERWRITE,
+    Body,
+    ByteRange,
+    DeleteFailure,
+    ListPage,
+    ObjectInfo,
+    PartInfo,
+    PutMode,
+    StoreOptions,
+    UploadInfo,
+)
+
+__all__ = ["MemoryStore", "open_url"]
+
+
+@dataclass(slots=True)
+class _Upload:
+    info: UploadInfo
+    metadata: Mapping[str, str]
+    parts: dict[int, tuple[PartInfo, bytes]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Everything under one name, and the lock that makes each verb one step."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    keys: list[str] = field(default_factory=list)
+    objects: dict[str, tuple[ObjectInfo, bytes]] = field(default_factory=dict)
+    uploads: dict[str, _Upload] = field(default_factory=dict)
+    versions: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+
+_buckets: dict[str, _Bucket] = {}
+_buckets_lock = threading.Lock()
+
+
+def open_url(url: str, options: StoreOptions) -> MemoryStore:
+    """The store at ``memory://NAME/root``; the name is made when it isn't there."""
+    parts = urlsplit(url)
+    if not parts.netloc:
+        raise InvalidCall(f"{url} names no memory", hint="give memory://NAME")
+    return MemoryStore(parts.netloc, checks.split_root(url, unquote(parts.path)), options.clock)
+
+
+class MemoryStore:
+    """See ``ObjectStore``. Two stores with the same ``name`` share their objects."""
+
+    def __init__(self, name: str, root: str, clock: Clock) -> None:
+        self._name = name
+        self._root = root
+        self._clock = clock
+        with _buckets_lock:
+            self._bucket = _buckets.setdefault(name, _Bucket())
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return f"memory://{self._name}/{self._root}".rstrip("/")
+
+    @property
+    def driver_metadata(self) -> Mapping[str, str]:
+        return {"managedLedgerOffloadDriver": "memory", "bucket": self._name, "region": "", "serviceEndpoint": ""}
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._find(key)[0]
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+        checks.check_range(byte_range)
+        info, body = self._find(key)
+        return (body if byte_range is None else body[byte_range.start : byte_range.stop]), info
+
+    def _find(self, key: str) -> tuple[ObjectInfo, bytes]:
+        full_key = checks.check_key(key, root=self._root)
+        with self._bucket.lock:
+            found = self._bucket.objects.get(full_key)
+        if found is None:
+            raise NotFound(f"{self.url}: no object {key}")
+        return replace(found[0], key=key), found[1]
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        full_key = checks.check_key(key, root=self._root)
+        checks.check_mode(mode)
+        kept = checks.check_metadata(metadata)
+        taken = bytes(body)
+        crc = checks.body_crc32c(key, taken, crc32c)
+        with self._bucket.lock:
+            there = self._bucket.objects.get(full_key)
+            if mode.create_only and there is not None:
+                raise PreconditionFailed(f"{self.url}: {key} exists already")
+            if mode.etag is not None and (there is None or there[0].etag != mode.etag):
+                found = "isn't there" if there is None else f"has ETag {there[0].etag}"
+                raise PreconditionFailed(f"{self.url}: {key} {found}, expected {mode.etag}")
+            return replace(self._write(full_key, taken, kept, crc), key=key)
+
+    def _write(self, full_key: str, body: bytes, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
+        """Under the lock: the version number makes an ETag that never returns."""
+        etag = f'"{next(self._bucket.versions):x}-{crc:08x}"'
+        info = ObjectInfo(full_key, len(body), etag, self._clock.now_ms(), dict(metadata), crc)
+        if full_key not in self._bucket.objects:
+            insort(self._bucket.keys, full_key)
+        self._bucket.objects[full_key] = (info, body)
+        return info
+
+    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
+        checks.check_list(prefix, limit)
+        full_prefix = self._root + prefix
+        with self._bucket.lock:
+            keys = self._bucket.keys
+            start = bisect_left(keys, full_prefix)
+            if after:
+                start = max(start, bisect_right(keys, self._root + after))
+            found = []
+            for full_key in itertools.islice(keys, start, start + limit + 1):
+                if not full_key.startswith(full_prefix):
+                    break
+                found.append(self._bucket.objects[full_key][0])
+        objects = tuple(
+            replace(info, key=info.key[len(self._root) :], metadata={}, crc32c=None) for info in found[:limit]
+        )
+        return ListPage(objects, objects[-1].key if len(found) > limit else None)
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        full_keys = checks.check_keys(keys, root=self._root)
+        with self._bucket.lock:
+            for full_key in full_keys:
+                if self._bucket.objects.pop(full_key, None) is not None:
+                    del self._bucket.keys[bisect_left(self._bucket.keys, full_key)]
+        return ()
+
+    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        full_key = checks.check_key(key, root=self._root)
+        kept = checks.check_metadata(metadata)
+        with self._bucket.lock:
+            upload_id = f"upload-{next(self._bucket.versions):x}"
+            self._bucket.uploads[upload_id] = _Upload(UploadInfo(full_key, upload_id, self._clock.now_ms()), kept)
+        return upload_id
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
+        full_key = checks.check_key(key, root=self._root)
+        checks.check_part_number(number)
+        taken = bytes(body)
+        crc = checks.body_crc32c(key, taken, crc32c)
+        with self._bucket.lock:
+            upload = self._upload(full_key, upload_id)
+            part = PartInfo(number, f'"{next(self._bucket.versions):x}-{crc:08x}"', len(taken), crc)
+            upload.parts[number] = (part, taken)
+        return part
+
+    def _upload(self, full_key: str, upload_id: str) -> _Upload:
+        upload = self._bucket.uploads.get(upload_id)
+        if upload is None or upload.info.key != full_key:
+            raise NotFound(f"{self.url}: no upload {upload_id} of {full_key[len(self._root) :]}")
+        return upload
+
+    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        full_key = checks.check_key(key, root=self._root)
+        checks.check_parts(key, parts)
+        with self._bucket.lock:
+            try:
+                upload = self._upload(full_key, upload_id)
+            except NotFound as gone:
+                raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
+            for part in parts:
+                if part.number not in upload.parts or upload.parts[part.number][0] != part:
+                    raise InvalidCall(f"{self.url}: part {part.number} of {key} isn't what was uploaded")
+            body = b"".join(upload.parts[part.number][1] for part in parts)
+            info = self._write(full_key, body, upload.metadata, checks.body_crc32c(key, body, None))
+            del self._bucket.uploads[upload_id]
+        return replace(info, key=key)
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        full_key = checks.check_key(key, root=self._root)
+        with self._bucket.lock:
+            upload = self._bucket.uploads.get(upload_id)
+            if upload is not None and upload.info.key == full_key:
+                del self._bucket.uploads[upload_id]
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        checks.check_list(prefix, 1)
+        with self._bucket.lock:
+            infos = [upload.info for upload in self._bucket.uploads.values()]
+        found = [info for info in infos if info.key.startswith(self._root + prefix)]
+        return [replace(info, key=info.key[len(self._root) :]) for info in found]
+
+    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        full_key = checks.check_key(key, root=self._root)
+        with self._bucket.lock:
+            parts = self._upload(full_key, upload_id).parts
+            return [parts[number][0] for number in sorted(parts)]
+
+    def close(self) -> None:
+        """Nothing to give back: the objects stay for the next opening of the name."""

@@ -1,0 +1,216 @@
+"""Asking again: bounded, jittered, and only where asking again can't make things worse.
+
+Owns which verb may be repeated after which error. Must never turn an unknown outcome into a certain one
+without having looked, and must never be stacked on another retrying layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from offloader.clock import Clock
+from offloader.errors import NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from offloader.settings import StoreSettings
+from offloader.store.base import (
+    OVERWRITE,
+    Body,
+    ByteRange,
+    DeleteFailure,
+    ListPage,
+    ObjectInfo,
+    ObjectStore,
+    PartInfo,
+    PutMode,
+    UploadInfo,
+)
+
+__all__ = ["RetryingStore", "retry_delay_s"]
+
+_Answer = TypeVar("_Answer")
+
+#: Nothing was changed: every verb may be repeated.
+_UNCHANGED = (StoreUnavailable,)
+#: Repeating does no harm even if the first attempt took effect.
+_HARMLESS = (StoreUnavailable, OutcomeUnknown)
+
+
+class _SomeLeft(StoreUnavailable):
+    """A delete answered, and some keys are worth another attempt."""
+
+
+def retry_delay_s(settings: StoreSettings, attempt: int, fraction: float) -> float:
+    """Wait before attempt ``attempt`` + 1 (``attempt`` from 1): ``fraction`` (0..1, drawn by the caller) of a ceiling
+    that doubles from ``retry_delay_first_s`` to ``retry_delay_max_s``; "full jitter", so that many clients that were
+    refused together don't come back together."""
+    ceiling = min(settings.retry_delay_max_s, settings.retry_delay_first_s * 2.0 ** min(attempt - 1, 60))
+    return ceiling * fraction
+
+
+class RetryingStore:
+    """``inner``, asked up to ``1 + retries_max`` times within ``retry_total_s``.
+
+    Reads and writes that can be repeated are; a conditional put that is refused after an earlier attempt of the same
+    call had an unknown outcome reads the object back, and equal bytes mean that the earlier attempt was it. A
+    completion of unknown outcome is repeated only while the upload is still there.
+    """
+
+    def __init__(
+        self, inner: ObjectStore, settings: StoreSettings, clock: Clock, randomness: random.Random | None = None
+    ) -> None:
+        self.inner = inner
+        self._settings = settings
+        self._clock = clock
+        self._random = randomness or random.Random()  # noqa: S311 - jitter, not a secret
+        self._closing = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"RetryingStore({self.inner!r})"
+
+    def _repeat(self, call: Callable[[], _Answer], kinds: tuple[type[OffloaderError], ...]) -> _Answer:
+        started_s = self._clock.monotonic_s()
+        attempt = 1
+        while True:
+            try:
+                return call()
+            except kinds as error:
+                if not self._wait_for_next(attempt, started_s):
+                    error.add_note(f"gave up after attempt {attempt}")
+                    raise
+            attempt += 1
+
+    def _wait_for_next(self, attempt: int, started_s: float) -> bool:
+        """Waits before the next attempt; False when the budget is spent or the store is being closed."""
+        if attempt > self._settings.retries_max:
+            return False
+        delay_s = retry_delay_s(self._settings, attempt, self._random.random())
+        if self._clock.monotonic_s() - started_s + delay_s > self._settings.retry_total_s:
+            return False
+        return not self._clock.wait(self._closing, delay_s)
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def driver_metadata(self) -> Mapping[str, str]:
+        return self.inner.driver_metadata
+
+    def head(self, key: str) -> ObjectInfo:
+        return self._repeat(lambda: self.inner.head(key), _HARMLESS)
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+        return self._repeat(lambda: self.inner.get(key, byte_range), _HARMLESS)
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        unknown: OutcomeUnknown | None = None
+
+        def attempt() -> ObjectInfo:
+            nonlocal unknown
+            try:
+                return self.inner.put(key, body, mode=mode, metadata=metadata, crc32c=crc32c)
+            except OutcomeUnknown as error:
+                unknown = error
+                raise
+            except PreconditionFailed as refused:
+                if unknown is None:
+                    raise
+                return self._own_earlier_put(key, body, mode, refused, unknown)
+            except OffloaderError as error:
+                # This attempt changed nothing, but an earlier one may have: that is what the caller must hear.
+                if unknown is None:
+                    raise
+                raise unknown from error
+
+        return self._repeat(attempt, _HARMLESS)
+
+    def _own_earlier_put(
+        self, key: str, body: Body, mode: PutMode, refused: PreconditionFailed, unknown: OutcomeUnknown
+    ) -> ObjectInfo:
+        """Equal bytes: it was ours. Others under a created key: somebody else's. Others where an ETag was replaced:
+        ours may have been there in between, so nobody knows."""
+        try:
+            there, info = self.inner.get(key)
+        except NotFound as gone:
+            raise OutcomeUnknown(unknown.message, hint=f"{key} was refused as existing and then not found") from gone
+        except StoreUnavailable as error:
+            raise unknown from error
+        if there == body:
+            return info
+        if mode.create_only:
+            raise refused
+        raise unknown from refused
+
+    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
+        return self._repeat(lambda: self.inner.list(prefix, after=after, limit=limit), _HARMLESS)
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        """Keys that failed for a passing reason are asked for again; the answer is what is left."""
+        left = keys
+        lasting: list[DeleteFailure] = []
+        passing: list[DeleteFailure] = []
+
+        def attempt() -> None:
+            nonlocal left
+            # After an unknown outcome all are asked for again: a key that is gone counts as removed.
+            failures = self.inner.delete(left)
+            lasting.extend(failure for failure in failures if not failure.retryable)
+            passing[:] = [failure for failure in failures if failure.retryable]
+            left = [failure.key for failure in passing]
+            if left:
+                raise _SomeLeft(f"{self.url}: {len(left)} keys not removed")
+
+        with contextlib.suppress(_SomeLeft):
+            self._repeat(attempt, _HARMLESS)
+        return [*lasting, *passing]
+
+    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        """A lost answer leaves an upload without parts behind, for the reconciler to find."""
+        return self._repeat(lambda: self.inner.begin_upload(key, metadata=metadata), _HARMLESS)
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
+        def call() -> PartInfo:
+            return self.inner.upload_part(key, upload_id, number, body, crc32c=crc32c)
+
+        return self._repeat(call, _HARMLESS)
+
+    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        def attempt() -> ObjectInfo:
+            try:
+                return self.inner.complete_upload(key, upload_id, parts)
+            except OutcomeUnknown as unknown:
+                self._check_upload_is_there(key, upload_id, unknown)
+                raise StoreUnavailable(unknown.message, hint=unknown.hint) from unknown
+
+        return self._repeat(attempt, _UNCHANGED)
+
+    def _check_upload_is_there(self, key: str, upload_id: str, unknown: OutcomeUnknown) -> None:
+        """Returns only when the upload is still open, which says that its completion didn't happen."""
+        try:
+            self.inner.list_parts(key, upload_id)
+        except OffloaderError as error:
+            raise unknown from error
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        self._repeat(lambda: self.inner.abort_upload(key, upload_id), _HARMLESS)
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        return self._repeat(lambda: self.inner.list_uploads(prefix), _HARMLESS)
+
+    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        return self._repeat(lambda: self.inner.list_parts(key, upload_id), _HARMLESS)
+
+    def close(self) -> None:
+        self._closing.set()
+        self.inner.close()
