@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from formats.checksum import crc32c
 from numpy.typing import NDArray
 
-from formats.entries import EntryBatch
+from formats.checksum import crc32c
+from formats.entries import EntryBatch, Position
 from formats.errors import ChecksumMismatch, Inconsistent
 
 __all__ = ["CHUNK_BYTES", "CHUNK_ENTRIES_MAX", "Chunk", "cut_chunks", "decode_chunk", "encode_chunk", "join_chunks"]
@@ -111,22 +111,25 @@ def decode_chunk(chunk: Chunk, *, object_name: str = "") -> tuple[NDArray[np.int
     return lengths, times
 
 
-def join_chunks(chunks: Sequence[Chunk], *, object_name: str = "") -> EntryBatch:
-    """One batch of the entries of consecutive rows of one ledger (at least one row).
+def join_chunks(chunks: Sequence[Chunk], wanted: Position, *, object_name: str = "") -> EntryBatch:
+    """One batch of the entries of consecutive rows of one ledger, among them ``wanted``.
 
     Raises:
-        ChecksumMismatch, Inconsistent: as ``decode_chunk``; also for rows that don't follow each other.
+        ChecksumMismatch: a row isn't what was written.
+        Inconsistent: a row contradicts itself, rows don't follow each other, or ``wanted`` isn't in them.
     """
-    expected = chunks[0].first_entry_id
+    where = f"{object_name} ledger {wanted.ledger_id}".strip()
+    expected = min(chunks[0].first_entry_id, wanted.entry_id) if chunks else wanted.entry_id
     columns = []
     for chunk in chunks:
         if chunk.first_entry_id != expected:
-            where = f"{object_name} ledger {chunk.ledger_id}".strip()
             raise Inconsistent(
-                "stored chunks leave a hole", object_name=where, expected=expected, found=chunk.first_entry_id
+                "stored entries are missing", object_name=where, expected=expected, found=chunk.first_entry_id
             )
         columns.append(decode_chunk(chunk, object_name=object_name))
         expected += chunk.entries
+    if expected <= wanted.entry_id:
+        raise Inconsistent("stored entries are missing", object_name=where, expected=wanted.entry_id, found="none")
     lengths = np.concatenate([length for length, _ in columns]) if len(columns) > 1 else columns[0][0]
     times = np.concatenate([time for _, time in columns]) if len(columns) > 1 else columns[0][1]
     payload = chunks[0].payload if len(chunks) == 1 else b"".join([chunk.payload for chunk in chunks])

@@ -7,6 +7,7 @@ never know what an entry or a rollover is.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import queue
 import sqlite3
@@ -45,6 +46,7 @@ _WAL_FILE_BYTES = 64 * 1024 * 1024
 #: Marks the file as ours ("offl"), so that no other program's database is taken for one.
 _APPLICATION_ID = 0x6F66666C
 _SCHEMA_VERSION = 1
+_FREE = "free some space and try again"
 _SCHEMA = (
     """CREATE TABLE streams (
         stream_id INTEGER PRIMARY KEY, stream TEXT NOT NULL UNIQUE, owner INTEGER NOT NULL,
@@ -88,6 +90,7 @@ class Database:
         path: the file, or ``:memory:``.
         clock: for waiting while another process creates the same file.
         create: make the file and its directory when they aren't there.
+        busy_timeout_s: how long a call waits for another process that writes.
 
     Raises:
         NotFound: no such file and ``create`` is false.
@@ -95,12 +98,13 @@ class Database:
         Corrupt: not a database.
         InvalidCall: the database of another program.
         Unsupported: written by a newer release.
-        StoreUnavailable: locked for longer than ``BUSY_TIMEOUT_S``, or the disk is full.
+        StoreUnavailable: locked for longer than ``busy_timeout_s``, or the disk is full.
     """
 
-    def __init__(self, path: str, *, clock: Clock, create: bool = True) -> None:
+    def __init__(self, path: str, *, clock: Clock, create: bool = True, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
         self.path = path
         self._clock = clock
+        self._busy_timeout_s = busy_timeout_s
         self._write_lock = threading.Lock()
         self._closed = False
         self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue(READERS_MAX)
@@ -184,6 +188,8 @@ class Database:
         except sqlite3.Error as error:
             raise _translate(error, self.path, doing) from error
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise StoreUnavailable(f"{self.path}: the disk is full; nothing was written", hint=_FREE) from error
             raise AccessDenied(
                 f"ledger database {self.path}: {doing} failed: {error.strerror or error}",
                 hint="name a file in a directory you may write to",
@@ -195,7 +201,7 @@ class Database:
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
+            self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
         )
         try:
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -258,7 +264,7 @@ class Database:
 
     def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
         # SQLite doesn't wait for a lock here as it does elsewhere, so two first openers would collide
-        deadline_s = self._clock.monotonic_s() + BUSY_TIMEOUT_S
+        deadline_s = self._clock.monotonic_s() + self._busy_timeout_s
         while True:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -285,10 +291,10 @@ def _translate(error: sqlite3.Error, path: str, doing: str) -> OffloaderError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     match code:
         case sqlite3.SQLITE_FULL:
-            return StoreUnavailable(f"{where}: the disk is full; nothing was written", hint="free some space")
+            return StoreUnavailable(f"{where}: the disk is full; nothing was written", hint=_FREE)
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return StoreUnavailable(
-                f"{where}: locked by another process for more than {BUSY_TIMEOUT_S:g} s",
+                f"{where}: {doing} failed: another process holds the lock",
                 hint="wait for that process or end it",
             )
         case sqlite3.SQLITE_NOTADB:

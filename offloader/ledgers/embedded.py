@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, NotFound
-from offloader.ledgers.database import Database, database_path
+from offloader.ledgers.database import BUSY_TIMEOUT_S, Database, database_path
 from offloader.ledgers.stream import ENTRY_BYTES_MAX, NOTE_BYTES_MAX, EmbeddedStream
 from offloader.settings import LedgerSettings
 
@@ -28,6 +28,7 @@ class EmbeddedLedgers:
         settings: when ledgers roll over.
         clock: for the times of ledgers.
         create: make the database and its directory when they aren't there.
+        busy_timeout_s: how long a call waits for another process that writes, before it fails.
 
     Raises:
         as ``offloader.ledgers.database.Database``.
@@ -40,10 +41,13 @@ class EmbeddedLedgers:
         settings: LedgerSettings | None = None,
         clock: Clock | None = None,
         create: bool = True,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> None:
         self._settings = settings or LedgerSettings()
         self._clock = clock or SystemClock()
-        self._database = Database(database_path(url_or_path), clock=self._clock, create=create)
+        self._database = Database(
+            database_path(url_or_path), clock=self._clock, create=create, busy_timeout_s=busy_timeout_s
+        )
 
     @property
     def path(self) -> str:

@@ -23,8 +23,10 @@ SELECT_LEDGER = (
     "SELECT ledger_id, closed_ms IS NOT NULL, entries, size_bytes, created_ms, closed_ms "
     "FROM ledgers WHERE stream_id = ?"
 )
+# the casts make sure of the types: SQLite would hand out whatever damage put into a column
 _SELECT_CHUNK = (
-    "SELECT ledger_id, first_entry_id, entries, first_time_ms, crc, lengths, times, payload "
+    "SELECT ledger_id, first_entry_id, CAST(entries AS INTEGER), CAST(first_time_ms AS INTEGER), "
+    "CAST(crc AS INTEGER), CAST(lengths AS BLOB), CAST(times AS BLOB), CAST(payload AS BLOB) "
     "FROM chunks WHERE ledger_id = ?"
 )
 _INT64_MAX = 2**63 - 1
@@ -43,9 +45,10 @@ def find_readable(connection: sqlite3.Connection, stream_id: int, start: Positio
     return Position(row[0], entry_id if row[0] == start.ledger_id else 0)
 
 
-def within(batch: EntryBatch, start: int, max_bytes: int) -> EntryBatch:
-    """From index ``start`` on: one entry, and what else fits into ``max_bytes``."""
+def within(batch: EntryBatch, first_entry_id: int, max_bytes: int) -> EntryBatch:
+    """From ``first_entry_id`` on: one entry, and what else fits into ``max_bytes``."""
     offsets = batch.offsets
+    start = first_entry_id - batch.first.entry_id
     stop = int(np.searchsorted(offsets, int(offsets[start]) + max_bytes, side="right")) - 1
     return batch.slice(start, max(stop, start + 1))
 

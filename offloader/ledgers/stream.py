@@ -178,13 +178,12 @@ class EmbeddedStream:
                 return None
             chunks = chunks_from(connection, found.ledger_id, found.entry_id, max_bytes)
         try:
-            batch = join_chunks(chunks, object_name=self._database.path)
-        except (FormatError, IndexError) as error:
-            problem = str(error) if chunks else f"entry {found} is missing in {self._database.path}"
+            batch = join_chunks(chunks, found, object_name=self._database.path)
+        except FormatError as error:
             raise Corrupt(
-                f"stream {self._stream!r}: {problem}", hint="restore the database, or read what the object store has"
+                f"stream {self._stream!r}: {error}", hint="restore the database, or read what the object store has"
             ) from error
-        return within(batch, found.entry_id - chunks[0].first_entry_id, max_bytes)
+        return within(batch, found.entry_id, max_bytes)
 
     def first_position(self) -> Position | None:
         """The first entry that exists, ``None`` when there is none."""

@@ -1,0 +1,197 @@
+"""Trouble below: full disks, locks, foreign and damaged files. One line, the right kind, nothing half-done."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from ledger_cases import payloads_of, read_all
+
+from offloader.errors import (
+    AccessDenied,
+    Corrupt,
+    ErrorKind,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    OffloaderError,
+    StoreUnavailable,
+    Unsupported,
+)
+from offloader.ledgers.database import database_path
+from offloader.ledgers.embedded import ENTRY_BYTES_MAX, EmbeddedLedgers
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "l.db")
+
+
+@pytest.fixture
+def ledgers(path):
+    opened = EmbeddedLedgers(path, busy_timeout_s=0.1)
+    yield opened
+    opened.close()
+
+
+def one_line(error: OffloaderError, path: str) -> None:
+    assert "\n" not in str(error)
+    assert path in str(error)
+    assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:///relative.db", "relative.db"),
+        ("sqlite:///dir/relative.db", "dir/relative.db"),
+        ("sqlite:////absolute.db", "/absolute.db"),
+        ("sqlite://:memory:", ":memory:"),
+        ("plain.db", "plain.db"),
+        ("/abs/plain.db", "/abs/plain.db"),
+    ],
+)
+def test_urls_and_paths_name_the_file(url, path):
+    assert database_path(url) == path
+
+
+@pytest.mark.parametrize("url", ["", "postgres://x/y", "sqlite://host/x.db", "sqlite:///", "sqlite://", "a\0b"])
+def test_other_urls_are_refused(url):
+    with pytest.raises(InvalidCall, match="ledgers ") as caught:
+        EmbeddedLedgers(url)
+    assert "sqlite:///relative.db" in caught.value.hint
+
+
+def test_a_directory_that_cant_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    path = str(tmp_path / "file" / "l.db")
+    with pytest.raises(AccessDenied) as caught:
+        EmbeddedLedgers(path)
+    one_line(caught.value, path)
+
+
+def test_a_place_nobody_may_write_to_is_named():
+    with pytest.raises(AccessDenied) as caught:
+        EmbeddedLedgers("/proc/offloader-test.db")
+    one_line(caught.value, "/proc/offloader-test.db")
+
+
+def test_a_directory_in_the_files_place_is_named(tmp_path):
+    with pytest.raises(AccessDenied) as caught:
+        EmbeddedLedgers(str(tmp_path))
+    one_line(caught.value, str(tmp_path))
+
+
+def test_a_missing_database_is_created_only_when_asked(tmp_path):
+    path = tmp_path / "sub" / "l.db"
+    with pytest.raises(NotFound) as caught:
+        EmbeddedLedgers(str(path), create=False)
+    one_line(caught.value, str(path))
+    assert not path.parent.exists()
+
+
+def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path):
+    path = tmp_path / "l.db"
+    path.write_bytes(b"this is a letter, not a database, and it is longer than a header\n" * 20)
+    before = path.read_bytes()
+    with pytest.raises(Corrupt) as caught:
+        EmbeddedLedgers(str(path))
+    one_line(caught.value, str(path))
+    assert path.read_bytes() == before
+
+
+def test_another_programs_database_is_refused_and_kept(tmp_path):
+    path = tmp_path / "l.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(InvalidCall, match="another program's") as caught:
+        EmbeddedLedgers(str(path))
+    one_line(caught.value, str(path))
+    assert path.read_bytes() == before
+
+
+def test_a_newer_layout_is_refused(ledgers, path):
+    ledgers.close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(Unsupported, match="layout 99"):
+        EmbeddedLedgers(path)
+
+
+def test_a_full_disk_changes_nothing_and_can_be_retried(ledgers, path):
+    stream = ledgers.open_stream("s")
+    stream.append([b"kept"], notes={"k": b"1"})
+    pages = ledgers._database._writer.execute("PRAGMA page_count").fetchone()[0]
+    ledgers._database._writer.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(StoreUnavailable, match="disk is full") as caught:
+        stream.append([bytes(100_000)] * 10, notes={"k": b"2"})
+    one_line(caught.value, path)
+    assert caught.value.retryable
+    assert isinstance(caught.value.__cause__, sqlite3.Error)
+    assert (payloads_of(stream), stream.get_note("k")) == ([b"kept"], b"1")
+    ledgers._database._writer.execute("PRAGMA max_page_count = 1000000")
+    stream.append([b"again"])
+    assert payloads_of(stream) == [b"kept", b"again"]
+
+
+def test_a_lock_that_is_held_too_long_changes_nothing_and_can_be_retried(ledgers, path):
+    stream = ledgers.open_stream("s")
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreUnavailable, match="another process holds the lock") as caught:
+        stream.append([b"x"])
+    one_line(caught.value, path)
+    assert stream.last_position() is None
+    other.execute("ROLLBACK")
+    other.close()
+    stream.append([b"x"])
+    assert payloads_of(stream) == [b"x"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE chunks SET payload = X'78' || substr(payload, 2)",
+        "UPDATE chunks SET crc = crc + 1",
+        "UPDATE chunks SET first_time_ms = first_time_ms + 1",
+        "UPDATE chunks SET entries = entries + 1",
+        "UPDATE chunks SET lengths = NULL",
+        "UPDATE chunks SET times = NULL",
+        "UPDATE chunks SET lengths = substr(lengths, 1, 7)",
+        "DELETE FROM chunks",
+        "DELETE FROM chunks WHERE first_entry_id > 0",
+        "DELETE FROM chunks WHERE first_entry_id = 0",
+        "UPDATE chunks SET payload = 'text'",
+        "UPDATE chunks SET payload = 7",
+    ],
+)
+def test_damaged_entries_are_never_answered(ledgers, path, damage):
+    """Names the database, the ledger and the chunk; the kind says that data needs repair."""
+    stream = ledgers.open_stream("s")
+    stream.append([b"aa", b"bbb", b"cc"], [1, 2, 3])
+    stream.append([b"dd", b"e"], [4, 5])
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(damage)
+    connection.close()
+    with pytest.raises(Corrupt) as caught:
+        read_all(stream, max_bytes=1000)
+    one_line(caught.value, path)
+    assert caught.value.kind is ErrorKind.REPAIR_DATA
+    assert "stream 's'" in str(caught.value)
+
+
+def test_an_entry_above_the_limit_is_refused(ledgers):
+    stream = ledgers.open_stream("s")
+    # zeros that nobody touches take no memory
+    too_long = np.zeros(ENTRY_BYTES_MAX + 1, dtype=np.uint8)
+    offsets = np.array([0, len(too_long)], dtype=np.int32)
+    entry = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(too_long)])
+    with pytest.raises(LimitReached, match=f"an entry of {ENTRY_BYTES_MAX + 1} bytes, the limit is {ENTRY_BYTES_MAX}"):
+        stream.append(entry)
+    assert stream.last_position() is None
