@@ -158,4 +158,4 @@ class LedgersAgainstAList(RuleBasedStateMachine):
 
 
 TestLedgersAgainstAList = LedgersAgainstAList.TestCase
-TestLedgersAgainstAList.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLedgersAgainstAList.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
