@@ -74,7 +74,7 @@ CLOCK_CALLS = {
 }  # fmt: skip
 #: ``formats`` does no I/O, reads no clock, logs nothing and starts no thread.
 NOT_IN_FORMATS = {"asyncio", "concurrent", "http", "io", "logging", "multiprocessing", "os", "pathlib", "socket"}
-NOT_IN_FORMATS |= {"sqlite3", "subprocess", "tempfile", "threading", "time", "urllib"}
+NOT_IN_FORMATS |= {"sqlite3", "subprocess", "tempfile", "threading", "time", "urllib.request"}
 
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
@@ -161,7 +161,7 @@ def test_formats_knows_nothing_but_bytes() -> None:
     for module, path in modules().items():
         if module.split(".")[0] == "formats":
             for imported, line in imports(module, path):
-                if imported.split(".")[0] in {"offloader", *NOT_IN_FORMATS}:
+                if {imported, imported.split(".")[0]} & {"offloader", *NOT_IN_FORMATS}:
                     wrong.append(f"{module}:{line} imports {imported}")
     assert not wrong
 
@@ -192,6 +192,8 @@ def test_only_the_clock_reads_the_clock() -> None:
 @pytest.mark.parametrize("module", sorted(modules()))
 def test_module_is_documented_short_and_says_what_it_exports(module: str) -> None:
     path = modules()[module]
+    if not tree(path).body:  # an empty __init__.py
+        return
     assert ast.get_docstring(tree(path)), "a module says what it owns and what it must never do"
     lines = path.read_text(encoding="utf-8").count("\n")
     assert lines <= MODULE_LINES_MAX, f"{lines} lines: two jobs?"

@@ -1,0 +1,306 @@
+"""``./dev``: what it says when something is missing, when it installs and when it doesn't.
+
+The script is the real one, in a scratch folder; the machine around it (Python, Java, apt) is a folder of small programs
+that takes the place of PATH.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Programs that ``dev`` expects of any system.
+BASE_PROGRAMS = [
+    "bash",
+    "cat",
+    "chmod",
+    "cp",
+    "dirname",
+    "flock",
+    "grep",
+    "head",
+    "ln",
+    "ls",
+    "mkdir",
+    "mv",
+    "readlink",
+]
+BASE_PROGRAMS += ["rm", "sed", "sha256sum", "sort", "paste", "env"]
+
+PYTHON = """#!/bin/bash
+# a Python: answers the script's questions and notes what it was asked to install
+case "$*" in
+*version_info\\ \\<*) exit {old} ;;
+*"import venv"*) exit $(cat {machine}/no-venv 2>/dev/null || echo 0) ;;
+*"import pip"*|"-c ") exit 0 ;;
+*version_info*) echo python3.11 ;;
+"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "venv" >> {machine}/calls ;;
+"-m pip install"*) shift 3; echo "pip install $* PIP_CERT=${{PIP_CERT:-}}" >> {machine}/calls; exit $(cat {machine}/pip-fails 2>/dev/null || echo 0) ;;
+*) echo "python $* in $PWD JAVA_HOME=${{JAVA_HOME:-}} PYSPARK_PYTHON=${{PYSPARK_PYTHON:-}}" >> {machine}/calls ;;
+esac
+"""  # noqa: E501
+
+APT = """#!/bin/bash
+echo "apt-get $*" >> {machine}/calls
+case "$*" in
+*install*jre*) mkdir -p {machine}/jvm/installed/bin && cp {machine}/java17 {machine}/jvm/installed/bin/java ;;
+*install*venv*) rm -f {machine}/no-venv ;;
+esac
+"""
+
+APT_CACHE = """#!/bin/bash
+# offers the packages listed in the file "offered"
+if grep -qx "$2" {machine}/offered 2>/dev/null; then printf '%s:\\n  Installed: (none)\\n  Candidate: 17.0.1\\n' "$2"
+elif [ -e {machine}/offered ]; then printf '%s:\\n  Installed: (none)\\n  Candidate: (none)\\n' "$2"; fi
+"""
+
+
+class Machine:
+    """A folder of programs, a checkout and what was called."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bin = folder / "bin"
+        self.checkout = folder / "check out"  # a blank in the path is somebody's home folder
+        self.bin.mkdir()
+        self.checkout.mkdir()
+        for name in ("dev", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, self.checkout / name)
+        for name in BASE_PROGRAMS:
+            found = shutil.which(name)
+            assert found, f"this test needs {name}"
+            (self.bin / name).symlink_to(found)
+        self.write("python3", PYTHON, old=0)
+        self.write("id", "#!/bin/bash\necho 1000\n")
+        self.java("java17", "17.0.15")
+
+    def write(self, name: str, text: str, folder: Path | None = None, **values: object) -> Path:
+        path = (folder or self.bin) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.format(machine=self.folder, **values) if "{machine}" in text else text, encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    def java(self, place: str, version: str) -> Path:
+        return self.write(place, f"#!/bin/bash\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n", self.folder)
+
+    def apt(self, *offered: str, root: bool) -> None:
+        self.write("apt-get", APT)
+        self.write("apt-cache", APT_CACHE)
+        if offered:
+            (self.folder / "offered").write_text("\n".join(offered) + "\n", encoding="utf-8")
+        if root:
+            self.write("id", "#!/bin/bash\necho 0\n")
+
+    def dev(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.checkout / "dev"), *arguments],
+            env={
+                "PATH": str(self.bin),
+                "HOME": str(self.folder),
+                "OFFLOADER_JVM_FOLDER": str(self.folder / "jvm"),
+                **environment,
+            },
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def calls(self) -> list[str]:
+        """What was called since the last time this was asked."""
+        path = self.folder / "calls"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_help_lists_every_verb_and_needs_nothing(machine: Machine) -> None:
+    script = (ROOT / "dev").read_text(encoding="utf-8")
+    verbs = {verb for names in re.findall(r"^    ([a-z |]+)\)(?: |$)", script, re.M) for verb in names.split(" | ")}
+    assert {"demo", "test", "check", "bench", "services", "install", "run", "clean"} <= verbs
+    for arguments in ([], ["help"], ["--help"]):
+        done = machine.dev(*arguments)
+        assert done.returncode == 0
+        assert verbs <= set(re.findall(r"^  ([a-z]+) ", done.stdout, re.M))
+    assert machine.calls() == []
+
+
+def test_unknown_verb_is_one_line_and_a_hint(machine: Machine) -> None:
+    done = machine.dev("tset")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "dev: there is no verb 'tset'\nhint: ./dev help\n"
+
+
+def test_install_makes_the_environment_once_and_again_only_after_a_change(machine: Machine) -> None:
+    assert machine.dev("install", PIP_CERT="my.crt").returncode == 0
+    made, installed = machine.calls()
+    assert made == "venv"
+    assert f"--constraint {machine.checkout}/constraints.txt" in installed
+    assert f"--editable {machine.checkout}[dev]" in installed
+    assert installed.endswith("PIP_CERT=my.crt"), "pip's own settings are the user's"
+    assert machine.dev("install").returncode == 0
+    assert machine.calls() == []
+    for changed in ("constraints.txt", "pyproject.toml"):
+        with (machine.checkout / changed).open("a", encoding="utf-8") as file:
+            file.write("# changed\n")
+        assert machine.dev("install").returncode == 0
+        assert [call.split()[0] for call in machine.calls()] == ["pip"], "installed again into the same environment"
+
+
+def test_a_failed_installation_is_tried_again(machine: Machine) -> None:
+    (machine.folder / "pip-fails").write_text("1", encoding="utf-8")
+    done = machine.dev("install")
+    assert done.returncode == 2
+    assert "hint: see above; behind a proxy or mirror set PIP_INDEX_URL" in done.stderr
+    (machine.folder / "pip-fails").unlink()
+    machine.calls()
+    assert machine.dev("install").returncode == 0
+    assert len(machine.calls()) == 1
+
+
+def test_a_moved_checkout_is_installed_again(machine: Machine) -> None:
+    machine.dev("install")
+    machine.calls()
+    machine.checkout = machine.checkout.rename(machine.folder / "elsewhere")
+    assert machine.dev("install").returncode == 0
+    assert f"--editable {machine.checkout}[dev]" in machine.calls()[0]
+
+
+def test_the_demo_needs_only_its_own_packages_and_the_big_environment_serves_it_too(machine: Machine) -> None:
+    machine.java("jvm/java-17/bin/java", "17.0.15")
+    machine.write("offloader", '#!/bin/bash\necho "offloader $* in $PWD"\n', machine.checkout / ".venv/bin")
+    done = machine.dev("demo", "--store", "s3://bucket/a b")
+    assert done.stdout == f"offloader demo --store s3://bucket/a b in {machine.folder}\n", "in the caller's folder"
+    assert "[demo,spark]" in machine.calls()[-1]
+    machine.dev("install")
+    assert "[dev]" in machine.calls()[-1]
+    machine.dev("demo")
+    assert machine.calls() == []
+
+
+def test_test_hands_its_arguments_to_pytest_with_java_and_interpreter_set(machine: Machine) -> None:
+    java = machine.java("jvm/java-21/bin/java", "21.0.1")
+    assert machine.dev("test", "tests/store", "-k", "x").returncode == 0
+    call = machine.calls()[-1]
+    assert call.startswith("python -m pytest -n 2 --dist loadscope tests/store -k x in " + str(machine.checkout))
+    assert f"JAVA_HOME={java.parents[1]} PYSPARK_PYTHON={machine.checkout}/.venv/bin/python" in call
+
+
+def test_check_runs_format_lint_types_and_architecture_without_java(machine: Machine) -> None:
+    assert machine.dev("check").returncode == 0
+    tools = [" ".join(call.split()[2:4]) for call in machine.calls() if call.startswith("python")]
+    assert tools == ["ruff format", "ruff check", "mypy in", "pytest -q"]
+
+
+@pytest.mark.parametrize(
+    ("version", "enough"), [("1.8.0_392", False), ("11.0.2", False), ("16", False), ("17", True), ("25-ea", True)]
+)
+def test_java_counts_from_17_on(machine: Machine, version: str, enough: bool) -> None:
+    home = machine.java("some java/bin/java", version).parents[1]
+    done = machine.dev("test", JAVA_HOME=str(home))
+    assert (done.returncode == 0) is enough
+    if not enough:
+        assert f"JAVA_HOME={home} has no Java 17 or newer" in done.stderr
+        assert machine.calls() == [], "nothing was downloaded before Java was looked for"
+
+
+def test_an_old_java_home_gives_way_to_a_new_java_on_path(machine: Machine) -> None:
+    old = machine.java("old/bin/java", "11.0.2").parents[1]
+    new = machine.java("new/bin/java", "17.0.1")
+    (machine.bin / "java").symlink_to(new)
+    assert machine.dev("test", JAVA_HOME=str(old)).returncode == 0
+    assert f"JAVA_HOME={new.parents[1]}" in machine.calls()[-1]
+
+
+def test_without_apt_the_missing_java_is_named(machine: Machine) -> None:
+    done = machine.dev("demo")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "dev: missing: Java 17 or newer, which Spark runs on",
+        "hint: install it with your system's package manager (Debian's names: default-jre-headless)",
+    ]
+
+
+def test_a_user_is_told_one_command_for_everything_that_is_missing(machine: Machine) -> None:
+    machine.apt("openjdk-21-jre-headless", "python3.11-venv", root=False)
+    (machine.folder / "no-venv").write_text("1", encoding="utf-8")
+    done = machine.dev("demo")
+    assert done.returncode == 2
+    what, hint = done.stderr.splitlines()
+    assert what == (f"dev: missing: the venv module of {machine.bin}/python3; Java 17 or newer, which Spark runs on")
+    assert hint == "hint: sudo apt-get update && sudo apt-get install -y python3.11-venv openjdk-21-jre-headless"
+    assert machine.calls() == []
+
+
+def test_before_the_first_update_the_names_that_every_release_has_are_proposed(machine: Machine) -> None:
+    machine.apt(root=False)
+    assert machine.dev("demo").stderr.endswith("apt-get install -y default-jre-headless\n")
+
+
+def test_root_gets_everything_installed_at_once(machine: Machine) -> None:
+    machine.apt("openjdk-17-jre-headless", "openjdk-21-jre-headless", "python3.11-venv", root=True)
+    (machine.folder / "no-venv").write_text("1", encoding="utf-8")
+    assert machine.dev("test").returncode == 0
+    calls = machine.calls()
+    assert calls[0].startswith("apt-get update")
+    assert calls[1].endswith("--no-install-recommends python3.11-venv openjdk-17-jre-headless")
+    assert calls[-1].startswith("python -m pytest")
+    assert f"JAVA_HOME={machine.folder}/jvm/installed" in calls[-1]
+
+
+def test_no_python_or_one_that_is_too_old_is_named(machine: Machine) -> None:
+    machine.write("python3", PYTHON, old=1)
+    done = machine.dev("install")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == "dev: no Python 3.11 or newer on PATH"
+    (machine.bin / "python3").unlink()
+    assert machine.dev("install").stderr == done.stderr
+
+
+def test_a_missing_benchmark_is_named(machine: Machine) -> None:
+    machine.java("jvm/java-17/bin/java", "17.0.15")
+    (machine.checkout / "benchmarks").mkdir()
+    (machine.checkout / "benchmarks/bench_store.py").touch()
+    done = machine.dev("bench", "sotre")
+    assert done.returncode == 2
+    assert done.stderr.endswith("dev: there is no benchmarks/bench_sotre.py\nhint: there are: store\n")
+    machine.calls()
+    assert machine.dev("bench", "store", "--json").returncode == 0
+    assert machine.calls()[0].startswith("python benchmarks/bench_store.py --json in")
+
+
+def test_ci_requires_the_real_servers_and_runs_check_and_test(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/run", tmp_path / ".ci/run")
+    (tmp_path / "dev").write_text('#!/bin/bash\necho "dev $* with $OFFLOADER_REQUIRE_SERVICES"\n', encoding="utf-8")
+    (tmp_path / "dev").chmod(0o755)
+    go = tmp_path / "bin/go"
+    go.parent.mkdir()
+    for version, code in (("go1.24.3", 0), ("go1.19.8", 2)):
+        go.write_text(f"#!/bin/bash\necho {version}\n", encoding="utf-8")
+        go.chmod(0o755)
+        done = subprocess.run(
+            [str(tmp_path / ".ci/run")],
+            env={"PATH": f"{go.parent}:{os.environ['PATH']}", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code
+        if code == 0:
+            assert done.stdout.splitlines() == ["dev check with minio,versitygw", "dev test with minio,versitygw"]
+        else:
+            assert "Go 1.24 or newer is needed" in done.stderr

@@ -1,0 +1,152 @@
+"""What ``import offloader`` loads, whose ``formats`` it accepts, and what the wheel holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import offloader
+
+ROOT = Path(__file__).resolve().parents[1]
+HEAVY = {"aiobotocore", "boto3", "botocore", "fsspec", "matplotlib", "numpy", "pandas", "pyarrow", "pyspark", "s3fs"}
+#: The interpreter's own modules, ours, and in the case of the command line typer with what it needs.
+IMPORT_MODULES_MAX = 80
+HELP_MODULES_MAX = 220
+
+
+def python(code: str, *, path: Sequence[Path] = (), cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment, cwd=cwd, timeout=120
+    )
+
+
+def loaded_modules(code: str) -> list[str]:
+    """Names of the modules that ``code`` loaded beyond those of a bare interpreter."""
+    done = python(
+        f"import sys\nbefore = set(sys.modules)\n{code}\nimport json\n"
+        "print('\\n' + json.dumps(sorted(set(sys.modules) - before)))",
+        path=[ROOT],
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_import_offloader_loads_nothing_heavy() -> None:
+    """Modules are counted instead of seconds: the count is the same on every machine."""
+    modules = loaded_modules("import offloader")
+    assert not HEAVY & {name.split(".")[0] for name in modules}
+    assert not [name for name in modules if name.startswith("offloader.")]
+    assert len(modules) <= IMPORT_MODULES_MAX
+
+
+def test_help_loads_nothing_heavy_and_no_verb() -> None:
+    modules = loaded_modules("from offloader.cli.main import main\nassert main(['--help']) == 0")
+    assert not (HEAVY | {"rich"}) & {name.split(".")[0] for name in modules}
+    assert {name for name in modules if name.startswith("offloader.cli.")} == {
+        "offloader.cli.errors",
+        "offloader.cli.main",
+    }
+    assert len(modules) <= HELP_MODULES_MAX
+
+
+def test_errors_and_settings_are_light_too() -> None:
+    modules = loaded_modules("import offloader\noffloader.errors.NotFound\noffloader.Settings()")
+    assert not HEAVY & {name.split(".")[0] for name in modules}
+
+
+def test_opening_a_store_loads_only_the_sdk_of_its_scheme(tmp_path: Path) -> None:
+    modules = loaded_modules(f"import offloader\noffloader.open_store('file://{tmp_path}/store').close()")
+    assert not (HEAVY - {"numpy", "pyarrow"}) & {name.split(".")[0] for name in modules}
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'open_strore'"):
+        offloader.open_strore  # noqa: B018
+
+
+def test_version_is_the_distributions() -> None:
+    assert f'version = "{offloader.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", ["regular", "namespace"])
+def test_a_foreign_formats_package_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
+    foreign = tmp_path / "formats"
+    foreign.mkdir()
+    if kind == "regular":
+        (foreign / "__init__.py").write_text("FORMATS = {}\n", encoding="utf-8")
+        done = python("import offloader", path=[tmp_path, ROOT], cwd=tmp_path)
+    else:
+        shutil.copytree(ROOT / "offloader", tmp_path / "offloader", ignore=shutil.ignore_patterns("__pycache__"))
+        # without site-packages our own formats is nowhere, and the empty folder passes for the package
+        done = subprocess.run(
+            [sys.executable, "-S", "-c", "import offloader"], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+    assert done.returncode == 1
+    line = done.stderr.strip().splitlines()[-1]
+    assert line.startswith("ImportError: offloader needs its own top-level package 'formats'")
+    assert str(foreign) in line
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from what a source distribution would hold, without network access."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    source.mkdir()
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("formats", "offloader", "tests"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "pyspark_offloader.py"):
+        shutil.copy(ROOT / name, source / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*command, "--wheel-dir", str(folder), str(source)], check=True, timeout=240)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_both_packages_and_no_tests(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    shipped = {
+        str(path.relative_to(ROOT))
+        for package in ("formats", "offloader")
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in {".py", ".proto", ".typed"} and "__pycache__" not in path.parts
+    }
+    shipped.add("pyspark_offloader.py")
+    in_wheel = {name for name in names if ".dist-info/" not in name}
+    assert in_wheel == shipped
+    assert {"formats/py.typed", "offloader/py.typed"} <= in_wheel
+    assert [name for name in in_wheel if name.endswith(".proto")]
+    assert [name for name in names if name.endswith("licenses/LICENSE")]
+
+
+def test_the_installed_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", str(site)]
+    subprocess.run([*command, str(wheel)], check=True, timeout=240)
+    done = python(
+        "import offloader, formats\nprint(offloader.__file__, formats.__file__)\n"
+        "names = [getattr(offloader, name) for name in offloader.__all__]",
+        path=[site],
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(site / "offloader/__init__.py"), str(site / "formats/__init__.py")]
+    command_line = subprocess.run(
+        [sys.executable, str(site / "bin" / "offloader"), "--version"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(site)},
+    )
+    assert command_line.stdout == f"offloader {offloader.__version__}\n", command_line.stderr
