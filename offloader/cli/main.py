@@ -13,7 +13,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
@@ -37,35 +37,35 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, *, verbs: Mapping[str, str] = VERBS, package: str = "offloader.cli"
+) -> int:
     """Runs one command.
 
     Args:
         arguments: without the program's name; ``sys.argv`` when absent.
+        verbs: verb -> its line in the help.
+        package: where the verbs' modules are.
 
     Returns:
         The exit code: 0, an ``ErrorKind``'s value, 130 interrupted, 141 the reader of the output went away.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = given[: given.index("--")] if "--" in given else given
-    debug = _DEBUG in options
     words = [word for word in options if word != _DEBUG] + given[len(options) :]
     verb = next((word for word in words if not word.startswith("-")), "")
     try:
-        result = get_command(_app(verb)).main(args=words or ["--help"], prog_name="offloader", standalone_mode=False)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return _quiet()
+        command = get_command(_app(verb, verbs, package))
+        result = command.main(args=words or ["--help"], prog_name="offloader", standalone_mode=False)
+        if result == EXIT_INTERRUPTED:  # what typer makes of it
+            raise KeyboardInterrupt
+        code = result if isinstance(result, int) else 0
     except (Exception, KeyboardInterrupt) as error:
-        return report(error, sys.stderr, as_json="--json" in options, debug=debug)
-    if result == EXIT_INTERRUPTED:
-        return report(KeyboardInterrupt(), sys.stderr, as_json="--json" in options, debug=debug)
-    if result == EXIT_BROKEN_PIPE:
-        return _quiet()
-    return result if isinstance(result, int) else 0
+        code = report(error, sys.stderr, as_json="--json" in options, debug=_DEBUG in options)
+    return _flushed(code)
 
 
-def _app(verb: str) -> typer.Typer:
+def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
     """All verbs by name and help; of the one that is called, the real thing."""
     app = typer.Typer(
         help="Streaming tiered storage for log brokers: entries into an object store, and back.",
@@ -75,8 +75,10 @@ def _app(verb: str) -> typer.Typer:
         add_completion=False,
     )
     app.callback()(_top)
-    for name, text in VERBS.items():
-        app.command(name, help=text if name != verb else None)(_run_of(name) if name == verb else _not_loaded)
+    for name, text in verbs.items():
+        app.command(name, help=text if name != verb else None)(
+            _run_of(f"{package}.{name}") if name == verb else _not_loaded
+        )
     return app
 
 
@@ -97,8 +99,8 @@ def _not_loaded() -> None:
     raise AssertionError("only the verb that is called is loaded")
 
 
-def _run_of(verb: str) -> Callable[..., Any]:
-    run = importlib.import_module(f"offloader.cli.{verb}").run
+def _run_of(module: str) -> Callable[..., Any]:
+    run = importlib.import_module(module).run
 
     @functools.wraps(run)
     def quiet(*args: Any, **kwargs: Any) -> Any:
@@ -111,10 +113,15 @@ def _run_of(verb: str) -> Callable[..., Any]:
     return quiet
 
 
-def _quiet() -> int:
-    """Keeps the interpreter from complaining about the same pipe again when it flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_BROKEN_PIPE
+def _flushed(code: int) -> int:
+    """Writes what is left of standard output; a reader that went away is no error worth words."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # else the interpreter complains about the same pipe when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or EXIT_BROKEN_PIPE
+    return code
 
 
 if __name__ == "__main__":

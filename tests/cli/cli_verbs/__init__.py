@@ -1,0 +1,1 @@
+"""Verbs that only the tests of the command line's frame have."""

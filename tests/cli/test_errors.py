@@ -1,0 +1,191 @@
+"""What a failed command prints, and its exit code: one line, one hint, by kind; never a traceback unless asked."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import formats.errors
+import offloader.errors
+from offloader.cli.errors import failure_of, report
+from offloader.errors import ErrorKind, OffloaderError
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+VERBS = {"fail": "Raise an error.", "flood": "Print for ever.", "wait": "Wait."}
+PROGRAM = f"import sys\nfrom offloader.cli.main import main\nsys.exit(main(verbs={VERBS!r}, package='cli_verbs'))"
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, env=environment(), timeout=60
+    )
+
+
+def kinds_of_errors() -> list[type[OffloaderError]]:
+    found = [getattr(offloader.errors, name) for name in offloader.errors.__all__]
+    return [kind for kind in found if isinstance(kind, type) and issubclass(kind, OffloaderError)]
+
+
+@pytest.mark.parametrize("kind", kinds_of_errors(), ids=lambda kind: kind.__name__)
+def test_an_error_of_ours_is_one_line_and_a_hint_with_the_exit_code_of_its_kind(kind: type[OffloaderError]) -> None:
+    stream = io.StringIO()
+    code = report(kind("stream a/b:\n  not there", hint="look\nelsewhere"), stream)
+    assert code == kind.kind.value
+    assert stream.getvalue() == "offloader: stream a/b: not there\nhint: look elsewhere\n"
+
+
+def test_an_error_without_hint_prints_none() -> None:
+    stream = io.StringIO()
+    report(offloader.errors.NotFound("no stream a/b"), stream)
+    assert stream.getvalue() == "offloader: no stream a/b\n"
+
+
+@pytest.mark.parametrize("name", formats.errors.__all__)
+def test_damaged_bytes_have_the_exit_code_for_repair(name: str) -> None:
+    error = getattr(formats.errors, name)("bad header", object_name="a/b", offset=128, expected=1, found=2)
+    failure = failure_of(error)
+    assert failure.exit_code == ErrorKind.REPAIR_DATA.value == 6
+    assert failure.message == "bad header in a/b at byte 128: expected 1, found 2"
+
+
+def test_exit_codes_are_distinct_and_stay_clear_of_the_shells() -> None:
+    codes = [kind.value for kind in ErrorKind]
+    assert len(set(codes)) == len(codes)
+    assert all(1 <= code < 64 for code in codes)
+
+
+def test_a_failing_verb_prints_two_lines_and_nothing_on_standard_output() -> None:
+    done = run("fail", "ObjectMissing", "--hint", "offloader verify a/b")
+    assert (done.returncode, done.stdout) == (6, "")
+    assert done.stderr == "offloader: stream a/b: segment 7 is gone\nhint: offloader verify a/b\n"
+
+
+@pytest.mark.parametrize("place", [["--debug", "fail", "Fenced"], ["fail", "Fenced", "--debug"]])
+def test_debug_adds_the_traceback_before_or_after_the_verb(place: list[str]) -> None:
+    done = run(*place)
+    assert done.returncode == 5
+    assert done.stderr.startswith("Traceback (most recent call last)")
+    assert "cli_verbs/fail.py" in done.stderr
+    assert done.stderr.endswith("\noffloader: stream a/b: segment 7 is gone\n")
+
+
+def test_after_two_dashes_debug_is_an_argument_like_any_other() -> None:
+    assert "'--debug'" in run("fail", "--", "--debug").stderr
+
+
+def test_with_json_an_error_is_one_object_on_standard_error() -> None:
+    done = run("fail", "NotFound", "--hint", "offloader ls", "--json")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert json.loads(done.stderr) == {
+        "error": {
+            "kind": "not_found",
+            "error": "NotFound",
+            "message": "stream a/b: segment 7 is gone",
+            "hint": "offloader ls",
+            "exit_code": 3,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sail"], "no such command 'sail'. Did you mean 'fail'?"),
+        (["fail"], "missing argument 'name'"),
+        (["fail", "NotFound", "--nope"], "no such option: --nope"),
+        (
+            ["fail", "NotFound", "--count", "0"],
+            "invalid value for '--count': Input should be greater than or equal to 1",
+        ),
+        (["--nope", "fail"], "no such option: --nope"),
+    ],
+)
+def test_a_usage_error_looks_like_every_other_error(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    line, hint = done.stderr.splitlines()
+    assert line == f"offloader: {message}"
+    assert hint.startswith("hint: see `offloader")
+    assert hint.endswith(" --help`")
+
+
+def test_the_unexpected_is_called_a_bug_without_traceback() -> None:
+    done = run("fail", "KeyError", "--text", "x")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "offloader: this is a bug: KeyError: 'x'\nhint: run the same command with --debug and report what it prints\n"
+    )
+
+
+def test_a_missing_extra_is_named_with_what_to_install() -> None:
+    done = run("fail", "ModuleNotFoundError", "--text", "pyspark.sql")
+    assert done.returncode == 2
+    assert done.stderr == "offloader: the package pyspark is not installed\nhint: pip install 'offloader[spark]'\n"
+    assert run("fail", "ModuleNotFoundError", "--text", "offloader.nowhere").returncode == 1
+
+
+def test_ctrl_c_is_one_line_and_130() -> None:
+    process = subprocess.Popen(
+        command("wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (130, "offloader: interrupted\n")
+
+
+def test_a_reader_that_goes_away_is_no_error_worth_words() -> None:
+    process = subprocess.Popen(
+        command("flood"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline() == "0\n"
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(timeout=60) == 141
+
+
+def test_a_verb_can_answer_an_exit_code() -> None:
+    assert run("wait", "--code", "9").returncode == 9
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_lists_the_verbs_with_one_line_each(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    for verb, text in VERBS.items():
+        assert f"{verb:5}  {text}" in done.stdout
+
+
+def test_help_of_a_verb_is_its_docstring() -> None:
+    assert "Raise an error." in run("fail", "--help").stdout
+
+
+def test_the_real_verbs_fit_their_help_in_one_line() -> None:
+    from offloader.cli.main import VERBS as REAL
+
+    done = subprocess.run(
+        [sys.executable, "-m", "offloader.cli.main", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    for verb, text in REAL.items():
+        assert text in done.stdout, "what is too long for a pipe of 80 columns ends in dots"
+        assert (ROOT / "offloader" / "cli" / f"{verb}.py").exists()
