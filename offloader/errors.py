@@ -12,6 +12,7 @@ from typing import ClassVar
 __all__ = [
     "AccessDenied",
     "BeyondEnd",
+    "BucketMissing",
     "Closed",
     "Corrupt",
     "ErrorKind",
@@ -102,6 +103,13 @@ class Closed(InvalidCall):
 
 class NotFound(OffloaderError):
     """A stream, bucket, object or file isn't there."""
+
+    kind = ErrorKind.NOT_FOUND
+
+
+class BucketMissing(OffloaderError):
+    """The store itself isn't there: no such bucket or directory. Not a ``NotFound``, so that who handles an absent
+    object doesn't take an absent store for one."""
 
     kind = ErrorKind.NOT_FOUND
 

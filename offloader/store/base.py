@@ -123,9 +123,9 @@ class UploadInfo:
 class ObjectStore(Protocol):
     """Eight verbs. Keys are relative to the store's root and never begin with ``/``.
 
-    Every call has a deadline of its own and raises only ``offloader.errors``: ``NotFound`` (object or bucket),
-    ``AccessDenied``, ``PreconditionFailed``, ``Throttled`` and ``StoreUnavailable`` (nothing was changed, retry),
-    ``OutcomeUnknown`` (a write that may have happened), ``Unsupported``.
+    Every call has a deadline of its own and raises only ``offloader.errors``: ``NotFound`` (object or upload),
+    ``BucketMissing``, ``AccessDenied``, ``PreconditionFailed``, ``Throttled`` and ``StoreUnavailable`` (nothing was
+    changed, retry), ``OutcomeUnknown`` (a write that may have happened), ``Unsupported``.
     All methods are thread-safe.
     """
 
@@ -256,7 +256,7 @@ def open_store(
 
     Raises:
         InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials.
-        NotFound: opened for reading and the local directory isn't there.
+        BucketMissing: opened for reading and the local directory isn't there.
         AccessDenied: the local directory can't be made or written.
         Unsupported: a package that the scheme needs isn't installed.
     """

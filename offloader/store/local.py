@@ -25,6 +25,7 @@ from urllib.parse import quote, unquote, urlsplit
 from offloader.clock import Clock
 from offloader.errors import (
     AccessDenied,
+    BucketMissing,
     InvalidCall,
     NotFound,
     OffloaderError,
@@ -66,7 +67,7 @@ def open_url(url: str, options: StoreOptions) -> LocalStore:
     directory = Path(unquote(parts.path))
     if options.read_only:
         if not directory.is_dir():
-            raise NotFound(f"{url}: no such directory", hint="check the path, or write something there first")
+            raise BucketMissing(f"{url}: no such directory", hint="check the path, or write something there first")
     else:
         with translated(url, "opening"):
             directory.mkdir(parents=True, exist_ok=True)
@@ -172,7 +173,7 @@ class LocalStore:
         checks.check_list(prefix, limit)
         with translated(self.url, f"list of {prefix!r}"):
             if not self._directory.is_dir():
-                raise NotFound(f"{self.url}: no such directory")
+                raise BucketMissing(f"{self.url}: no such directory", hint="it was there when the store was opened")
             found = list_files(self._directory, prefix, after, limit + 1)
         objects = tuple(
             ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms) for key, version in found[:limit]

@@ -1,6 +1,7 @@
 """A store that fails where it is told to.
 
-Owns faults as data: which verb, which call of it, before or after the effect, as which error. Must never fail at random.
+Owns faults as data: which verb, which call of it, before or after the effect, as which error. Must never fail at
+random.
 """
 
 from __future__ import annotations

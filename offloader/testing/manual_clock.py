@@ -10,15 +10,22 @@ import threading
 __all__ = ["ManualClock"]
 
 
+#: How often a wait that doesn't move the clock looks at it, in the machine's seconds.
+_LOOK_S = 0.001
+
+
 class ManualClock:
-    """``Clock`` whose waits end at once and move it on by the time that was waited for.
+    """``Clock`` that only ``advance`` and, by default, waits move.
 
     Args:
         now_ms: wall clock at the beginning, milliseconds since 1970 UTC.
+        waits_pass: a wait ends at once and moves the clock on by its length, as retries want it. Otherwise it ends when
+            its event is set or another thread has moved the clock far enough, as timers want it.
     """
 
-    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+    def __init__(self, now_ms: int = 1_700_000_000_000, *, waits_pass: bool = True) -> None:
         self._lock = threading.Lock()
+        self._waits_pass = waits_pass
         self._now_ms = now_ms
         self._monotonic_s = 0.0
         self._waits_s: list[float] = []
@@ -41,8 +48,13 @@ class ManualClock:
         if event.is_set():
             return True
         with self._lock:
-            self._monotonic_s += timeout_s
             self._waits_s.append(timeout_s)
+            deadline_s = self._monotonic_s + timeout_s
+            if self._waits_pass:
+                self._monotonic_s = deadline_s
+        while self.monotonic_s() < deadline_s:
+            if event.wait(_LOOK_S):
+                return True
         return event.is_set()
 
     def advance(self, seconds: float) -> None:

@@ -1,0 +1,416 @@
+"""``s3://bucket/root`` through boto3, for AWS and every server that speaks S3.
+
+Owns the only use of the SDK: requests, their answers, and the translation of its exceptions. Must never retry (one
+layer does, outside) and never let an SDK exception or a secret out.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import boto3
+from botocore import exceptions as sdk
+from botocore.config import Config
+
+from formats.checksum import crc32c as crc32c_of
+from offloader.errors import (
+    AccessDenied,
+    Corrupt,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+from offloader.store import checks
+from offloader.store.base import (
+    OVERWRITE,
+    Body,
+    ByteRange,
+    DeleteFailure,
+    ListPage,
+    ObjectInfo,
+    PartInfo,
+    PutMode,
+    StoreOptions,
+    UploadInfo,
+)
+from offloader.store.s3_body import sendable
+from offloader.store.s3_errors import meaning_of
+
+__all__ = ["S3Store", "open_url"]
+
+#: Keys of one listing page and of one delete request (S3's limits).
+PAGE_KEYS_MAX = 1000
+#: Pages of one listing of uploads or parts: ten thousand parts are ten pages.
+PAGES_MAX = 1000
+
+# The request wasn't sent, or not far enough to have an effect.
+_NOT_SENT = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.ProxyConnectionError, sdk.SSLError)
+_CREDENTIALS = (
+    sdk.NoCredentialsError,
+    sdk.PartialCredentialsError,
+    sdk.CredentialRetrievalError,
+    sdk.TokenRetrievalError,
+    sdk.SSOError,
+    sdk.ProfileNotFound,
+    sdk.MetadataRetrievalError,
+    sdk.RefreshWithMFAUnsupportedError,
+)
+
+
+def open_url(url: str, options: StoreOptions) -> S3Store:
+    """The store at ``s3://bucket/root``. Nothing is sent before the first call."""
+    parts = urlsplit(url)
+    if not parts.netloc or parts.query or parts.fragment:
+        raise InvalidCall(f"{url} names no bucket", hint="give s3://bucket/root")
+    return S3Store(parts.netloc, checks.split_root(url, unquote(parts.path)), options)
+
+
+class S3Store:
+    """See ``ObjectStore``. Bodies go out with our own CRC-32C, which the server checks; nothing is hashed for the
+    signature."""
+
+    def __init__(self, bucket: str, root: str, options: StoreOptions) -> None:
+        self._bucket = bucket
+        self._root = root
+        with self._translated("opening", writes=False):
+            self._client: Any = _client(options)
+        own_endpoint = not _is_aws(self._client.meta.endpoint_url)
+        self._driver_metadata = {
+            "managedLedgerOffloadDriver": "S3" if own_endpoint else "aws-s3",
+            "bucket": bucket,
+            "region": self._client.meta.region_name or "",
+            "serviceEndpoint": self._client.meta.endpoint_url if own_endpoint else "",
+        }
+
+    def __repr__(self) -> str:
+        return f"S3Store({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self._bucket}/{self._root}".rstrip("/")
+
+    @property
+    def driver_metadata(self) -> Mapping[str, str]:
+        return self._driver_metadata
+
+    @contextlib.contextmanager
+    def _translated(self, what: str, *, writes: bool) -> Iterator[None]:
+        """The one edge where the SDK's exceptions become ours."""
+        where = f"{self.url}: {what} failed"
+        try:
+            yield
+        except sdk.ClientError as error:
+            answer = error.response.get("Error", {})
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            code = str(answer.get("Code", ""))
+            kind, hint = meaning_of(code, status, writes=writes)
+            text = " ".join(str(answer.get("Message", "")).split())
+            raise kind(f"{where}: {code or status}{': ' if text else ''}{text}", hint=hint) from error
+        except _CREDENTIALS as error:
+            hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile, or give access_key and secret_key"
+            raise AccessDenied(f"{where}: {error}", hint=hint) from error
+        except _NOT_SENT as error:
+            hint = "check --endpoint-url, the network and that the server runs"
+            raise StoreUnavailable(f"{where}: {error}", hint=hint) from error
+        except sdk.ParamValidationError as error:
+            text = " ".join(str(error).split())
+            raise InvalidCall(f"{where}: {text}", hint="check the bucket's name and the key") from error
+        except (sdk.HTTPClientError, sdk.IncompleteReadError, sdk.ResponseParserError) as error:
+            if writes:
+                raise OutcomeUnknown(f"{where}: {error}", hint="look before repeating it") from error
+            raise StoreUnavailable(f"{where}: {error}", hint="try again") from error
+        except (sdk.BotoCoreError, ValueError) as error:
+            raise InvalidCall(f"{where}: {error}", hint="check the URL, --endpoint-url and --region") from error
+
+    def head(self, key: str) -> ObjectInfo:
+        full_key = checks.check_key(key, root=self._root)
+        with self._translated(f"head of {key}", writes=False):
+            answer = self._client.head_object(Bucket=self._bucket, Key=full_key, ChecksumMode="ENABLED")
+        return _info(key, answer["ContentLength"], answer)
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+        full_key = checks.check_key(key, root=self._root)
+        checks.check_range(byte_range)
+        if byte_range is not None and byte_range.length == 0:
+            return b"", self.head(key)
+        wanted = {} if byte_range is None else {"Range": f"bytes={byte_range.start}-{byte_range.stop - 1}"}
+        if byte_range is None:
+            wanted["ChecksumMode"] = "ENABLED"
+        try:
+            with self._translated(f"get of {key}", writes=False):
+                answer = self._client.get_object(Bucket=self._bucket, Key=full_key, **wanted)
+                with contextlib.closing(answer["Body"]) as stream:
+                    body: bytes = stream.read()
+        except InvalidCall as error:
+            if not _starts_past_end(error):
+                raise
+            return b"", self.head(key)
+        if len(body) != answer["ContentLength"]:
+            raise StoreUnavailable(
+                f"{self.url}: get of {key}: {len(body)} bytes came, {answer['ContentLength']} were announced",
+                hint="try again",
+            )
+        size = int(answer["ContentRange"].rpartition("/")[2]) if "ContentRange" in answer else len(body)
+        if byte_range is not None and "ContentRange" not in answer:
+            body = body[byte_range.start : byte_range.stop]  # a server that doesn't know ranges
+        return body, _info(key, size, answer)
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        full_key = checks.check_key(key, root=self._root)
+        checks.check_mode(mode)
+        kept = checks.check_metadata(metadata)
+        crc = checks.body_crc32c(key, body, crc32c)
+        condition = {"IfNoneMatch": "*"} if mode.create_only else {"IfMatch": mode.etag} if mode.etag else {}
+        try:
+            with self._translated(f"put of {key}", writes=True):
+                answer = self._client.put_object(
+                    Bucket=self._bucket,
+                    Key=full_key,
+                    Body=sendable(body),
+                    Metadata=kept,
+                    ChecksumCRC32C=_encoded(crc),
+                    **condition,
+                )
+        except NotFound as missing:
+            if mode.etag is None:
+                raise
+            raise PreconditionFailed(f"{self.url}: {key} isn't there, expected {mode.etag}") from missing
+        return ObjectInfo(key, len(body), answer["ETag"], _answered_ms(answer), kept, crc)
+
+    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
+        checks.check_list(prefix, limit)
+        start = {"StartAfter": self._root + after} if after else {}
+        with self._translated(f"list of {prefix!r}", writes=False):
+            answer = self._client.list_objects_v2(
+                Bucket=self._bucket, Prefix=self._root + prefix, MaxKeys=min(limit, PAGE_KEYS_MAX), **start
+            )
+        objects = tuple(
+            ObjectInfo(found["Key"][len(self._root) :], found["Size"], found["ETag"], _ms(found["LastModified"]))
+            for found in answer.get("Contents", ())
+        )
+        return ListPage(objects, objects[-1].key if objects and answer.get("IsTruncated") else None)
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        full_keys = checks.check_keys(keys, root=self._root)
+        failures: list[DeleteFailure] = []
+        for start in range(0, len(full_keys), PAGE_KEYS_MAX):
+            try:
+                failures += self._delete_some(full_keys[start : start + PAGE_KEYS_MAX])
+            except OffloaderError as error:
+                if start == 0:
+                    raise
+                # Some are gone already, so the call as a whole didn't fail: the rest is named key by key.
+                retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
+                rest = [full_key[len(self._root) :] for full_key in full_keys[start:]]
+                return [*failures, *(DeleteFailure(key, str(error), retryable) for key in rest)]
+        return failures
+
+    def _delete_some(self, full_keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        wanted = {"Objects": [{"Key": full_key} for full_key in full_keys], "Quiet": True}
+        with self._translated(f"delete of {len(full_keys)} keys", writes=True):
+            answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
+        failures = []
+        for error in answer.get("Errors", ()):
+            kind, _ = meaning_of(error.get("Code", ""), 500, writes=True)
+            if kind is not NotFound:
+                reason = f"{error.get('Code', '')}: {error.get('Message', '')}"
+                retryable = issubclass(kind, StoreUnavailable | OutcomeUnknown)
+                failures.append(DeleteFailure(error["Key"][len(self._root) :], reason, retryable))
+        return failures
+
+    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        full_key = checks.check_key(key, root=self._root)
+        kept = checks.check_metadata(metadata)
+        with self._translated(f"upload of {key}", writes=True):
+            # The algorithm is named here, or servers refuse the parts' checksums at the completion.
+            answer = self._client.create_multipart_upload(
+                Bucket=self._bucket, Key=full_key, Metadata=kept, ChecksumAlgorithm="CRC32C"
+            )
+        return str(answer["UploadId"])
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
+        full_key = checks.check_key(key, root=self._root)
+        checks.check_part_number(number)
+        crc = checks.body_crc32c(key, body, crc32c)
+        with self._translated(f"part {number} of {key}", writes=True):
+            answer = self._client.upload_part(
+                Bucket=self._bucket,
+                Key=full_key,
+                UploadId=upload_id,
+                PartNumber=number,
+                Body=sendable(body),
+                ChecksumCRC32C=_encoded(crc),
+            )
+        return PartInfo(number, answer["ETag"], len(body), crc)
+
+    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        """After an unknown outcome it looks once by itself: an object of just these parts (the server keeps a checksum
+        over the parts' checksums) is the proof. The answer's ``metadata`` is empty."""
+        full_key = checks.check_key(key, root=self._root)
+        checks.check_parts(key, parts)
+        wanted = [
+            {"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": _encoded(part.crc32c)} for part in parts
+        ]
+        size_bytes = sum(part.size_bytes for part in parts)
+        try:
+            with self._translated(f"completion of {key}", writes=True):
+                answer = self._client.complete_multipart_upload(
+                    Bucket=self._bucket, Key=full_key, UploadId=upload_id, MultipartUpload={"Parts": wanted}
+                )
+        except (OutcomeUnknown, NotFound) as error:
+            found = self._look_for(key, size_bytes, _composite(parts))
+            if found is not None:
+                return found
+            raise OutcomeUnknown(error.message, hint="look with head: it may have been completed") from error
+        there = answer.get("ChecksumCRC32C")
+        if there is not None and "-" in there and there != _composite(parts):
+            raise Corrupt(f"{self.url}: {key} was completed with checksum {there}, expected {_composite(parts)}")
+        return ObjectInfo(key, size_bytes, answer["ETag"], _answered_ms(answer))
+
+    def _look_for(self, key: str, size_bytes: int, composite: str) -> ObjectInfo | None:
+        """The object, when it is there and provably made of the parts that ``composite`` sums up."""
+        try:
+            with self._translated(f"head of {key}", writes=False):
+                answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
+        except OffloaderError:
+            return None  # the caller hears of the unknown outcome, which weighs more
+        if answer["ContentLength"] != size_bytes or answer.get("ChecksumCRC32C") != composite:
+            return None
+        return _info(key, size_bytes, answer)
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        full_key = checks.check_key(key, root=self._root)
+        with contextlib.suppress(NotFound), self._translated(f"abort of an upload of {key}", writes=True):
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=full_key, UploadId=upload_id)
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        checks.check_list(prefix, 1)
+        found: dict[tuple[str, str], UploadInfo] = {}
+        marker: dict[str, str] = {}
+        for _ in range(PAGES_MAX):
+            with self._translated(f"list of uploads {prefix!r}", writes=False):
+                answer = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._root + prefix, **marker)
+            before = len(found)
+            for upload in answer.get("Uploads", ()):
+                key = upload["Key"][len(self._root) :]
+                info = UploadInfo(key, upload["UploadId"], _ms(upload["Initiated"]))
+                found[key, info.upload_id] = info
+            # A server that ignores the markers sends the same page for ever.
+            if not answer.get("IsTruncated") or len(found) == before:
+                break
+            marker = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer.get("NextUploadIdMarker", "")}
+        return list(found.values())
+
+    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        full_key = checks.check_key(key, root=self._root)
+        found: dict[int, PartInfo] = {}
+        for _ in range(PAGES_MAX):
+            with self._translated(f"list of parts of {key}", writes=False):
+                answer = self._client.list_parts(
+                    Bucket=self._bucket, Key=full_key, UploadId=upload_id, PartNumberMarker=max(found, default=0)
+                )
+            before = len(found)
+            for part in answer.get("Parts", ()):
+                crc = _decoded(part.get("ChecksumCRC32C"))
+                number = part["PartNumber"]
+                found[number] = PartInfo(number, part["ETag"], part["Size"], -1 if crc is None else crc)
+            if not answer.get("IsTruncated") or len(found) == before:
+                break
+        return [found[number] for number in sorted(found)]
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _client(options: StoreOptions) -> Any:
+    settings = options.settings
+    session = boto3.session.Session(
+        aws_access_key_id=options.access_key,
+        aws_secret_access_key=options.secret_key,
+        aws_session_token=options.session_token,
+    )
+
+    def built(addressing: str) -> Any:
+        config = Config(
+            connect_timeout=settings.connect_timeout_s,
+            read_timeout=settings.read_timeout_s,
+            max_pool_connections=settings.connections_max,
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"payload_signing_enabled": False, "addressing_style": addressing},
+            user_agent_extra="offloader",
+        )
+        region = options.region or session.region_name or "us-east-1"
+        return session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
+
+    client = built("auto")
+    if _is_aws(client.meta.endpoint_url):
+        return client
+    client.close()
+    return built("path")  # a server of one's own rarely has a name per bucket
+
+
+def _is_aws(endpoint_url: str) -> bool:
+    host = urlsplit(endpoint_url).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def _starts_past_end(error: InvalidCall) -> bool:
+    cause = error.__cause__
+    if not isinstance(cause, sdk.ClientError):
+        return False
+    return bool(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416)
+
+
+def _info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectInfo:
+    metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
+    crc = _decoded(answer.get("ChecksumCRC32C"))
+    return ObjectInfo(key, size_bytes, answer["ETag"], _ms(answer["LastModified"]), metadata, crc)
+
+
+def _ms(time: datetime) -> int:
+    return int(time.timestamp() * 1000)
+
+
+def _answered_ms(answer: Mapping[str, Any]) -> int:
+    """The server's own time of the answer: it doesn't send the modification time of what it stored."""
+    try:
+        return _ms(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]))
+    except (KeyError, ValueError):
+        return 0
+
+
+def _encoded(crc: int) -> str:
+    return base64.b64encode(struct.pack(">I", crc)).decode()
+
+
+def _decoded(text: str | None) -> int | None:
+    """The CRC-32C of a whole object; ``None`` for the sum over parts (``...-3``), which isn't one."""
+    if not text or "-" in text:
+        return None
+    return int(struct.unpack(">I", base64.b64decode(text))[0])
+
+
+def _composite(parts: Sequence[PartInfo]) -> str:
+    """What S3 keeps for an object of parts: the CRC-32C over the parts' CRC-32Cs, and how many there were."""
+    packed = struct.pack(f">{len(parts)}I", *(part.crc32c for part in parts))
+    return f"{_encoded(crc32c_of(packed))}-{len(parts)}"
