@@ -22,7 +22,6 @@ from botocore.config import Config
 from formats.checksum import crc32c as crc32c_of
 from offloader.errors import (
     AccessDenied,
-    Corrupt,
     InvalidCall,
     NotFound,
     OffloaderError,
@@ -262,37 +261,40 @@ class S3Store:
         return PartInfo(number, answer["ETag"], len(body), crc)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """After an unknown outcome it looks once by itself: an object of just these parts (the server keeps a checksum
-        over the parts' checksums) is the proof. The answer's ``metadata`` is empty."""
+        """The object is looked at afterwards, whatever the answer was: its size and the checksum that the server keeps
+        over the parts' checksums are the proof. An answer alone is none (versitygw says 200 for any upload id of a key
+        that is there), and a lost or refused one doesn't say that nothing happened."""
         full_key = checks.check_key(key, root=self._root)
         checks.check_parts(key, parts)
         wanted = [
             {"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": _encoded(part.crc32c)} for part in parts
         ]
-        size_bytes = sum(part.size_bytes for part in parts)
+        cause: OffloaderError | None = None
         try:
             with self._translated(f"completion of {key}", writes=True):
-                answer = self._client.complete_multipart_upload(
+                self._client.complete_multipart_upload(
                     Bucket=self._bucket, Key=full_key, UploadId=upload_id, MultipartUpload={"Parts": wanted}
                 )
         except (OutcomeUnknown, NotFound) as error:
-            found = self._look_for(key, size_bytes, _composite(parts))
-            if found is not None:
-                return found
-            raise OutcomeUnknown(error.message, hint="look with head: it may have been completed") from error
-        there = answer.get("ChecksumCRC32C")
-        if there is not None and "-" in there and there != _composite(parts):
-            raise Corrupt(f"{self.url}: {key} was completed with checksum {there}, expected {_composite(parts)}")
-        return ObjectInfo(key, size_bytes, answer["ETag"], _answered_ms(answer))
+            cause = error
+        found = self._made_of(key, parts)
+        if found is None:
+            problem = (
+                cause.message if cause else f"{self.url}: completion of {key} was answered, but made something else"
+            )
+            raise OutcomeUnknown(problem, hint="look with head: it may have been completed") from cause
+        return found
 
-    def _look_for(self, key: str, size_bytes: int, composite: str) -> ObjectInfo | None:
-        """The object, when it is there and provably made of the parts that ``composite`` sums up."""
+    def _made_of(self, key: str, parts: Sequence[PartInfo]) -> ObjectInfo | None:
+        """The object, when it is there and made of ``parts``."""
         try:
             with self._translated(f"head of {key}", writes=False):
                 answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
         except OffloaderError:
             return None  # the caller hears of the unknown outcome, which weighs more
-        if answer["ContentLength"] != size_bytes or answer.get("ChecksumCRC32C") != composite:
+        size_bytes = sum(part.size_bytes for part in parts)
+        checksum = answer.get("ChecksumCRC32C", "").partition("-")[0]
+        if answer["ContentLength"] != size_bytes or checksum not in ("", _composite(parts)):
             return None
         return _info(key, size_bytes, answer)
 
@@ -383,7 +385,9 @@ def _starts_past_end(error: InvalidCall) -> bool:
 
 def _info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectInfo:
     metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
-    crc = _decoded(answer.get("ChecksumCRC32C"))
+    # Of an object of parts the server keeps a sum over sums (and not every server marks it), which isn't the object's.
+    whole = "-" not in answer["ETag"] or answer.get("ChecksumType") == "FULL_OBJECT"
+    crc = _decoded(answer.get("ChecksumCRC32C")) if whole else None
     return ObjectInfo(key, size_bytes, answer["ETag"], _ms(answer["LastModified"]), metadata, crc)
 
 
@@ -404,13 +408,9 @@ def _encoded(crc: int) -> str:
 
 
 def _decoded(text: str | None) -> int | None:
-    """The CRC-32C of a whole object; ``None`` for the sum over parts (``...-3``), which isn't one."""
-    if not text or "-" in text:
-        return None
-    return int(struct.unpack(">I", base64.b64decode(text))[0])
+    return None if not text else int(struct.unpack(">I", base64.b64decode(text))[0])
 
 
 def _composite(parts: Sequence[PartInfo]) -> str:
-    """What S3 keeps for an object of parts: the CRC-32C over the parts' CRC-32Cs, and how many there were."""
-    packed = struct.pack(f">{len(parts)}I", *(part.crc32c for part in parts))
-    return f"{_encoded(crc32c_of(packed))}-{len(parts)}"
+    """What S3 keeps for an object of parts: the CRC-32C over the parts' CRC-32Cs."""
+    return _encoded(crc32c_of(struct.pack(f">{len(parts)}I", *(part.crc32c for part in parts))))

