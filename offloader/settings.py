@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, cast
 
 from offloader.errors import InvalidCall
 
@@ -31,9 +31,8 @@ class OffloadSettings:
     """How entries become segments (spec: PIP-76; names from the proposal where it has one)."""
 
     block_bytes: int = _setting(_MIB, "target size of a block", low=256, high=1024 * _MIB)
-    part_bytes: int = _setting(16 * _MIB, "size of an uploaded part", low=5 * _MIB, high=5 * 1024 * _MIB)
-    multipart_threshold_bytes: int = _setting(
-        16 * _MIB, "segments up to this size are one PUT", low=0, high=5 * 1024 * _MIB
+    part_bytes: int = _setting(
+        16 * _MIB, "size of an uploaded part; a segment below it is a single PUT", low=5 * _MIB, high=5 * 1024 * _MIB
     )
     parts_in_flight_max: int = _setting(4, "parts of one segment uploaded at once", low=1, high=64)
     max_size_per_offload_segment_mbytes: float = _setting(
@@ -45,6 +44,13 @@ class OffloadSettings:
     offload_buffer_bytes_max: int = _setting(64 * _MIB, "bytes buffered for one stream", low=64 * _KIB, high=2**40)
     entry_bytes_max: int = _setting(64 * _MIB, "largest entry that is taken", low=1, high=2**31 - 1)
     codec: str = _choice("none", "compression of blocks", ("none", "zstd"))
+    method: str = _choice(
+        "streaming", "streaming (PIP-76), ledger (a closed ledger an object) or none", ("streaming", "ledger", "none")
+    )
+    drain_seconds_max: float = _setting(300.0, "wait for the last segment when closing", low=0, high=24 * 3600)
+    retry_seconds_max: float = _setting(
+        30.0, "longest wait before a failed segment is tried again", low=0.01, high=3600
+    )
     workers_max: int = _setting(8, "threads that encode and upload, whole process", low=1, high=256)
 
 
@@ -106,7 +112,7 @@ class Settings:
         """
         problems: list[str] = []
         sections: dict[str, Any] = {}
-        kinds: dict[str, Any] = {f.name: type(f.default) for f in fields(cls)}
+        kinds: dict[str, Any] = {f.name: cast(object, f.default).__class__ for f in fields(cls)}
         for name, given in (values or {}).items():
             if name not in kinds:
                 problems.append(f"{name}: no such section (sections: {', '.join(kinds)})")

@@ -3,8 +3,8 @@
 Owns all I/O on manifest records, the boundary and the catalogue entry. Must never act on a commit whose outcome it
 doesn't know, and never build a second record while one is in doubt.
 
-The protocol (docs/MANIFEST.md): record N + 1 is created with If-None-Match; who creates it, has committed. A PUT without an
-answer is repeated with identical bytes until the id exists, then whose bytes are there decides. After creating, the
+The protocol (docs/MANIFEST.md): record N + 1 is created with If-None-Match; who creates it, has committed. A PUT
+without an answer is repeated with identical bytes until the id exists, then whose bytes are there decides. After creating, the
 boundary is read: an id below it was deleted meanwhile and "winning" it again means nothing.
 """
 
@@ -76,7 +76,7 @@ def list_streams(store: ObjectStore, *, prefix: str = "") -> list[str]:
     after: str | None = ""
     while after is not None:
         page = store.list(catalog_prefix(), after=after)
-        names = [stream_of_catalog_key(info.key) for info in page.objects]
+        names = [_stream_named_by(info.key) for info in page.objects]
         found += [name for name in names if name is not None and name.startswith(prefix)]
         after = page.next_after
     return sorted(found)
@@ -251,7 +251,7 @@ class ManifestLog:
         raise AssertionError("unreachable")
 
     def _confirm(self, record: Record) -> bool:
-        """Reads the boundary after creating a record: a number below it was deleted before, so creating it means nothing."""
+        """Reads the boundary after creating a record: a number below it was deleted before, so creating it is nothing."""
         try:
             boundary = _read_boundary(self.store, self.stream, record.incarnation)
         except NotFound as error:
@@ -264,7 +264,22 @@ class ManifestLog:
         self._state = fold(self.state, record)
         return True
 
+    def _require_own_level(self) -> None:
+        """No stream's name may be the beginning of another's levels: their keys would lie in each other's place."""
+        levels = self.stream.split("/")
+        above = ["/".join(levels[:count]) for count in range(1, len(levels))]
+        clash = next((name for name in above if _read_catalog_entry(self.store, name) is not None), None)
+        if clash is None:
+            below = self.store.list(catalog_key(self.stream) + "/", limit=1).objects
+            clash = _stream_named_by(below[0].key) if below else None
+        if clash is not None:
+            raise InvalidCall(
+                f"stream {self.stream} can't be created: stream {clash} exists, and one name begins with the other",
+                hint="choose a name beside it",
+            )
+
     def _create_stream(self) -> CatalogEntry:
+        self._require_own_level()
         incarnation = UUID(bytes=self._entropy(16), version=4)
         entry = CatalogEntry(self.stream, incarnation, self._clock.now_ms())
         try:
@@ -287,8 +302,18 @@ class ManifestLog:
                 return
 
 
+def _stream_named_by(key: str) -> str | None:
+    try:
+        return stream_of_catalog_key(key)
+    except FormatError:
+        return None  # something else that lies in the catalogue's place: not ours to judge
+
+
 def _read_catalog_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
-    key = catalog_key(stream)
+    try:
+        key = catalog_key(stream)
+    except FormatError as error:
+        raise InvalidCall(str(error)) from error
     try:
         data, _ = store.get(key)
     except NotFound:

@@ -44,8 +44,19 @@ from formats.manifest import (
 from formats.segment import SegmentSummary
 from offloader.errors import ErrorKind, OffloaderError
 
-__all__ = ["EditRefused", "ManifestState", "Requirement", "SegmentRecord", "SegmentStatus", "apply_edits", "fold"]
+__all__ = [
+    "EditRefused",
+    "ManifestState",
+    "Requirement",
+    "SegmentRecord",
+    "SegmentStatus",
+    "apply_edits",
+    "fold",
+    "follows",
+]
 
+#: Writer of no record.
+_NOBODY = Writer("", "", "")
 #: Method of a stream that no ``set_method`` edit named.
 METHOD_DEFAULT = "streaming"
 
@@ -131,7 +142,7 @@ class ManifestState:
     incarnation: UUID
     record_id: int = 0
     epoch: int = 0
-    writer: Writer = Writer("", "", "")
+    writer: Writer = _NOBODY
     time_ms: int = 0
     segments: Mapping[UUID, SegmentRecord] = field(default_factory=dict)
     closed_ledgers: Mapping[int, int] = field(default_factory=dict)
@@ -153,7 +164,8 @@ class ManifestState:
             raise EditRefused(f"stream {self.stream} was deleted")
         if requirement.epoch is not None and requirement.epoch != self.epoch:
             raise EditRefused(
-                f"stream {self.stream} is owned by epoch {self.epoch} (writer {self.writer.name}), not {requirement.epoch}"
+                f"stream {self.stream} is owned by epoch {self.epoch} (writer {self.writer.name}), "
+                f"not by epoch {requirement.epoch}"
             )
 
     def offloaded(self) -> list[SegmentRecord]:
@@ -167,20 +179,8 @@ class ManifestState:
         return sorted(found, key=lambda segment: segment.begin)
 
     def follows(self, end: Position, begin: Position) -> bool:
-        """Whether no entry can lie between ``end`` and ``begin``.
-
-        True for the next entry of a ledger, and for the first entry of a later ledger when the source said that the
-        earlier one ends at ``end`` and that all between are empty.
-        """
-        if begin.ledger_id == end.ledger_id:
-            return begin.entry_id == end.entry_id + 1
-        if begin.ledger_id < end.ledger_id or begin.entry_id != 0:
-            return False
-        if self.closed_ledgers.get(end.ledger_id) != end.entry_id:
-            return False
-        # Ledger ids aren't dense (BookKeeper hands them out over all topics): only known ledgers can lie between.
-        between = [last for ledger, last in self.closed_ledgers.items() if end.ledger_id < ledger < begin.ledger_id]
-        return all(last == -1 for last in between)
+        """Whether no entry can lie between ``end`` and ``begin``: see the function of that name."""
+        return follows(end, begin, self.closed_ledgers)
 
     def committed_end(self) -> Position | None:
         """End of the longest prefix of offloaded ranges and recorded gaps; what a source may be told is safe."""
@@ -217,6 +217,26 @@ class ManifestState:
         )
 
 
+def follows(end: Position, begin: Position, closed_ledgers: Mapping[int, int]) -> bool:
+    """Whether no entry can lie between ``end`` and ``begin``.
+
+    True for the next entry of a ledger, and for the first entry of a later ledger when the source said that the earlier
+    one ends at ``end`` and that all between are empty (else an entry lost at a rollover could never be noticed).
+
+    Args:
+        end, begin: the two positions.
+        closed_ledgers: ledger id -> last entry id (-1: empty), as the source said.
+    """
+    if begin.ledger_id == end.ledger_id:
+        return begin.entry_id == end.entry_id + 1
+    if begin.ledger_id < end.ledger_id or begin.entry_id != 0:
+        return False
+    if closed_ledgers.get(end.ledger_id) != end.entry_id:
+        return False
+    # Ledger ids aren't dense (BookKeeper hands them out over all topics): only known ledgers can lie between.
+    return all(last == -1 for ledger, last in closed_ledgers.items() if end.ledger_id < ledger < begin.ledger_id)
+
+
 def fold(state: ManifestState, record: Record) -> ManifestState:
     """The view after ``record``, which must be the next one.
 
@@ -231,7 +251,9 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
         )
     after = apply_edits(state, record.edits, record_id=record.record_id)
     if after.epoch != record.epoch:
-        raise EditRefused(f"stream {state.stream}: record {record.record_id} has epoch {record.epoch}, not {after.epoch}")
+        raise EditRefused(
+            f"stream {state.stream}: record {record.record_id} has epoch {record.epoch}, not {after.epoch}"
+        )
     return replace(after, writer=record.writer, time_ms=record.time_ms)
 
 
@@ -283,7 +305,9 @@ class _Draft:
             if other.uuid == but:
                 continue
             if (other.end is None or other.end >= begin) and (end is None or other.begin <= end):
-                raise self._refused(edit, f"{begin}..{end or ''} overlaps segment {other.uuid} {other.begin}..{other.end or ''}")
+                raise self._refused(
+                    edit, f"{begin}..{end or ''} overlaps segment {other.uuid} {other.begin}..{other.end or ''}"
+                )
         for gap in self._now("gaps"):
             if gap.last >= begin and (end is None or gap.first <= end):
                 raise self._refused(edit, f"{begin}..{end or ''} overlaps the gap {gap.first}..{gap.last}")
@@ -301,7 +325,9 @@ class _Draft:
     def ledger_closed(self, edit: LedgerClosed) -> None:
         closed = self._now("closed_ledgers")
         if closed.get(edit.ledger_id, edit.last_entry_id) != edit.last_entry_id:
-            raise self._refused(edit, f"ledger {edit.ledger_id} ended at {closed[edit.ledger_id]}, now {edit.last_entry_id}")
+            raise self._refused(
+                edit, f"ledger {edit.ledger_id} ended at {closed[edit.ledger_id]}, now {edit.last_entry_id}"
+            )
         self._changes["closed_ledgers"] = {**closed, edit.ledger_id: edit.last_entry_id}
 
     def assign(self, edit: Assign) -> None:
@@ -332,7 +358,8 @@ class _Draft:
         summary = edit.summary
         if summary.begin != segment.begin or (segment.end is not None and summary.end != segment.end):
             raise self._refused(
-                edit, f"{edit.uuid} holds {summary.begin}..{summary.end}, assigned was {segment.begin}..{segment.end or ''}"
+                edit,
+                f"{edit.uuid} holds {summary.begin}..{summary.end}, assigned was {segment.begin}..{segment.end or ''}",
             )
         self._require_free(edit, summary.begin, summary.end, but=edit.uuid)
         self._reach(summary.end)
@@ -407,7 +434,9 @@ class _Draft:
         # Naming the record keeps a sweeper with an old list of leases from purging what was undone and retired again.
         segment = self._segment(edit, uuid, SegmentStatus.RETIRED)
         if segment.retire_record != retire_record:
-            raise self._refused(edit, f"segment {uuid} was retired by record {segment.retire_record}, not {retire_record}")
+            raise self._refused(
+                edit, f"segment {uuid} was retired by record {segment.retire_record}, not {retire_record}"
+            )
         return segment
 
     def set_method(self, edit: SetMethod) -> None:
@@ -415,16 +444,16 @@ class _Draft:
             raise self._refused(edit, f"no method {edit.method!r}")
         self._changes["method"] = edit.method
 
-    def pause(self, edit: Pause) -> None:
+    def pause(self, _edit: Pause) -> None:
         self._changes["paused"] = True
 
-    def resume(self, edit: Resume) -> None:
+    def resume(self, _edit: Resume) -> None:
         self._changes["paused"] = False
 
     def hold(self, edit: Hold) -> None:
         self._changes["held"] = edit.on
 
-    def delete_stream(self, edit: StreamDeleted) -> None:
+    def delete_stream(self, _edit: StreamDeleted) -> None:
         self._changes["stream_deleted"] = True
 
 
@@ -449,4 +478,3 @@ _HANDLERS: Mapping[type[Edit], Callable[[_Draft, Any], None]] = {
     Hold: _Draft.hold,
     StreamDeleted: _Draft.delete_stream,
 }
-

@@ -1,0 +1,214 @@
+"""The broker half over embedded ledgers: append, read through both tiers, offload.
+
+Owns how an embedded stream, its offloading and its readers are put together. Must never acknowledge an append before
+the ledger database did, nor decide anything that the write or the read side decides.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
+from offloader.clock import Clock, SystemClock
+from offloader.errors import InvalidCall, LimitReached, OffloaderError
+from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.read.reader import Entries, open_reader
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.streaming import StreamOffload, StreamStatus
+
+__all__ = ["ManagedLedger", "open_managed_ledger"]
+
+
+def open_managed_ledger(
+    stream: str,
+    *,
+    ledgers: str | EmbeddedLedgers,
+    store: ObjectStore,
+    settings: Settings | None = None,
+    clock: Clock | None = None,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> ManagedLedger:
+    """A stream to append to, whose entries go into ``store`` while they are written.
+
+    Takes the stream: who had it open before is fenced at its next append.
+
+    Args:
+        stream: its name, levels separated by ``/``.
+        ledgers: ``sqlite:///path/ledgers.db``, a path, or an open ``EmbeddedLedgers``.
+        store: the object store of the cold tier.
+        settings: sizes and limits; ``settings.offload.method`` says how it is offloaded.
+        clock, entropy: time and randomness, for tests.
+
+    Raises:
+        InvalidCall: not a stream name.
+        StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
+    """
+    settings = settings or Settings()
+    clock = clock or SystemClock()
+    own = EmbeddedLedgers(ledgers, settings=settings.ledgers, clock=clock) if isinstance(ledgers, str) else None
+    try:
+        database = own or ledgers
+        assert isinstance(database, EmbeddedLedgers)
+        source = database.open_stream(stream)
+        offloader = LedgerOffloader(store, settings, clock=clock, entropy=entropy)
+        offload = offloader.offload_stream(source, stream) if settings.offload.method == "streaming" else None
+    except BaseException:
+        if own is not None:
+            own.close()
+        raise
+    return ManagedLedger(_Parts(stream, source, store, settings, offloader, offload, own))
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    stream: str
+    source: EmbeddedStream
+    store: ObjectStore
+    settings: Settings
+    offloader: LedgerOffloader
+    offload: StreamOffload | None
+    own_database: EmbeddedLedgers | None
+
+
+class ManagedLedger:
+    """One stream, both tiers. Thread-safe. Made by ``open_managed_ledger``; close it, or use it as a context."""
+
+    def __init__(self, parts: _Parts) -> None:
+        self._parts = parts
+        self._closed = False
+
+    @property
+    def stream(self) -> str:
+        return self._parts.stream
+
+    def append(self, payload: bytes, publish_time_ms: int | None = None) -> Position:
+        """Adds one entry; it is durable in the hot tier when this returns.
+
+        Raises: as ``append_batch``.
+        """
+        return self.append_batch([payload], publish_time_ms)[0].first
+
+    def append_batch(
+        self,
+        payloads: pa.Array | Sequence[bytes],
+        publish_times_ms: Sequence[int] | NDArray[np.int64] | int | None = None,
+        *,
+        notes: Mapping[str, bytes] | None = None,
+    ) -> list[EntryBatch]:
+        """Adds entries, all or none; they are durable in the hot tier when this returns.
+
+        Args:
+            payloads: byte strings, or an Arrow array of them.
+            publish_times_ms: a time for each, or one for all, ms since 1970 UTC; default now.
+            notes: small facts of the caller that become durable in the same transaction.
+
+        Returns:
+            What was written where: one batch for each ledger it went to.
+
+        Raises:
+            Fenced: the stream was opened by somebody else since.
+            LimitReached: an entry is above ``entry_bytes_max``.
+            StoreUnavailable: the disk is full or locked; nothing was written.
+        """
+        limit = min(self._parts.settings.offload.entry_bytes_max, self._parts.settings.offload.offload_buffer_bytes_max)
+        _require_small(payloads, limit)
+        return self._parts.source.append(payloads, publish_times_ms, notes=notes)
+
+    def read(self, first: Position, last: Position) -> Entries:
+        """Exactly the entries from ``first`` to ``last``, from the cold tier where they are committed, else the hot."""
+        with open_reader(
+            self._parts.store, self.stream, settings=self._parts.settings.read, source=self._parts.source
+        ) as reader:
+            return reader.read(first, last)
+
+    def offload(self, until: Position | None = None, *, timeout_s: float | None = None) -> Position | None:
+        """Brings what was appended so far (or up to ``until``) into the cold tier and waits for it.
+
+        Method ``streaming``: closes and completes the current segment. Method ``ledger``: offloads each closed ledger.
+
+        Returns:
+            The committed end, ``None`` when nothing is offloaded.
+
+        Raises:
+            InvalidCall: the method is ``none``.
+            StoreUnavailable: not committed in time; nothing is lost.
+        """
+        if self._parts.offload is not None:
+            return self._parts.offload.offload(until, timeout_s=timeout_s)
+        if self._parts.settings.offload.method == "none":
+            raise InvalidCall(f"stream {self.stream} isn't offloaded: offload.method is none")
+        return self._parts.offloader.offload_ledgers(self._parts.source, self.stream)
+
+    def close_ledger(self) -> LedgerInfo | None:
+        """Closes the open ledger, so that the next append opens another; what was closed."""
+        return self._parts.source.close_ledger()
+
+    def ledgers(self) -> list[LedgerInfo]:
+        """The ledgers of the hot tier, ascending."""
+        return self._parts.source.ledgers()
+
+    def status(self) -> StreamStatus | None:
+        """What the streaming offload is doing; ``None`` with another method."""
+        return None if self._parts.offload is None else self._parts.offload.status()
+
+    def get_note(self, key: str) -> bytes | None:
+        """A fact recorded with ``append_batch(notes=...)``."""
+        return self._parts.source.get_note(key)
+
+    def close(self, *, drain: bool = True) -> None:
+        """Ends offloading and closes what was opened here. Closing twice is fine.
+
+        Args:
+            drain: first complete the current segment, for at most ``drain_seconds_max``; else it is left to the
+                next start.
+
+        Raises:
+            StoreUnavailable: the last segment couldn't be completed; nothing is lost, the hot tier has it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        failure: OffloaderError | None = None
+        if self._parts.offload is not None:
+            try:
+                if drain:
+                    self._parts.offload.offload()
+            except OffloaderError as error:
+                failure = error
+            self._parts.offload.stop()
+        self._parts.offloader.close()
+        if self._parts.own_database is not None:
+            self._parts.own_database.close()
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> ManagedLedger:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(drain=error is None)
+
+
+def _require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int) -> None:
+    """Refuses before anything is written: an entry that could never be offloaded would stop the stream for good."""
+    if isinstance(payloads, pa.Array) and len(payloads):
+        largest = pa.compute.max(pa.compute.binary_length(payloads)).as_py() or 0
+    else:
+        largest = max(map(len, payloads), default=0)
+    if largest + ENTRY_HEADER_BYTES > limit_bytes:
+        raise LimitReached(
+            f"an entry of {largest} bytes is above entry_bytes_max or offload_buffer_bytes_max ({limit_bytes})",
+            hint="nothing of the batch was appended",
+        )

@@ -1,0 +1,429 @@
+"""One segment being written: entries in, two objects out.
+
+Owns the way from an offered entry to a finished upload, and the bytes held meanwhile. Must never block the caller who
+offers, take an entry that doesn't follow the last one, or touch the manifest.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from uuid import UUID
+
+import numpy as np
+
+from formats.compression import Codec
+from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
+from formats.segment import FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder, SegmentSummary
+from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
+from offloader.manifest.state import follows
+from offloader.settings import OffloadSettings
+from offloader.write.assignment import part_bytes_for
+from offloader.write.buffer import StreamBuffer
+from offloader.write.upload import SegmentUpload
+from offloader.write.workers import SerialTask, Workers
+
+__all__ = ["OffloadHandle", "OffloadResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadResult:
+    """What a finished segment holds (PIP-76 ``OffloadResult``). Without entries: no objects, no ``summary``."""
+
+    uuid: UUID
+    summary: SegmentSummary | None
+
+    @property
+    def begin_ledger_id(self) -> int:
+        """-1 without entries, like the other three."""
+        return self.summary.begin.ledger_id if self.summary else -1
+
+    @property
+    def begin_entry_id(self) -> int:
+        return self.summary.begin.entry_id if self.summary else -1
+
+    @property
+    def end_ledger_id(self) -> int:
+        return self.summary.end.ledger_id if self.summary else -1
+
+    @property
+    def end_entry_id(self) -> int:
+        return self.summary.end.entry_id if self.summary else -1
+
+
+class OffloadHandle:
+    """A segment that takes entries until it is closed (PIP-76 ``OffloadHandle``).
+
+    Entries are copied when they are offered, encoded and uploaded by workers, and counted in ``buffer`` until the part
+    they are in is acknowledged. The result arrives when both objects are in the store; recording it in the manifest is
+    the caller's.
+
+    Args:
+        uuid: the segment's name.
+        upload: where its objects go.
+        workers: who encodes and sends.
+        buffer: the stream's count of held bytes.
+        settings: block, part, entry and in-flight sizes.
+        after: the position the first entry has to follow, ``None``: any.
+        sending: whether parts go out at once; else after ``start_sending``.
+        on_change: called (from a worker) whenever bytes left the buffer or the result arrived.
+    """
+
+    def __init__(
+        self,
+        *,
+        uuid: UUID,
+        upload: SegmentUpload,
+        workers: Workers,
+        buffer: StreamBuffer,
+        settings: OffloadSettings,
+        after: Position | None = None,
+        sending: bool = True,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.uuid = uuid
+        self._upload = upload
+        self._workers = workers
+        self._buffer = buffer
+        self._settings = settings
+        self._on_change = on_change
+        self._builder = SegmentBuilder(
+            layout=Layout.V2,
+            block_bytes=settings.block_bytes,
+            part_bytes=part_bytes_for(settings),
+            codec=Codec[settings.codec.upper()],
+        )
+        self._encode_task = SerialTask(workers, self._encode)
+        self._result: Future[OffloadResult] = Future()
+
+        self._lock = threading.Lock()
+        self._open = True
+        self._sending = sending
+        self._failure: BaseException | None = None
+        self._after = after
+        self._first: Position | None = None
+        self._last: Position | None = None
+        self._facts: dict[int, LedgerFacts] = {}
+        self._closed_at: dict[int, int] = {}
+        self._wire_bytes = 0
+        # Held bytes, by where they are: waiting, being encoded, in the open block and part, in parts not acknowledged.
+        self._waiting: deque[EntryBatch] = deque()
+        self._singles: list[Entry] = []
+        self._waiting_bytes = 0
+        self._encoding_bytes = 0
+        self._builder_bytes = 0
+        self._ready: deque[Part] = deque()
+        self._unsent_bytes = 0
+        self._in_flight = 0
+        self._counted_bytes = 0
+        self._parts_made = 0
+        self._multipart = False
+        self._finished: FinishedSegment | None = None
+        self._completing = False
+        self._settled = False
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "failed" if self._failure else "done" if self._result.done() else "closing"
+        return f"<OffloadHandle {self.uuid} {state} {self._first or ''}..{self._last or ''} {self._wire_bytes} bytes>"
+
+    @property
+    def first_offered(self) -> Position | None:
+        return self._first
+
+    def last_offered(self) -> Position | None:
+        """The newest entry taken, ``None`` before the first."""
+        return self._last
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes taken so far: payloads and a 12-byte header each."""
+        return self._wire_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of this segment in memory now."""
+        with self._lock:
+            return self._held()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    @property
+    def can_drain(self) -> bool:
+        """Whether held bytes will leave without another offer: parts are on their way or being made."""
+        with self._lock:
+            if not self._sending:
+                return False
+            return bool(self._ready or self._in_flight or self._waiting or self._encoding_bytes) or not self._open
+
+    def can_offer(self, size: int) -> bool:
+        """Whether an entry of ``size`` payload bytes would be taken now."""
+        return self._open and self._failure is None and self._buffer.room_bytes >= size + ENTRY_HEADER_BYTES
+
+    def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
+        """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
+        with self._lock:
+            self._facts[facts.ledger_id] = facts
+            self._closed_at[facts.ledger_id] = last_entry_id
+
+    def offer_entry(self, entry: Entry) -> bool:
+        """Takes a copy of one entry, or answers False when the buffer is full.
+
+        Raises:
+            Closed: the handle was closed, or its upload failed.
+            InvalidCall: the entry doesn't follow the last one; the segment is as before.
+            LimitReached: the entry is larger than ``entry_bytes_max``.
+        """
+        position = entry.position
+        size_bytes = len(entry.payload) + ENTRY_HEADER_BYTES
+        with self._lock:
+            self._require_takes(position, len(entry.payload))
+            if not self._buffer.take(size_bytes):
+                return False
+            self._singles.append(entry._replace(payload=bytes(entry.payload)))
+            self._took(position, position, size_bytes)
+            # Small entries gather until they are worth a worker's turn, or the segment closes.
+            encode = self._waiting_bytes >= self._settings.block_bytes
+        if encode:
+            self._encode_task.schedule()
+        return True
+
+    def offer_batch(self, batch: EntryBatch) -> int:
+        """Takes copies of as many leading entries as there is room for; how many.
+
+        Raises: like ``offer_entry``, and then nothing of the batch was taken.
+        """
+        if len(batch) == 0:
+            return 0
+        lengths = batch.lengths
+        if int(batch.entry_ids[-1] - batch.entry_ids[0]) != len(batch) - 1:
+            raise InvalidCall(f"a batch of ledger {batch.ledger_id} has holes between {batch.first} and {batch.last}")
+        with self._lock:
+            self._require_takes(batch.first, int(lengths.max()))
+            wire = np.cumsum(lengths.astype(np.int64) + ENTRY_HEADER_BYTES)
+            count = int(np.searchsorted(wire, self._buffer.room_bytes, side="right"))
+            # Another segment of the stream may have taken the room since: then nothing is taken, and asked again later.
+            if count == 0 or not self._buffer.take(int(wire[count - 1])):
+                return 0
+            taken = batch.slice(0, count).copy()
+            self._gather_singles()
+            self._waiting.append(taken)
+            self._took(taken.first, taken.last, int(wire[count - 1]))
+        self._encode_task.schedule()
+        return count
+
+    def get_offload_result_async(self) -> Future[OffloadResult]:
+        """The result, when both objects are in the store and their lengths proven, or the reason why not."""
+        return self._result
+
+    def start_sending(self) -> None:
+        """Lets parts go out: the segment is recorded as assigned now."""
+        with self._lock:
+            self._sending = True
+        self._launch()
+
+    def close(self) -> bool:
+        """No entry is taken any more; what was taken is completed. True if the handle was still open."""
+        with self._lock:
+            was_open, self._open = self._open, False
+        if was_open:
+            self._encode_task.schedule()
+        return was_open
+
+    def abandon(self, reason: OffloaderError, *, abort: bool) -> None:
+        """Gives the segment up: bytes are dropped, the result is ``reason``.
+
+        ``abort``: also drop the unfinished upload. A fenced writer doesn't: nothing there is its own any more.
+        """
+        self._fail(reason, abort=abort)
+
+    def _require_takes(self, first: Position, size_max: int) -> None:
+        if not self._open:
+            raise Closed(f"segment {self.uuid} is closed: {first} was offered")
+        if self._failure is not None:
+            raise Closed(f"segment {self.uuid} failed: {self._failure}") from self._failure
+        if size_max > self._settings.entry_bytes_max:
+            raise LimitReached(
+                f"an entry of {size_max} bytes at {first} or after is above "
+                f"entry_bytes_max = {self._settings.entry_bytes_max}"
+            )
+        if size_max + ENTRY_HEADER_BYTES > self._buffer.limit_bytes:
+            raise LimitReached(
+                f"an entry of {size_max} bytes at {first} or after doesn't fit into "
+                f"offload_buffer_bytes_max = {self._buffer.limit_bytes}"
+            )
+        before = self._last or self._after
+        if before is not None and not follows(before, first, self._closed_at):
+            raise InvalidCall(f"segment {self.uuid}: {first} doesn't follow {before}", hint="nothing of it was taken")
+
+    def _took(self, first: Position, last: Position, size_bytes: int) -> None:
+        self._first = self._first or first
+        self._last = last
+        self._wire_bytes += size_bytes
+        self._waiting_bytes += size_bytes
+        self._counted_bytes += size_bytes
+
+    def _gather_singles(self) -> None:
+        """Turns single entries into batches, one per ledger."""
+        singles, self._singles = self._singles, []
+        start = 0
+        for stop in range(1, len(singles) + 1):
+            if stop == len(singles) or singles[stop].ledger_id != singles[start].ledger_id:
+                run = singles[start:stop]
+                self._waiting.append(
+                    EntryBatch.build(
+                        run[0].ledger_id,
+                        run[0].entry_id,
+                        [entry.payload for entry in run],
+                        [entry.publish_time_ms for entry in run],
+                    )
+                )
+                start = stop
+
+    def _held(self) -> int:
+        return self._waiting_bytes + self._encoding_bytes + self._builder_bytes + self._unsent_bytes
+
+    def _count(self) -> None:
+        """Tells the stream's buffer what this segment holds now; under the lock, after anything moved."""
+        held = self._held()
+        self._buffer.adjust(held - self._counted_bytes)
+        self._counted_bytes = held
+
+    def _encode(self) -> None:
+        try:
+            while (batch := self._next_batch()) is not None:
+                parts = self._builder.append(batch)
+                with self._lock:
+                    if self._failure is not None:
+                        return
+                    self._encoding_bytes = 0
+                    self._builder_bytes = self._builder.held_bytes
+                    self._add_parts(parts)
+                self._launch()
+            self._finish_if_closed()
+        except BaseException as error:
+            # Whatever it is (memory, a bug): the segment failed and its stream must hear of it, never a silent stall.
+            self._fail(error, abort=True)
+
+    def _next_batch(self) -> EntryBatch | None:
+        with self._lock:
+            # Parts that wait for a connection hold back the encoder, so that bytes wait small and in one place.
+            if self._failure is not None or len(self._ready) >= self._settings.parts_in_flight_max:
+                return None
+            self._gather_singles()
+            if not self._waiting:
+                return None
+            batch = self._waiting.popleft()
+            self._encoding_bytes = batch.wire_bytes
+            self._waiting_bytes -= batch.wire_bytes
+            return batch
+
+    def _add_parts(self, parts: list[Part]) -> None:
+        self._ready.extend(parts)
+        self._parts_made += len(parts)
+        self._unsent_bytes += sum(len(part.data) for part in parts)
+        self._count()
+
+    def _finish_if_closed(self) -> None:
+        with self._lock:
+            blocked = self._open or self._waiting or self._singles or self._failure or self._finished
+            if blocked:
+                return
+            empty = self._first is None
+        if empty:
+            self._resolve(OffloadResult(self.uuid, None))
+            return
+        finished = self._builder.finish(self._facts)
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._builder_bytes = 0
+            self._finished = finished
+            self._add_parts(finished.parts)
+        self._launch()
+
+    def _launch(self) -> None:
+        """Starts what may start now: parts up to the limit, or the completion after the last of them."""
+        start: list[Part] = []
+        with self._lock:
+            if self._failure is not None or not self._sending:
+                return
+            while self._ready and self._in_flight < self._settings.parts_in_flight_max:
+                start.append(self._ready.popleft())
+                self._in_flight += 1
+            finished = self._finished
+            complete = finished is not None and not self._ready and not self._in_flight and not self._completing
+            if complete:
+                self._completing = True
+            # A segment below one part is a single PUT; a first part that is full while entries still come is not.
+            whole = finished is not None and self._parts_made == 1 and not self._multipart
+            if start and not whole:
+                self._multipart = True
+        for part in start:
+            self._workers.submit(lambda part=part: self._send(part, whole))  # type: ignore[misc]
+        if complete and finished is not None:
+            self._workers.submit(lambda: self._complete(finished))
+
+    def _send(self, part: Part, whole: bool) -> None:
+        try:
+            if whole:
+                self._upload.send_whole(part)
+            else:
+                self._upload.send_part(part)
+        except BaseException as error:
+            self._fail(error, abort=True)
+            return
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+                if self._failure is None:
+                    self._unsent_bytes -= len(part.data)
+                    self._count()
+        self._launch()
+        self._encode_task.schedule()
+        self._on_change()
+
+    def _complete(self, finished: FinishedSegment) -> None:
+        try:
+            if self._multipart:
+                self._upload.complete()
+            self._upload.prove(finished.summary.data_bytes)
+            self._upload.send_index(finished.index)
+        except BaseException as error:
+            self._fail(error, abort=True)
+            return
+        self._resolve(OffloadResult(self.uuid, finished.summary))
+
+    def _resolve(self, result: OffloadResult) -> None:
+        with self._lock:
+            if self._settled:
+                return
+            self._settled = True
+        self._result.set_result(result)
+        self._on_change()
+
+    def _fail(self, error: BaseException, *, abort: bool) -> None:
+        with self._lock:
+            if self._settled:
+                return
+            self._settled = True
+            self._failure = error
+            self._open = False
+            self._waiting.clear()
+            self._singles.clear()
+            self._ready.clear()
+            self._waiting_bytes = self._encoding_bytes = self._builder_bytes = self._unsent_bytes = 0
+            self._count()
+        try:
+            if abort:
+                self._upload.abort()
+        except OffloaderError as left:
+            # The cause matters more than the parts it leaves: those are swept later.
+            error.add_note(f"its unfinished upload couldn't be aborted: {left}")
+        finally:
+            self._result.set_exception(error)
+            self._on_change()

@@ -1,0 +1,266 @@
+"""The write side's front door: the proposal's ``LedgerOffloader``.
+
+Owns the worker pool, the names of the segments under way and the streams that are offloaded. Must never decide when a
+segment closes or what is committed: that is ``offloader.write.streaming``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from uuid import UUID
+
+from formats.entries import Position
+from formats.keys import data_key, index_key
+from formats.object_metadata import object_metadata
+from offloader.clock import Clock, SystemClock
+from offloader.errors import InvalidCall, StoreUnavailable
+from offloader.ledgers.base import LedgerSource
+from offloader.manifest.log import ManifestLog
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.write.buffer import StreamBuffer
+from offloader.write.by_ledger import LedgerHandle, offload_ledger
+from offloader.write.handle import OffloadHandle, OffloadResult
+from offloader.write.ledger_method import offload_closed_ledgers
+from offloader.write.streaming import StreamOffload
+from offloader.write.upload import SegmentUpload
+from offloader.write.workers import Workers
+
+__all__ = ["NO_INCARNATION", "LedgerOffloader"]
+
+#: Names remembered to refuse a second segment of the same name.
+UUIDS_REMEMBERED_MAX = 65_536
+#: Marks objects written without a manifest.
+NO_INCARNATION = UUID(int=0)
+
+
+class LedgerOffloader:
+    """Writes segments into one store (PIP-76 ``LedgerOffloader``).
+
+    Args:
+        store: where segments go.
+        settings: sizes, ages and limits.
+        clock, entropy: time and randomness, for tests and simulations.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: Settings | None = None,
+        *,
+        clock: Clock | None = None,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.store = store
+        self.settings = settings or Settings()
+        self._clock = clock or SystemClock()
+        self._entropy = entropy
+        self._workers = Workers(self.settings.offload.workers_max, self._clock)
+        self._lock = threading.Lock()
+        self._uuids: OrderedDict[UUID, None] = OrderedDict()
+
+    def streaming_offload(
+        self,
+        uuid: UUID,
+        driver_metadata: Mapping[str, str],
+        *,
+        stream: str = "",
+        incarnation: UUID = NO_INCARNATION,
+        epoch: int = 0,
+        after: Position | None = None,
+        buffer: StreamBuffer | None = None,
+        sending: bool = True,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> OffloadHandle:
+        """A handle that turns offered entries into one V2 segment.
+
+        Args:
+            uuid: the segment's name; each is used once.
+            driver_metadata: where the objects are to be; empty, or this store's own.
+            stream: decides the keys; empty: Pulsar's own layout, objects at the store's root.
+            incarnation, epoch: written to the objects, so that a bucket explains itself.
+            after: the position the first entry has to follow.
+            buffer: counts held bytes together with other segments of the stream; default: one of its own.
+            sending: False: parts wait for ``start_sending`` (until the manifest has the segment).
+            on_change: called from a worker when bytes were freed or the result is there.
+
+        Raises:
+            InvalidCall: the uuid was used before, or the driver metadata names another place.
+        """
+        self._require_here(driver_metadata)
+        self._claim(uuid)
+        return OffloadHandle(
+            uuid=uuid,
+            upload=self._upload(stream, uuid, None, incarnation, epoch),
+            workers=self._workers,
+            buffer=buffer or StreamBuffer(self.settings.offload.offload_buffer_bytes_max),
+            settings=self.settings.offload,
+            after=after,
+            sending=sending,
+            on_change=on_change,
+        )
+
+    def offload(
+        self,
+        ledger: LedgerHandle,
+        uuid: UUID,
+        extra_metadata: Mapping[str, str],
+        *,
+        stream: str = "",
+        incarnation: UUID = NO_INCARNATION,
+        epoch: int = 0,
+    ) -> Future[OffloadResult]:
+        """Uploads one closed ledger in the V1 layout (PIP-17), on a worker.
+
+        Args:
+            ledger: closed and not empty.
+            uuid: the attempt's name; each is used once.
+            extra_metadata: user metadata to be added to both objects.
+            stream, incarnation, epoch: as for ``streaming_offload``.
+
+        Returns:
+            The result when both objects are in the store and proven.
+        """
+        self._claim(uuid)
+        upload = self._upload(stream, uuid, ledger.info.ledger_id, incarnation, epoch, extra_metadata)
+        done: Future[OffloadResult] = Future()
+
+        def run() -> None:
+            try:
+                summary = offload_ledger(ledger, upload, self.settings.offload)
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(OffloadResult(uuid, summary))
+
+        self._workers.submit(run)
+        return done
+
+    def delete_offloaded(
+        self, uuid: UUID, driver_metadata: Mapping[str, str], ledger_id: int | None = None, *, stream: str = ""
+    ) -> Future[None]:
+        """Deletes a segment's two objects, on a worker; what is gone already counts as deleted.
+
+        The caller has recorded that nobody needs them: this asks nothing.
+
+        Raises (in the future):
+            StoreUnavailable: the store kept one of them.
+        """
+        self._require_here(driver_metadata)
+        done: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                kept = self.store.delete([data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)])
+                if kept:
+                    raise StoreUnavailable(f"{kept[0].key} in {self.store.url} wasn't deleted: {kept[0].reason}")
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._workers.submit(run)
+        return done
+
+    def offload_stream(self, source: LedgerSource, stream: str) -> StreamOffload:
+        """Starts offloading a stream as its owner; the manifest decides where it goes on."""
+        log = ManifestLog(self.store, stream, clock=self._clock, entropy=self._entropy)
+        driver = dict(self.store.driver_metadata)
+
+        def make_handle(
+            uuid: UUID, after: Position | None, buffer: StreamBuffer, on_change: Callable[[], None]
+        ) -> OffloadHandle:
+            return self.streaming_offload(
+                uuid,
+                driver,
+                stream=stream,
+                incarnation=log.state.incarnation,
+                epoch=log.epoch or 0,
+                after=after,
+                buffer=buffer,
+                sending=False,
+                on_change=on_change,
+            )
+
+        offload = StreamOffload(
+            source,
+            log,
+            make_handle=make_handle,
+            driver=driver,
+            settings=self.settings.offload,
+            workers=self._workers,
+            clock=self._clock,
+            entropy=self._entropy,
+        )
+        offload.start()
+        return offload
+
+    def offload_ledgers(self, source: LedgerSource, stream: str) -> Position | None:
+        """The ledger method: every closed ledger that isn't offloaded yet, in order; the committed end then."""
+        log = ManifestLog(self.store, stream, clock=self._clock, entropy=self._entropy)
+        return offload_closed_ledgers(
+            source,
+            log,
+            offload=lambda ledger, uuid: self.offload(
+                ledger, uuid, {}, stream=stream, incarnation=log.state.incarnation, epoch=log.epoch or 0
+            ),
+            driver=dict(self.store.driver_metadata),
+            clock=self._clock,
+            entropy=self._entropy,
+        )
+
+    def close(self) -> None:
+        """Ends the workers; stop the streams first. Closing twice is fine."""
+        self._workers.close()
+
+    def _claim(self, uuid: UUID) -> None:
+        with self._lock:
+            if uuid in self._uuids:
+                raise InvalidCall(
+                    f"segment {uuid} exists already", hint="each segment and each attempt has its own uuid"
+                )
+            self._uuids[uuid] = None
+            if len(self._uuids) > UUIDS_REMEMBERED_MAX:
+                self._uuids.popitem(last=False)
+
+    def _require_here(self, driver_metadata: Mapping[str, str]) -> None:
+        own = self.store.driver_metadata
+        if driver_metadata and dict(driver_metadata) != dict(own):
+            raise InvalidCall(
+                f"this offloader's store is {dict(own)}, the driver metadata names {dict(driver_metadata)}"
+            )
+
+    def _upload(
+        self,
+        stream: str,
+        uuid: UUID,
+        ledger_id: int | None,
+        incarnation: UUID,
+        epoch: int,
+        extra_metadata: Mapping[str, str] | None = None,
+    ) -> SegmentUpload:
+        from offloader import __version__
+
+        # Declared before the first block is compressed, or not: metadata goes with the upload's first request.
+        version = 1 if self.settings.offload.codec == "none" else 2
+        data, index = (
+            {
+                **(extra_metadata or {}),
+                **object_metadata(
+                    role=role,
+                    stream=stream,
+                    format_version=version,
+                    software_version=__version__,
+                    incarnation=incarnation,
+                    epoch=epoch,
+                ),
+            }
+            for role in ("data", "index")
+        )
+        return SegmentUpload(
+            self.store, data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id), data, index
+        )

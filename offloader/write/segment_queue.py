@@ -1,0 +1,155 @@
+"""The one or two segments of a stream that are being written: one completing, one gathering entries.
+
+Owns which segment an entry goes to, and what was offered last. Must never do I/O; its caller holds the stream's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from formats.entries import EntryBatch, Position
+from formats.segment import LedgerFacts
+from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.state import follows
+from offloader.settings import OffloadSettings
+from offloader.write.assignment import entries_that_fit, segment_is_full
+from offloader.write.buffer import StreamBuffer
+from offloader.write.handle import OffloadHandle
+
+__all__ = ["SEGMENTS_MAX", "SegmentQueue", "WritingSegment"]
+
+#: One completes while the next gathers; more would only move the wait from the hot tier into memory.
+SEGMENTS_MAX = 2
+
+
+@dataclass(slots=True)
+class WritingSegment:
+    """A segment on its way. ``assigned``: the manifest knows it, so its parts may go out."""
+
+    handle: OffloadHandle
+    begin: Position
+    assigned: bool = False
+
+
+class SegmentQueue:
+    """Segments in the stream's order, entries offered to the last one.
+
+    Args:
+        open_handle: gives the handle of a new segment that follows a position (``None``: the stream's first).
+        buffer: the bytes of all of them.
+        settings: when a segment is full.
+    """
+
+    def __init__(
+        self,
+        open_handle: Callable[[Position | None], OffloadHandle],
+        buffer: StreamBuffer,
+        settings: OffloadSettings,
+    ) -> None:
+        self._open_handle = open_handle
+        self._buffer = buffer
+        self._settings = settings
+        self._segments: list[WritingSegment] = []
+        self._ledgers: dict[int, LedgerInfo] = {}
+        #: The newest entry that any segment took.
+        self.offered: Position | None = None
+
+    @property
+    def first(self) -> WritingSegment | None:
+        """The segment to be committed next."""
+        return self._segments[0] if self._segments else None
+
+    @property
+    def following(self) -> WritingSegment | None:
+        """The segment after that one."""
+        return self._segments[1] if len(self._segments) > 1 else None
+
+    @property
+    def gathering(self) -> WritingSegment | None:
+        """The segment that takes entries now."""
+        return self._segments[-1] if self._segments and self._segments[-1].handle.is_open else None
+
+    def offer(self, batch: EntryBatch) -> int:
+        """Offers ``batch`` to the gathering segment and, when that is full, to the next; how many entries were taken.
+
+        None are taken when they don't follow what was offered last, as far as the facts learnt so far tell.
+        """
+        closed = self.closed_ledgers()
+        if self.offered is not None and not follows(self.offered, batch.first, closed):
+            return 0
+        taken = 0
+        while taken < len(batch):
+            segment = self.gathering or self._open(batch.slice(taken, taken + 1).first)
+            if segment is None:
+                break
+            rest = batch.slice(taken, len(batch))
+            fit = entries_that_fit(rest, segment.handle.wire_bytes, self._settings)
+            count = segment.handle.offer_batch(rest.slice(0, fit))
+            if count == 0:
+                break
+            taken += count
+            self.offered = Position(batch.ledger_id, int(batch.entry_ids[taken - 1]))
+            if segment_is_full(segment.handle.wire_bytes, self._settings):
+                segment.handle.close()
+            elif count < fit:
+                break
+        return taken
+
+    def learn(self, infos: Iterable[LedgerInfo]) -> None:
+        """Takes the source's word on its ledgers."""
+        for info in infos:
+            self._ledgers[info.ledger_id] = info
+            if info.closed:
+                for segment in self._segments:
+                    segment.handle.ledger_closed(_facts_of(info), info.last_entry_id)
+
+    def forget_before(self, ledger_id: int) -> None:
+        """Drops facts that the manifest has by now."""
+        self._ledgers = {key: info for key, info in self._ledgers.items() if key >= ledger_id}
+
+    def closed_ledgers(self) -> dict[int, int]:
+        """Ledger id -> last entry id of the closed ones."""
+        return {info.ledger_id: info.last_entry_id for info in self._ledgers.values() if info.closed}
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether reading ``size_bytes`` more from the hot tier makes sense now."""
+        if self.gathering is None and len(self._segments) >= SEGMENTS_MAX:
+            return False
+        # A buffer smaller than a few reads is used in quarters, so that it isn't asked for more than it can ever take.
+        return self._buffer.room_bytes >= min(size_bytes, self._buffer.limit_bytes // 4)
+
+    def is_stuck(self, size_bytes: int) -> bool:
+        """Whether the buffer is full and nothing will free it but closing the gathering segment."""
+        return not self.has_room(size_bytes) and not any(segment.handle.can_drain for segment in self._segments)
+
+    def pop_first(self) -> None:
+        """The first segment is committed."""
+        self._segments.pop(0)
+
+    def clear(self, offered: Position | None) -> list[WritingSegment]:
+        """Forgets all segments, which the caller abandons; offering starts again after ``offered``."""
+        segments, self._segments = self._segments, []
+        self.offered = offered
+        return segments
+
+    def _open(self, begin: Position) -> WritingSegment | None:
+        if len(self._segments) >= SEGMENTS_MAX:
+            return None
+        handle = self._open_handle(self.offered)
+        for info in self._ledgers.values():
+            if info.closed:
+                handle.ledger_closed(_facts_of(info), info.last_entry_id)
+        segment = WritingSegment(handle, begin)
+        self._segments.append(segment)
+        return segment
+
+
+def _facts_of(info: LedgerInfo) -> LedgerFacts:
+    return LedgerFacts(
+        ledger_id=info.ledger_id,
+        closed=info.closed,
+        size_bytes=info.size_bytes,
+        closed_ms=info.closed_ms or 0,
+        created_ms=info.created_ms,
+    )

@@ -1,0 +1,49 @@
+"""What a stream is doing, as values.
+
+Owns their fields and units. Must never compute them: the stream does.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from formats.entries import Position
+
+__all__ = ["Mode", "StreamStatus"]
+
+
+class Mode(enum.Enum):
+    """How entries reach the gathering segment."""
+
+    CATCH_UP = "catch-up"
+    LIVE = "live"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStatus:
+    """What a stream is doing, for people and metrics.
+
+    Attributes:
+        mode: live, catch-up or stopped.
+        buffer_bytes, buffer_bytes_max: held now, and the limit.
+        tail: newest entry known in the hot tier.
+        offered: newest entry taken into a segment.
+        committed: newest entry that the manifest says is readable from the cold tier.
+        segments_committed: by this process.
+        segments_failed: segments given up and started again.
+        offers_refused: times an entry was written and there was no room (it is read from the hot tier later).
+        error: why the last step failed, empty when it didn't.
+    """
+
+    mode: Mode
+    buffer_bytes: int
+    buffer_bytes_max: int
+    tail: Position | None
+    offered: Position | None
+    committed: Position | None
+    segments_committed: int
+    segments_failed: int
+    offers_refused: int
+    error: str

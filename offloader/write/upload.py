@@ -1,0 +1,149 @@
+"""One data object and its index on their way into the store.
+
+Owns the multipart upload: begun when the first part is sent, aborted unless completed. Must never write a key that
+is anybody else's, send a complete again without looking first, or call an object uploaded that it hasn't looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from formats.checksum import crc32c
+from formats.segment import Part
+from offloader.errors import Closed, Corrupt, NotFound, OutcomeUnknown, PreconditionFailed
+from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo
+
+__all__ = ["SegmentUpload", "abort_uploads"]
+
+#: Completes sent for one upload, each after a look that found neither the object nor a reason to stop.
+COMPLETE_ATTEMPTS_MAX = 4
+
+
+class SegmentUpload:
+    """Uploads one segment. Every method is one or a few storage calls and may run on any thread.
+
+    Args:
+        store: where to.
+        data_key, index_key: the two objects' keys; nobody else writes them.
+        data_metadata, index_metadata: their user metadata.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        data_key: str,
+        index_key: str,
+        data_metadata: Mapping[str, str],
+        index_metadata: Mapping[str, str],
+    ) -> None:
+        self._store = store
+        self.data_key = data_key
+        self.index_key = index_key
+        self._data_metadata = data_metadata
+        self._index_metadata = index_metadata
+        self._lock = threading.Lock()
+        self._upload_id: str | None = None
+        self._began = False
+        self._aborted = False
+        self._parts: dict[int, PartInfo] = {}
+
+    def send_part(self, part: Part) -> None:
+        """Sends one part; the first call begins the upload. Parts may be sent at once and in any order."""
+        upload_id = self._begin()
+        info = self._store.upload_part(self.data_key, upload_id, part.number, part.data, crc32c=part.crc32c)
+        with self._lock:
+            self._parts[part.number] = info
+
+    def send_whole(self, part: Part) -> None:
+        """Sends a data object that is one part as a single PUT.
+
+        Raises:
+            OutcomeUnknown: the store neither confirms nor shows the object.
+        """
+        try:
+            self._store.put(self.data_key, part.data, mode=OVERWRITE, metadata=self._data_metadata, crc32c=part.crc32c)
+        except OutcomeUnknown:
+            info = self._look()
+            if info is None or info.size_bytes != len(part.data):
+                raise
+
+    def complete(self) -> None:
+        """Makes the object of the parts sent.
+
+        Raises:
+            OutcomeUnknown: the store neither confirms nor shows the object.
+        """
+        with self._lock:
+            upload_id, parts = self._upload_id, [self._parts[number] for number in sorted(self._parts)]
+        assert upload_id is not None, "complete without a part"
+        for attempt in range(COMPLETE_ATTEMPTS_MAX):
+            try:
+                self._store.complete_upload(self.data_key, upload_id, parts)
+            except OutcomeUnknown:
+                # Sent again blindly, the second complete would find no upload and look like a failure.
+                if self._look() is not None:
+                    return
+                if attempt == COMPLETE_ATTEMPTS_MAX - 1:
+                    raise
+            else:
+                return
+
+    def prove(self, data_bytes: int) -> ObjectInfo:
+        """Asks the store for the data object and compares its length.
+
+        Raises:
+            Corrupt: it isn't as long as what was sent, or isn't there.
+        """
+        info = self._look()
+        if info is None or info.size_bytes != data_bytes:
+            found = "nothing" if info is None else f"{info.size_bytes} bytes"
+            raise Corrupt(f"{self.data_key} in {self._store.url}: {data_bytes} bytes were sent, the store has {found}")
+        return info
+
+    def send_index(self, index: bytes) -> None:
+        """Creates the index object.
+
+        Raises:
+            Corrupt: another index is there already.
+        """
+        try:
+            self._store.put(self.index_key, index, mode=CREATE, metadata=self._index_metadata, crc32c=crc32c(index))
+        except PreconditionFailed as error:
+            existing, _ = self._store.get(self.index_key)
+            if existing != index:
+                raise Corrupt(
+                    f"{self.index_key} in {self._store.url} exists and isn't the index of this data"
+                ) from error
+
+    def abort(self) -> None:
+        """Drops the upload and its parts; nothing of this upload can be completed afterwards. Does nothing after a
+        single PUT."""
+        with self._lock:
+            self._aborted = True
+            began = self._began
+        if began:
+            abort_uploads(self._store, self.data_key)
+
+    def _begin(self) -> str:
+        with self._lock:
+            if self._aborted:
+                raise Closed(f"the upload of {self.data_key} was aborted")
+            if self._upload_id is None:
+                self._began = True
+                self._upload_id = self._store.begin_upload(self.data_key, metadata=self._data_metadata)
+            return self._upload_id
+
+    def _look(self) -> ObjectInfo | None:
+        try:
+            return self._store.head(self.data_key)
+        except NotFound:
+            return None
+
+
+def abort_uploads(store: ObjectStore, key: str) -> int:
+    """Aborts every unfinished upload of exactly ``key``, those included whose id a lost answer kept from us."""
+    found = [upload for upload in store.list_uploads(key) if upload.key == key]
+    for upload in found:
+        store.abort_upload(upload.key, upload.upload_id)
+    return len(found)

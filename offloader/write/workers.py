@@ -1,0 +1,143 @@
+"""The process's worker pool and its one timer thread.
+
+Owns every thread of the write side. Must never run two calls of one ``SerialTask`` at once, and no task may block on
+another task of the same pool.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from offloader.clock import Clock
+
+__all__ = ["SerialTask", "Timer", "Workers"]
+
+_log = logging.getLogger("offloader.write")
+
+#: Longest sleep of the timer thread, so that a clock that is moved by hand is noticed.
+_TIMER_WAIT_S_MAX = 60.0
+
+
+class Timer:
+    """A call that is due later. ``cancel`` before it started makes it never happen."""
+
+    __slots__ = ("cancelled", "run")
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run = run
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Workers:
+    """Threads that encode, upload and commit, for all streams of a process.
+
+    Args:
+        threads_max: size of the pool.
+        clock: decides when a timer is due.
+    """
+
+    def __init__(self, threads_max: int, clock: Clock) -> None:
+        self.threads_max = threads_max
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix="offloader-worker")
+        self._lock = threading.Lock()
+        self._due: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._wake = threading.Event()
+        self._timer_thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, run: Callable[[], None]) -> None:
+        """Runs ``run`` on a worker soon; after ``close`` nothing runs any more."""
+        with self._lock:
+            if self._closed:
+                return
+            self._pool.submit(_guarded, run)
+
+    def call_after(self, delay_s: float, run: Callable[[], None]) -> Timer:
+        """Runs ``run`` on a worker when ``delay_s`` seconds have passed."""
+        timer = Timer(run)
+        with self._lock:
+            if self._closed:
+                return timer
+            heapq.heappush(self._due, (self._clock.monotonic_s() + delay_s, next(self._order), timer))
+            if self._timer_thread is None:
+                self._timer_thread = threading.Thread(target=self._tick, name="offloader-timer", daemon=True)
+                self._timer_thread.start()
+        self._wake.set()
+        return timer
+
+    def close(self) -> None:
+        """Waits for running tasks, drops timers. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            self._due.clear()
+            thread = self._timer_thread
+        self._wake.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._pool.shutdown(wait=True)
+
+    def _tick(self) -> None:
+        while True:
+            self._wake.clear()
+            with self._lock:
+                if self._closed:
+                    return
+                now_s = self._clock.monotonic_s()
+                due = []
+                while self._due and self._due[0][0] <= now_s:
+                    due.append(heapq.heappop(self._due)[2])
+                wait_s = self._due[0][0] - now_s if self._due else _TIMER_WAIT_S_MAX
+            for timer in due:
+                if not timer.cancelled:
+                    self.submit(timer.run)
+            self._clock.wait(self._wake, min(wait_s, _TIMER_WAIT_S_MAX))
+
+
+class SerialTask:
+    """A step of a state machine: scheduled any number of times, it runs at least once after the last of them and never
+    twice at once."""
+
+    def __init__(self, workers: Workers, run: Callable[[], None]) -> None:
+        self._workers = workers
+        self._run = run
+        self._lock = threading.Lock()
+        self._running = False
+        self._again = False
+
+    def schedule(self) -> None:
+        with self._lock:
+            if self._running:
+                self._again = True
+                return
+            self._running = True
+        self._workers.submit(self._loop)
+
+    def _loop(self) -> None:
+        # One run per turn in the pool, so that a busy stream can't keep a worker to itself.
+        try:
+            self._run()
+        finally:
+            with self._lock:
+                again, self._again = self._again, False
+                self._running = again
+            if again:
+                self._workers.submit(self._loop)
+
+
+def _guarded(run: Callable[[], None]) -> None:
+    # Tasks handle their own errors; what still escapes is a bug, and silence would look like a stall.
+    try:
+        run()
+    except BaseException:
+        _log.exception("a worker task failed")
+        raise
