@@ -1,0 +1,134 @@
+"""README.md does what it says: its code runs, its commands exist, its tables and limits are the program's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
+from offloader.errors import ErrorKind
+from offloader.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+#: Lines of code of "the library in ten lines", imports and blank lines aside.
+LIBRARY_LINES_MAX = 10
+
+
+def fences(language: str) -> list[str]:
+    """Bodies of the code fences whose info string is exactly ``language``."""
+    return re.findall(rf"^```{re.escape(language)}\n(.*?)^```$", TEXT, re.M | re.S)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PWD": str(folder)}
+
+
+def run(command: list[str], folder: Path) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def after_the_library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder in which the library's example has run, and what it printed."""
+    folder = tmp_path_factory.mktemp("readme")
+    (code,) = fences("python")
+    return folder, run([sys.executable, "-W", "error", "-c", code], folder)
+
+
+def test_every_fence_has_a_language_that_this_test_knows() -> None:
+    opened = re.findall(r"^```(.*)$", TEXT, re.M)[::2]
+    assert set(opened) <= {"bash", "python", "python spark", "text"}
+
+
+def test_the_library_example_runs_and_is_short(after_the_library: tuple[Path, str]) -> None:
+    (code,) = fences("python")
+    lines = [line for line in code.splitlines() if line and not line.startswith(("import ", "from "))]
+    assert len(lines) <= LIBRARY_LINES_MAX
+    _, printed = after_the_library
+    counts = [int(line.split()[-1]) for line in printed.splitlines()]
+    assert sum(counts) == 3, printed
+
+
+def test_the_commands_run_on_what_the_library_made(after_the_library: tuple[Path, str]) -> None:
+    folder, _ = after_the_library
+    scripts = [body for body in fences("bash") if re.search(r"^offloader ", body, re.M)]
+    assert scripts
+    printed = run(["bash", "-euo", "pipefail", "-c", "\n".join(scripts)], folder)
+    assert "the second order" in printed
+    assert "public/default/persistent/orders" in printed
+
+
+def test_the_spark_example_runs_on_what_the_library_made(after_the_library: tuple[Path, str]) -> None:
+    folder, _ = after_the_library
+    (code,) = fences("python spark")
+    before = (
+        "from offloader.spark.session import local_session\nspark = local_session(cores=1)\n"
+        f"store_url, stream = 'file://{folder}/offloader-data/store', 'public/default/persistent/orders'\n"
+    )
+    printed = run([sys.executable, "-c", before + code + "\nspark.stop()"], folder)
+    assert re.search(r"^\|\s*\d+\|\s*3\|$", printed, re.M), printed
+
+
+def test_every_dev_verb_exists() -> None:
+    known = set(re.findall(r"^  ([a-z]+) ", run([str(ROOT / "dev"), "help"], ROOT), re.M))
+    named = set(re.findall(r"\./dev ([a-z]+)", TEXT))
+    assert {"demo", "test"} <= named <= known
+
+
+def test_the_line_against_minio_fits_the_compose_file() -> None:
+    compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^AWS_ACCESS_KEY_ID=.*$", TEXT, re.M)
+    values = re.fullmatch(
+        r"AWS_ACCESS_KEY_ID=(\S+) AWS_SECRET_ACCESS_KEY=(\S+) \./dev demo "
+        r"--store s3://([^/]+)/\S+ --endpoint-url http://127\.0\.0\.1:(\d+)",
+        line,
+    )
+    assert values is not None
+    for value in values.groups():
+        assert value in compose
+
+
+def test_the_table_of_exit_codes_is_the_programs() -> None:
+    rows = re.findall(r"^\| (\d+) \| ?([a-z_]*) ?\|", TEXT, re.M)
+    named = {int(code): kind for code, kind in rows}
+    expected = {0: "", **{kind.value: kind.name.lower() for kind in ErrorKind}}
+    assert named == {**expected, EXIT_INTERRUPTED: "interrupted", EXIT_BROKEN_PIPE: ""}
+
+
+def test_limits_are_the_settings() -> None:
+    (mebibytes,) = re.findall(r"An entry is at most (\d+) MiB \(`entry_bytes_max`\)", TEXT)
+    assert Settings().offload.entry_bytes_max == int(mebibytes) * 1024 * 1024
+
+
+def test_links_inside_the_project_lead_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_the_picture_is_an_svg_with_a_title() -> None:
+    picture = ElementTree.parse(ROOT / "docs/data-way.svg").getroot()
+    assert picture.tag.endswith("svg")
+    assert picture.find("{http://www.w3.org/2000/svg}title") is not None
+
+
+def test_the_changelog_has_the_versions_of_the_distribution() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## \[(.+?)\]", changelog, re.M)[0] == "Unreleased"
+
+
+def test_the_licence_is_the_one_that_is_declared() -> None:
+    assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")[:200]
