@@ -42,6 +42,7 @@ case "$*" in
 *version_info*) echo python3.11 ;;
 "-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && echo "venv" >> {machine}/calls ;;
 "-m pip install"*) shift 3; echo "pip install $* PIP_CERT=${{PIP_CERT:-}}" >> {machine}/calls; exit $(cat {machine}/pip-fails 2>/dev/null || echo 0) ;;
+"-m ruff check"*) echo "python $*" >> {machine}/calls; exit $(cat {machine}/lint-fails 2>/dev/null || echo 0) ;;
 *) echo "python $* in $PWD JAVA_HOME=${{JAVA_HOME:-}} PYSPARK_PYTHON=${{PYSPARK_PYTHON:-}}" >> {machine}/calls ;;
 esac
 """  # noqa: E501
@@ -203,6 +204,14 @@ def test_check_runs_format_lint_types_and_architecture_without_java(machine: Mac
     assert machine.dev("check").returncode == 0
     tools = [" ".join(call.split()[2:4]) for call in machine.calls() if call.startswith("python")]
     assert tools == ["ruff format", "ruff check", "mypy in", "pytest -q"]
+
+
+def test_check_goes_on_after_a_failure_and_names_what_failed(machine: Machine) -> None:
+    (machine.folder / "lint-fails").write_text("1", encoding="utf-8")
+    done = machine.dev("check")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("dev: check failed: lint;")
+    assert machine.calls()[-1].startswith("python -m pytest")
 
 
 @pytest.mark.parametrize(
