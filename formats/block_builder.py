@@ -1,0 +1,184 @@
+"""One block being filled: entries in, the bytes of a block out.
+
+Owns the cut of a block and its encoding. Must never know where in an object the block will stand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.block import BLOCK_HEADER_BYTES, COMPRESSED_PREFIX, END_MARKER_BYTES, Layout, encode_plain_header, padding
+from formats.buffers import Bytes, byte_array
+from formats.checksum import crc32c
+from formats.compression import Codec, compress
+from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
+from formats.extension import (
+    ENTRY_TABLE_HEADER_BYTES,
+    FLAG_INDEXED,
+    BlockExtension,
+    encode_block_extension,
+    encode_entry_table,
+    time_range,
+)
+from formats.payload import interleave
+
+__all__ = ["BlockBuilder", "EncodedBlock"]
+
+#: Most bytes that one entry takes in an entry table: four for its length, eight for its time.
+_TABLE_ENTRY_BYTES_MAX = 12
+#: Compression that saves less than a tenth costs readers more than it gives.
+_COMPRESSED_SHARE_MAX = 0.9
+
+
+@dataclass(slots=True, kw_only=True)
+class EncodedBlock:
+    """A block that is done. ``row`` is its ``formats.extension.ROW``, ``None`` without the extension."""
+
+    ledger_id: int
+    first_entry_id: int
+    publish_time_min_ms: int
+    publish_time_max_ms: int
+    compressed: bool
+    row: tuple[Any, ...] | None
+    chunks: list[Bytes] = field(repr=False)
+
+    def take_chunks(self) -> list[Bytes]:
+        """The block's bytes, in order; handed out once, so that a finished block holds no payload."""
+        chunks, self.chunks = self.chunks, []
+        return chunks
+
+
+class BlockBuilder:
+    """Fills one block after the other; see ``SegmentBuilder`` for the arguments."""
+
+    def __init__(self, *, layout: Layout, block_bytes: int, codec: Codec, extension: bool) -> None:
+        self._layout = layout
+        self._codec = codec
+        self._extension = extension
+        marker = END_MARKER_BYTES if extension or layout is Layout.V2 else 0
+        self._tail_bytes = marker + (ENTRY_TABLE_HEADER_BYTES if extension else 0)
+        self._entry_bytes = ENTRY_HEADER_BYTES + (_TABLE_ENTRY_BYTES_MAX if extension else 0)
+        self._block_bytes = block_bytes
+        self._pads = layout is Layout.V1 and not extension
+        self._clear()
+
+    def _clear(self) -> None:
+        self._ledger_id = self._first_entry_id = -1
+        self.entries = 0
+        self._run: list[Bytes] = []
+        self._run_bytes = 0
+        self._run_crc32c = 0
+        self._lengths: list[NDArray[np.int64]] = []
+        self._times: list[NDArray[np.int64]] = []
+
+    @property
+    def bytes_max(self) -> int:
+        """Length of the block if it ended here, with the longest tail it may get; 0 while it is empty."""
+        if self.entries == 0:
+            return 0
+        table_bytes = self.entries * (self._entry_bytes - ENTRY_HEADER_BYTES)
+        return BLOCK_HEADER_BYTES + self._run_bytes + table_bytes + self._tail_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory for this block: its entries, and 16 bytes of columns for each."""
+        return self._run_bytes + 16 * self.entries
+
+    def continues(self, position: Position) -> bool:
+        """Whether an entry there may stand in this block, for its ids."""
+        return self.entries == 0 or position == (self._ledger_id, self._first_entry_id + self.entries)
+
+    def take(self, batch: EntryBatch) -> int:
+        """Adds as many leading entries as fit, at least one to an empty block; answers how many.
+
+        Args:
+            batch: not empty, ids consecutive, continuing this block.
+        """
+        lengths = batch.lengths.astype(np.int64)
+        room = self._block_bytes - (self.bytes_max or BLOCK_HEADER_BYTES + self._tail_bytes)
+        count = int(np.searchsorted(np.cumsum(lengths + self._entry_bytes), room, side="right"))
+        if count == 0 and self.entries == 0:
+            count = 1
+        if count == 0:
+            return 0
+        if self.entries == 0:
+            self._ledger_id, self._first_entry_id = batch.first
+        taken = batch.slice(0, count)
+        run = interleave(taken)
+        self._run.append(run)
+        self._run_bytes += len(run)
+        if self._extension and self._codec is Codec.NONE:
+            self._run_crc32c = crc32c(run, self._run_crc32c)
+        self._lengths.append(lengths[:count])
+        self._times.append(np.array(taken.publish_times_ms, dtype=np.int64))
+        self.entries += count
+        return count
+
+    def finish(self, *, is_last: bool) -> EncodedBlock:
+        """The block; the builder is empty afterwards."""
+        times = np.concatenate(self._times)
+        earliest, latest, flags = time_range(times)
+        block = EncodedBlock(
+            ledger_id=self._ledger_id,
+            first_entry_id=self._first_entry_id,
+            publish_time_min_ms=earliest,
+            publish_time_max_ms=latest,
+            compressed=False,
+            row=None,
+            chunks=self._run,
+        )
+        if self._extension:
+            self._extend(block, times, flags | FLAG_INDEXED)
+        else:
+            self._frame(block, is_last)
+        self._clear()
+        return block
+
+    def _frame(self, block: EncodedBlock, is_last: bool) -> None:
+        """Header and padding of a plain Pulsar block."""
+        length = BLOCK_HEADER_BYTES + self._run_bytes + self._tail_bytes
+        if self._pads and not is_last:
+            length = max(length, self._block_bytes)
+        header = encode_plain_header(self._layout, length, self._first_entry_id, self._ledger_id)
+        tail = padding(length - BLOCK_HEADER_BYTES - self._run_bytes)
+        block.chunks = [byte_array(header), *block.chunks, byte_array(tail)]
+
+    def _extend(self, block: EncodedBlock, times: NDArray[np.int64], flags: int) -> None:
+        """Header, end marker and entry table of a block with our extension."""
+        stored, codec, payload_crc32c = self._stored()
+        stored_bytes = sum(map(len, stored))
+        table = encode_entry_table(np.concatenate(self._lengths), times)
+        length = BLOCK_HEADER_BYTES + stored_bytes + END_MARKER_BYTES + len(table)
+        extension = BlockExtension(
+            codec=codec,
+            flags=flags,
+            entries=self.entries,
+            last_entry_id=self._first_entry_id + self.entries - 1,
+            stored_bytes=stored_bytes,
+            uncompressed_bytes=self._run_bytes,
+            payload_crc32c=payload_crc32c,
+            table_bytes=len(table),
+            table_crc32c=crc32c(table),
+            publish_time_min_ms=block.publish_time_min_ms,
+            publish_time_max_ms=block.publish_time_max_ms,
+        )
+        plain = encode_plain_header(self._layout, length, self._first_entry_id, self._ledger_id)
+        header = encode_block_extension(plain, extension)
+        block.chunks = [byte_array(header), *stored, byte_array(padding(END_MARKER_BYTES) + table)]
+        block.compressed = codec is not Codec.NONE
+        block.row = extension.row()
+
+    def _stored(self) -> tuple[list[Bytes], Codec, int]:
+        """The payload as it is stored, its codec, its CRC-32C."""
+        if self._codec is Codec.NONE:
+            return self._run, Codec.NONE, self._run_crc32c
+        run = self._run[0] if len(self._run) == 1 else np.concatenate(self._run)
+        # Begins like padding: a reader that doesn't know the extension sees no entries instead of wrong ones.
+        stored = byte_array(COMPRESSED_PREFIX + compress(self._codec, run))
+        if len(stored) > _COMPRESSED_SHARE_MAX * len(run):
+            return [run], Codec.NONE, crc32c(run)
+        return [stored], self._codec, crc32c(stored)

@@ -1,0 +1,96 @@
+"""CRC-32C (Castagnoli), the checksum of every block, part and index.
+
+Owns the choice between ``google-crc32c`` and the portable ``crcmod``. Must never use another
+polynomial or let the two implementations differ.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from formats.buffers import Buffer, byte_array
+
+__all__ = ["crc32c", "crc32c_combine", "implementation"]
+
+#: The polynomial x^32 + ... with bits reversed, as CRC-32C is computed.
+_POLYNOMIAL = 0x82F63B78
+
+
+@functools.cache
+def _google_extend() -> Callable[[int, Any], int] | None:
+    try:
+        import google_crc32c
+    except ImportError:
+        return None
+    # Without its C part that package is a pure Python loop, slower than crcmod.
+    extend: Callable[[int, Any], int] = google_crc32c.extend
+    return extend if google_crc32c.implementation == "c" else None
+
+
+@functools.cache
+def _crcmod_extend() -> Callable[[int, Any], int]:
+    import crcmod.predefined
+
+    function = crcmod.predefined.mkPredefinedCrcFun("crc-32c")
+
+    def extend(value: int, data: Any) -> int:
+        return int(function(bytes(data), value))
+
+    return extend
+
+
+def implementation() -> str:
+    """Which library computes: ``"google-crc32c"`` (fast) or ``"crcmod"``."""
+    return "google-crc32c" if _google_extend() is not None else "crcmod"
+
+
+def crc32c(data: Buffer, value: int = 0) -> int:
+    """CRC-32C of ``data``, continuing from ``value`` (the CRC of the bytes before it).
+
+    ``crc32c(b, crc32c(a)) == crc32c(a + b)``; the CRC of no bytes is 0.
+    """
+    if not len(data):
+        return value
+    # NumPy arrays pass google-crc32c's check for read-only buffers, bytearray and memoryview don't.
+    return (_google_extend() or _crcmod_extend())(value, byte_array(data))
+
+
+def crc32c_combine(first: int, second: int, second_bytes: int) -> int:
+    """CRC-32C of two byte strings in a row, from the CRC of each and the length of the second."""
+    return _multiply(_shift(second_bytes), first) ^ second
+
+
+def _multiply(a: int, b: int) -> int:
+    """Product of two polynomials modulo the CRC's, bits reversed (x^0 is the top bit)."""
+    product = 0
+    bit = 1 << 31
+    while bit:
+        if a & bit:
+            product ^= b
+        b = (b >> 1) ^ _POLYNOMIAL if b & 1 else b >> 1
+        bit >>= 1
+    return product
+
+
+@functools.cache
+def _power(exponent_log2: int) -> int:
+    """x^(2^exponent_log2) modulo the polynomial."""
+    if exponent_log2 == 0:
+        return 1 << 30
+    root = _power(exponent_log2 - 1)
+    return _multiply(root, root)
+
+
+@functools.lru_cache(maxsize=64)
+def _shift(length_bytes: int) -> int:
+    """x^(8 * length_bytes) modulo the polynomial: what appending that many bytes does to a CRC."""
+    result = 1 << 31
+    position = 3
+    while length_bytes:
+        if length_bytes & 1:
+            result = _multiply(_power(position), result)
+        length_bytes >>= 1
+        position += 1
+    return result

@@ -1,0 +1,283 @@
+"""Ledger metadata as values: Pulsar's LedgerInfo and OffloadContext, BookKeeper's LedgerMetadataFormat.
+
+Owns the only use of the generated protobuf code. Must never lose a field it doesn't know: a value keeps the
+message it was decoded from, and encoding writes what that message had besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+from formats.errors import Inconsistent
+from formats.metadata import bookkeeper_ledger_pb2, pulsar_ledger_pb2
+
+__all__ = ["BookKeeperLedger", "OffloadContext", "OffloadSegment", "PulsarLedger"]
+
+_PULSAR: Any = pulsar_ledger_pb2
+_BOOKKEEPER: Any = bookkeeper_ledger_pb2
+_INT64 = range(-(2**63), 2**63)
+
+
+#: BookKeeper's enum ``State``.
+_OPEN, _CLOSED = 1, 3
+#: BookKeeper's enum ``DigestType``: CRC32C.
+_DIGEST_CRC32C = 3
+
+
+def _parse(kind: Any, data: bytes, object_name: str, offset: int | None) -> Any:
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except (DecodeError, UnicodeDecodeError) as cause:
+        name = kind.DESCRIPTOR.name
+        raise Inconsistent(
+            "ledger metadata", object_name=object_name, offset=offset, expected=f"protobuf {name}", found=str(cause)
+        ) from cause
+    return message
+
+
+def _set(message: Any, values: Mapping[str, int | None]) -> None:
+    """Sets the fields that have a value and clears those that are ``None``."""
+    for name, value in values.items():
+        if value is None:
+            message.ClearField(name)
+        elif value in _INT64:
+            setattr(message, name, value)
+        else:
+            raise Inconsistent(f"ledger metadata field {name}", expected="a 64-bit number", found=value)
+
+
+def _get(message: Any, name: str) -> Any:
+    return getattr(message, name) if message.HasField(name) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulsarLedger:
+    """Pulsar's ``ManagedLedgerInfo.LedgerInfo``: the metadata of a group of a V2 index.
+
+    Attributes:
+        ledger_id: the ledger.
+        entries: last entry id (in the segment, or of the ledger) + 1; ``None`` when absent.
+        size_bytes: payload bytes of the ledger.
+        closed_ms: when it was closed; 0 or ``None`` while it is open.
+        context: where Pulsar offloaded the ledger to, if it says so.
+        blocks: our index extension for the group, see ``formats.extension``.
+        index_crc32c: our checksum of the whole index.
+        message: the protobuf message this was decoded from, empty for a new one.
+    """
+
+    ledger_id: int
+    entries: int | None = None
+    size_bytes: int | None = None
+    closed_ms: int | None = None
+    context: OffloadContext | None = None
+    blocks: bytes | None = field(default=None, repr=False)
+    index_crc32c: int | None = None
+    message: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def decode(cls, data: bytes, *, object_name: str = "", offset: int | None = None) -> PulsarLedger:
+        """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
+        message = _parse(_PULSAR.LedgerInfo, data, object_name, offset)
+        context = OffloadContext.of_message(message.offloadContext) if message.HasField("offloadContext") else None
+        return cls(
+            ledger_id=message.ledgerId,
+            entries=_get(message, "entries"),
+            size_bytes=_get(message, "size"),
+            closed_ms=_get(message, "timestamp"),
+            context=context,
+            blocks=_get(message, "offloaderBlocks"),
+            index_crc32c=_get(message, "offloaderIndexCrc32c"),
+            message=data,
+        )
+
+    def encode(self) -> bytes:
+        """The message, fields in the order of their numbers."""
+        message = _parse(_PULSAR.LedgerInfo, self.message, "", None) if self.message else _PULSAR.LedgerInfo()
+        fields = {"entries": self.entries, "size": self.size_bytes, "timestamp": self.closed_ms}
+        _set(message, {"ledgerId": self.ledger_id, **fields, "offloaderIndexCrc32c": self.index_crc32c})
+        if self.blocks is None:
+            message.ClearField("offloaderBlocks")
+        else:
+            message.offloaderBlocks = self.blocks
+        if self.context is None:
+            message.ClearField("offloadContext")
+        else:
+            message.offloadContext.CopyFrom(self.context.to_message())
+        return bytes(message.SerializeToString(deterministic=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookKeeperLedger:
+    """BookKeeper's ``LedgerMetadataFormat``: the metadata of a V1 index. A password in it is never written.
+
+    Attributes:
+        length_bytes: payload bytes of the ledger.
+        last_entry_id: its last entry; ``None`` when absent.
+        closed: whether the ledger's state is CLOSED.
+        created_ms: ms since 1970 UTC; ``None`` when absent.
+        custom: custom metadata, key -> value, in order.
+        message: the protobuf message this was decoded from, empty for a new one.
+    """
+
+    length_bytes: int
+    last_entry_id: int | None = None
+    closed: bool = True
+    created_ms: int | None = None
+    custom: Mapping[str, bytes] = field(default_factory=dict)
+    message: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def decode(cls, data: bytes, *, object_name: str = "", offset: int | None = None) -> BookKeeperLedger:
+        """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
+        message = _parse(_BOOKKEEPER.LedgerMetadataFormat, data, object_name, offset)
+        return cls(
+            length_bytes=message.length,
+            last_entry_id=_get(message, "lastEntryId"),
+            closed=message.state == _CLOSED,
+            created_ms=_get(message, "ctime"),
+            custom={pair.key: pair.value for pair in message.customMetadata},
+            message=data,
+        )
+
+    def encode(self) -> bytes:
+        """The message, fields in the order of their numbers; a new one says quorum 1, ensemble 1, CRC-32C."""
+        message = _BOOKKEEPER.LedgerMetadataFormat()
+        if self.message:
+            message.CopyFrom(_parse(_BOOKKEEPER.LedgerMetadataFormat, self.message, "", None))
+        else:
+            message.quorumSize = message.ensembleSize = message.ackQuorumSize = 1
+            message.digestType = _DIGEST_CRC32C
+        _set(message, {"length": self.length_bytes, "lastEntryId": self.last_entry_id, "ctime": self.created_ms})
+        if (message.state == _CLOSED) != self.closed or not message.HasField("state"):
+            message.state = _CLOSED if self.closed else _OPEN
+        message.ClearField("password")
+        del message.customMetadata[:]
+        for key, value in self.custom.items():
+            message.customMetadata.add(key=key, value=value)
+        return bytes(message.SerializeToString(deterministic=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadSegment:
+    """One streaming segment in an ``OffloadContext``; times in ms since 1970 UTC."""
+
+    uuid: UUID
+    complete: bool = False
+    assigned_ms: int | None = None
+    offloaded_ms: int | None = None
+    end_entry_id: int | None = None
+    driver_name: str = ""
+    driver_metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadContext:
+    """Where a ledger was offloaded to, in Pulsar's words; times in ms since 1970 UTC."""
+
+    uuid: UUID | None = None
+    complete: bool = False
+    bookkeeper_deleted: bool = False
+    timestamp_ms: int | None = None
+    driver_name: str = ""
+    driver_metadata: Mapping[str, str] = field(default_factory=dict)
+    segments: tuple[OffloadSegment, ...] = ()
+    message: bytes = field(default=b"", repr=False)
+
+    @classmethod
+    def decode(cls, data: bytes, *, object_name: str = "", offset: int | None = None) -> OffloadContext:
+        """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
+        return cls.of_message(_parse(_PULSAR.OffloadContext, data, object_name, offset))
+
+    def encode(self) -> bytes:
+        """The message, fields in the order of their numbers."""
+        return bytes(self.to_message().SerializeToString(deterministic=True))
+
+    @classmethod
+    def of_message(cls, message: Any) -> OffloadContext:
+        """From the generated class."""
+        return cls(
+            uuid=_uuid(message),
+            complete=message.complete,
+            bookkeeper_deleted=message.bookkeeperDeleted,
+            timestamp_ms=_get(message, "timestamp"),
+            driver_name=message.driverMetadata.name,
+            driver_metadata=_properties(message.driverMetadata.properties),
+            segments=tuple(_segment(segment) for segment in message.offloadSegment),
+            message=bytes(message.SerializePartialToString()),
+        )
+
+    def to_message(self) -> Any:
+        """As the generated class."""
+        message = _PULSAR.OffloadContext()
+        if self.message:
+            message.CopyFrom(_parse(_PULSAR.OffloadContext, self.message, "", None))
+        _set_uuid(message, self.uuid)
+        _set(message, {"timestamp": self.timestamp_ms})
+        _set_flag(message, "complete", self.complete)
+        _set_flag(message, "bookkeeperDeleted", self.bookkeeper_deleted)
+        _set_driver(message, self.driver_name, self.driver_metadata)
+        kept = list(message.offloadSegment)
+        message.ClearField("offloadSegment")
+        for segment in self.segments:
+            known = next((each for each in kept if _uuid(each) == segment.uuid), None)
+            _fill_segment(message.offloadSegment.add(), segment, known)
+        return message
+
+
+def _segment(message: Any) -> OffloadSegment:
+    return OffloadSegment(
+        uuid=_uuid(message) or UUID(int=0),
+        complete=message.complete,
+        assigned_ms=_get(message, "assignedTimestamp"),
+        offloaded_ms=_get(message, "offloadedTimestamp"),
+        end_entry_id=_get(message, "endEntryId"),
+        driver_name=message.driverMetadata.name,
+        driver_metadata=_properties(message.driverMetadata.properties),
+    )
+
+
+def _fill_segment(message: Any, segment: OffloadSegment, known: Any) -> None:
+    if known is not None:
+        message.CopyFrom(known)
+    _set_uuid(message, segment.uuid)
+    times = {"assignedTimestamp": segment.assigned_ms, "offloadedTimestamp": segment.offloaded_ms}
+    _set(message, {**times, "endEntryId": segment.end_entry_id})
+    _set_flag(message, "complete", segment.complete)
+    _set_driver(message, segment.driver_name, segment.driver_metadata)
+
+
+def _set_flag(message: Any, name: str, value: bool) -> None:
+    if value or message.HasField(name):
+        setattr(message, name, value)
+
+
+def _set_driver(message: Any, name: str, properties: Mapping[str, str]) -> None:
+    if name or properties:
+        message.driverMetadata.name = name
+        del message.driverMetadata.properties[:]
+        for key, value in properties.items():
+            message.driverMetadata.properties.add(key=key, value=value)
+    else:
+        message.ClearField("driverMetadata")
+
+
+def _properties(pairs: Iterable[Any]) -> dict[str, str]:
+    return {pair.key: pair.value for pair in pairs}
+
+
+def _uuid(message: Any) -> UUID | None:
+    if not message.HasField("uidMsb") or not message.HasField("uidLsb"):
+        return None
+    return UUID(int=(message.uidMsb % 2**64) << 64 | message.uidLsb % 2**64)
+
+
+def _set_uuid(message: Any, uuid: UUID | None) -> None:
+    halves = (None, None) if uuid is None else (uuid.int >> 64, uuid.int & 2**64 - 1)
+    signed = [None if half is None else half - 2**64 if half >= 2**63 else half for half in halves]
+    _set(message, {"uidMsb": signed[0], "uidLsb": signed[1]})
