@@ -24,7 +24,8 @@ from offloader.read.reader import Entries, open_reader
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.streaming import StreamOffload, StreamStatus
+from offloader.write.status import StreamStatus
+from offloader.write.streaming import StreamOffload
 
 __all__ = ["ManagedLedger", "open_managed_ledger"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any
 
 from offloader.errors import InvalidCall
 
@@ -112,7 +112,7 @@ class Settings:
         """
         problems: list[str] = []
         sections: dict[str, Any] = {}
-        kinds: dict[str, Any] = {f.name: cast(object, f.default).__class__ for f in fields(cls)}
+        kinds: dict[str, Any] = {f.name: type(f.default) for f in fields(cls)}
         for name, given in (values or {}).items():
             if name not in kinds:
                 problems.append(f"{name}: no such section (sections: {', '.join(kinds)})")
@@ -134,7 +134,8 @@ def _section(kind: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[str]]
             if problem:
                 problems.append(f"{name}: {problem}")
             else:
-                taken[name] = type(known[name].default)(value)
+                default: Any = known[name].default
+                taken[name] = default.__class__(value)
     return kind(**taken), problems
 
 

@@ -4,8 +4,8 @@ Owns all I/O on manifest records, the boundary and the catalogue entry. Must nev
 doesn't know, and never build a second record while one is in doubt.
 
 The protocol (docs/MANIFEST.md): record N + 1 is created with If-None-Match; who creates it, has committed. A PUT
-without an answer is repeated with identical bytes until the id exists, then whose bytes are there decides. After creating, the
-boundary is read: an id below it was deleted meanwhile and "winning" it again means nothing.
+without an answer is repeated with identical bytes until the id exists, then whose bytes are there decides. After
+creating, the boundary is read: an id below it was deleted meanwhile and "winning" it again means nothing.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class ManifestLog:
         raise AssertionError("unreachable")
 
     def _confirm(self, record: Record) -> bool:
-        """Reads the boundary after creating a record: a number below it was deleted before, so creating it is nothing."""
+        """Reads the boundary after creating a record: a number below it was deleted, so creating it is nothing."""
         try:
             boundary = _read_boundary(self.store, self.stream, record.incarnation)
         except NotFound as error:

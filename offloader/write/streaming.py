@@ -188,7 +188,7 @@ class StreamOffload:
                 if not ours or self._queue.offer(batch) < len(batch):
                     # The rest is in the hot tier: the next steps read it from there.
                     self._mode = Mode.CATCH_UP
-                    self._offers_refused += ours
+                    self._offers_refused += ours and before is not None and before.ledger_id == batch.ledger_id
             first = self._queue.first
             wake = self._mode is Mode.CATCH_UP or first is None or not first.assigned
         if wake:
