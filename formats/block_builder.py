@@ -98,8 +98,9 @@ class BlockBuilder:
         Args:
             batch: not empty, ids consecutive, continuing this block.
         """
-        lengths = batch.lengths.astype(np.int64)
-        room = self._block_bytes - (self.bytes_max or BLOCK_HEADER_BYTES + self._tail_bytes)
+        room = max(self._block_bytes - (self.bytes_max or BLOCK_HEADER_BYTES + self._tail_bytes), 0)
+        # No more than these can fit; a batch may be many blocks long.
+        lengths = batch.slice(0, room // self._entry_bytes + 1).lengths.astype(np.int64)
         count = int(np.searchsorted(np.cumsum(lengths + self._entry_bytes), room, side="right"))
         if count == 0 and self.entries == 0:
             count = 1

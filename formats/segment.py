@@ -6,7 +6,7 @@ and the block being filled, or know why a segment ends. The way back is ``Segmen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,6 +175,7 @@ class SegmentBuilder:
         self._blocks: list[tuple[int, EncodedBlock]] = []
         self._first: Position | None = None
         self._last: Position | None = None
+        self._entries = 0
         self._finished = False
 
     @property
@@ -190,7 +191,7 @@ class SegmentBuilder:
     @property
     def entries(self) -> int:
         """How many entries were appended."""
-        return sum(span.entries for span in self._spans.values())
+        return self._entries
 
     @property
     def data_bytes(self) -> int:
@@ -269,6 +270,7 @@ class SegmentBuilder:
             len(batch) + (0 if span is None else span.entries),
             batch.payload_bytes + (0 if span is None else span.payload_bytes),
         )
+        self._entries += len(batch)
         self._first = self._first or batch.first
         self._last = batch.last
 
@@ -283,22 +285,24 @@ class SegmentBuilder:
         return full
 
     def _index(self, facts: Mapping[int, LedgerFacts]) -> bytes:
+        of_ledger: dict[int, list[tuple[int, EncodedBlock]]] = {ledger_id: [] for ledger_id in self._spans}
+        for offset, block in self._blocks:
+            of_ledger[block.ledger_id].append((offset, block))
         groups = tuple(
-            self._group(span, facts.get(span.ledger_id, LedgerFacts(ledger_id=span.ledger_id)))
-            for span in self._spans.values()
+            self._group(span, facts.get(span.ledger_id, LedgerFacts(ledger_id=span.ledger_id)), of_ledger[ledger_id])
+            for ledger_id, span in self._spans.items()
         )
         index = ObjectIndex(self._layout, self._parts.total_bytes, BLOCK_HEADER_BYTES, groups)
         return seal_index(index) if self._extension else encode_index(index)
 
-    def _group(self, span: LedgerSpan, facts: LedgerFacts) -> IndexGroup:
-        own = [(offset, block) for offset, block in self._blocks if block.ledger_id == span.ledger_id]
+    def _group(self, span: LedgerSpan, facts: LedgerFacts, blocks: Sequence[tuple[int, EncodedBlock]]) -> IndexGroup:
         entries = np.array(
-            [(block.first_entry_id, 1 + offset // self._parts.part_bytes, offset) for offset, block in own],
+            [(block.first_entry_id, 1 + offset // self._parts.part_bytes, offset) for offset, block in blocks],
             dtype=INDEX_ENTRY,
         )
         rows = None
         if self._extension:
-            rows = encode_index_rows(span.ledger_id, np.array([block.row for _, block in own], dtype=ROW))
+            rows = encode_index_rows(span.ledger_id, np.array([block.row for _, block in blocks], dtype=ROW))
         encode = _v1_metadata if self._layout is Layout.V1 else _v2_metadata
         return IndexGroup(span.ledger_id, encode(span, facts, rows), entries)
 

@@ -192,8 +192,8 @@ class SegmentMap:
         Raises:
             FormatError: of every kind; nothing else, whatever the bytes are.
         """
-        view = byte_array(data)
         blocks = self.blocks
+        view = byte_array(data)[: int(blocks.read_bytes[number])]
         offset, length = int(blocks.offset[number]), int(blocks.length[number])
         if len(view) < length:
             raise Truncated("block", object_name=self.object_name, offset=offset, expected=length, found=len(view))
