@@ -6,7 +6,7 @@ Owns the refusal. Must never let a write through.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from offloader.errors import Unsupported
 from offloader.store.base import (
@@ -16,19 +16,40 @@ from offloader.store.base import (
     DeleteFailure,
     ListPage,
     ObjectInfo,
-    ObjectStore,
     PartInfo,
     PutMode,
     UploadInfo,
 )
 
-__all__ = ["ReadOnlyStore"]
+__all__ = ["ReadOnlyStore", "ReadableStore"]
+
+
+class ReadableStore(Protocol):
+    """The verbs of ``ObjectStore`` that change nothing."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def driver_metadata(self) -> Mapping[str, str]: ...
+
+    def head(self, key: str) -> ObjectInfo: ...
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]: ...
+
+    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage: ...
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]: ...
+
+    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]: ...
+
+    def close(self) -> None: ...
 
 
 class ReadOnlyStore:
     """``inner`` without its writing verbs. ``reason`` and ``hint`` say why in the error."""
 
-    def __init__(self, inner: ObjectStore, reason: str = "it was opened for reading", hint: str = "") -> None:
+    def __init__(self, inner: ReadableStore, reason: str = "it was opened for reading", hint: str = "") -> None:
         self.inner = inner
         self._reason = reason
         self._hint = hint

@@ -277,7 +277,7 @@ class S3Store:
                 )
         except (OutcomeUnknown, NotFound) as error:
             cause = error
-        found = self._made_of(key, parts)
+        found = self._made_of(key, parts, answered=cause is None)
         if found is None:
             problem = (
                 cause.message if cause else f"{self.url}: completion of {key} was answered, but made something else"
@@ -285,8 +285,9 @@ class S3Store:
             raise OutcomeUnknown(problem, hint="look with head: it may have been completed") from cause
         return found
 
-    def _made_of(self, key: str, parts: Sequence[PartInfo]) -> ObjectInfo | None:
-        """The object, when it is there and made of ``parts``."""
+    def _made_of(self, key: str, parts: Sequence[PartInfo], *, answered: bool) -> ObjectInfo | None:
+        """The object, when it is there and made of ``parts``; without the server's word for it (``answered``) only a
+        checksum shows that, the size alone could be another object's."""
         try:
             with self._translated(f"head of {key}", writes=False):
                 answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
@@ -294,7 +295,7 @@ class S3Store:
             return None  # the caller hears of the unknown outcome, which weighs more
         size_bytes = sum(part.size_bytes for part in parts)
         checksum = answer.get("ChecksumCRC32C", "").partition("-")[0]
-        if answer["ContentLength"] != size_bytes or checksum not in ("", _composite(parts)):
+        if answer["ContentLength"] != size_bytes or checksum not in (_composite(parts), "" if answered else None):
             return None
         return _info(key, size_bytes, answer)
 

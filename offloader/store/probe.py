@@ -1,0 +1,131 @@
+"""Whether a store really keeps its promise about conditional puts.
+
+Owns the start-up check that writers rely on (manifest specification, section 9). Must never leave its scratch keys
+behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from offloader.errors import OffloaderError, PreconditionFailed, Unsupported
+from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, PutMode
+
+__all__ = ["PROBE_PREFIX", "ProbeResult", "probe_conditional_puts", "require_conditional_puts"]
+
+#: Where scratch keys live, below the store's root: no stream's name begins like this.
+PROBE_PREFIX = "_probe/"
+_RACERS = 2
+_BARRIER_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResult:
+    """What was found. ``problems`` is empty when the store keeps its promises.
+
+    Attributes:
+        rounds: how often two creators met.
+        problems: one line for each broken promise.
+    """
+
+    rounds: int
+    problems: Sequence[str]
+
+    @property
+    def conditional(self) -> bool:
+        """Whether conditional puts can be relied on."""
+        return not self.problems
+
+
+def require_conditional_puts(store: ObjectStore, *, single_writer: bool = False, rounds: int = 4) -> ProbeResult:
+    """Probes ``store`` and refuses it for writing when it lets two writers win.
+
+    Args:
+        store: opened for writing.
+        single_writer: accept such a store, because somebody else makes sure that there is only one writer.
+        rounds: races to run.
+
+    Raises:
+        Unsupported: a promise is broken and ``single_writer`` isn't set.
+    """
+    result = probe_conditional_puts(store, rounds=rounds)
+    if result.problems and not single_writer:
+        raise Unsupported(
+            f"{store.url} can't be written safely: {'; '.join(result.problems)}",
+            hint="use a store with conditional puts, or set single_writer where nobody else ever writes",
+        )
+    return result
+
+
+def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4) -> ProbeResult:
+    """Tries a second create, creators at once, and ETags that are stale, absent and current, on scratch keys.
+
+    Raises:
+        OffloaderError: the store can't be written at all.
+    """
+    scratch = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+    keys = [f"{scratch}-{number}" for number in range(rounds + 2)]
+    try:
+        problems = [
+            *_second_create(store, keys[0]),
+            *_stale_etag(store, keys[1]),
+            *(problem for key in keys[2:] for problem in _race(store, key)),
+        ]
+    finally:
+        # What can't be removed stays as a few bytes under a name that nothing else uses.
+        with contextlib.suppress(OffloaderError):
+            store.delete(keys)
+    return ProbeResult(rounds=rounds, problems=tuple(dict.fromkeys(problems)))
+
+
+def _wins(store: ObjectStore, key: str, body: bytes, mode: PutMode) -> bool:
+    try:
+        store.put(key, body, mode=mode)
+    except PreconditionFailed:
+        return False
+    return True
+
+
+def _second_create(store: ObjectStore, key: str) -> list[str]:
+    store.put(key, b"first", mode=CREATE)
+    if _wins(store, key, b"second", CREATE) or store.get(key)[0] != b"first":
+        return ["a create replaces an object that is there"]
+    return []
+
+
+def _stale_etag(store: ObjectStore, key: str) -> list[str]:
+    problems = []
+    stale = store.put(key, b"1", mode=OVERWRITE).etag
+    current = store.put(key, b"22", mode=OVERWRITE).etag
+    if _wins(store, key, b"333", IfMatch(stale)):
+        problems.append("a put with a stale ETag replaces the object")
+    elif not _wins(store, key, b"4444", IfMatch(current)) or store.get(key)[0] != b"4444":
+        problems.append("a put with the current ETag is refused")
+    store.delete([key])
+    if _wins(store, key, b"5", IfMatch(current)):
+        problems.append("a put with an ETag creates an object that isn't there")
+    return problems
+
+
+def _race(store: ObjectStore, key: str) -> list[str]:
+    start = threading.Barrier(_RACERS)
+
+    def create(body: bytes) -> bool:
+        start.wait(_BARRIER_TIMEOUT_S)
+        return _wins(store, key, body, CREATE)
+
+    bodies = [f"creator {number}".encode() for number in range(_RACERS)]
+    with ThreadPoolExecutor(_RACERS) as threads:
+        won = [body for body, wins in zip(bodies, threads.map(create, bodies), strict=True) if wins]
+    if len(won) == 1 and store.get(key)[0] == won[0]:
+        return []
+    return [
+        f"of {_RACERS} creators at once, {len(won)} were told that they won"
+        if len(won) != 1
+        else "a loser's bytes stay"
+    ]
