@@ -227,6 +227,22 @@ def test_functions_fit_a_screen(module: str) -> None:
     assert not long
 
 
+def test_tests_neither_mock_nor_skip() -> None:
+    """A test that needs a service starts it, or fails and names what is missing."""
+    wrong = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(tree(path)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            mocks = isinstance(node, ast.ImportFrom) and node.module in {"mock", "unittest.mock"}
+            if mocks or {"mock", "unittest.mock"} & set(names):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} mocks")
+            if isinstance(node, ast.Attribute) and re.fullmatch(
+                r"pytest\.(skip|importorskip|mark\.skip|mark\.skipif)", ast.unparse(node)
+            ):
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} skips")
+    assert not wrong
+
+
 def test_public_names_are_a_contract() -> None:
     """Tests and users rely on these; taking one away is a breaking change."""
     assert set(offloader.__all__) == {
