@@ -1,0 +1,133 @@
+"""What single reads keep in memory: least recently used goes first, bounded in bytes.
+
+Owns which values are kept and that concurrent misses of one key are one load. Must never call a
+loader while it holds its lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+__all__ = ["Cache", "CacheStatus"]
+
+
+_K = TypeVar("_K", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatus:
+    """Counts since the cache was made, and what it holds now."""
+
+    hits: int
+    misses: int
+    held_bytes: int
+    values: int
+
+
+class Cache:
+    """A byte-bounded cache; thread-safe, may be shared by readers.
+
+    Args:
+        bytes_max: most bytes held; a value larger than that is answered but not kept.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._loading: dict[Hashable, Future[Any]] = {}
+        self._held_bytes = 0
+        self._hits = 0
+        self._misses = 0
+
+    @property
+    def status(self) -> CacheStatus:
+        with self._lock:
+            return CacheStatus(self._hits, self._misses, self._held_bytes, len(self._values))
+
+    def peek(self, key: Hashable) -> Any | None:
+        """The value if it is held; doesn't count as use."""
+        with self._lock:
+            held = self._values.get(key)
+        return None if held is None else held[0]
+
+    def get_many(
+        self,
+        keys: Iterable[_K],
+        load: Callable[[list[_K]], Mapping[_K, Any]],
+        size_bytes: Callable[[Any], int],
+    ) -> dict[_K, Any]:
+        """The values of ``keys``.
+
+        Args:
+            keys: distinct keys.
+            load: is given the keys that nobody holds or loads, in order, and answers all of their values. Called at
+                most once, outside the lock, in this thread. Must not use this cache.
+            size_bytes: what a value counts for.
+
+        Raises:
+            whatever ``load`` raises, here or in the other thread that was loading a key.
+        """
+        found: dict[_K, Any] = {}
+        mine: dict[_K, Future[Any]] = {}
+        others: dict[_K, Future[Any]] = {}
+        with self._lock:
+            for key in keys:
+                held = self._values.get(key)
+                if held is not None:
+                    self._values.move_to_end(key)
+                    found[key] = held[0]
+                elif key in self._loading:
+                    others[key] = self._loading[key]
+                else:
+                    mine[key] = self._loading[key] = Future()
+            self._hits += len(found) + len(others)
+            self._misses += len(mine)
+        if mine:
+            found.update(self._load(mine, load, size_bytes))
+        # Own keys are settled before waiting for others', so two calls can never wait for each other.
+        for key, future in others.items():
+            found[key] = future.result()
+        return found
+
+    def get(self, key: Hashable, load: Callable[[], Any], size_bytes: Callable[[Any], int]) -> Any:
+        """The value of one key; see ``get_many``."""
+        return self.get_many([key], lambda _: {key: load()}, size_bytes)[key]
+
+    def _load(
+        self,
+        mine: Mapping[_K, Future[Any]],
+        load: Callable[[list[_K]], Mapping[_K, Any]],
+        size_bytes: Callable[[Any], int],
+    ) -> Mapping[_K, Any]:
+        try:
+            loaded = load(list(mine))
+            sizes = {key: size_bytes(loaded[key]) for key in mine}
+        except BaseException as error:
+            with self._lock:
+                for key in mine:
+                    del self._loading[key]
+            for future in mine.values():
+                future.set_exception(error)
+            raise
+        with self._lock:
+            for key in mine:
+                del self._loading[key]
+                self._keep(key, loaded[key], sizes[key])
+        for key, future in mine.items():
+            future.set_result(loaded[key])
+        return loaded
+
+    def _keep(self, key: Hashable, value: Any, size: int) -> None:
+        if size > self.bytes_max:
+            return
+        self._values[key] = (value, size)
+        self._held_bytes += size
+        while self._held_bytes > self.bytes_max:
+            _, (_, gone) = self._values.popitem(last=False)
+            self._held_bytes -= gone

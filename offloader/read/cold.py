@@ -1,0 +1,139 @@
+"""Entries of one pinned manifest version, out of the object store.
+
+Owns how segments become batches: in parallel for long ranges, through the cache for short ones. Must never answer a
+position outside the range it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import closing
+from functools import partial
+
+import numpy as np
+
+from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
+from formats.segment_map import SegmentMap
+from offloader.errors import InvalidCall
+from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.read import plan
+from offloader.read.fetch import Fetcher
+from offloader.read.plan import SegmentObjects
+from offloader.store.base import ObjectStore
+
+__all__ = ["ColdTier", "first_at", "objects_of"]
+
+#: A read over more segments than this is a scan: it doesn't go through the cache.
+CACHED_READ_SEGMENTS_MAX = 2
+#: ... and so is one of more than this part of the cache.
+CACHED_READ_CACHE_SHARE = 4
+
+_PLACE = ("managedLedgerOffloadDriver", "bucket", "serviceEndpoint")
+
+
+class ColdTier:
+    """The offloaded entries of ``state``.
+
+    Attributes:
+        ends: first and last readable position, ``None`` when nothing is readable.
+    """
+
+    def __init__(self, fetcher: Fetcher, state: ManifestState) -> None:
+        self._fetcher = fetcher
+        self._state = state
+        self.ends = plan.whole_range(state)
+
+    def batches(self, first: Position, last: Position) -> Generator[EntryBatch, None, None]:
+        """The entries of a range, one batch per block, fetched ahead in parallel, past the cache."""
+        fetcher = self._fetcher
+        segments = [self._objects(record) for record in plan.segments_between(self._state, first, last)]
+        # Indexes are fetched ahead like blocks are, so that a stream of many small segments doesn't stutter.
+        maps = fetcher.workers.in_order(partial(_with_index, fetcher, objects, keep=False) for objects in segments)
+        runs = (
+            run
+            for objects, segment_map in maps
+            for run in plan.block_runs(
+                objects, segment_map, segment_map.find(first, last), fetcher.settings.request_bytes
+            )
+        )
+        with closing(maps), closing(fetcher.runs(runs)) as results:
+            for batches in results:
+                for batch in batches:
+                    part = batch.between(first, last)
+                    if len(part):
+                        yield part
+
+    def cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
+        """The entries of a range through the cache; ``None`` when the range is too long for that."""
+        records = plan.segments_between(self._state, first, last)
+        if len(records) > CACHED_READ_SEGMENTS_MAX:
+            return None
+        segments = [_with_index(self._fetcher, self._objects(record), keep=True) for record in records]
+        wanted = [(objects, segment_map, segment_map.find(first, last)) for objects, segment_map in segments]
+        stored_bytes = sum(int(segment_map.blocks.length[numbers].sum()) for _, segment_map, numbers in wanted)
+        if stored_bytes > self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE:
+            return None
+        return [
+            batch.between(first, last)
+            for objects, segment_map, numbers in wanted
+            for batch in self._fetcher.kept_blocks(objects, segment_map, numbers)
+        ]
+
+    def position_at(self, publish_time_ms: int) -> Position | None:
+        """The earliest position published at that time or later; statistics decide what is fetched."""
+        for record in plan.readable_segments(self._state):
+            position = self._time_in_segment(record, publish_time_ms)
+            if position is not None:
+                return position
+        return None
+
+    def _time_in_segment(self, record: SegmentRecord, publish_time_ms: int) -> Position | None:
+        assert self.ends is not None
+        assert record.summary is not None
+        latest_ms = record.summary.publish_time_max_ms
+        if latest_ms != TIME_UNKNOWN_MS and latest_ms < publish_time_ms:
+            return None
+        objects, segment_map = _with_index(self._fetcher, self._objects(record), keep=True)
+        latest = segment_map.blocks.publish_time_max_ms
+        for number in segment_map.find(*self.ends).tolist():
+            if latest[number] != TIME_UNKNOWN_MS and latest[number] >= publish_time_ms:
+                [batch] = self._fetcher.kept_blocks(objects, segment_map, np.array([number], dtype=np.int64))
+                position = first_at(batch.between(*self.ends), publish_time_ms)
+                if position is not None:
+                    return position
+        return None
+
+    def _objects(self, record: SegmentRecord) -> SegmentObjects:
+        return objects_of(self._state.stream, record, self._fetcher.store)
+
+
+def objects_of(stream: str, record: SegmentRecord, store: ObjectStore) -> SegmentObjects:
+    """The objects of a segment in ``store``.
+
+    Raises:
+        InvalidCall: the manifest says that they were written to another place. The region doesn't count: it is a way
+            to a bucket, not another bucket.
+    """
+    here = store.driver_metadata
+    if record.driver and any(record.driver.get(name, "") != here.get(name, "") for name in _PLACE):
+        raise InvalidCall(
+            f"stream {stream}: segment {record.uuid} was written to {_place(record.driver)}; "
+            f"this store is {_place(here)}",
+            hint="open the store where it was written",
+        )
+    return SegmentObjects.of_record(stream, record)
+
+
+def first_at(batch: EntryBatch, publish_time_ms: int) -> Position | None:
+    """The first entry of a batch that was published at that time or later."""
+    times = batch.publish_times_ms
+    later = np.flatnonzero((times >= publish_time_ms) & (times != TIME_UNKNOWN_MS))
+    return Position(batch.ledger_id, int(batch.entry_ids[later[0]])) if len(later) else None
+
+
+def _place(driver: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={driver.get(name, '')}" for name in _PLACE)
+
+
+def _with_index(fetcher: Fetcher, objects: SegmentObjects, *, keep: bool) -> tuple[SegmentObjects, SegmentMap]:
+    return objects, fetcher.index(objects, keep=keep)

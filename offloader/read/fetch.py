@@ -1,0 +1,241 @@
+"""Getting indexes and blocks out of the store, and the proof that they are the right ones.
+
+Owns every storage call of the read side and every check of what came back. Must never answer an entry
+from bytes that contradict the manifest, the index or a checksum.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Executor
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.buffers import Bytes, byte_array
+from formats.checksum import crc32c
+from formats.entries import EntryBatch
+from formats.errors import FormatError, Inconsistent, LimitExceeded, UnsupportedVersion
+from formats.keys import check_object_version
+from formats.segment_map import SegmentMap
+from offloader.errors import (
+    Corrupt,
+    LimitReached,
+    NotFound,
+    ObjectChanged,
+    ObjectMissing,
+    OffloaderError,
+    Trimmed,
+    Unsupported,
+)
+from offloader.manifest.log import load_manifest
+from offloader.manifest.state import SegmentStatus
+from offloader.read.cache import Cache
+from offloader.read.plan import BlockRun, SegmentObjects, block_runs
+from offloader.read.workers import Workers
+from offloader.settings import ReadSettings
+from offloader.store.base import ByteRange, ObjectStore
+
+__all__ = ["Fetcher", "SkipCorrupt"]
+
+#: Told of each damaged block that is left out; without it damage is an error.
+SkipCorrupt = Callable[[Corrupt], None]
+
+#: Memory of a parsed index: its bytes and this much per block.
+_ROW_BYTES = 160
+
+
+class Fetcher:
+    """Reads of one store. Thread-safe.
+
+    Args:
+        store: where the objects are.
+        settings: sizes and limits.
+        cache: for single reads; default: its own, of ``settings.cache_bytes_max``. May be shared by fetchers.
+        executor: a thread pool to use instead of own threads.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        settings: ReadSettings,
+        *,
+        cache: Cache | None = None,
+        executor: Executor | None = None,
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.cache = cache or Cache(settings.cache_bytes_max)
+        self.workers = Workers(settings.requests_in_flight_max, executor)
+
+    def index(self, objects: SegmentObjects, *, keep: bool = True) -> SegmentMap:
+        """The segment's index, checked against what ``objects`` says of it.
+
+        Args:
+            objects: the segment.
+            keep: whether to put it into the cache; scans only look there.
+
+        Raises:
+            Trimmed, ObjectMissing, ObjectChanged, Corrupt, Unsupported: as the module says; and what the store raises.
+        """
+        key = (self.store.url, objects.index_key)
+        if not keep:
+            held: SegmentMap | None = self.cache.peek(key)
+            return held if held is not None else self._load_index(objects)
+        found: SegmentMap = self.cache.get(key, lambda: self._load_index(objects), _index_held_bytes)
+        return found
+
+    def run(self, run: BlockRun, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
+        """The entries of a run's blocks, one batch per block, in order; one ranged GET, nothing cached.
+
+        Args:
+            run: what to fetch.
+            skip: called with the error of each damaged block, which then counts as empty.
+
+        Raises:
+            Trimmed, ObjectMissing, ObjectChanged, Corrupt, LimitReached, Unsupported.
+        """
+        largest = int(run.segment_map.blocks.length[run.numbers].max())
+        if largest > self.settings.block_bytes_max:
+            raise LimitReached(
+                f"stream {run.objects.stream}, object {run.objects.data_key}: a block of {largest} bytes is larger "
+                f"than read.block_bytes_max = {self.settings.block_bytes_max}",
+                hint="raise that setting",
+            )
+        data = byte_array(self.bytes_of(run.objects, run.segment_map, run.start, run.stop))
+        batches = []
+        for number in run.numbers.tolist():
+            try:
+                batches.append(self._decode(run, number, data))
+            except Corrupt as error:
+                if skip is None:
+                    raise
+                skip(error)
+        return batches
+
+    def runs(self, runs: Iterable[BlockRun]) -> Generator[list[EntryBatch], None, None]:
+        """``run`` of each, in parallel, in order."""
+        return self.workers.in_order(partial(self.run, run) for run in runs)
+
+    def kept_blocks(
+        self, objects: SegmentObjects, segment_map: SegmentMap, numbers: NDArray[np.int64]
+    ) -> list[EntryBatch]:
+        """The entries of blocks ``numbers``, one batch per block, through the cache; what isn't there is fetched
+        coalesced."""
+        url, data_key = self.store.url, objects.data_key
+
+        def load(wanted: list[tuple[str, str, int]]) -> dict[tuple[str, str, int], EntryBatch]:
+            absent = np.array([number for _, _, number in wanted], dtype=np.int64)
+            runs = list(block_runs(objects, segment_map, absent, self.settings.request_bytes))
+            loaded = [self.run(runs[0])] if len(runs) == 1 else list(self.runs(runs))
+            return dict(zip(wanted, itertools.chain.from_iterable(loaded), strict=True))
+
+        keys = [(url, data_key, number) for number in numbers.tolist()]
+        found = self.cache.get_many(keys, load, _batch_held_bytes)
+        return [found[key] for key in keys]
+
+    def bytes_of(self, objects: SegmentObjects, segment_map: SegmentMap, start: int, stop: int) -> bytes:
+        """Bytes ``start`` .. ``stop`` of a segment's data object; exactly as many, of an object of the right length."""
+        return self._get(objects, objects.data_key, ByteRange(start, stop), segment_map.data_bytes)
+
+    def _load_index(self, objects: SegmentObjects) -> SegmentMap:
+        key = objects.index_key
+        # A range keeps an object that grew by mistake out of memory; the answer tells its whole length anyway.
+        byte_range = None if objects.index_bytes is None else ByteRange(0, objects.index_bytes)
+        data = self._get(objects, key, byte_range, objects.index_bytes)
+        found = crc32c(data)
+        if objects.index_crc32c is not None and found != objects.index_crc32c:
+            raise Corrupt(
+                f"stream {objects.stream}, object {key}, bytes 0..{len(data)}: CRC-32C expected "
+                f"{objects.index_crc32c:08x} (from the manifest), found {found:08x}",
+                hint="restore the index object, or rebuild it from the data object",
+            )
+        try:
+            segment_map = SegmentMap.parse(data, object_name=key, ledger_id=objects.ledger_id)
+            if objects.data_bytes is not None and segment_map.data_bytes != objects.data_bytes:
+                raise Inconsistent("data object length", expected=objects.data_bytes, found=segment_map.data_bytes)
+        except FormatError as error:
+            raise _translated(error, objects, key, 0, len(data)) from error
+        return segment_map
+
+    def _get(
+        self, objects: SegmentObjects, key: str, byte_range: ByteRange | None, expected_bytes: int | None
+    ) -> bytes:
+        try:
+            data, info = self.store.get(key, byte_range)
+        except NotFound as cause:
+            raise self._missing(objects, key) from cause
+        wanted = info.size_bytes if byte_range is None else byte_range.length
+        if (expected_bytes is not None and info.size_bytes != expected_bytes) or len(data) != wanted:
+            raise ObjectChanged(
+                f"stream {objects.stream}, object {key} in {self.store.url}: "
+                f"expected {expected_bytes or wanted} bytes, found {info.size_bytes}",
+                hint="somebody replaced or cut it: restore it from a copy",
+            )
+        if info.metadata:  # not every store keeps user metadata
+            try:
+                check_object_version(info.metadata, key)
+            except UnsupportedVersion as error:
+                raise Unsupported(f"stream {objects.stream}: {error}", hint="written by a later release?") from error
+        return data
+
+    def _missing(self, objects: SegmentObjects, key: str) -> OffloaderError:
+        """What it means that an object isn't there; looks into the newest manifest once."""
+        where = f"stream {objects.stream}, object {key}"
+        try:
+            state = load_manifest(self.store, objects.stream)
+        except NotFound:
+            return ObjectMissing(f"{where} isn't in {self.store.url}, and no manifest says why")
+        record = state.segments.get(objects.uuid)
+        if record is not None and record.status is SegmentStatus.OFFLOADED:
+            return ObjectMissing(
+                f"{where} isn't in {self.store.url}, though the manifest has segment {objects.uuid} at "
+                f"{record.begin}..{record.end}",
+                hint="restore it from a copy; other segments can still be read",
+            )
+        first = state.first_position()
+        return Trimmed(
+            f"{where}: segment {objects.uuid} was deleted by retention while it was read; the stream begins at "
+            f"{first or 'nothing'} now",
+            first_available=first,
+            hint="open the stream anew",
+        )
+
+    def _decode(self, run: BlockRun, number: int, data: Bytes) -> EntryBatch:
+        offset, length = _extent(run, number)
+        try:
+            return run.segment_map.decode(
+                number,
+                data[offset - run.start :],
+                block_bytes_max=self.settings.block_bytes_max,
+                decompressed_bytes_max=self.settings.decompressed_bytes_max,
+            )
+        except FormatError as error:
+            raise _translated(error, run.objects, run.objects.data_key, offset, offset + length) from error
+
+
+def _extent(run: BlockRun, number: int) -> tuple[int, int]:
+    return int(run.segment_map.blocks.offset[number]), int(run.segment_map.blocks.length[number])
+
+
+def _translated(error: FormatError, objects: SegmentObjects, key: str, start: int, stop: int) -> OffloaderError:
+    where = f"stream {objects.stream}, object {key}, bytes {start}..{stop}"
+    at = "" if error.offset is None else f" at byte {error.offset}"
+    text = f"{where}: {error.problem}{at}"
+    if error.expected is not None or error.found is not None:
+        text += f": expected {error.expected}, found {error.found}"
+    if isinstance(error, LimitExceeded):
+        return LimitReached(text, hint="raise read.block_bytes_max or read.decompressed_bytes_max")
+    if isinstance(error, UnsupportedVersion):
+        return Unsupported(text, hint="written by a later release?")
+    return Corrupt(text, hint="the rest of the stream can still be read; restore this object from a copy")
+
+
+def _index_held_bytes(segment_map: SegmentMap) -> int:
+    return len(segment_map.blocks) * _ROW_BYTES + sum(len(group.metadata) for group in segment_map.ledgers)
+
+
+def _batch_held_bytes(batch: EntryBatch) -> int:
+    return batch.payload_bytes + batch.entry_ids.nbytes + batch.publish_times_ms.nbytes + batch.offsets.nbytes
