@@ -259,7 +259,8 @@ class ManifestLog:
             raise Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing") from error
         self._in_doubt = None
         if record.record_id < boundary.first_kept_id:
-            self._state = _load_tail(self.store, self.state)
+            # What this log knows may have been deleted record by record: only a load from the beginning tells the truth.
+            self._state = _load_tail(self.store, ManifestState(stream=self.stream, incarnation=record.incarnation))
             return False
         self._state = fold(self.state, record)
         return True
@@ -302,6 +303,13 @@ class ManifestLog:
                 return
 
 
+def _get_if_there(store: ObjectStore, key: str) -> bytes | None:
+    try:
+        return store.get(key)[0]
+    except NotFound:
+        return None
+
+
 def _stream_named_by(key: str) -> str | None:
     try:
         return stream_of_catalog_key(key)
@@ -314,9 +322,8 @@ def _read_catalog_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
         key = catalog_key(stream)
     except FormatError as error:
         raise InvalidCall(str(error)) from error
-    try:
-        data, _ = store.get(key)
-    except NotFound:
+    data = _get_if_there(store, key)
+    if data is None:
         return None
     try:
         entry = decode_catalog_entry(data, object_name=key)
@@ -342,9 +349,8 @@ def _load_tail(store: ObjectStore, state: ManifestState) -> ManifestState:
         _require_no_checkpoint(store, state)
     while True:
         key = record_key(state.stream, state.incarnation, state.record_id + 1)
-        try:
-            data, _ = store.get(key)
-        except NotFound:
+        data = _get_if_there(store, key)
+        if data is None:
             return state
         try:
             state = fold(state, decode_record(data, object_name=key))

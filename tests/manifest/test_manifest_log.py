@@ -1,0 +1,367 @@
+"""The manifest in a store: commits, conflicts, fencing, unknown outcomes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from itertools import count
+from uuid import UUID
+
+import pytest
+
+from formats.entries import Position
+from formats.keys import boundary_key, catalog_key, record_key
+from formats.manifest import Assign, Boundary, LedgerClosed, OpenEpoch, Retire, decode_record, encode_boundary
+from offloader.clock import SystemClock
+from offloader.errors import (
+    AccessDenied,
+    Corrupt,
+    Fenced,
+    InvalidCall,
+    NotFound,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, list_streams, load_manifest
+from offloader.manifest.state import EditRefused
+from offloader.store.base import OVERWRITE, ObjectStore
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+
+STREAM = "public/default/persistent/orders"
+_names = count()
+#: The record is created, its reply is lost, and then the store is out of reach.
+LANDED_UNHEARD = (
+    Fault(call=1, verb="put", after=True, error=OutcomeUnknown),
+    Fault(call=2, calls=UNKNOWN_REPEATS_MAX, verb="put", error=OutcomeUnknown),
+)
+
+
+@pytest.fixture
+def memory() -> ObjectStore:
+    return MemoryStore(f"manifest-log-{next(_names)}", "", SystemClock())
+
+
+@pytest.fixture
+def faulty(memory: ObjectStore) -> FaultyStore:
+    return FaultyStore(memory)
+
+
+@pytest.fixture
+def new_log(faulty: FaultyStore) -> Callable[..., ManifestLog]:
+    clock = ManualClock()
+    return lambda stream=STREAM: ManifestLog(faulty, stream, clock=clock)
+
+
+def closed(ledger_id: int) -> list[LedgerClosed]:
+    return [LedgerClosed(ledger_id, 9)]
+
+
+def key_of(log: ManifestLog, record_id: int) -> str:
+    return record_key(log.stream, log.state.incarnation, record_id)
+
+
+def test_records_are_numbered_and_what_one_writes_all_read(
+    new_log: Callable[..., ManifestLog], memory: ObjectStore
+) -> None:
+    log = new_log()
+    assert log.open_epoch() == 1
+    log.commit(closed(1))
+    log.commit(closed(2))
+
+    state = load_manifest(memory, STREAM)
+
+    assert state == log.state
+    assert (state.record_id, state.epoch, state.closed_ledgers) == (3, 1, {1: 9, 2: 9})
+    assert decode_record(memory.get(key_of(log, 1))[0]).edits == (OpenEpoch(1),)
+
+
+def test_a_commit_is_one_put_and_one_get(new_log: Callable[..., ManifestLog], faulty: FaultyStore) -> None:
+    log = new_log()
+    log.open_epoch()
+    before = len(faulty.calls)
+
+    log.commit(closed(1))
+
+    assert [verb for verb, _ in faulty.calls[before:]] == ["put", "get"]
+
+
+def test_a_reader_of_an_unknown_stream_hears_so_and_creates_nothing(memory: ObjectStore) -> None:
+    with pytest.raises(NotFound, match="offloader ls"):
+        load_manifest(memory, STREAM)
+    assert memory.list("").objects == ()
+
+
+def test_a_second_writer_fences_the_first(new_log: Callable[..., ManifestLog], faulty: FaultyStore) -> None:
+    first, second = new_log(), new_log()
+    first.open_epoch()
+    first.commit(closed(1))
+
+    assert second.open_epoch() == 2
+    with pytest.raises(Fenced, match="owned by epoch 2"):
+        first.commit(closed(2))
+
+    second.commit(closed(3))
+    assert load_manifest(faulty, STREAM).closed_ledgers == {1: 9, 3: 9}
+
+
+def test_of_many_writers_at_once_each_gets_its_own_epoch_and_one_owns_the_stream(
+    new_log: Callable[..., ManifestLog], faulty: FaultyStore
+) -> None:
+    logs = [new_log() for _ in range(8)]
+    barrier = threading.Barrier(len(logs))
+    epochs: list[int] = []
+    survivors: list[int] = []
+
+    def run(log: ManifestLog) -> None:
+        barrier.wait()
+        epochs.append(log.open_epoch())
+        barrier.wait()
+        try:
+            log.commit(closed(log.epoch or 0))
+        except Fenced:
+            return
+        survivors.append(log.epoch or 0)
+
+    threads = [threading.Thread(target=run, args=(log,)) for log in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(epochs) == list(range(1, 9))
+    assert survivors == [8]
+    assert load_manifest(faulty, STREAM).closed_ledgers == {8: 9}
+
+
+def test_a_lost_reply_is_recognised_as_our_own_record(new_log: Callable[..., ManifestLog], faulty: FaultyStore) -> None:
+    log = new_log()
+    log.open_epoch()
+    faulty.set_faults([Fault(call=1, verb="put", after=True, error=OutcomeUnknown)])
+
+    state = log.commit(closed(1))
+
+    assert state.record_id == 2
+    assert load_manifest(faulty, STREAM).closed_ledgers == {1: 9}
+
+
+def test_an_unknown_outcome_is_kept_until_it_is_known_and_no_second_record_is_built(
+    new_log: Callable[..., ManifestLog], faulty: FaultyStore, memory: ObjectStore
+) -> None:
+    log = new_log()
+    log.open_epoch()
+    faulty.set_faults([Fault(call=1, calls=UNKNOWN_REPEATS_MAX + 1, verb="put", error=OutcomeUnknown)])
+
+    with pytest.raises(OutcomeUnknown):
+        log.commit(closed(1))
+    assert load_manifest(memory, STREAM).record_id == 1
+
+    log.commit(closed(2))
+
+    # The doubtful record was settled first, with the same bytes; only then the new one was built on top.
+    assert decode_record(memory.get(key_of(log, 2))[0]).edits == tuple(closed(1))
+    assert decode_record(memory.get(key_of(log, 3))[0]).edits == tuple(closed(2))
+
+
+def test_the_same_edits_again_after_an_unknown_outcome_are_committed_once(
+    new_log: Callable[..., ManifestLog], faulty: FaultyStore
+) -> None:
+    log = new_log()
+    log.open_epoch()
+    edits = [Assign(UUID(int=1), 2, Position(1, 0), None, 5, {})]
+    faulty.set_faults(LANDED_UNHEARD)
+    with pytest.raises(OutcomeUnknown):
+        log.commit(edits)
+
+    log.commit(edits)
+
+    assert load_manifest(faulty, STREAM).record_id == 2
+
+
+def test_a_doubtful_record_that_lost_its_number_is_not_believed(
+    new_log: Callable[..., ManifestLog], faulty: FaultyStore
+) -> None:
+    first, second = new_log(), new_log()
+    first.open_epoch()
+    faulty.set_faults([Fault(call=1, calls=UNKNOWN_REPEATS_MAX + 1, verb="put", error=OutcomeUnknown)])
+    with pytest.raises(OutcomeUnknown):
+        first.commit(closed(1))
+
+    second.open_epoch()
+
+    with pytest.raises(Fenced):
+        first.commit(closed(1))
+    assert load_manifest(faulty, STREAM).closed_ledgers == {}
+
+
+def test_a_put_that_lands_after_its_writer_gave_up_harms_nothing(
+    new_log: Callable[..., ManifestLog], faulty: FaultyStore, memory: ObjectStore
+) -> None:
+    """The late PUT creates its number first; whoever comes next finds it and goes on after it."""
+    first, second = new_log(), new_log()
+    first.open_epoch()
+    second.load()
+    faulty.set_faults(LANDED_UNHEARD)
+    with pytest.raises(OutcomeUnknown):
+        first.commit(closed(1))
+
+    assert second.open_epoch() == 2
+    assert second.state.closed_ledgers == {1: 9}
+
+
+def test_a_refused_put_leaves_no_doubt_behind(new_log: Callable[..., ManifestLog], faulty: FaultyStore) -> None:
+    log = new_log()
+    log.open_epoch()
+    for error in (StoreUnavailable, AccessDenied):
+        faulty.set_faults([Fault(call=1, verb="put", error=error)])
+        with pytest.raises(error):
+            log.commit(closed(1))
+
+    log.commit(closed(2))
+
+    assert load_manifest(faulty, STREAM).closed_ledgers == {2: 9}
+
+
+def test_a_number_below_the_boundary_is_won_for_nothing(
+    new_log: Callable[..., ManifestLog], faulty: FaultyStore, memory: ObjectStore
+) -> None:
+    """A stalled writer re-creates a record that was folded into a checkpoint and deleted."""
+    log, other = new_log(), new_log()
+    log.open_epoch()
+    other.open_epoch()
+    other.commit(closed(7))
+    for number in (2, 3):
+        memory.delete([key_of(log, number)])
+    boundary = boundary_key(STREAM, log.state.incarnation)
+    memory.put(boundary, encode_boundary(Boundary(first_kept_id=4, checkpoint_id=3)), mode=OVERWRITE)
+
+    # It believes epoch 1 is current and creates record 2 again; the boundary tells that this number is dead.
+    with pytest.raises(Corrupt, match="checkpoint"):
+        log.commit(closed(1))
+    assert 1 not in log.state.closed_ledgers
+
+
+def test_a_manifest_with_a_checkpoint_is_refused_instead_of_read_as_empty(
+    new_log: Callable[..., ManifestLog], memory: ObjectStore
+) -> None:
+    log = new_log()
+    log.open_epoch()
+    boundary = boundary_key(STREAM, log.state.incarnation)
+    memory.put(boundary, encode_boundary(Boundary(first_kept_id=2, checkpoint_id=1)), mode=OVERWRITE)
+
+    with pytest.raises(Corrupt, match="later release"):
+        load_manifest(memory, STREAM)
+
+
+def test_a_writer_whose_stream_was_deleted_stops(new_log: Callable[..., ManifestLog], memory: ObjectStore) -> None:
+    log = new_log()
+    log.open_epoch()
+    memory.delete([boundary_key(STREAM, log.state.incarnation)])
+
+    with pytest.raises(Fenced, match="was deleted"):
+        log.commit(closed(1))
+
+
+def test_another_incarnation_never_shares_a_key(new_log: Callable[..., ManifestLog], memory: ObjectStore) -> None:
+    old = new_log()
+    old.open_epoch()
+    memory.delete([info.key for info in memory.list("").objects if info.key != key_of(old, 1)])
+
+    new = new_log()
+    new.open_epoch()
+
+    assert new.state.incarnation != old.state.incarnation
+    assert load_manifest(memory, STREAM).record_id == 1
+    with pytest.raises(Fenced):
+        old.commit(closed(1))
+
+
+def test_edits_that_do_not_fit_are_refused_and_nothing_is_written(
+    new_log: Callable[..., ManifestLog], memory: ObjectStore
+) -> None:
+    log = new_log()
+    log.open_epoch()
+
+    with pytest.raises(EditRefused):
+        log.commit([Retire((UUID(int=1),))])
+
+    assert load_manifest(memory, STREAM).record_id == 1
+
+
+def test_times_in_records_never_go_back(memory: ObjectStore) -> None:
+    clock = ManualClock(now_ms=2_000)
+    log = ManifestLog(memory, STREAM, clock=clock)
+    log.open_epoch()
+    clock.set_now_ms(1_000)
+    log.commit(closed(1))
+
+    assert [decode_record(memory.get(key_of(log, number))[0]).time_ms for number in (1, 2)] == [2_000, 2_000]
+
+
+def test_a_damaged_record_is_named(new_log: Callable[..., ManifestLog], memory: ObjectStore) -> None:
+    log = new_log()
+    log.open_epoch()
+    log.commit(closed(1))
+    key = key_of(log, 1)
+    memory.put(key, memory.get(key)[0].replace(b'"epoch":1', b'"epoch":2'), mode=OVERWRITE)
+
+    with pytest.raises(Corrupt, match=r"record 1: CRC-32C in .*00000000000000000001\.json"):
+        load_manifest(memory, STREAM)
+
+
+def test_commits_need_an_epoch(new_log: Callable[..., ManifestLog]) -> None:
+    log = new_log()
+    log.load(create=True)
+    with pytest.raises(InvalidCall, match="no epoch is open"):
+        log.commit(closed(1))
+
+
+def test_streams_are_found_by_one_listing_and_strangers_in_the_catalogue_are_passed_over(
+    new_log: Callable[..., ManifestLog], memory: ObjectStore
+) -> None:
+    for name in ("b", "a/1", "a/ü x"):
+        new_log(name).load(create=True)
+    memory.put("_catalog/%zz", b"?")
+
+    assert list_streams(memory) == ["a/1", "a/ü x", "b"]
+    assert list_streams(memory, prefix="a/") == ["a/1", "a/ü x"]
+
+
+@pytest.mark.parametrize(("existing", "wanted"), [("a/b", "a"), ("a", "a/b"), ("a", "a/b/c")])
+def test_no_name_is_the_beginning_of_another(
+    new_log: Callable[..., ManifestLog], memory: ObjectStore, existing: str, wanted: str
+) -> None:
+    new_log(existing).load(create=True)
+
+    with pytest.raises(InvalidCall, match="one name begins with the other"):
+        new_log(wanted).load(create=True)
+    assert list_streams(memory) == [existing]
+    new_log("ab").load(create=True)
+
+
+def test_a_catalogue_entry_that_names_another_stream_is_refused(
+    new_log: Callable[..., ManifestLog], memory: ObjectStore
+) -> None:
+    new_log("a").load(create=True)
+    memory.put(catalog_key("b"), memory.get(catalog_key("a"))[0])
+
+    with pytest.raises(Corrupt, match="names stream a"):
+        load_manifest(memory, "b")
+
+
+def test_two_creators_of_a_stream_agree_on_its_incarnation(new_log: Callable[..., ManifestLog]) -> None:
+    logs = [new_log() for _ in range(6)]
+    barrier = threading.Barrier(len(logs))
+
+    def run(log: ManifestLog) -> None:
+        barrier.wait()
+        log.load(create=True)
+
+    threads = [threading.Thread(target=run, args=(log,)) for log in logs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len({log.state.incarnation for log in logs}) == 1

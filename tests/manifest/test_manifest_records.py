@@ -1,0 +1,209 @@
+"""Manifest records: what is written can be read, what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formats.checksum import crc32c
+from formats.entries import Position
+from formats.errors import ChecksumMismatch, FormatError, Inconsistent, Truncated, UnsupportedVersion
+from formats.manifest import (
+    EDIT_KINDS,
+    Adopt,
+    Assign,
+    Boundary,
+    CatalogEntry,
+    Edit,
+    Failed,
+    Gap,
+    Hold,
+    HotReleased,
+    LedgerClosed,
+    LedgersDeleted,
+    Offloaded,
+    OpenEpoch,
+    Pause,
+    Purged,
+    Record,
+    Release,
+    Resume,
+    Retire,
+    SetMethod,
+    StreamDeleted,
+    Totals,
+    Truncate,
+    UndoRetire,
+    Writer,
+    decode_boundary,
+    decode_catalog_entry,
+    decode_record,
+    encode_boundary,
+    encode_catalog_entry,
+    encode_record,
+)
+from formats.segment import Layout, LedgerSpan, SegmentSummary
+
+GOLDEN = Path(__file__).parent / "golden"
+INCARNATION = UUID("0f0e0d0c-0b0a-4900-8807-060504030201")
+UUID_A = UUID("11111111-2222-8333-8444-555555555555")
+UUID_B = UUID("66666666-7777-8888-9999-aaaaaaaaaaaa")
+
+SUMMARY = SegmentSummary(
+    layout=Layout.V2,
+    begin=Position(7, 100),
+    end=Position(9, 4),
+    data_bytes=2**33,
+    index_bytes=1234,
+    data_crc32c=0xDEADBEEF,
+    index_crc32c=1,
+    entries=1005,
+    payload_bytes=2**32 + 5,
+    publish_time_min_ms=1_357_016_400_000,
+    publish_time_max_ms=-1,
+    blocks=3,
+    compressed=False,
+    ledgers=(LedgerSpan(7, 100, 1099, 1000, 2**32), LedgerSpan(9, 0, 4, 5, 5)),
+)
+
+EDITS: tuple[Edit, ...] = (
+    OpenEpoch(3),
+    LedgerClosed(7, 1099),
+    LedgerClosed(8, -1),
+    Assign(UUID_A, 2, Position(7, 100), None, 1_700_000_000_000, {"bucket": "b", "region": "", "ünï": "çode"}),
+    Assign(UUID_B, 1, Position(5, 0), Position(5, 9), 1, {}),
+    Offloaded(UUID_A, SUMMARY, 1_700_000_000_001),
+    Failed(UUID_B, 'an "error" in two\nlines'),
+    Gap(Position(6, 0), Position(6, 5), "not delivered"),
+    Adopt(UUID_B, SUMMARY, {"bucket": "other"}, False),
+    Release((UUID_B,)),
+    Truncate(Position(7, 500)),
+    LedgersDeleted((5, 6)),
+    HotReleased((5,)),
+    Retire((UUID_A, UUID_B)),
+    Purged((UUID_A,), 41),
+    UndoRetire((UUID_B,), 41),
+    SetMethod("ledger"),
+    Pause("by hand"),
+    Resume(),
+    Hold(True, "audit"),
+    StreamDeleted(),
+)
+
+RECORD = Record(
+    record_id=42,
+    incarnation=INCARNATION,
+    epoch=3,
+    writer=Writer("host/1", "http://host:8080", "00ff"),
+    time_ms=1_700_000_000_002,
+    edits=EDITS,
+    totals=Totals(1, 1005, 2**32 + 5, 2**33 + 1234, Position(7, 100), None),
+)
+
+
+def test_the_sample_record_holds_every_kind_of_edit() -> None:
+    assert {type(edit) for edit in EDITS} == set(EDIT_KINDS.values())
+
+
+def test_a_record_comes_back_as_it_was() -> None:
+    assert decode_record(encode_record(RECORD)) == RECORD
+
+
+def test_the_format_is_the_one_of_the_golden_record() -> None:
+    """The file was written by the first release; every later one reads it, and version 1 never changes."""
+    golden = (GOLDEN / "record-v1.json").read_bytes()
+
+    assert decode_record(golden) == RECORD
+    assert encode_record(RECORD) == golden
+
+
+def test_a_record_is_json_that_anything_can_read() -> None:
+    body = json.loads(encode_record(RECORD))
+
+    assert body["format"] == 1
+    assert [edit["edit"] for edit in body["edits"]] == [edit.kind for edit in EDITS]
+    assert body["totals"]["first"] == [7, 100]
+
+
+def test_truncation_at_every_byte_is_refused() -> None:
+    data = encode_record(RECORD)
+
+    for length in range(len(data)):
+        with pytest.raises((Truncated, ChecksumMismatch)):
+            decode_record(data[:length])
+
+
+def test_every_flipped_bit_is_refused() -> None:
+    data = encode_record(replace(RECORD, edits=EDITS[:2]))
+
+    for byte in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[byte] ^= 1 << bit
+            with pytest.raises(FormatError):
+                decode_record(bytes(damaged))
+
+
+def _resealed(change: dict[str, object]) -> bytes:
+    body = json.loads(encode_record(RECORD))
+    del body["crc32c"]
+    body.update(change)
+    text = json.dumps(body).encode()[:-1]
+    return text + b',"crc32c":"%08x"}' % crc32c(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"format": 2}, UnsupportedVersion),
+        ({"format": True}, UnsupportedVersion),
+        ({"edits": [{"edit": "teleport"}]}, UnsupportedVersion),
+        ({"edits": [{"edit": "open_epoch", "epoch": 1, "colour": "red"}]}, UnsupportedVersion),
+        ({"edits": [{"edit": "open_epoch"}]}, Inconsistent),
+        ({"edits": [{"edit": "open_epoch", "epoch": "1"}]}, Inconsistent),
+        ({"edits": [{"edit": "open_epoch", "epoch": True}]}, Inconsistent),
+        ({"edits": [{"edit": "open_epoch", "epoch": 2**63}]}, Inconsistent),
+        ({"edits": [{"edit": "truncate", "head": [1]}]}, Inconsistent),
+        ({"edits": [{"edit": "truncate", "head": None}]}, Inconsistent),
+        ({"edits": [{"edit": "retire", "uuids": ["no uuid"]}]}, Inconsistent),
+        ({"edits": ["open_epoch"]}, Inconsistent),
+        ({"edits": {}}, Inconsistent),
+        ({"writer": "me"}, Inconsistent),
+        ({"record_id": 1.5}, Inconsistent),
+        ({"extra": 1}, UnsupportedVersion),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(change: dict[str, object], kind: type[FormatError]) -> None:
+    with pytest.raises(kind):
+        decode_record(_resealed(change), object_name="manifest/1.json")
+
+
+def test_an_error_names_object_and_field() -> None:
+    with pytest.raises(Inconsistent, match=r"field epoch in manifest/1\.json: expected int, found 'x'"):
+        decode_record(_resealed({"edits": [{"edit": "open_epoch", "epoch": "x"}]}), object_name="manifest/1.json")
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=200).map(str.encode)))
+def test_garbage_never_raises_anything_but_a_format_error(data: bytes) -> None:
+    for sealed in (data, b"{" + data + b',"crc32c":"%08x"}' % crc32c(b"{" + data)):
+        for decode in (decode_record, decode_boundary, decode_catalog_entry):
+            with pytest.raises(FormatError):
+                decode(sealed)
+
+
+def test_boundary_and_catalogue_entry_come_back_and_notice_damage() -> None:
+    boundary, entry = Boundary(101, 100), CatalogEntry("a/ü", INCARNATION, 5)
+
+    assert decode_boundary(encode_boundary(boundary)) == boundary
+    assert decode_catalog_entry(encode_catalog_entry(entry)) == entry
+    with pytest.raises(ChecksumMismatch):
+        decode_boundary(encode_boundary(boundary).replace(b"101", b"102"))
+    with pytest.raises(FormatError):
+        decode_boundary(encode_catalog_entry(entry))

@@ -1,0 +1,278 @@
+"""The manifest's view: which edits are allowed, and what they add up to. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import (
+    Adopt,
+    Assign,
+    Edit,
+    Failed,
+    Gap,
+    LedgerClosed,
+    LedgersDeleted,
+    Offloaded,
+    OpenEpoch,
+    Purged,
+    Record,
+    Release,
+    Retire,
+    SetMethod,
+    StreamDeleted,
+    Totals,
+    Truncate,
+    UndoRetire,
+    Writer,
+)
+from formats.segment import Layout, LedgerSpan, SegmentSummary
+from offloader.manifest.state import (
+    EditRefused,
+    ManifestState,
+    Requirement,
+    SegmentStatus,
+    apply_edits,
+    fold,
+    follows,
+)
+
+INCARNATION = UUID(int=7)
+A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
+EMPTY = ManifestState(stream="s", incarnation=INCARNATION)
+
+
+def summary(begin: Position, end: Position) -> SegmentSummary:
+    return SegmentSummary(
+        layout=Layout.V2,
+        begin=begin,
+        end=end,
+        data_bytes=100,
+        index_bytes=10,
+        data_crc32c=0,
+        index_crc32c=0,
+        entries=5,
+        payload_bytes=50,
+        publish_time_min_ms=-1,
+        publish_time_max_ms=-1,
+        blocks=1,
+        compressed=False,
+        ledgers=(LedgerSpan(begin.ledger_id, begin.entry_id, end.entry_id, 5, 50),),
+    )
+
+
+def assign(uuid: UUID, begin: Position, end: Position | None = None) -> Assign:
+    return Assign(uuid, 2, begin, end, 1, {})
+
+
+def offloaded(uuid: UUID, begin: Position, end: Position) -> Offloaded:
+    return Offloaded(uuid, summary(begin, end), 2)
+
+
+def after(*edits: Edit, state: ManifestState = EMPTY) -> ManifestState:
+    return apply_edits(state, edits, record_id=state.record_id + 1)
+
+
+def segment(uuid: UUID, begin: Position, end: Position) -> list[Edit]:
+    return [assign(uuid, begin), offloaded(uuid, begin, end)]
+
+
+def refused(*edits: Edit, state: ManifestState, because: str) -> None:
+    with pytest.raises(EditRefused, match=because):
+        after(*edits, state=state)
+
+
+ONE = after(OpenEpoch(1), *segment(A, Position(1, 0), Position(1, 9)))
+
+
+def test_a_view_never_changes_once_it_is_made() -> None:
+    before = repr(ONE)
+
+    after(OpenEpoch(2), Retire((A,)), LedgerClosed(1, 9), state=ONE)
+
+    assert repr(ONE) == before
+
+
+def test_a_segment_is_assigned_then_offloaded_then_readable() -> None:
+    state = after(assign(A, Position(1, 0)))
+    assert state.segments[A].status is SegmentStatus.ASSIGNED
+    assert state.offloaded() == []
+    assert state.committed_end() is None
+
+    state = after(offloaded(A, Position(1, 0), Position(1, 9)), state=state)
+    assert [s.uuid for s in state.offloaded()] == [A]
+    assert state.committed_end() == Position(1, 9)
+    assert state.first_position() == Position(1, 0)
+    assert state.totals() == Totals(1, 5, 50, 110, Position(1, 0), Position(1, 9))
+
+
+@pytest.mark.parametrize(
+    ("end", "begin", "closed", "expected"),
+    [
+        (Position(1, 4), Position(1, 5), {}, True),
+        (Position(1, 4), Position(1, 6), {}, False),
+        (Position(1, 4), Position(1, 4), {}, False),
+        (Position(1, 4), Position(2, 0), {}, False),
+        (Position(1, 4), Position(2, 0), {1: 4}, True),
+        (Position(1, 4), Position(2, 0), {1: 5}, False),
+        (Position(1, 4), Position(2, 1), {1: 4}, False),
+        (Position(1, 4), Position(4, 0), {1: 4, 2: -1, 3: -1}, True),
+        (Position(1, 4), Position(4, 0), {1: 4, 2: 7}, False),
+        (Position(2, 4), Position(1, 0), {2: 4}, False),
+    ],
+)
+def test_a_ledger_change_is_consecutive_only_with_the_sources_word(
+    end: Position, begin: Position, closed: dict[int, int], expected: bool
+) -> None:
+    assert follows(end, begin, closed) is expected
+
+
+def test_a_live_segment_begins_right_after_the_newest_end() -> None:
+    refused(assign(B, Position(1, 11)), state=ONE, because="doesn't follow 1:9")
+    refused(assign(B, Position(2, 0)), state=ONE, because="doesn't follow 1:9")
+
+    state = after(LedgerClosed(1, 9), assign(B, Position(2, 0)), state=ONE)
+
+    assert state.segments[B].begin == Position(2, 0)
+
+
+def test_the_newest_end_outlives_its_segment() -> None:
+    """Otherwise a purge of everything would let the next segment begin anywhere."""
+    state = after(Retire((A,)), state=ONE)
+    state = after(Purged((A,), state.record_id), state=state)
+
+    refused(assign(B, Position(1, 0)), state=state, because="doesn't follow 1:9")
+
+
+def test_ranges_never_overlap() -> None:
+    refused(assign(B, Position(1, 5), Position(1, 12)), state=ONE, because="overlaps segment")
+    live = after(assign(B, Position(1, 10)), state=ONE)
+    refused(assign(C, Position(3, 0), Position(3, 4)), state=live, because="overlaps segment")
+    refused(Gap(Position(1, 9), Position(1, 9), "lost"), state=ONE, because="overlaps segment")
+    refused(Adopt(B, summary(Position(1, 0), Position(1, 2)), {}, False), state=ONE, because="overlaps segment")
+    gap = after(Gap(Position(1, 10), Position(1, 12), "lost"), state=ONE)
+    refused(assign(B, Position(1, 12), Position(1, 20)), state=gap, because="overlaps the gap")
+
+
+def test_a_historical_range_may_be_added_where_it_is_free() -> None:
+    state = after(*segment(A, Position(5, 0), Position(5, 9)))
+
+    state = after(assign(B, Position(3, 0), Position(3, 9)), state=state)
+
+    assert state.segments[B].end == Position(3, 9)
+    assert state.committed_end() is None, "an assigned range in front is not committed"
+
+
+def test_offloaded_needs_an_assigned_segment_with_the_same_range() -> None:
+    refused(offloaded(B, Position(1, 10), Position(1, 11)), state=ONE, because="unknown, not assigned")
+    refused(offloaded(A, Position(1, 0), Position(1, 9)), state=ONE, because="offloaded, not assigned")
+    live = after(assign(B, Position(1, 10)), state=ONE)
+    refused(offloaded(B, Position(1, 11), Position(1, 12)), state=live, because="assigned was 1:10")
+    failed = after(Failed(B, "x"), state=live)
+    refused(offloaded(B, Position(1, 10), Position(1, 12)), state=failed, because="unknown, not assigned")
+
+
+def test_failed_and_assigned_again_in_one_record() -> None:
+    live = after(assign(B, Position(1, 10)), state=ONE)
+
+    state = after(Failed(B, "store down"), assign(C, Position(1, 10)), state=live)
+
+    assert set(state.segments) == {A, C}
+
+
+def test_the_committed_end_stops_at_a_hole_and_goes_on_after_a_recorded_gap() -> None:
+    state = after(*segment(A, Position(1, 0), Position(1, 9)))
+    state = after(assign(B, Position(1, 20), Position(1, 29)), state=state)
+    state = after(offloaded(B, Position(1, 20), Position(1, 29)), state=state)
+    assert state.committed_end() == Position(1, 9)
+
+    state = after(Gap(Position(1, 10), Position(1, 19), "lost"), state=state)
+    assert state.committed_end() == Position(1, 29)
+
+
+def test_a_closed_ledger_keeps_its_end() -> None:
+    state = after(LedgerClosed(1, 9), LedgerClosed(1, 9), state=ONE)
+    refused(LedgerClosed(1, 8), state=state, because="ended at 9, now 8")
+
+
+def test_an_epoch_follows_the_one_before() -> None:
+    refused(OpenEpoch(1), state=ONE, because="doesn't follow")
+    refused(OpenEpoch(3), state=ONE, because="doesn't follow")
+    assert after(OpenEpoch(2), state=ONE).epoch == 2
+
+
+def test_requirements_name_the_incarnation_and_the_epoch() -> None:
+    ONE.check(Requirement(incarnation=INCARNATION, epoch=1))
+    ONE.check(Requirement(incarnation=INCARNATION, epoch=None))
+    with pytest.raises(EditRefused, match="owned by epoch 1"):
+        ONE.check(Requirement(incarnation=INCARNATION, epoch=2))
+    with pytest.raises(EditRefused, match="created again"):
+        ONE.check(Requirement(incarnation=UUID(int=8), epoch=1))
+    with pytest.raises(EditRefused, match="was deleted"):
+        after(StreamDeleted(), state=ONE).check(Requirement(incarnation=INCARNATION, epoch=1))
+
+
+def test_nothing_follows_the_deletion_of_the_stream() -> None:
+    refused(LedgerClosed(1, 9), state=after(StreamDeleted(), state=ONE), because="deleted")
+
+
+def test_the_head_never_goes_back() -> None:
+    state = after(Truncate(Position(1, 5)), state=ONE)
+
+    assert state.first_position() == Position(1, 5)
+    refused(Truncate(Position(1, 4)), state=state, because="never goes back")
+
+
+def test_purging_needs_the_very_record_that_retired() -> None:
+    """Else a sweeper with an old list of leases purges what was undone and retired again."""
+    retired = after(Retire((A,)), state=ONE)
+    first = retired.record_id
+    undone = after(UndoRetire((A,), first), state=retired)
+    assert undone.segments[A].status is SegmentStatus.OFFLOADED
+    again = after(Retire((A,)), state=undone)
+
+    refused(Purged((A,), first), state=again, because=f"retired by record {again.record_id}, not {first}")
+    refused(UndoRetire((A,), first), state=again, because="retired by record")
+    purged = after(Purged((A,), again.record_id), state=again)
+    assert A not in purged.segments
+    refused(UndoRetire((A,), again.record_id), state=purged, because="unknown, not retired")
+
+
+def test_a_retired_segment_is_not_readable_but_its_range_stays_taken() -> None:
+    state = after(Retire((A,)), state=ONE)
+
+    assert state.offloaded() == []
+    refused(assign(B, Position(1, 0), Position(1, 3)), state=state, because="overlaps segment")
+
+
+def test_only_adopted_segments_are_released() -> None:
+    state = after(Adopt(B, summary(Position(1, 10), Position(1, 14)), {"bucket": "theirs"}, False), state=ONE)
+
+    refused(Release((A,)), state=state, because="our own")
+    assert set(after(Release((B,)), state=state).segments) == {A}
+
+
+def test_marks_and_method_are_kept() -> None:
+    state = after(LedgersDeleted((1,)), LedgersDeleted((2,)), SetMethod("ledger"), state=ONE)
+
+    assert state.deleted_ledgers == {1, 2}
+    assert state.method == "ledger"
+    refused(SetMethod("magic"), state=ONE, because="no method")
+
+
+def test_a_record_must_be_the_next_one_of_the_same_incarnation_and_epoch() -> None:
+    record = Record(ONE.record_id + 1, INCARNATION, 2, Writer("w", "", "n"), 77, (OpenEpoch(2),), ONE.totals())
+
+    folded = fold(ONE, record)
+
+    assert (folded.epoch, folded.time_ms, folded.writer.name) == (2, 77, "w")
+    for wrong in (
+        replace(record, record_id=ONE.record_id + 2),
+        replace(record, incarnation=UUID(int=9)),
+        replace(record, epoch=5),
+    ):
+        with pytest.raises(EditRefused):
+            fold(ONE, wrong)
