@@ -1,0 +1,205 @@
+"""A picture of ledgers against segments against time.
+
+Owns its layout. Must never fetch anything: it draws what it is given.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offloader.errors import AccessDenied, Unsupported
+
+__all__ = ["Span", "StreamShape", "draw"]
+
+_INK, _MUTED, _LINE = "#22303c", "#6b7a88", "#c9d2da"
+_LEDGER_COLOURS = ("#2f6f9f", "#c96f1e", "#4b9b7a", "#a05195", "#c8553d", "#5c6bc0", "#8a9a3b", "#3a8fb7")
+#: Bars that are narrower than this part of the width carry no text.
+_LABEL_WIDTH_MIN = 0.035
+_BINS = 53
+_MS_PER_S = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A ledger or a segment: events ``start`` (included) to ``stop`` (excluded) of the stream, and its bytes."""
+
+    name: str
+    start: int
+    stop: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """What is drawn. ``timeline``: (events before, publish time in ms) of some events, ascending in events."""
+
+    title: str
+    ledgers: Sequence[Span]
+    segments: Sequence[Span]
+    timeline: Sequence[tuple[int, int]]
+
+    @property
+    def events(self) -> int:
+        return max(span.stop for span in [*self.ledgers, *self.segments])
+
+
+def draw(shape: StreamShape, path: Path) -> None:
+    """Writes the picture (PNG or SVG, by the suffix).
+
+    The horizontal axis is publish time where times ascend along the stream, else the number of events.
+
+    Raises:
+        Unsupported: matplotlib isn't installed.
+        AccessDenied: the file can't be written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise Unsupported(
+            "matplotlib isn't installed, so there is no picture", hint="pip install 'offloader[plot]'"
+        ) from error
+    figure = Figure(figsize=(14, 6.6), dpi=110, facecolor="white")
+    FigureCanvasAgg(figure)
+    axis = _Axis.of(shape)
+    bars, rate = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1.9, 1], "hspace": 0.1})
+    figure.subplots_adjust(left=0.105, right=0.98, top=0.87, bottom=0.075)
+    figure.text(0.105, 0.945, shape.title, fontsize=17, color=_INK, weight="bold")
+    figure.text(0.105, 0.905, _subtitle(shape), fontsize=11, color=_MUTED)
+    _draw_bars(bars, shape, axis)
+    _draw_rate(rate, shape, axis)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise AccessDenied(
+            f"picture {path} can't be written: {error.strerror or error}", hint="check the directory"
+        ) from error
+
+
+class _Axis:
+    """From events to the horizontal axis: dates in days since 1970 where times ascend, else events."""
+
+    def __init__(self, events: NDArray[np.int64], times_ms: NDArray[np.int64], *, by_time: bool) -> None:
+        self.by_time = by_time
+        self._events = events
+        self._days = times_ms / (_MS_PER_S * 86_400)
+
+    @classmethod
+    def of(cls, shape: StreamShape) -> _Axis:
+        events = np.array([events for events, _ in shape.timeline], dtype=np.int64)
+        times = np.array([time_ms for _, time_ms in shape.timeline], dtype=np.int64)
+        ascending = len(times) > 1 and bool((np.diff(times) >= 0).all()) and times[0] >= 0 and times[-1] > times[0]
+        return cls(events, times, by_time=ascending)
+
+    def at(self, event: float) -> float:
+        return float(np.interp(event, self._events, self._days)) if self.by_time else float(event)
+
+    def edges(self, shape: StreamShape) -> NDArray[np.float64]:
+        return np.linspace(self.at(0), self.at(shape.events), _BINS + 1)
+
+    def events_at(self, edges: NDArray[np.float64], shape: StreamShape) -> NDArray[np.float64]:
+        """How many events lie before each place; the last sample isn't the stream's end, so that is added."""
+        days = np.append(self._days, self._days[-1])
+        before: NDArray[np.float64] = np.interp(edges, days, np.append(self._events, shape.events))
+        return before
+
+
+def _subtitle(shape: StreamShape) -> str:
+    over = sum(_pieces_of(segment, shape.ledgers) > 1 for segment in shape.segments)
+    cut = sum(_pieces_of(ledger, shape.segments) > 1 for ledger in shape.ledgers)
+    return (
+        f"{shape.events:,} entries in {len(shape.ledgers)} ledgers became {len(shape.segments)} segments: "
+        f"{over} of the segments span ledgers, {cut} of the ledgers span segments"
+    )
+
+
+def _pieces_of(span: Span, others: Sequence[Span]) -> int:
+    return sum(min(span.stop, other.stop) > max(span.start, other.start) for other in others)
+
+
+def _draw_bars(axes: Any, shape: StreamShape, axis: _Axis) -> None:
+    colours = dict(zip(shape.ledgers, itertools.cycle(_LEDGER_COLOURS), strict=False))
+    left, right = axis.at(0), axis.at(shape.events)
+    width = (right - left) or 1.0
+    gap = width * 0.0012
+
+    def bar(start: float, stop: float, bottom: float, height: float, colour: str, alpha: float = 1.0) -> None:
+        axes.broken_barh([(start, max(stop - start, width * 0.001))], (bottom, height), color=colour, alpha=alpha, lw=0)
+
+    def label(start: float, stop: float, middle: float, lines: Callable[[], str], colour: str, size: float) -> None:
+        if (stop - start) / width >= _LABEL_WIDTH_MIN:
+            axes.text((start + stop) / 2, middle, lines(), ha="center", va="center", color=colour, fontsize=size)
+
+    for ledger, colour in colours.items():
+        start, stop = axis.at(ledger.start), axis.at(ledger.stop)
+        bar(start + gap, stop - gap, 1.85, 0.8, colour)
+        wide = (stop - start) / width > 0.1
+        text = f"{ledger.stop - ledger.start:,} entries\n{_mib(ledger.size_bytes)}" if wide else _mib(ledger.size_bytes)
+        label(start, stop, 2.25, lambda name=ledger.name, text=text: f"{name}\n{text}", "white", 10)  # type: ignore[misc]
+        for edge in (ledger.start, ledger.stop):
+            for ends in ([0.66, 0.78], [1.62, 1.85]):
+                axes.plot([axis.at(edge)] * 2, ends, color=_MUTED, lw=0.9, ls=(0, (4, 3)))
+    for segment in shape.segments:
+        for ledger, colour in colours.items():
+            start, stop = max(segment.start, ledger.start), min(segment.stop, ledger.stop)
+            if stop > start:
+                first, last = start == segment.start, stop == segment.stop
+                x0, x1 = axis.at(start) + gap * first * 2, axis.at(stop) - gap * last * 2
+                bar(x0, x1, 0.8, 0.8, colour, 0.28)
+                bar(x0, x1, 0.8, 0.07, colour)
+        start, stop = axis.at(segment.start), axis.at(segment.stop)
+        label(start, stop, 1.22, lambda s=segment: f"{s.name}\n{_mib(s.size_bytes)}", _INK, 9.5)  # type: ignore[misc]
+    axes.set_ylim(0.66, 2.7)
+    axes.set_yticks([2.25, 1.2], ["ledgers\n(hot tier)", "segments\n(object store)"], fontsize=11, color=_INK)
+    _bare(axes)
+    axes.tick_params(axis="x", length=0, labelbottom=False)
+
+
+def _draw_rate(axes: Any, shape: StreamShape, axis: _Axis) -> None:
+    axes.set_xlim(axis.at(0), axis.at(shape.events))
+    _bare(axes)
+    axes.tick_params(axis="both", colors=_MUTED, labelsize=10)
+    if not axis.by_time:
+        axes.set_yticks([])
+        axes.set_xlabel("events of the stream", color=_MUTED, fontsize=10)
+        return
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    edges = axis.edges(shape)
+    unit, days = _unit((edges[-1] - edges[0]) / _BINS)
+    per_unit = np.diff(axis.events_at(edges, shape)) / np.diff(edges) * days
+    axes.stairs(per_unit, edges, fill=True, color=_LINE)
+    axes.stairs(per_unit, edges, color=_MUTED, lw=1.0)
+    axes.set_ylim(0, float(per_unit.max()) * 1.15 or 1.0)
+    axes.set_ylabel(f"entries per {unit}\nby publish time", color=_INK, fontsize=11)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    for ledger in shape.ledgers[1:]:
+        axes.axvline(axis.at(ledger.start), color=_MUTED, lw=0.9, ls=(0, (4, 3)))
+    locator = AutoDateLocator()  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+
+
+def _unit(bin_days: float) -> tuple[str, float]:
+    """The unit of time that suits bins of that width, and how many days it is."""
+    for name, days in (("day", 1.0), ("hour", 1 / 24), ("minute", 1 / 1440)):
+        if bin_days >= days:
+            return name, days
+    return "second", 1 / 86_400
+
+
+def _bare(axes: Any) -> None:
+    for side in ("top", "right", "left", "bottom"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 1024**2:.1f} MiB" if size_bytes >= 100 * 1024 else f"{size_bytes / 1024:.1f} KiB"
