@@ -18,7 +18,15 @@ from formats.compression import Codec, decompress
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, EntryBatch
 from formats.errors import BadMagic, ChecksumMismatch, Inconsistent, LimitExceeded, Truncated
 from formats.extension import BlockExtension, decode_block_extension, decode_entry_table
-from formats.payload import RUN_BYTES_MAX, check_entry_headers, entry_ids_at, split_payloads, walk
+from formats.payload import (
+    BLOCK_MAGICS,
+    PADDING,
+    RUN_BYTES_MAX,
+    check_entry_headers,
+    entry_ids_at,
+    split_payloads,
+    walk,
+)
 
 __all__ = [
     "BLOCK_HEADER_BYTES",
@@ -38,9 +46,8 @@ BLOCK_HEADER_BYTES = 128
 #: What must follow the last entry of a V2 block, so that Pulsar's reader sees a negative length there.
 END_MARKER_BYTES = 4
 
-_PADDING = bytes.fromhex("fedcdead")
 #: What a compressed payload begins with, before its one zstd frame: to Pulsar's readers the end of the entries.
-COMPRESSED_PREFIX = _PADDING
+COMPRESSED_PREFIX = PADDING
 _FIXED = struct.Struct(">4sQQqq")
 _FIXED_BYTES = 36
 
@@ -52,7 +59,7 @@ class Layout(IntEnum):
     V2 = 2
 
 
-_MAGIC = {Layout.V1: bytes.fromhex("fbdbabcb"), Layout.V2: bytes.fromhex("26a66d32")}
+_MAGIC = dict(zip(Layout, BLOCK_MAGICS, strict=True))
 _LAYOUT = {magic: layout for layout, magic in _MAGIC.items()}
 
 
@@ -86,7 +93,7 @@ def encode_plain_header(layout: Layout, block_bytes: int, first_entry_id: int, l
 
 def padding(length: int) -> bytes:
     """``length`` bytes of end padding: ``FE DC DE AD`` over and over, cut at the end."""
-    return (_PADDING * (length // 4 + 1))[:length]
+    return (PADDING * (length // 4 + 1))[:length]
 
 
 def decode_block_header(data: Buffer, *, object_name: str = "", offset: int = 0) -> BlockHeader:

@@ -17,12 +17,27 @@ from formats.buffers import Bytes
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch
 from formats.errors import Inconsistent, LimitExceeded, Truncated
 
-__all__ = ["RUN_BYTES_MAX", "check_entry_headers", "entry_ids_at", "interleave", "split_payloads", "walk"]
+__all__ = [
+    "BLOCK_MAGICS",
+    "PADDING",
+    "RUN_BYTES_MAX",
+    "check_entry_headers",
+    "entry_ids_at",
+    "interleave",
+    "split_payloads",
+    "walk",
+]
 
+#: First four bytes of a block: V1's, V2's.
+BLOCK_MAGICS = (bytes.fromhex("fbdbabcb"), bytes.fromhex("26a66d32"))
+#: What the end of a block is filled with, over and over.
+PADDING = bytes.fromhex("fedcdead")
 #: Bytes of one run: Arrow counts offsets in 32 bits. An entry's own limit follows: 12 bytes less.
 RUN_BYTES_MAX = 2**31 - 1
 
 _HEADER = np.dtype([("length", ">i4"), ("entry_id", ">i8")])
+#: Flipped bits with which padding still counts as padding. A length whose sign was flipped differs in at least 11.
+_PADDING_BITS_MAX = 4
 #: Below this many entries, building Arrow arrays costs more than a loop.
 _FEW_ENTRIES = 8
 _PACK_HEADER = struct.Struct(">iq").pack
@@ -162,16 +177,18 @@ def walk(
 
     Raises:
         Truncated: an entry goes past ``stop``.
+        Inconsistent: a negative length that isn't padding.
     """
     lengths = _equal_lengths(data, start, stop, barrier)
     position = start + (0 if not lengths else len(lengths) * (lengths[0] + ENTRY_HEADER_BYTES))
     view = data.data
     append, length_at = lengths.append, _UNPACK_LENGTH
     while position + 4 <= stop:
-        if position == barrier and bytes(view[position : position + 4]) in _BLOCK_MAGICS:
+        if position == barrier and bytes(view[position : position + 4]) in BLOCK_MAGICS:
             break
         length = length_at(view, position)[0]
         if length < 0:
+            _check_padding(view[position : barrier if position < barrier else stop], object_name, offset + position)
             break
         following = position + ENTRY_HEADER_BYTES + length
         if following > stop:
@@ -191,8 +208,14 @@ def walk(
     return np.array(lengths, dtype=np.int64), position
 
 
-#: V1's and V2's, see ``formats.block``.
-_BLOCK_MAGICS = (bytes.fromhex("fbdbabcb"), bytes.fromhex("26a66d32"))
+def _check_padding(end: memoryview, object_name: str, offset: int) -> None:
+    """A damaged length may be negative, and would hide the entries after it."""
+    found = bytes(end[: len(PADDING)])
+    differing = int.from_bytes(found, "big") ^ int.from_bytes(PADDING[: len(found)], "big")
+    if differing.bit_count() > _PADDING_BITS_MAX:
+        raise Inconsistent(
+            "entry length", object_name=object_name, offset=offset, expected="a length or padding", found=found.hex()
+        )
 
 
 def _equal_lengths(data: Bytes, start: int, stop: int, barrier: int) -> list[int]:

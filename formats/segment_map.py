@@ -5,93 +5,30 @@ Owns the step from index bytes to a table of blocks. Must never fetch anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, Layout, decode_block, decode_block_header, decode_run
+from formats.block import BLOCK_HEADER_BYTES, Layout, decode_block, decode_block_header, decode_run
+from formats.block_table import (
+    ENTRY_ID_UNKNOWN_MAX,
+    BlockTable,
+    Int64s,
+    LedgerGroup,
+    build_block_table,
+    rows_of,
+    upper_bounds,
+)
 from formats.buffers import Buffer, byte_array
 from formats.checksum import crc32c
-from formats.compression import codec_of
 from formats.entries import EntryBatch, Position
 from formats.errors import Inconsistent, LimitExceeded, Truncated
-from formats.extension import FLAG_INDEXED, ROW, EntryTable, decode_entry_table, decode_index_rows
-from formats.index import IndexGroup, ObjectIndex, decode_index, encode_index
+from formats.extension import FLAG_INDEXED, EntryTable, decode_entry_table
+from formats.index import ObjectIndex, decode_index, encode_index
+from formats.payload import BLOCK_MAGICS
 
 __all__ = ["BlockTable", "LedgerGroup", "SegmentMap"]
-
-Int64s = NDArray[np.int64]
-_INT64_MAX = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerGroup:
-    """What an index says of one ledger.
-
-    Attributes:
-        ledger_id: the ledger; -1 in a V1 index parsed without it.
-        metadata: the ledger metadata, protobuf, untouched.
-        first_entry_id: first entry in the object; -1 when the group has no blocks.
-        last_entry_id: last entry that the metadata knows (of the ledger, or of the ledger in this segment); -1 unknown.
-        closed: whether the metadata says that the ledger is closed.
-    """
-
-    ledger_id: int
-    metadata: bytes
-    first_entry_id: int
-    last_entry_id: int
-    closed: bool
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockTable:
-    """The blocks of an object in the order of their offsets; int64 columns, shape (n,); -1 where unknown.
-
-    In a plain Pulsar index all columns from ``entries`` on, and ``last_entry_id``, are -1.
-
-    Attributes:
-        ledger_id: the ledger.
-        first_entry_id: id of the first entry.
-        last_entry_id: id of the last entry.
-        offset: where the block begins in the data object.
-        length: bytes to the next block's offset, or to the end of the object.
-        read_bytes: how many bytes from ``offset`` on ``SegmentMap.decode`` needs. More than ``length`` by one block
-            header in plain objects, whose index may point between the entries of a block.
-        entries: how many entries the block has.
-        payload_crc32c: CRC-32C of the stored payload.
-        stored_bytes: of the stored payload.
-        uncompressed_bytes: of the run of entries, 12-byte entry headers included.
-        codec: number of a ``Codec``.
-        flags: see ``formats.extension``.
-        table_offset: where the entry table begins in the data object.
-        table_bytes: how long it is.
-        table_crc32c: its CRC-32C.
-        publish_time_min_ms: earliest known publish time.
-        publish_time_max_ms: latest known publish time.
-    """
-
-    ledger_id: Int64s
-    first_entry_id: Int64s
-    last_entry_id: Int64s
-    offset: Int64s
-    length: Int64s
-    read_bytes: Int64s
-    entries: Int64s
-    payload_crc32c: Int64s
-    stored_bytes: Int64s
-    uncompressed_bytes: Int64s
-    codec: Int64s
-    flags: Int64s
-    table_offset: Int64s
-    table_bytes: Int64s
-    table_crc32c: Int64s
-    publish_time_min_ms: Int64s
-    publish_time_max_ms: Int64s
-
-    def __len__(self) -> int:
-        return len(self.offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,9 +74,8 @@ class SegmentMap:
         """
         decoded = decode_index(index, object_name=object_name, ledger_id=ledger_id)
         encoded = encode_index(decoded)
-        known_ledger = None if decoded.layout is Layout.V1 and ledger_id is None else ledger_id
-        groups, rows = _rows_of(decoded, known_ledger, object_name)
-        blocks = _block_table(decoded, groups, rows, object_name)
+        groups, rows = rows_of(decoded, ledger_id, object_name)
+        blocks = build_block_table(decoded, groups, rows, object_name)
         ledgers = tuple(
             LedgerGroup(
                 of_ledger,
@@ -161,7 +97,7 @@ class SegmentMap:
             index_crc32c=crc32c(encoded),
             object_name=object_name,
             _index=decoded,
-            _upper=_upper_bounds(blocks, by_position, ledgers, rows is not None),
+            _upper=upper_bounds(blocks, by_position, ledgers, rows is not None),
             _by_position=by_position,
         )
 
@@ -195,8 +131,6 @@ class SegmentMap:
         blocks = self.blocks
         view = byte_array(data)[: int(blocks.read_bytes[number])]
         offset, length = int(blocks.offset[number]), int(blocks.length[number])
-        if len(view) < length:
-            raise Truncated("block", object_name=self.object_name, offset=offset, expected=length, found=len(view))
         if length > block_bytes_max:
             raise LimitExceeded(
                 "block is too large",
@@ -205,6 +139,8 @@ class SegmentMap:
                 expected=f"at most {block_bytes_max}",
                 found=length,
             )
+        if len(view) < length:
+            raise Truncated("block", object_name=self.object_name, offset=offset, expected=length, found=len(view))
         ledger_id = int(blocks.ledger_id[number])
         if self.has_extension or self._begins_extended(number, view):
             self._check_header(number, view)
@@ -249,7 +185,7 @@ class SegmentMap:
     def _begins_extended(self, number: int, view: NDArray[np.uint8]) -> bool:
         """Whether a block header with our extension stands where this plain index points."""
         magic = view[:4].tobytes()
-        if len(view) < BLOCK_HEADER_BYTES or magic not in (b"\xfb\xdb\xab\xcb", b"\x26\xa6\x6d\x32"):
+        if len(view) < BLOCK_HEADER_BYTES or magic not in BLOCK_MAGICS:
             return False
         if int.from_bytes(view[20:28].tobytes(), "big", signed=True) != int(self.blocks.first_entry_id[number]):
             return False
@@ -288,15 +224,10 @@ class SegmentMap:
             )
 
     def _check_complete(self, number: int, batch: EntryBatch) -> None:
-        """A plain block must reach to the entry before the next one: a damaged length looks like padding."""
+        """No block reaches into the next one, and a V1 ledger has no gaps: its blocks reach up to the next one."""
         last = int(batch.entry_ids[-1]) if len(batch) else int(self.blocks.first_entry_id[number]) - 1
         upper = int(self._upper[number])
-        ends_ledger = self._ends_ledger(number)
-        if (
-            last > upper
-            or (last < upper and not ends_ledger)
-            or (last < upper < _INT64_MAX and self._is_whole_ledger())
-        ):
+        if last > upper or (last < upper < ENTRY_ID_UNKNOWN_MAX and self.layout is Layout.V1):
             raise Inconsistent(
                 "entries are missing" if last < upper else "entries beyond the index",
                 object_name=self.object_name,
@@ -304,118 +235,3 @@ class SegmentMap:
                 expected=f"last entry {upper}",
                 found=last,
             )
-
-    def _ends_ledger(self, number: int) -> bool:
-        at = int(np.flatnonzero(self._by_position == number)[0]) + 1
-        if at == len(self._by_position):
-            return True
-        return bool(self.blocks.ledger_id[self._by_position[at]] != self.blocks.ledger_id[number])
-
-    def _is_whole_ledger(self) -> bool:
-        return self.layout is Layout.V1 and self.ledgers[0].closed
-
-
-def _rows_of(
-    index: ObjectIndex, ledger_id: int | None, object_name: str
-) -> tuple[list[int], list[NDArray[np.void]] | None]:
-    """The ledger of each group, and the rows of our extension if there is one."""
-    ledgers = [group.ledger_id for group in index.groups]
-    if len(set(ledgers)) != len(ledgers):
-        raise Inconsistent("index", object_name=object_name, expected="one group per ledger", found=f"{ledgers[:10]}")
-    if not index.groups or index.groups[0].blocks is None:
-        return ledgers, None
-    rows = []
-    for number, group in enumerate(index.groups):
-        of_ledger = ledger_id if index.layout is Layout.V1 else group.ledger_id
-        data = group.blocks or b""
-        found, own = decode_index_rows(data, ledger_id=of_ledger, rows=len(group.entries), object_name=object_name)
-        ledgers[number] = found
-        rows.append(own)
-    return ledgers, rows
-
-
-def _block_table(
-    index: ObjectIndex, ledgers: Sequence[int], rows: list[NDArray[np.void]] | None, object_name: str
-) -> BlockTable:
-    for group in index.groups:
-        _check_ascending(group, object_name)
-    counts = [len(group.entries) for group in index.groups]
-    ledger_id = np.repeat(np.array(ledgers, dtype=np.int64), counts)
-    first = _joined([group.entries["first_entry_id"] for group in index.groups])
-    offset = _joined([group.entries["offset"] for group in index.groups])
-    order = np.argsort(offset, kind="stable")
-    ledger_id, first, offset = ledger_id[order], first[order], offset[order]
-    length = np.maximum(np.append(offset[1:], index.data_bytes) - offset, 0)
-    if rows is None:
-        available = np.maximum(index.data_bytes - offset, 0)
-        read_bytes = np.minimum(length + min(index.header_bytes, _INT64_MAX // 2), np.maximum(available, length))
-        unknown = np.full(len(offset), -1, dtype=np.int64)
-        return BlockTable(ledger_id, first, unknown, offset, length, read_bytes, *[unknown] * 11)
-    joined = np.concatenate(rows)[order] if rows else np.empty(0, dtype=ROW)
-    column = {name: joined[name].astype(np.int64) for name in ROW.names or ()}
-    table = BlockTable(
-        ledger_id=ledger_id,
-        first_entry_id=first,
-        offset=offset,
-        length=length,
-        read_bytes=length,
-        table_offset=offset + BLOCK_HEADER_BYTES + column["stored_bytes"] + END_MARKER_BYTES,
-        **{name: values for name, values in column.items() if name != "reserved"},
-    )
-    _check_extended(table, index, column["reserved"], object_name)
-    return table
-
-
-def _joined(columns: Sequence[NDArray[np.int64]]) -> Int64s:
-    return np.concatenate(columns).astype(np.int64) if columns else np.empty(0, dtype=np.int64)
-
-
-def _check_ascending(group: IndexGroup, object_name: str) -> None:
-    first, offset = group.entries["first_entry_id"].astype(np.int64), group.entries["offset"].astype(np.int64)
-    if len(first) and (
-        first[0] < 0 or offset[0] < 0 or (first[1:] < first[:-1]).any() or (offset[1:] <= offset[:-1]).any()
-    ):
-        raise Inconsistent(
-            "index entries",
-            object_name=object_name,
-            expected="entry ids and offsets that ascend",
-            found=f"ledger {group.ledger_id}",
-        )
-
-
-def _check_extended(table: BlockTable, index: ObjectIndex, reserved: Int64s, object_name: str) -> None:
-    """What planning relies on without looking at the data object."""
-    for codec in np.unique(table.codec).tolist():
-        codec_of(codec, object_name=object_name)
-    table_end = table.table_offset + table.table_bytes
-    wrong = (
-        (table.entries < 1)
-        | (table.last_entry_id - table.first_entry_id != table.entries - 1)
-        | (table_end > table.offset + table.length)
-        | (reserved != 0)
-    )
-    first_offset = int(table.offset[0]) if len(table) else 0
-    if wrong.any() or first_offset != 0 or index.header_bytes != BLOCK_HEADER_BYTES:
-        raise Inconsistent(
-            "index extension",
-            object_name=object_name,
-            expected="blocks that fit between their offsets",
-            found=f"block {int(np.argmax(wrong)) if len(wrong) else 0}",
-        )
-
-
-def _upper_bounds(
-    blocks: BlockTable, by_position: Int64s, ledgers: Sequence[LedgerGroup], has_extension: bool
-) -> Int64s:
-    if has_extension:
-        return blocks.last_entry_id
-    ledger, first = blocks.ledger_id[by_position], blocks.first_entry_id[by_position]
-    # What the metadata of a ledger says that was open when the index was written may be too little.
-    ends = {group.ledger_id: group.last_entry_id if group.closed else -1 for group in ledgers}
-    upper = np.array([ends[each] for each in ledger.tolist()], dtype=np.int64)
-    upper[upper < 0] = _INT64_MAX
-    same = np.append(ledger[1:] == ledger[:-1], False) if len(ledger) else np.empty(0, dtype=bool)
-    upper[same] = first[1:][same[:-1]] - 1 if len(first) > 1 else upper[same]
-    result = np.empty_like(upper)
-    result[by_position] = upper
-    return result

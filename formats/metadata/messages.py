@@ -33,12 +33,29 @@ def _parse(kind: Any, data: bytes, object_name: str, offset: int | None) -> Any:
     message = kind()
     try:
         message.ParseFromString(data)
-    except (DecodeError, UnicodeDecodeError) as cause:
-        name = kind.DESCRIPTOR.name
-        raise Inconsistent(
-            "ledger metadata", object_name=object_name, offset=offset, expected=f"protobuf {name}", found=str(cause)
-        ) from cause
+    except DecodeError as cause:
+        raise _bad_message(kind, str(cause), object_name, offset) from cause
+    if not message.IsInitialized():
+        missing = ", ".join(message.FindInitializationErrors())
+        raise _bad_message(kind, f"no {missing}", object_name, offset)
     return message
+
+
+def _bad_message(kind: Any, found: str, object_name: str, offset: int | None) -> Inconsistent:
+    return Inconsistent(
+        "ledger metadata",
+        object_name=object_name,
+        offset=offset,
+        expected=f"protobuf {kind.DESCRIPTOR.name}",
+        found=found,
+    )
+
+
+def _text(value: str | bytes) -> str:
+    """A string field: protobuf hands out bytes when they aren't UTF-8."""
+    if isinstance(value, bytes):
+        raise Inconsistent("ledger metadata", expected="UTF-8 text", found=value[:100].hex())
+    return value
 
 
 def _set(message: Any, values: Mapping[str, int | None]) -> None:
@@ -141,7 +158,7 @@ class BookKeeperLedger:
             last_entry_id=_get(message, "lastEntryId"),
             closed=message.state == _CLOSED,
             created_ms=_get(message, "ctime"),
-            custom={pair.key: pair.value for pair in message.customMetadata},
+            custom={_text(pair.key): pair.value for pair in message.customMetadata},
             message=data,
         )
 
@@ -206,7 +223,7 @@ class OffloadContext:
             complete=message.complete,
             bookkeeper_deleted=message.bookkeeperDeleted,
             timestamp_ms=_get(message, "timestamp"),
-            driver_name=message.driverMetadata.name,
+            driver_name=_text(message.driverMetadata.name),
             driver_metadata=_properties(message.driverMetadata.properties),
             segments=tuple(_segment(segment) for segment in message.offloadSegment),
             message=bytes(message.SerializePartialToString()),
@@ -237,7 +254,7 @@ def _segment(message: Any) -> OffloadSegment:
         assigned_ms=_get(message, "assignedTimestamp"),
         offloaded_ms=_get(message, "offloadedTimestamp"),
         end_entry_id=_get(message, "endEntryId"),
-        driver_name=message.driverMetadata.name,
+        driver_name=_text(message.driverMetadata.name),
         driver_metadata=_properties(message.driverMetadata.properties),
     )
 
@@ -268,7 +285,7 @@ def _set_driver(message: Any, name: str, properties: Mapping[str, str]) -> None:
 
 
 def _properties(pairs: Iterable[Any]) -> dict[str, str]:
-    return {pair.key: pair.value for pair in pairs}
+    return {_text(pair.key): _text(pair.value) for pair in pairs}
 
 
 def _uuid(message: Any) -> UUID | None:
