@@ -1,0 +1,132 @@
+"""The questions that the demo asks Spark.
+
+Owns the two queries and the snippet that asks the first one by hand. Must never read anything but the data source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from offloader.spark.session import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["FLIGHT_FIELDS", "SPLIT_BYTES", "ScanResult", "delays_by_carrier_and_month", "entries_by_ledger", "snippet"]
+
+#: The fields of a flight that the question needs.
+FLIGHT_FIELDS = "carrier STRING, month INT, dep_delay DOUBLE"
+#: Bytes of one Spark partition: less than a segment, so that the demo shows splits inside segments.
+SPLIT_BYTES = 8 * 1024 * 1024
+
+#: ``open_store``'s name -> the data source's option.
+_OPTIONS = {"endpoint_url": "endpointUrl", "region": "region"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """An answer: ``rows`` of ``columns``, from ``partitions`` scanned in parallel."""
+
+    question: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    partitions: int
+
+
+def delays_by_carrier_and_month(store_url: str, stream: str, options: Mapping[str, str]) -> ScanResult:
+    """Mean departure delay by carrier and month, over the flights that departed.
+
+    Args:
+        store_url, stream: what to scan; payloads are flights as JSON.
+        options: what the store needs besides (``endpoint_url``, ``region``).
+
+    Raises:
+        Unsupported: no pyspark, or no Java.
+    """
+
+    def ask(entries: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as f
+
+        flights = entries.select(f.from_json(f.col("payload").cast("string"), FLIGHT_FIELDS).alias("flight"))
+        return (
+            flights.select("flight.*")
+            .where("dep_delay IS NOT NULL")
+            .groupBy("carrier", "month")
+            .agg(f.avg("dep_delay").alias("mean_dep_delay_minutes"), f.count("*").alias("flights"))
+            .orderBy("carrier", "month")
+        )
+
+    return _ask("mean departure delay in minutes by carrier and month", ask, store_url, stream, options)
+
+
+def entries_by_ledger(store_url: str, stream: str, options: Mapping[str, str]) -> ScanResult:
+    """Entries, payload bytes and publish times by ledger: a question that any input answers.
+
+    Args and errors: as ``delays_by_carrier_and_month``.
+    """
+
+    def ask(entries: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as f
+
+        return (
+            entries.groupBy("ledger_id")
+            .agg(
+                f.count("*").alias("entries"),
+                f.sum(f.length("payload")).alias("payload_bytes"),
+                f.min("publish_time").cast("string").alias("first_publish_time"),
+                f.max("publish_time").cast("string").alias("last_publish_time"),
+            )
+            .orderBy("ledger_id")
+        )
+
+    return _ask("entries by ledger", ask, store_url, stream, options)
+
+
+def snippet(store_url: str, stream: str, options: Mapping[str, str], *, flights: bool) -> str:
+    """Lines to paste into a Python prompt: the same scan by hand."""
+    extra = "".join(f'\n    .option("{_OPTIONS[name]}", "{value}")' for name, value in options.items())
+    read = f"""from offloader.spark import local_session
+
+spark = local_session()
+entries = (
+    spark.read.format("offloader")
+    .option("store", "{store_url}")
+    .option("stream", "{stream}"){extra}
+    .load()
+)
+"""
+    if not flights:
+        return read + 'entries.groupBy("ledger_id").count().orderBy("ledger_id").show()\n'
+    return read + (
+        f'flights = entries.selectExpr("from_json(CAST(payload AS STRING), \'{FLIGHT_FIELDS}\') AS f").select("f.*")\n'
+        'flights.where("dep_delay IS NOT NULL").groupBy("carrier").avg("dep_delay").orderBy("carrier").show()\n'
+    )
+
+
+def _ask(
+    question: str, ask: Callable[[DataFrame], DataFrame], store_url: str, stream: str, options: Mapping[str, str]
+) -> ScanResult:
+    shared = _has_session()
+    spark = local_session("offloader demo")
+    try:
+        reader = spark.read.format("offloader").option("store", store_url).option("stream", stream)
+        for name, value in options.items():
+            reader = reader.option(_OPTIONS[name], value)
+        entries = reader.option("splitBytes", str(SPLIT_BYTES)).load()
+        answer = ask(entries)
+        rows = tuple(tuple(row) for row in answer.collect())
+        return ScanResult(question, tuple(answer.columns), rows, entries.rdd.getNumPartitions())
+    finally:
+        if not shared:
+            spark.stop()
+
+
+def _has_session() -> bool:
+    """Whether somebody in this process uses Spark already: then the session isn't ours to stop."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        return False
+    return SparkSession.getActiveSession() is not None
