@@ -137,11 +137,9 @@ def build_block_table(
     ledger_id, first, offset = ledger_id[order], first[order], offset[order]
     length = np.maximum(np.append(offset[1:], index.data_bytes) - offset, 0)
     if rows is None:
-        available = np.maximum(index.data_bytes - offset, 0)
-        read_bytes = np.minimum(
-            np.minimum(length, ENTRY_ID_UNKNOWN_MAX - index.header_bytes) + index.header_bytes,
-            np.maximum(available, length),
-        )
+        # What a run needs beyond the next offset, but not beyond the object.
+        beyond = np.minimum(length, ENTRY_ID_UNKNOWN_MAX - index.header_bytes) + index.header_bytes
+        read_bytes = np.minimum(beyond, np.maximum(index.data_bytes - offset, length))
         unknown = np.full(len(offset), -1, dtype=np.int64)
         return BlockTable(ledger_id, first, unknown, offset, length, read_bytes, *[unknown] * 11)
     joined = np.concatenate(rows)[order] if rows else np.empty(0, dtype=ROW)

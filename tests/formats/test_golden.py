@@ -23,6 +23,7 @@ from formats.entries import Position
 from formats.keys import check_object_version, data_key, index_key, parse_object_key
 from formats.payload import walk
 from formats.segment import SegmentMap
+from tests.independent_reader import check_blocks, read_segment
 
 GOLDEN = Path(os.environ.get("OFFLOADER_GOLDEN_DIR") or Path(__file__).parent / "golden")
 LIMITS = {"block_bytes_max": 1 << 28, "decompressed_bytes_max": 1 << 28}
@@ -194,3 +195,12 @@ def test_v2_reads_over_segments(case: dict[str, Any]) -> None:
             entries += entries_of(segment_map, data, first, last)
         assert [entry_id for _, entry_id, _ in entries] == list(range(read["first"], read["last"] + 1))
         assert digest(entries) == read["sha256"]
+
+
+@pytest.mark.parametrize(("layout", "case"), OBJECTS)
+def test_the_independent_reader_agrees(layout: str, case: dict[str, Any]) -> None:
+    data, index = (object_bytes(layout, case[role]["key"]) for role in ("data", "index"))
+    expected = [entry for part in case.get("parts", [case]) for entry in expected_payloads(part)]
+    assert read_segment(data, index, case.get("ledger", -1)) == expected
+    blocks = [(b["format"].upper(), b["offset"], b["first_entry"], b.get("ledger")) for b in case["blocks"]]
+    assert check_blocks(data) == blocks
