@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from offloader.clock import SystemClock
-from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed
+from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, Unsupported
 from offloader.store import checks
 from offloader.store.base import OVERWRITE, Body, DeleteFailure, ObjectInfo, PartInfo, PutMode, UploadInfo
 
@@ -81,7 +81,13 @@ class RemoteMemoryWrites:
 
     def _write(self, key: str, body: bytes, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
         path = self._root + key
-        self._files.pipe_file(path, body)
+        try:
+            self._files.pipe_file(path, body)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise Unsupported(
+                f"{self._url}: put of {key} failed: an object is where a directory should be, or the other way round",
+                hint="here a key can't continue another one",
+            ) from error
         modified_ms = int(self._files.info(path)["created"].timestamp() * 1000)
         info = ObjectInfo(key, len(body), f'"{next(_versions):x}-{crc:08x}"', modified_ms, dict(metadata), crc)
         _described[path] = info

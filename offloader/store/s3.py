@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -51,6 +53,8 @@ __all__ = ["S3Store", "open_url"]
 PAGE_KEYS_MAX = 1000
 #: Pages of one listing of uploads or parts: ten thousand parts are ten pages.
 PAGES_MAX = 1000
+
+_MD5 = re.compile(r"[0-9a-f]{32}\Z")
 
 # The request wasn't sent, or not far enough to have an effect.
 _NOT_SENT = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.ProxyConnectionError, sdk.SSLError)
@@ -286,8 +290,8 @@ class S3Store:
         return found
 
     def _made_of(self, key: str, parts: Sequence[PartInfo], *, answered: bool) -> ObjectInfo | None:
-        """The object, when it is there and made of ``parts``; without the server's word for it (``answered``) only a
-        checksum shows that, the size alone could be another object's."""
+        """The object, when it is there and made of ``parts``: the sum over their checksums shows that, or the ETag over
+        theirs. The size alone does only for a server that says so (``answered``) and keeps no checksums."""
         try:
             with self._translated(f"head of {key}", writes=False):
                 answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
@@ -295,7 +299,8 @@ class S3Store:
             return None  # the caller hears of the unknown outcome, which weighs more
         size_bytes = sum(part.size_bytes for part in parts)
         checksum = answer.get("ChecksumCRC32C", "").partition("-")[0]
-        if answer["ContentLength"] != size_bytes or checksum not in (_composite(parts), "" if answered else None):
+        proven = checksum == _composite(parts) or answer["ETag"] == _composite_etag(parts)
+        if answer["ContentLength"] != size_bytes or not (proven or (answered and not checksum)):
             return None
         return _info(key, size_bytes, answer)
 
@@ -410,6 +415,15 @@ def _encoded(crc: int) -> str:
 
 def _decoded(text: str | None) -> int | None:
     return None if not text else int(struct.unpack(">I", base64.b64decode(text))[0])
+
+
+def _composite_etag(parts: Sequence[PartInfo]) -> str:
+    """The ETag of an object of parts where a part's ETag is its MD5, which isn't so everywhere."""
+    digests = [part.etag.strip('"') for part in parts]
+    if not all(_MD5.match(digest) for digest in digests):
+        return ""
+    whole = hashlib.md5(bytes.fromhex("".join(digests)), usedforsecurity=False).hexdigest()
+    return f'"{whole}-{len(parts)}"'
 
 
 def _composite(parts: Sequence[PartInfo]) -> str:

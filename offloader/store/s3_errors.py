@@ -23,6 +23,7 @@ __all__ = ["meaning_of"]
 _CREDENTIALS = "check the credentials: environment, profile, or access_key and secret_key"
 _PERMISSION = "check the credentials and the bucket's policy"
 _REGION = "check --region and --endpoint-url: the bucket is served elsewhere"
+_NESTED = "this server can't hold an object whose key continues another one's"
 _AGAIN = "try again"
 
 _CODES: dict[str, tuple[type[OffloaderError], str]] = {
@@ -72,6 +73,9 @@ _CODES: dict[str, tuple[type[OffloaderError], str]] = {
     "EntityTooLarge": (InvalidCall, "the object is larger than the server takes in one request: upload parts"),
     "InvalidPart": (InvalidCall, "a part isn't what was uploaded"),
     "InvalidPartOrder": (InvalidCall, "pass the parts in order"),
+    "ObjectParentIsFile": (Unsupported, _NESTED),
+    "XMinioParentIsObject": (Unsupported, _NESTED),
+    "XMinioObjectExistsAsDirectory": (Unsupported, _NESTED),
     "NotImplemented": (Unsupported, "the server doesn't offer this"),
     "MethodNotAllowed": (Unsupported, "the server doesn't offer this"),
 }
@@ -83,7 +87,6 @@ _STATUSES: dict[int, tuple[type[OffloaderError], str]] = {
     403: _CODES["AccessDenied"],
     404: _CODES["NoSuchKey"],
     408: _CODES["RequestTimeout"],
-    409: _CODES["OperationAborted"],
     412: _CODES["PreconditionFailed"],
     429: _CODES["TooManyRequests"],
     501: _CODES["NotImplemented"],

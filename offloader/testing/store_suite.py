@@ -1,0 +1,501 @@
+"""What every object store has to do, as tests.
+
+Owns the obligations of the eight verbs. Must never check a store with that store alone: ``raw_put`` and ``raw_get`` go
+around it, so a broken write can't be hidden by an equally broken read.
+
+Needs pytest. A run: ``class TestMine(StoreSuite)`` with a fixture ``store`` (an empty root for each test), ``raw_put``
+and ``raw_get``, and the class attributes that say where the store may differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar, Literal
+
+import pytest
+
+from formats.checksum import crc32c
+from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed
+from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, ObjectStore, PartInfo
+from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts
+
+__all__ = ["ODD_KEYS", "StoreSuite", "all_keys"]
+
+#: Keys that a careless client or server mangles.
+ODD_KEYS = (
+    "with space/and two  spaces",
+    "per%cent/%2F/%25",
+    "plus+plus/a+b",
+    "ünïcödé/日本/🙂",
+    'quote\'/"double"/<tag>&amp;',
+    "semi;colon/que?stion/ha#sh",
+    "tilde~/star*/par(en)/[br]",
+    "public/default/persistent/orders-partition-0/00000000-0000-4000-8000-000000000001-ledger-7-index",
+)
+
+
+def all_keys(store: ObjectStore, prefix: str = "", limit: int = 1000) -> list[str]:
+    """Every key below ``prefix``, page by page."""
+    keys: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = store.list(prefix, after=after, limit=limit)
+        keys += [info.key for info in page.objects]
+        after = page.next_after
+    return keys
+
+
+class StoreSuite:
+    """See the module."""
+
+    #: Whether ``a`` and ``a/b`` can both be objects: ``kept``; ``refused``; or ``unlisted``, where both are kept and a
+    #: listing doesn't show the second (MinIO). Nobody may rely on it.
+    nested_keys: ClassVar[Literal["kept", "refused", "unlisted"]] = "kept"
+    #: Whether ``list_uploads`` finds uploads by a prefix of their key; all find the exact key.
+    uploads_by_prefix: ClassVar[bool] = True
+    #: Smallest part that isn't the last one.
+    part_bytes_min: ClassVar[int] = 1
+    #: Whether ``head`` answers the CRC-32C that the put carried.
+    keeps_crc32c: ClassVar[bool] = True
+    #: Whether ``list_parts`` answers the parts' CRC-32C.
+    keeps_part_crc32c: ClassVar[bool] = True
+    #: Objects of the test that reads several pages.
+    many_keys: ClassVar[int] = 1050
+
+    @pytest.fixture
+    def store(self) -> Iterator[ObjectStore]:
+        """An empty root, for this test alone."""
+        raise NotImplementedError
+
+    def raw_put(self, store: ObjectStore, key: str, body: bytes) -> None:
+        """Writes an object without the store under test."""
+        raise NotImplementedError
+
+    def raw_get(self, store: ObjectStore, key: str) -> bytes | None:
+        """Reads an object without the store under test; ``None`` when it isn't there."""
+        raise NotImplementedError
+
+    # -- put and get
+
+    @pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 1000])
+    def test_put_writes_exactly_the_bytes(self, store: ObjectStore, body: bytes) -> None:
+        info = store.put("a/b", body)
+        assert self.raw_get(store, "a/b") == body
+        assert (info.key, info.size_bytes) == ("a/b", len(body))
+        assert info.etag
+
+    @pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 1000])
+    def test_get_reads_exactly_the_bytes(self, store: ObjectStore, body: bytes) -> None:
+        self.raw_put(store, "a/b", body)
+        found, info = store.get("a/b")
+        assert found == body
+        assert isinstance(found, bytes)
+        assert (info.key, info.size_bytes) == ("a/b", len(body))
+        head = store.head("a/b")
+        assert (head.size_bytes, head.etag, head.modified_ms) == (info.size_bytes, info.etag, info.modified_ms)
+        assert info.modified_ms > 0
+
+    @pytest.mark.parametrize("wrap", [bytes, bytearray, lambda body: memoryview(bytearray(body))])
+    @pytest.mark.parametrize("size", [0, 7, 700_001])
+    def test_bodies_may_be_bytes_bytearray_or_memoryview(self, store: ObjectStore, wrap: object, size: int) -> None:
+        body = (b"0123456789" * (size // 10 + 1))[:size]
+        given = wrap(body)  # type: ignore[operator]
+        store.put("k", given, crc32c=crc32c(body))
+        assert self.raw_get(store, "k") == body
+        assert given == body
+
+    def test_a_body_may_be_a_slice_of_a_larger_buffer(self, store: ObjectStore) -> None:
+        buffer = bytearray(b"abcdefgh" * 100_000)
+        store.put("k", memoryview(buffer)[3:500_000])
+        assert self.raw_get(store, "k") == bytes(buffer[3:500_000])
+
+    def test_a_body_of_changed_bytes_is_refused_and_nothing_is_written(self, store: ObjectStore) -> None:
+        with pytest.raises(InvalidCall, match="CRC-32C"):
+            store.put("k", b"body", crc32c=crc32c(b"other"))
+        assert self.raw_get(store, "k") is None
+
+    @pytest.mark.parametrize(
+        ("start", "stop", "expected"),
+        [
+            (0, 10, b"0123456789"),
+            (0, 1, b"0"),
+            (3, 7, b"3456"),
+            (9, 10, b"9"),
+            (8, 100, b"89"),
+            (10, 20, b""),
+            (11, 12, b""),
+            (5, 5, b""),
+            (0, 0, b""),
+        ],
+    )
+    def test_a_range_is_cut_at_the_end(self, store: ObjectStore, start: int, stop: int, expected: bytes) -> None:
+        self.raw_put(store, "k", b"0123456789")
+        found, info = store.get("k", ByteRange(start, stop))
+        assert found == expected
+        assert info.size_bytes == 10
+        assert info.etag == store.head("k").etag
+
+    def test_a_range_of_an_empty_object_is_empty(self, store: ObjectStore) -> None:
+        self.raw_put(store, "k", b"")
+        found, info = store.get("k", ByteRange(0, 5))
+        assert (found, info.size_bytes) == (b"", 0)
+
+    @pytest.mark.parametrize("byte_range", [ByteRange(-1, 3), ByteRange(3, 2)])
+    def test_a_range_that_is_none_is_refused(self, store: ObjectStore, byte_range: ByteRange) -> None:
+        self.raw_put(store, "k", b"0123456789")
+        with pytest.raises(InvalidCall):
+            store.get("k", byte_range)
+
+    def test_what_is_not_there_is_not_found(self, store: ObjectStore) -> None:
+        self.raw_put(store, "there", b"x")
+        with pytest.raises(NotFound):
+            store.get("absent")
+        with pytest.raises(NotFound):
+            store.get("absent", ByteRange(0, 1))
+        with pytest.raises(NotFound):
+            store.get("absent", ByteRange(1, 1))
+        with pytest.raises(NotFound):
+            store.head("absent")
+        with pytest.raises(NotFound):
+            store.head("ther")
+
+    def test_metadata_comes_back_in_lower_case(self, store: ObjectStore) -> None:
+        given = {"S3ManagedLedgerOffloaderFormatVersion": "1", "plain": "two words", "empty": ""}
+        expected = {key.lower(): value for key, value in given.items()}
+        store.put("k", b"x", metadata=given)
+        assert store.head("k").metadata == expected
+        assert store.get("k")[1].metadata == expected
+        store.put("k", b"y")
+        assert store.head("k").metadata == {}
+
+    @pytest.mark.parametrize("metadata", [{"k": "ümlaut"}, {"k": " space"}, {"k": "a\nb"}, {"a b": "c"}, {"": "c"}])
+    def test_metadata_that_no_header_can_carry_is_refused(self, store: ObjectStore, metadata: dict[str, str]) -> None:
+        with pytest.raises(InvalidCall):
+            store.put("k", b"x", metadata=metadata)
+        assert self.raw_get(store, "k") is None
+
+    def test_the_checksum_is_kept(self, store: ObjectStore) -> None:
+        store.put("k", b"body", crc32c=crc32c(b"body"))
+        kept = store.head("k").crc32c
+        assert kept == crc32c(b"body") or (kept is None and not self.keeps_crc32c)
+
+    @pytest.mark.parametrize("key", ODD_KEYS)
+    def test_odd_keys_are_kept_as_they_are(self, store: ObjectStore, key: str) -> None:
+        store.put(key, b"odd")
+        assert self.raw_get(store, key) == b"odd"
+        assert store.get(key)[0] == b"odd"
+        assert all_keys(store) == [key]
+        assert store.delete([key]) in ([], ())
+        assert self.raw_get(store, key) is None
+
+    @pytest.mark.parametrize(
+        "key", ["", "/a", "a//b", "a/", ".", "a/../b", "a/./b", "a\nb", "a\0b", "x" * 1025, "\ud800"]
+    )
+    def test_keys_that_some_store_could_not_hold_are_refused(self, store: ObjectStore, key: str) -> None:
+        for call in (lambda: store.put(key, b""), lambda: store.get(key), lambda: store.head(key)):
+            with pytest.raises(InvalidCall):
+                call()
+        with pytest.raises(InvalidCall):
+            store.delete([key])
+        with pytest.raises(InvalidCall):
+            store.begin_upload(key)
+        assert all_keys(store) == []
+
+    def test_a_key_may_continue_another_or_says_that_it_cannot(self, store: ObjectStore) -> None:
+        store.put("a", b"1")
+        if self.nested_keys == "refused":
+            with pytest.raises(InvalidCall):
+                store.put("a/b", b"2")
+        else:
+            store.put("a/b", b"2")
+            assert self.raw_get(store, "a/b") == b"2"
+        assert self.raw_get(store, "a") == b"1"
+        assert all_keys(store) == (["a", "a/b"] if self.nested_keys == "kept" else ["a"])
+
+    # -- conditions
+
+    def test_create_refuses_what_is_there(self, store: ObjectStore) -> None:
+        store.put("k", b"first", mode=CREATE)
+        with pytest.raises(PreconditionFailed):
+            store.put("k", b"second", mode=CREATE)
+        assert self.raw_get(store, "k") == b"first"
+
+    def test_create_refuses_what_others_wrote(self, store: ObjectStore) -> None:
+        self.raw_put(store, "k", b"")
+        with pytest.raises(PreconditionFailed):
+            store.put("k", b"second", mode=CREATE)
+
+    def test_create_works_again_after_a_delete(self, store: ObjectStore) -> None:
+        store.put("k", b"first", mode=CREATE)
+        store.delete(["k"])
+        store.put("k", b"second", mode=CREATE)
+        assert self.raw_get(store, "k") == b"second"
+
+    def test_if_match_replaces_only_the_version_it_names(self, store: ObjectStore) -> None:
+        first = store.put("k", b"first").etag
+        second = store.put("k", b"second", mode=IfMatch(first)).etag
+        assert second != first
+        with pytest.raises(PreconditionFailed):
+            store.put("k", b"third", mode=IfMatch(first))
+        assert self.raw_get(store, "k") == b"second"
+        assert store.head("k").etag == second
+
+    def test_if_match_takes_the_etag_of_head_get_and_list(self, store: ObjectStore) -> None:
+        store.put("k", b"0")
+        store.put("k", b"1", mode=IfMatch(store.head("k").etag))
+        store.put("k", b"2", mode=IfMatch(store.get("k")[1].etag))
+        store.put("k", b"3", mode=IfMatch(store.list("k").objects[0].etag))
+        assert self.raw_get(store, "k") == b"3"
+
+    def test_if_match_on_an_absent_key_fails(self, store: ObjectStore) -> None:
+        etag = store.put("k", b"first").etag
+        store.delete(["k"])
+        with pytest.raises(PreconditionFailed):
+            store.put("k", b"second", mode=IfMatch(etag))
+        assert self.raw_get(store, "k") is None
+
+    def test_of_creators_at_once_exactly_one_wins(self, store: ObjectStore) -> None:
+        for number in range(5):
+            key = f"race-{number}"
+            won = _race(4, lambda body, key=key: store.put(key, body, mode=CREATE))
+            assert len(won) == 1
+            assert self.raw_get(store, key) == won[0]
+
+    def test_of_replacers_at_once_exactly_one_wins(self, store: ObjectStore) -> None:
+        etag = store.put("k", b"start").etag
+        for _ in range(3):
+            current = etag
+            won = _race(3, lambda body, current=current: store.put("k", body, mode=IfMatch(current)))
+            assert len(won) == 1
+            assert self.raw_get(store, "k") == won[0]
+            etag = store.put("k", b"start again", mode=OVERWRITE).etag
+
+    def test_the_start_up_probe_accepts_the_store_and_leaves_nothing(self, store: ObjectStore) -> None:
+        result = probe_conditional_puts(store, rounds=3)
+        assert result.problems == ()
+        assert result.conditional
+        assert all_keys(store, PROBE_PREFIX) == []
+
+    # -- list
+
+    def test_a_listing_is_in_the_order_of_the_bytes_and_by_prefix(self, store: ObjectStore) -> None:
+        keys = ["a-b", "a/1", "a/b/c", "a/b/d", "a0", "b", "é", "日"]
+        for key in reversed(keys):
+            self.raw_put(store, key, b"x")
+        assert all_keys(store) == keys
+        assert all_keys(store, "a/") == ["a/1", "a/b/c", "a/b/d"]
+        assert all_keys(store, "a/b") == ["a/b/c", "a/b/d"]
+        assert all_keys(store, "a") == keys[:5]
+        assert all_keys(store, "a/b/c") == ["a/b/c"]
+        assert all_keys(store, "nothing") == []
+
+    @pytest.mark.parametrize("limit", [1, 2, 3, 5])
+    def test_pages_continue_where_the_last_one_ended(self, store: ObjectStore, limit: int) -> None:
+        keys = ["a-b", "a/1", "a/b/c", "a0", "b"]
+        for key in keys:
+            self.raw_put(store, key, b"x")
+        assert all_keys(store, limit=limit) == keys
+        assert len(store.list("", limit=limit).objects) == limit
+        assert [info.key for info in store.list("", after="a/1").objects] == keys[2:]
+        assert [info.key for info in store.list("", after="a/2").objects] == keys[2:]
+        assert store.list("a/", after="b").objects == ()
+
+    def test_a_listing_tells_sizes_and_etags(self, store: ObjectStore) -> None:
+        store.put("k", b"12345", metadata={"a": "b"})
+        (info,) = store.list("").objects
+        head = store.head("k")
+        assert (info.key, info.size_bytes, info.etag) == ("k", 5, head.etag)
+        assert info.metadata == {}
+        assert info.crc32c is None
+
+    def test_more_keys_than_a_page_are_listed_and_deleted(self, store: ObjectStore) -> None:
+        keys = [f"many/{number:05d}" for number in range(self.many_keys)]
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda key: store.put(key, b""), keys))
+        assert all_keys(store) == keys
+        assert list(store.delete([*keys, "absent"])) == []
+        assert all_keys(store) == []
+
+    @pytest.mark.parametrize(("prefix", "limit"), [("/a", 10), ("", 0)])
+    def test_a_listing_of_nothing_sensible_is_refused(self, store: ObjectStore, prefix: str, limit: int) -> None:
+        with pytest.raises(InvalidCall):
+            store.list(prefix, limit=limit)
+
+    # -- delete
+
+    def test_delete_removes_exactly_what_was_named(self, store: ObjectStore) -> None:
+        for key in ("d/1", "d/2", "d/3"):
+            self.raw_put(store, key, b"x")
+        assert list(store.delete(["d/1", "d/3", "d/absent", "d/1"])) == []
+        assert all_keys(store) == ["d/2"]
+        assert self.raw_get(store, "d/1") is None
+
+    def test_deleting_nothing_is_fine_and_a_single_text_is_refused(self, store: ObjectStore) -> None:
+        self.raw_put(store, "k", b"x")
+        assert list(store.delete([])) == []
+        with pytest.raises(InvalidCall):
+            store.delete("k")
+        assert self.raw_get(store, "k") == b"x"
+
+    # -- multipart
+
+    def _upload(self, store: ObjectStore, key: str, upload_id: str, numbers: list[int]) -> list[PartInfo]:
+        return [
+            store.upload_part(key, upload_id, number, _part_body(number, self.part_bytes_min)) for number in numbers
+        ]
+
+    def test_parts_become_the_object_in_order(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("m/k", metadata={"Kind": "data"})
+        parts = self._upload(store, "m/k", upload_id, [3, 1, 2])
+        assert self.raw_get(store, "m/k") is None
+        info = store.complete_upload("m/k", upload_id, sorted(parts, key=lambda part: part.number))
+        expected = b"".join(_part_body(number, self.part_bytes_min) for number in (1, 2, 3))
+        assert self.raw_get(store, "m/k") == expected
+        assert info.size_bytes == len(expected)
+        head = store.head("m/k")
+        assert head.metadata == {"kind": "data"}
+        assert head.crc32c in (None, crc32c(expected))
+        assert (info.etag, info.key) == (head.etag, "m/k")
+
+    def test_part_numbers_may_have_gaps_and_repeats(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("k")
+        self._upload(store, "k", upload_id, [2])
+        first, last = self._upload(store, "k", upload_id, [2, 10_000])
+        store.complete_upload("k", upload_id, [first, last])
+        expected = _part_body(2, self.part_bytes_min) + _part_body(10_000, self.part_bytes_min)
+        assert self.raw_get(store, "k") == expected
+
+    def test_unfinished_uploads_and_their_parts_are_listed(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("m/k")
+        parts = self._upload(store, "m/k", upload_id, [1, 2])
+        prefixes = ["m/k", "m/", ""] if self.uploads_by_prefix else ["m/k"]
+        for prefix in prefixes:
+            (upload,) = store.list_uploads(prefix)
+            assert (upload.key, upload.upload_id) == ("m/k", upload_id)
+            assert upload.started_ms > 0
+        assert list(store.list_uploads("other")) == []
+        listed = list(store.list_parts("m/k", upload_id))
+        assert [(part.number, part.etag, part.size_bytes) for part in listed] == [
+            (part.number, part.etag, part.size_bytes) for part in parts
+        ]
+        crcs = [part.crc32c for part in listed]
+        assert crcs == [part.crc32c for part in parts] or (crcs == [-1, -1] and not self.keeps_part_crc32c)
+        assert all_keys(store) == []
+        store.abort_upload("m/k", upload_id)
+
+    def test_an_aborted_upload_is_gone(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("k")
+        parts = self._upload(store, "k", upload_id, [1])
+        store.abort_upload("k", upload_id)
+        store.abort_upload("k", upload_id)
+        assert list(store.list_uploads("k")) == []
+        with pytest.raises(NotFound):
+            store.list_parts("k", upload_id)
+        with pytest.raises((NotFound, OutcomeUnknown)):
+            self._upload(store, "k", upload_id, [2])
+        with pytest.raises(OutcomeUnknown):
+            store.complete_upload("k", upload_id, parts)
+        assert self.raw_get(store, "k") is None
+
+    def test_completing_twice_is_proven_or_unknown_and_harmless(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("k")
+        parts = self._upload(store, "k", upload_id, [1, 2])
+        done = store.complete_upload("k", upload_id, parts)
+        with contextlib.suppress(OutcomeUnknown):
+            again = store.complete_upload("k", upload_id, parts)
+            assert (again.etag, again.size_bytes) == (done.etag, done.size_bytes)
+        assert store.head("k").etag == done.etag
+
+    def test_an_upload_that_never_was_does_not_pass_for_complete(self, store: ObjectStore) -> None:
+        """versitygw answers 200 to any completion of a key that is there."""
+        upload_id = store.begin_upload("k")
+        parts = self._upload(store, "k", upload_id, [1, 2])
+        done = store.complete_upload("k", upload_id, parts)
+        for other in (parts[:1], [parts[1]]):
+            with pytest.raises(OffloaderError):
+                store.complete_upload("k", upload_id, other)
+        assert store.head("k").etag == done.etag
+
+    def test_a_completion_with_a_wrong_part_changes_nothing(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("k")
+        (part,) = self._upload(store, "k", upload_id, [1])
+        wrong = PartInfo(2, part.etag, part.size_bytes, part.crc32c)
+        with pytest.raises((InvalidCall, OutcomeUnknown)):
+            store.complete_upload("k", upload_id, [part, wrong])
+        assert self.raw_get(store, "k") is None
+        store.complete_upload("k", upload_id, [part])
+        assert self.raw_get(store, "k") == _part_body(1, self.part_bytes_min)
+
+    def test_completions_and_parts_that_make_no_sense_are_refused(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("k")
+        first, second = self._upload(store, "k", upload_id, [1, 2])
+        for parts in ([], [second, first], [first, first]):
+            with pytest.raises(InvalidCall):
+                store.complete_upload("k", upload_id, parts)
+        for number in (0, -1, 10_001):
+            with pytest.raises(InvalidCall):
+                store.upload_part("k", upload_id, number, b"x")
+        with pytest.raises(InvalidCall, match="CRC-32C"):
+            store.upload_part("k", upload_id, 3, b"x", crc32c=crc32c(b"y"))
+        store.abort_upload("k", upload_id)
+
+    def test_two_uploads_of_one_key_do_not_mix(self, store: ObjectStore) -> None:
+        first, second = store.begin_upload("k"), store.begin_upload("k")
+        assert first != second
+        parts = [store.upload_part("k", upload_id, 1, upload_id.encode()) for upload_id in (first, second)]
+        store.complete_upload("k", first, parts[:1])
+        assert self.raw_get(store, "k") == first.encode()
+        store.complete_upload("k", second, parts[1:])
+        assert self.raw_get(store, "k") == second.encode()
+
+    def test_an_upload_replaces_what_is_there(self, store: ObjectStore) -> None:
+        self.raw_put(store, "k", b"old")
+        upload_id = store.begin_upload("k")
+        parts = self._upload(store, "k", upload_id, [1])
+        assert self.raw_get(store, "k") == b"old"
+        store.complete_upload("k", upload_id, parts)
+        assert self.raw_get(store, "k") == _part_body(1, self.part_bytes_min)
+
+    # -- the rest
+
+    def test_the_store_says_where_it_is(self, store: ObjectStore) -> None:
+        names = {"managedLedgerOffloadDriver", "bucket", "region", "serviceEndpoint"}
+        assert set(store.driver_metadata) == names
+        assert "://" in store.url
+
+    def test_threads_share_a_store(self, store: ObjectStore) -> None:
+        def work(number: int) -> bytes:
+            store.put(f"t/{number}", str(number).encode())
+            return store.get(f"t/{number}")[0]
+
+        with ThreadPoolExecutor(8) as threads:
+            assert list(threads.map(work, range(40))) == [str(number).encode() for number in range(40)]
+
+    def test_closing_twice_is_fine(self, store: ObjectStore) -> None:
+        store.close()
+        store.close()
+
+
+def _part_body(number: int, length: int) -> bytes:
+    text = f"part {number} ".encode()
+    return (text * (length // len(text) + 1))[: max(length, len(text))]
+
+
+def _race(racers: int, write: object) -> list[bytes]:
+    """The bodies of those who were told that they won."""
+    start = threading.Barrier(racers)
+
+    def run(body: bytes) -> bytes | None:
+        start.wait(30)
+        try:
+            write(body)  # type: ignore[operator]
+        except PreconditionFailed:
+            return None
+        return body
+
+    with ThreadPoolExecutor(racers) as threads:
+        found = list(threads.map(run, [f"racer {number}".encode() for number in range(racers)]))
+    return [body for body in found if body is not None]

@@ -1,0 +1,149 @@
+"""Real servers for the tests, and the line at the end of a run that says which stores were exercised.
+
+``OFFLOADER_REQUIRE_SERVICES=minio,versitygw`` makes a missing server a failure. Without it, tests against a server that
+can't be had here aren't collected, and the end of the run says which, why, and how to get it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from services.binaries import find_binary
+from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket, running
+
+#: Servers that every test of an S3 store runs against; rclone is the one that must be refused.
+S3_SERVERS = ("moto", "minio", "versitygw")
+BUCKET = "offloader-tests"
+
+_required = tuple(name for name in os.environ.get("OFFLOADER_REQUIRE_SERVICES", "").replace(" ", "").split(",") if name)
+_missing: dict[str, str] = {}
+
+
+def _can_be_had(name: str) -> bool:
+    if name in _required or name not in ("minio", "versitygw") or given(name) is not None:
+        return True
+    try:
+        find_binary(name, build=False)
+    except Unavailable as error:
+        _missing[name] = str(error)
+        return False
+    return True
+
+
+_available = tuple(name for name in S3_SERVERS if _can_be_had(name))
+
+
+@dataclass(frozen=True, slots=True)
+class S3Place:
+    """An empty root in a bucket of a real server, and what ``open_store`` needs for it."""
+
+    server: str
+    url: str
+    options: dict[str, Any]
+    endpoint: Endpoint
+    bucket: str
+    root: str
+
+    def open(self, **more: Any) -> Any:
+        from offloader.store.base import open_store
+
+        return open_store(self.url, **{**self.options, **more})
+
+
+class Servers:
+    """Starts each server once per test process, when it is first asked for."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._stack = stack
+        self._endpoints: dict[str, Endpoint] = {}
+
+    def __getitem__(self, name: str) -> Endpoint:
+        if name not in self._endpoints:
+            self._endpoints[name] = self._stack.enter_context(running(name))
+            make_bucket(self._endpoints[name], BUCKET)
+        return self._endpoints[name]
+
+    def place(self, name: str) -> S3Place:
+        endpoint = self[name]
+        root = f"root-{uuid.uuid4().hex[:12]}"
+        options = {
+            "endpoint_url": endpoint.url,
+            "access_key": endpoint.access_key,
+            "secret_key": endpoint.secret_key,
+            "region": "us-east-1",
+        }
+        return S3Place(name, f"s3://{BUCKET}/{root}", options, endpoint, BUCKET, root)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    unknown = [name for name in _required if name not in SERVERS]
+    if unknown:
+        raise pytest.UsageError(f"OFFLOADER_REQUIRE_SERVICES: no such server: {', '.join(unknown)}")
+    if hasattr(config, "workerinput"):
+        return
+    for name in _required:
+        # Before the first test: building takes minutes, and a test has a time limit. What fails here fails its tests.
+        if name in ("minio", "versitygw") and given(name) is None:
+            with contextlib.suppress(Unavailable):
+                find_binary(name, build=True)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes ``s3_place`` runs against every server that can be had."""
+    if "s3_place" in metafunc.fixturenames:
+        metafunc.parametrize("s3_place", _available, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    """Real servers by name: ``servers["minio"]`` is an endpoint, ``servers.place("minio")`` an empty root."""
+    with contextlib.ExitStack() as stack:
+        yield Servers(stack)
+
+
+@pytest.fixture
+def s3_place(request: pytest.FixtureRequest, servers: Servers, exercises: Any) -> S3Place:
+    """An empty root in each S3 server there is, in turn."""
+    exercises(request.param)
+    return servers.place(request.param)
+
+
+@pytest.fixture
+def exercises(record_property: Any) -> Any:
+    """``exercises("local directory")``: says at the end of the run that this store was exercised."""
+
+    def note(store: str) -> None:
+        record_property("exercised store", store)
+
+    return note
+
+
+_exercised: dict[str, int] = {}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call":
+        for name, value in report.user_properties:
+            if name == "exercised store":
+                _exercised[str(value)] = _exercised.get(str(value), 0) + 1
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not _exercised:
+        return
+    terminalreporter.section("stores")
+    names = ", ".join(f"{name} ({count} tests)" for name, count in sorted(_exercised.items()))
+    terminalreporter.write_line(f"stores exercised: {names}")
+    for name, why in _missing.items():
+        terminalreporter.write_line(f"not exercised: {name}: {why}")

@@ -1,0 +1,111 @@
+"""The store suite over every store there is. The raw hooks go around the store under test, each in its own way."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import boto3
+import fsspec
+import pytest
+
+from offloader.settings import StoreSettings
+from offloader.store.base import ObjectStore, open_store
+from offloader.store.memory import _buckets
+from offloader.testing.store_suite import StoreSuite
+
+_FEW_RETRIES = StoreSettings(retries_max=2, retry_delay_first_s=0.01)
+
+
+class TestMemory(StoreSuite):
+    @pytest.fixture
+    def store(self, exercises: Any) -> ObjectStore:
+        exercises("memory")
+        return open_store(f"memory://{uuid.uuid4().hex}")
+
+    def raw_put(self, store: ObjectStore, key: str, body: bytes) -> None:
+        other = open_store(store.url)
+        other.put(key, body)
+
+    def raw_get(self, store: ObjectStore, key: str) -> bytes | None:
+        found = _buckets[urlsplit(store.url).netloc].objects.get(key)
+        return None if found is None else found[1]
+
+
+class TestLocal(StoreSuite):
+    nested_keys = "refused"
+
+    @pytest.fixture
+    def store(self, exercises: Any, tmp_path: Path) -> ObjectStore:
+        exercises("local directory")
+        return open_store(f"file://{tmp_path}/st%20ore")
+
+    def raw_put(self, store: ObjectStore, key: str, body: bytes) -> None:
+        path = Path(unquote(urlsplit(store.url).path)) / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(body)
+
+    def raw_get(self, store: ObjectStore, key: str) -> bytes | None:
+        path = Path(unquote(urlsplit(store.url).path)) / key
+        return path.read_bytes() if path.is_file() else None
+
+
+class TestRemoteMemory(StoreSuite):
+    nested_keys = "refused"
+
+    @pytest.fixture
+    def store(self, exercises: Any) -> ObjectStore:
+        exercises("fsspec memory")
+        return open_store(f"fsspec+memory://{uuid.uuid4().hex}/root")
+
+    def _path(self, store: ObjectStore, key: str) -> str:
+        return "/" + store.url.partition("://")[2] + "/" + key
+
+    def raw_put(self, store: ObjectStore, key: str, body: bytes) -> None:
+        fsspec.filesystem("memory").pipe_file(self._path(store, key), body)
+
+    def raw_get(self, store: ObjectStore, key: str) -> bytes | None:
+        try:
+            return bytes(fsspec.filesystem("memory").cat_file(self._path(store, key)))
+        except FileNotFoundError:
+            return None
+
+
+class TestS3(StoreSuite):
+    part_bytes_min = 5 * 1024 * 1024
+
+    @pytest.fixture
+    def store(self, s3_place: Any) -> Iterator[ObjectStore]:
+        self.nested_keys = {"versitygw": "refused", "minio": "unlisted", "moto": "kept"}[s3_place.server]
+        self.uploads_by_prefix = s3_place.server != "minio"
+        self.keeps_crc32c = s3_place.server != "moto"
+        self.keeps_part_crc32c = s3_place.server != "moto"
+        self._client = boto3.client(
+            "s3",
+            endpoint_url=s3_place.endpoint.url,
+            region_name="us-east-1",
+            aws_access_key_id=s3_place.endpoint.access_key,
+            aws_secret_access_key=s3_place.endpoint.secret_key,
+        )
+        store = s3_place.open(settings=_FEW_RETRIES)
+        yield store
+        store.close()
+        self._client.close()
+
+    def _at(self, store: ObjectStore, key: str) -> dict[str, str]:
+        bucket, _, root = store.url.removeprefix("s3://").partition("/")
+        return {"Bucket": bucket, "Key": f"{root}/{key}"}
+
+    def raw_put(self, store: ObjectStore, key: str, body: bytes) -> None:
+        self._client.put_object(**self._at(store, key), Body=body)
+
+    def raw_get(self, store: ObjectStore, key: str) -> bytes | None:
+        try:
+            answer = self._client.get_object(**self._at(store, key))
+        except self._client.exceptions.NoSuchKey:
+            return None
+        body: bytes = answer["Body"].read()
+        return body
