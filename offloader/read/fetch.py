@@ -18,6 +18,7 @@ from formats.buffers import Bytes, byte_array
 from formats.checksum import crc32c
 from formats.entries import EntryBatch
 from formats.errors import FormatError, Inconsistent, LimitExceeded, UnsupportedVersion
+from formats.extension import EntryTable
 from formats.keys import check_object_version
 from formats.segment_map import SegmentMap
 from offloader.errors import (
@@ -136,6 +137,19 @@ class Fetcher:
         found = self.cache.get_many(keys, load, _batch_held_bytes)
         return [found[key] for key in keys]
 
+    def entry_table(self, objects: SegmentObjects, segment_map: SegmentMap, number: int) -> EntryTable:
+        """Lengths and publish times of a block's entries, by one ranged GET of its entry table alone.
+
+        The index must have our extension, and the block therefore a table.
+        """
+        start = int(segment_map.blocks.table_offset[number])
+        stop = start + int(segment_map.blocks.table_bytes[number])
+        data = self.bytes_of(objects, segment_map, start, stop)
+        try:
+            return segment_map.decode_entry_table(number, data)
+        except FormatError as error:
+            raise _translated(error, objects, objects.data_key, start, stop) from error
+
     def bytes_of(self, objects: SegmentObjects, segment_map: SegmentMap, start: int, stop: int) -> bytes:
         """Bytes ``start`` .. ``stop`` of a segment's data object; exactly as many, of an object of the right length."""
         return self._get(objects, objects.data_key, ByteRange(start, stop), segment_map.data_bytes)
@@ -156,6 +170,8 @@ class Fetcher:
             segment_map = SegmentMap.parse(data, object_name=key, ledger_id=objects.ledger_id)
             if objects.data_bytes is not None and segment_map.data_bytes != objects.data_bytes:
                 raise Inconsistent("data object length", expected=objects.data_bytes, found=segment_map.data_bytes)
+            if objects.blocks is not None and len(segment_map.blocks) != objects.blocks:
+                raise Inconsistent("number of blocks", expected=objects.blocks, found=len(segment_map.blocks))
         except FormatError as error:
             raise _translated(error, objects, key, 0, len(data)) from error
         return segment_map

@@ -37,6 +37,7 @@ class SegmentObjects:
         ledger_id: V1's one ledger; ``None`` in V2.
         data_bytes, index_bytes: lengths of the objects; ``None`` when nobody recorded them.
         index_crc32c: CRC-32C of the whole index object; ``None`` when nobody recorded it.
+        blocks: how many the index has; ``None`` when nobody recorded it.
     """
 
     stream: str
@@ -45,6 +46,7 @@ class SegmentObjects:
     data_bytes: int | None = None
     index_bytes: int | None = None
     index_crc32c: int | None = None
+    blocks: int | None = None
 
     @classmethod
     def of_record(cls, stream: str, record: SegmentRecord) -> SegmentObjects:
@@ -58,6 +60,7 @@ class SegmentObjects:
             data_bytes=summary.data_bytes,
             index_bytes=summary.index_bytes,
             index_crc32c=summary.index_crc32c,
+            blocks=summary.blocks,
         )
 
     @property

@@ -28,7 +28,7 @@ from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
-__all__ = ["Entries", "Reader", "open_reader"]
+__all__ = ["Entries", "Reader", "load_stream", "open_reader", "require_inside"]
 
 #: Names that an error about an unknown stream suggests.
 SUGGESTIONS_MAX = 3
@@ -64,12 +64,24 @@ def open_reader(
         Corrupt: the manifest is damaged.
     """
     if state is None:
-        state = _newest(store, stream, may_be_absent=source is not None)
+        state = load_stream(store, stream, may_be_absent=source is not None)
     fetcher = Fetcher(store, settings or ReadSettings(), cache=cache, executor=executor)
     return Reader(fetcher, state, source)
 
 
-def _newest(store: ObjectStore, stream: str, *, may_be_absent: bool) -> ManifestState:
+def load_stream(store: ObjectStore, stream: str, *, may_be_absent: bool = False) -> ManifestState:
+    """The newest view of a stream, as ``load_manifest``, for people: similar names in the hint.
+
+    Args:
+        store: where it is.
+        stream: its name.
+        may_be_absent: an empty view instead of ``NotFound``.
+
+    Raises:
+        NotFound: no such stream, or it was deleted.
+        InvalidCall: not a stream's name.
+        Corrupt: the manifest is damaged.
+    """
     try:
         state = load_manifest(store, stream)
     except FormatError as error:
@@ -85,6 +97,42 @@ def _newest(store: ObjectStore, stream: str, *, may_be_absent: bool) -> Manifest
     if state.stream_deleted:
         raise NotFound(f"stream {stream} in {store.url} was deleted")
     return state
+
+
+def require_inside(
+    state: ManifestState, ends: tuple[Position, Position] | None, first: Position | None, last: Position | None
+) -> None:
+    """Checks a range that was asked for against what there is.
+
+    Args:
+        state: names the stream, and tells whether something was truncated.
+        ends: first and last readable position, ``None`` when there is no entry.
+        first, last: the range, both included; ``None`` = not bounded on that side.
+
+    Raises:
+        InvalidCall: ``last`` is before ``first``.
+        Trimmed: ``first`` or ``last`` is before the beginning.
+        BeyondEnd: ``last`` or ``first`` is after the end.
+    """
+    if first is not None and last is not None and last < first:
+        raise InvalidCall(f"stream {state.stream}: {first}..{last} ends before it begins", hint="swap the two")
+    if ends is None:
+        raise BeyondEnd(f"stream {state.stream} has no readable entries", last_available=None)
+    begin, end = ends
+    for position in (each for each in (first, last) if each is not None):
+        if position < begin:
+            why = "was deleted: the stream begins at" if state.head is not None else "is before the first entry"
+            raise Trimmed(
+                f"stream {state.stream}: position {position} {why} {begin}",
+                first_available=begin,
+                hint=f"begin at {begin}",
+            )
+        if position > end:
+            raise BeyondEnd(
+                f"stream {state.stream}: position {position} is beyond the last readable entry {end}",
+                last_available=end,
+                hint=f"end at {end}",
+            )
 
 
 class Reader:
@@ -134,7 +182,7 @@ class Reader:
     def refresh(self) -> Reader:
         """A reader of the same stream as its manifest is now; shares the cache and the threads."""
         self._require_open()
-        state = _newest(self._fetcher.store, self.stream, may_be_absent=self._source is not None)
+        state = load_stream(self._fetcher.store, self.stream, may_be_absent=self._source is not None)
         return Reader(self._fetcher, state, self._source)
 
     def read(self, first: Position, last: Position) -> Entries:
@@ -205,26 +253,8 @@ class Reader:
 
     def _require_inside(self, first: Position, last: Position) -> None:
         self._require_open()
-        if last < first:
-            raise InvalidCall(f"stream {self.stream}: {first}..{last} ends before it begins", hint="swap the two")
         begin, end = self.first_position, self.last_position
-        if begin is None or end is None:
-            raise BeyondEnd(f"stream {self.stream} has no readable entries", last_available=None)
-        if first < begin:
-            why = (
-                "was deleted: the stream begins at"
-                if self.state.head is not None
-                else "is before the stream's first entry"
-            )
-            raise Trimmed(
-                f"stream {self.stream}: position {first} {why} {begin}", first_available=begin, hint=f"begin at {begin}"
-            )
-        if last > end:
-            raise BeyondEnd(
-                f"stream {self.stream}: position {last} is beyond the last readable entry {end}",
-                last_available=end,
-                hint=f"end at {end}",
-            )
+        require_inside(self.state, None if begin is None or end is None else (begin, end), first, last)
 
     def _all(self, first: Position, last: Position) -> Iterator[EntryBatch]:
         """The entries from both tiers, one batch per block or hot read."""

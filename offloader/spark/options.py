@@ -1,0 +1,179 @@
+"""The options of the data source, read and checked before anything is fetched.
+
+Owns their names, meanings and defaults. Must never show a secret: not in ``repr``, not in an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from formats.entries import Position
+from offloader.errors import InvalidCall, Unsupported
+from offloader.read.times import time_ms_of
+from offloader.store import open_store
+from offloader.store.base import ObjectStore
+
+__all__ = ["CONTENTS", "SourceOptions"]
+
+CONTENTS = ("entries", "segments")
+#: Target size of a partition.
+SPLIT_BYTES = 64 * 1024 * 1024
+_SKIP = ("error", "skip")
+#: Open stores that one Python worker keeps: tasks of one query use the same one after another.
+STORES_KEPT_MAX = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What ``.option(...)`` said; picklable.
+
+    Attributes:
+        store: URL of the object store.
+        stream: name, or a pattern with ``*``, ``?``, ``[...]``; ``*`` also stands for ``/``.
+        content: what a row is.
+        endpoint_url, region: of an S3 server.
+        start_position, end_position: both included.
+        start_ms, end_ms: publish times, the end excluded; entries without a publish time are left out when either is
+            given.
+        split_bytes: target size of a partition.
+        as_of_manifest: manifest record to pin instead of the newest one.
+        skip_corrupt, skip_missing: leave damaged blocks, missing objects out instead of failing.
+        access_key, secret_key, session_token: only if the user gave them; otherwise workers use their own chain.
+    """
+
+    store: str
+    stream: str
+    content: str = "entries"
+    endpoint_url: str | None = None
+    region: str | None = None
+    start_position: Position | None = None
+    end_position: Position | None = None
+    start_ms: int | None = None
+    end_ms: int | None = None
+    split_bytes: int = SPLIT_BYTES
+    as_of_manifest: int | None = None
+    skip_corrupt: bool = False
+    skip_missing: bool = False
+    access_key: str | None = field(default=None, repr=False)
+    secret_key: str | None = field(default=None, repr=False)
+    session_token: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> SourceOptions:
+        """Options from Spark's map, whose names don't distinguish upper and lower case.
+
+        Raises:
+            InvalidCall: unknown names (all of them are named), missing or malformed values.
+        """
+        names = {name.lower(): (name, attribute, read) for name, (attribute, read) in _OPTIONS.items()}
+        unknown = [name for name in given if name.lower() not in names]
+        if unknown:
+            raise InvalidCall(f"no such option: {', '.join(sorted(unknown))}", hint=_similar(unknown[0]))
+        values = {}
+        for given_name, text in given.items():
+            name, attribute, read = names[given_name.lower()]
+            values[attribute] = read(name, text)
+        for name in ("store", "stream"):
+            if not values.get(name):
+                example = "s3://bucket/root" if name == "store" else "public/default/persistent/orders"
+                raise InvalidCall(f"option {name} is missing", hint=f'.option("{name}", "{example}")')
+        options = cls(**values)
+        if options.start_ms is not None and options.end_ms is not None and options.end_ms < options.start_ms:
+            raise InvalidCall("option endTime is before startTime", hint="swap the two")
+        start, end = options.start_position, options.end_position
+        if start is not None and end is not None and end < start:
+            raise InvalidCall(f"option endPosition {end} is before startPosition {start}", hint="swap the two")
+        if options.store.startswith("memory:"):
+            raise Unsupported(
+                f"{options.store} lives in one process and Spark's workers are others",
+                hint="use a file:// or s3:// store",
+            )
+        return options
+
+    def open_store(self) -> ObjectStore:
+        """The store, for reading; one per Python worker and set of options."""
+        return _opened(self.store, self.endpoint_url, self.region, self.access_key, self.secret_key, self.session_token)
+
+
+@functools.lru_cache(maxsize=STORES_KEPT_MAX)
+def _opened(
+    url: str,
+    endpoint_url: str | None,
+    region: str | None,
+    access_key: str | None,
+    secret_key: str | None,
+    session_token: str | None,
+) -> ObjectStore:
+    return open_store(
+        url,
+        endpoint_url=endpoint_url,
+        region=region,
+        access_key=access_key,
+        secret_key=secret_key,
+        session_token=session_token,
+        read_only=True,
+    )
+
+
+def _text(_: str, text: str) -> str:
+    return text.strip()
+
+
+def _position(name: str, text: str) -> Position:
+    try:
+        return Position.parse(text)
+    except ValueError as cause:
+        raise InvalidCall(f"option {name}: {cause}") from cause
+
+
+def _time(name: str, text: str) -> int:
+    return time_ms_of(text, option=f"option {name}")
+
+
+def _number(name: str, text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise InvalidCall(f"option {name}: {text!r} is not a whole number above zero")
+    return int(text)
+
+
+def _content(name: str, text: str) -> str:
+    if text.strip().lower() not in CONTENTS:
+        raise InvalidCall(f"option {name}: {text!r} is none of {', '.join(CONTENTS)}")
+    return text.strip().lower()
+
+
+def _skips(name: str, text: str) -> bool:
+    if text.strip().lower() not in _SKIP:
+        raise InvalidCall(f"option {name}: {text!r} is none of {', '.join(_SKIP)}")
+    return text.strip().lower() == "skip"
+
+
+def _similar(name: str) -> str:
+    lowered = {each.lower(): each for each in _OPTIONS}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1)
+    return f"did you mean {lowered[close[0]]}?" if close else f"options: {', '.join(_OPTIONS)}"
+
+
+#: Option -> attribute, and how its text is read.
+_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
+    "store": ("store", _text),
+    "stream": ("stream", _text),
+    "content": ("content", _content),
+    "endpointUrl": ("endpoint_url", _text),
+    "region": ("region", _text),
+    "startPosition": ("start_position", _position),
+    "endPosition": ("end_position", _position),
+    "startTime": ("start_ms", _time),
+    "endTime": ("end_ms", _time),
+    "splitBytes": ("split_bytes", _number),
+    "asOfManifest": ("as_of_manifest", _number),
+    "onCorrupt": ("skip_corrupt", _skips),
+    "onMissing": ("skip_missing", _skips),
+    "accessKey": ("access_key", _text),
+    "secretKey": ("secret_key", _text),
+    "sessionToken": ("session_token", _text),
+}

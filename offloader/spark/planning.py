@@ -1,0 +1,264 @@
+"""Cutting a scan into partitions, on the driver: streams -> pinned manifests -> segments -> slices.
+
+Owns which slices of which segments a query reads and how they are packed. Must never read a data object, nor put a
+manifest into a partition.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.entries import TIME_UNKNOWN_MS, Position
+from formats.segment import SegmentSummary
+from formats.segment_map import SegmentMap
+from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.manifest.log import list_streams
+from offloader.manifest.state import ManifestState
+from offloader.read import plan
+from offloader.read.cold import objects_of
+from offloader.read.fetch import Fetcher
+from offloader.read.pin import load_manifest_at
+from offloader.read.plan import SegmentObjects
+from offloader.read.reader import load_stream, require_inside
+from offloader.settings import ReadSettings
+from offloader.spark.filters import Predicate, block_mask, matches_value
+from offloader.spark.options import SourceOptions
+from offloader.spark.schema import Needs
+from offloader.store.base import ObjectStore
+
+__all__ = ["INDEXES_READ_MAX", "SegmentSlice", "pinned_states", "plan_slices", "wanted_blocks"]
+
+#: Indexes that planning reads. Segments beyond that are cut by the number of blocks alone, and pruned by the tasks.
+INDEXES_READ_MAX = 1000
+#: What a row costs a task that fetches no payload, in bytes: the ids, and with them the publish time.
+_ROW_BYTES = {Needs.INDEXES: 16, Needs.ENTRY_TABLES: 24}
+#: Manifests loaded at once.
+_LOADS_IN_FLIGHT_MAX = 8
+_PATTERN = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSlice:
+    """Some blocks of one segment; small and picklable.
+
+    Attributes:
+        objects: keys, and what the objects must be.
+        blocks: ranges of block numbers, the end excluded.
+        first, last: the wanted positions; a block may hold more.
+    """
+
+    objects: SegmentObjects
+    blocks: tuple[tuple[int, int], ...]
+    first: Position
+    last: Position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """A segment that may hold wanted rows."""
+
+    objects: SegmentObjects
+    summary: SegmentSummary
+    first: Position
+    last: Position
+
+    @property
+    def is_whole(self) -> bool:
+        return self.first <= self.summary.begin and self.last >= self.summary.end
+
+
+def pinned_states(options: SourceOptions, predicates: Sequence[Predicate], store: ObjectStore) -> list[ManifestState]:
+    """One view of each stream's manifest, which everything after this is planned from.
+
+    Raises:
+        NotFound: no such stream, or no stream fits the pattern.
+        InvalidCall, Trimmed: ``asOfManifest`` can't be pinned.
+    """
+    names = _streams(options, store)
+    names = [name for name in names if matches_value(predicates, "stream", name)]
+    if options.as_of_manifest is not None:
+        if len(names) > 1:
+            raise InvalidCall(
+                f"option asOfManifest pins one stream, {options.stream} names {len(names)}", hint="name one stream"
+            )
+        return [load_manifest_at(store, name, options.as_of_manifest) for name in names]
+    workers = Fetcher(store, ReadSettings(requests_in_flight_max=_LOADS_IN_FLIGHT_MAX)).workers
+    return list(workers.in_order(partial(load_stream, store, name) for name in names))
+
+
+def _streams(options: SourceOptions, store: ObjectStore) -> list[str]:
+    pattern = options.stream
+    if not _PATTERN & set(pattern):
+        return [pattern]
+    literal = pattern[: min(pattern.index(sign) for sign in _PATTERN if sign in pattern)]
+    names = [name for name in list_streams(store, prefix=literal) if fnmatch.fnmatchcase(name, pattern)]
+    if not names:
+        raise NotFound(f"no stream in {store.url} fits {pattern}", hint="`offloader ls` lists the streams")
+    return names
+
+
+def plan_slices(
+    options: SourceOptions, predicates: Sequence[Predicate], needs: Needs, store: ObjectStore
+) -> list[tuple[SegmentSlice, ...]]:
+    """The partitions of a scan of entries, of about equal cost, each at most about ``splitBytes``.
+
+    Raises:
+        what ``pinned_states`` raises;
+        Trimmed, BeyondEnd: ``startPosition`` or ``endPosition`` is outside of the one stream that is named. With a
+            pattern they are mere bounds.
+    """
+    states = pinned_states(options, predicates, store)
+    candidates = [candidate for state in states for candidate in _candidates(options, predicates, state, store)]
+    maps = _indexes(options, predicates, candidates, store)
+    slices = []
+    for candidate, segment_map in zip(candidates, maps, strict=True):
+        numbers, costs = _blocks_and_costs(options, predicates, needs, candidate, segment_map)
+        if len(numbers):
+            slices.append((candidate, numbers, costs))
+    return _packed(slices, options.split_bytes)
+
+
+def _candidates(
+    options: SourceOptions, predicates: Sequence[Predicate], state: ManifestState, store: ObjectStore
+) -> list[_Candidate]:
+    ends = plan.whole_range(state)
+    first, last = options.start_position, options.end_position
+    if (first is not None or last is not None) and not _PATTERN & set(options.stream):
+        require_inside(state, ends, first, last)
+    if ends is None:
+        return []
+    first, last = max(first or ends[0], ends[0]), min(last or ends[1], ends[1])
+    return [
+        _Candidate(objects_of(state.stream, record, store), record.summary, first, last)
+        for record in plan.segments_between(state, first, last)
+        if record.summary is not None and _segment_matches(options, predicates, record.summary)
+    ]
+
+
+def _segment_matches(options: SourceOptions, predicates: Sequence[Predicate], summary: SegmentSummary) -> bool:
+    low, high = summary.publish_time_min_ms, summary.publish_time_max_ms
+    if not _in_time(options, np.array([low]), np.array([high]))[0]:
+        return False
+    spans = summary.ledgers
+    return bool(
+        block_mask(
+            predicates,
+            {
+                "ledger_id": np.array([span.ledger_id for span in spans], dtype=np.int64),
+                "first_entry_id": np.array([span.first_entry_id for span in spans], dtype=np.int64),
+                "last_entry_id": np.array([span.last_entry_id for span in spans], dtype=np.int64),
+                "publish_time_min_ms": np.full(len(spans), low, dtype=np.int64),
+                "publish_time_max_ms": np.full(len(spans), high, dtype=np.int64),
+            },
+        ).any()
+    )
+
+
+def _in_time(options: SourceOptions, low_ms: NDArray[np.int64], high_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
+    unknown = (low_ms == TIME_UNKNOWN_MS) | (high_ms == TIME_UNKNOWN_MS)
+    mask = np.ones(len(low_ms), dtype=bool)
+    if options.start_ms is not None:
+        mask &= unknown | (high_ms >= options.start_ms)
+    if options.end_ms is not None:
+        mask &= unknown | (low_ms < options.end_ms)
+    return mask
+
+
+def _indexes(
+    options: SourceOptions, predicates: Sequence[Predicate], candidates: Sequence[_Candidate], store: ObjectStore
+) -> list[SegmentMap | None]:
+    """Indexes of the segments that have to be cut or may be pruned; ``None`` for others and for damaged ones."""
+    prunes = options.start_ms is not None or options.end_ms is not None or bool(predicates)
+    wanted = [c.summary.data_bytes > options.split_bytes or prunes or not c.is_whole for c in candidates]
+    if sum(wanted) > INDEXES_READ_MAX:
+        return [None] * len(candidates)
+    fetcher = Fetcher(store, ReadSettings(requests_in_flight_max=_LOADS_IN_FLIGHT_MAX))
+    loaded = fetcher.workers.in_order(
+        partial(_index_or_none, fetcher, candidate.objects)
+        for candidate, is_wanted in zip(candidates, wanted, strict=True)
+        if is_wanted
+    )
+    return [next(loaded) if is_wanted else None for is_wanted in wanted]
+
+
+def _index_or_none(fetcher: Fetcher, objects: SegmentObjects) -> SegmentMap | None:
+    try:
+        return fetcher.index(objects, keep=False)
+    except OffloaderError as error:
+        if error.retryable:
+            raise
+        return None  # the task that reads it says so, or skips it, as the options want
+
+
+def _blocks_and_costs(
+    options: SourceOptions,
+    predicates: Sequence[Predicate],
+    needs: Needs,
+    candidate: _Candidate,
+    segment_map: SegmentMap | None,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Numbers of a segment's blocks, and what each costs a task in bytes."""
+    summary = candidate.summary
+    if segment_map is None:
+        total = summary.data_bytes if needs is Needs.PAYLOADS else summary.entries * _ROW_BYTES[needs]
+        count = max(summary.blocks, 1)
+        return np.arange(count, dtype=np.int64), np.full(count, total / count)
+    numbers = wanted_blocks(options, predicates, segment_map, candidate.first, candidate.last)
+    if needs is Needs.PAYLOADS or not segment_map.has_extension:
+        costs = segment_map.blocks.length[numbers]
+    else:
+        costs = segment_map.blocks.entries[numbers] * _ROW_BYTES[needs]
+    return numbers, costs.astype(np.float64)
+
+
+def wanted_blocks(
+    options: SourceOptions,
+    predicates: Sequence[Predicate],
+    segment_map: SegmentMap,
+    first: Position,
+    last: Position,
+) -> NDArray[np.int64]:
+    """Numbers of the blocks that may hold wanted rows, in the order of positions."""
+    numbers = segment_map.find(first, last)
+    blocks = segment_map.blocks
+    columns = {
+        name: getattr(blocks, name)[numbers]
+        for name in ("ledger_id", "first_entry_id", "last_entry_id", "publish_time_min_ms", "publish_time_max_ms")
+    }
+    mask = block_mask(predicates, columns)
+    mask &= _in_time(options, columns["publish_time_min_ms"], columns["publish_time_max_ms"])
+    return numbers[mask]
+
+
+def _packed(
+    slices: Sequence[tuple[_Candidate, NDArray[np.int64], NDArray[np.float64]]], split_bytes: int
+) -> list[tuple[SegmentSlice, ...]]:
+    """Cuts the row of all blocks into partitions of equal cost, at block boundaries."""
+    total = float(sum(costs.sum() for _, _, costs in slices))
+    count = max(1, int(-(-total // split_bytes)))
+    partitions: list[list[SegmentSlice]] = [[] for _ in range(count)]
+    before = 0.0
+    for candidate, numbers, costs in slices:
+        # A block belongs where its middle falls, so that neighbours share the rounding.
+        middles = before + np.cumsum(costs) - costs / 2
+        homes = np.minimum((middles * count / max(total, 1.0)).astype(np.int64), count - 1)
+        before += float(costs.sum())
+        for home in np.unique(homes).tolist():
+            own = numbers[homes == home]
+            partitions[home].append(SegmentSlice(candidate.objects, _ranges(own), candidate.first, candidate.last))
+    return [tuple(partition) for partition in partitions if partition]
+
+
+def _ranges(numbers: NDArray[np.int64]) -> tuple[tuple[int, int], ...]:
+    """``[3, 4, 5, 9]`` -> ``((3, 6), (9, 10))``."""
+    ordered = np.sort(numbers)
+    breaks = np.flatnonzero(np.diff(ordered) != 1)
+    starts = np.concatenate([ordered[:1], ordered[breaks + 1]]).tolist()
+    stops = (np.concatenate([ordered[breaks], ordered[-1:]]) + 1).tolist()
+    return tuple(zip(starts, stops, strict=True))

@@ -1,0 +1,297 @@
+"""Reading one partition, on an executor: slices -> blocks -> Arrow batches of the wanted columns.
+
+Owns the batches' sizes and what is left out when damage is to be skipped. Must never ask the store for anything but
+ranges of objects that the partition names (and a manifest, to explain an object that is gone).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from formats.entries import TIME_UNKNOWN_MS, EntryBatch
+from formats.segment_map import SegmentMap
+from offloader.errors import Corrupt, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
+from offloader.read import plan
+from offloader.read.fetch import Fetcher
+from offloader.settings import ReadSettings
+from offloader.spark.filters import Predicate
+from offloader.spark.options import SourceOptions
+from offloader.spark.planning import SegmentSlice, wanted_blocks
+from offloader.spark.schema import Needs, Projection
+from offloader.store.base import ObjectStore
+
+__all__ = ["BATCH_BYTES_MAX", "BATCH_ROWS_MAX", "read_slices"]
+
+_log = logging.getLogger("offloader.spark")
+
+#: The pipe to the JVM likes batches of about 10,000 rows and 1 to 4 MiB.
+BATCH_ROWS_MAX = 16_384
+BATCH_BYTES_MAX = 4 * 1024 * 1024
+_BATCH_ROWS = 8_192
+_BATCH_BYTES = 1024 * 1024
+_US_PER_MS = 1000
+#: Blocks whose positions one step makes out of the index: enough to be worth a thread's attention.
+_BLOCKS_PER_STEP = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Entries of one ledger in columns, payloads only when they are wanted. Shapes as in ``EntryBatch``."""
+
+    stream: str
+    ledger_id: int
+    entry_ids: NDArray[np.int64]
+    publish_times_ms: NDArray[np.int64] | None = None
+    payloads: pa.BinaryArray | None = None
+
+    @classmethod
+    def of_batch(cls, stream: str, batch: EntryBatch) -> _Rows:
+        return cls(stream, batch.ledger_id, batch.entry_ids, batch.publish_times_ms, batch.payloads)
+
+    def take(self, start: int, stop: int) -> _Rows:
+        times, payloads = self.publish_times_ms, self.payloads
+        return _Rows(
+            self.stream,
+            self.ledger_id,
+            self.entry_ids[start:stop],
+            None if times is None else times[start:stop],
+            None if payloads is None else payloads.slice(start, stop - start),
+        )
+
+
+def read_slices(
+    slices: Sequence[SegmentSlice],
+    options: SourceOptions,
+    predicates: Sequence[Predicate],
+    projection: Projection,
+    store: ObjectStore,
+    settings: ReadSettings | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a partition, in the streams' order.
+
+    Args:
+        slices: what to read.
+        options: bounds, and what happens to damage.
+        predicates: pushed filters; blocks that they rule out aren't fetched, rows aren't filtered by them.
+        projection: the columns.
+        store: where the objects are.
+        settings: sizes and limits.
+
+    Raises:
+        Corrupt, ObjectChanged, ObjectMissing, Trimmed: unless the options say to leave that out.
+        StoreUnavailable: the store doesn't answer; Spark runs the task again.
+    """
+    task = _Task(options, predicates, projection, Fetcher(store, settings or ReadSettings()))
+    with closing(task.rows(slices)) as rows:
+        yield from _batches(rows, projection)
+    _log.info("read %d slices, %d rows, left out %d damaged or missing pieces", len(slices), task.count, task.skipped)
+
+
+class _Task:
+    """One Spark task's fetching. ``skipped`` counts what was left out because it is damaged or missing."""
+
+    def __init__(
+        self, options: SourceOptions, predicates: Sequence[Predicate], projection: Projection, fetcher: Fetcher
+    ) -> None:
+        self._options = options
+        self._predicates = predicates
+        # Time bounds are exact, so they need times even where the schema doesn't.
+        bounded = options.start_ms is not None or options.end_ms is not None
+        self._needs = max(projection.needs, Needs.ENTRY_TABLES if bounded else Needs.INDEXES)
+        self._fetcher = fetcher
+        self._lock = threading.Lock()
+        self.count = 0
+        self.skipped = 0
+
+    def rows(self, slices: Sequence[SegmentSlice]) -> Generator[_Rows, None, None]:
+        """The rows, one piece per block; everything is fetched ahead, across slices."""
+        workers = self._fetcher.workers
+        maps = workers.in_order(partial(self._index, each) for each in slices)
+        steps = (
+            partial(self._bounded, each, step)
+            for each, segment_map in zip(slices, maps, strict=True)
+            if segment_map is not None
+            for step in self._steps(each, segment_map)
+        )
+        with closing(maps), closing(workers.in_order(steps)) as results:
+            for pieces in results:
+                for rows in pieces:
+                    self.count += len(rows.entry_ids)
+                    yield rows
+
+    def _index(self, piece: SegmentSlice) -> SegmentMap | None:
+        try:
+            return self._fetcher.index(piece.objects, keep=False)
+        except OffloaderError as error:
+            self._skip(error)
+            return None
+
+    def _steps(self, piece: SegmentSlice, segment_map: SegmentMap) -> Iterator[Callable[[], list[_Rows]]]:
+        """What has to be done for a slice, in order: at most one storage call each."""
+        numbers = wanted_blocks(self._options, self._predicates, segment_map, piece.first, piece.last)
+        own = np.zeros(len(segment_map.blocks), dtype=bool)
+        for start, stop in piece.blocks:
+            own[start:stop] = True
+        numbers = numbers[own[numbers]]
+        if not segment_map.has_extension or self._needs is Needs.PAYLOADS:
+            request_bytes = self._fetcher.settings.request_bytes
+            for run in plan.block_runs(piece.objects, segment_map, numbers, request_bytes):
+                yield partial(self._whole_blocks, run)
+        elif self._needs is Needs.ENTRY_TABLES:
+            for number in numbers.tolist():
+                yield partial(self._entry_table, piece, segment_map, number)
+        else:
+            for start in range(0, len(numbers), _BLOCKS_PER_STEP):
+                yield partial(_positions, piece, segment_map, numbers[start : start + _BLOCKS_PER_STEP])
+
+    def _whole_blocks(self, run: plan.BlockRun) -> list[_Rows]:
+        try:
+            batches = self._fetcher.run(run, skip=self._skip)
+        except OffloaderError as error:
+            self._skip(error)
+            return []
+        return [_Rows.of_batch(run.objects.stream, batch) for batch in batches]
+
+    def _entry_table(self, piece: SegmentSlice, segment_map: SegmentMap, number: int) -> list[_Rows]:
+        try:
+            table = self._fetcher.entry_table(piece.objects, segment_map, number)
+        except OffloaderError as error:
+            self._skip(error)
+            return []
+        [rows] = _positions(piece, segment_map, np.array([number]))
+        return [replace(rows, publish_times_ms=table.publish_times_ms)]
+
+    def _skip(self, error: OffloaderError) -> None:
+        """Leaves a piece out if the options say so, else raises."""
+        corrupt = isinstance(error, (Corrupt, ObjectChanged)) and self._options.skip_corrupt
+        missing = isinstance(error, (ObjectMissing, Trimmed)) and self._options.skip_missing
+        if not corrupt and not missing:
+            raise error
+        with self._lock:
+            self.skipped += 1
+        _log.warning("left out: %s", error)
+
+    def _bounded(self, piece: SegmentSlice, step: Callable[[], list[_Rows]]) -> list[_Rows]:
+        """What ``step`` answers, only between the positions and times that were asked for."""
+        bounded = [self._in_time(_between(piece, rows)) for rows in step()]
+        return [rows for rows in bounded if len(rows.entry_ids)]
+
+    def _in_time(self, rows: _Rows) -> _Rows:
+        times, start_ms, end_ms = rows.publish_times_ms, self._options.start_ms, self._options.end_ms
+        if times is None or (start_ms is None and end_ms is None):
+            return rows
+        mask = times != TIME_UNKNOWN_MS
+        if start_ms is not None:
+            mask &= times >= start_ms
+        if end_ms is not None:
+            mask &= times < end_ms
+        if mask.all():
+            return rows
+        payloads = None if rows.payloads is None else rows.payloads.filter(pa.array(mask))
+        return _Rows(rows.stream, rows.ledger_id, rows.entry_ids[mask], times[mask], payloads)
+
+
+def _positions(piece: SegmentSlice, segment_map: SegmentMap, numbers: NDArray[np.int64]) -> list[_Rows]:
+    """The ids in extended blocks, which the index alone tells: they are consecutive there."""
+    blocks = segment_map.blocks
+    return [
+        _Rows(piece.objects.stream, ledger_id, np.arange(first, last + 1, dtype=np.int64))
+        for ledger_id, first, last in zip(
+            blocks.ledger_id[numbers].tolist(),
+            blocks.first_entry_id[numbers].tolist(),
+            blocks.last_entry_id[numbers].tolist(),
+            strict=True,
+        )
+    ]
+
+
+def _between(piece: SegmentSlice, rows: _Rows) -> _Rows:
+    ids = rows.entry_ids
+    low, high = 0, len(ids)
+    if rows.ledger_id == piece.first.ledger_id:
+        low = int(np.searchsorted(ids, piece.first.entry_id, side="left"))
+    if rows.ledger_id == piece.last.ledger_id:
+        high = int(np.searchsorted(ids, piece.last.entry_id, side="right"))
+    return rows.take(low, max(low, high)) if low > 0 or high < len(ids) else rows
+
+
+def _batches(rows: Iterable[_Rows], projection: Projection) -> Iterator[pa.RecordBatch]:
+    """Rows as Arrow batches of a good size: large pieces are sliced, small ones put together."""
+    columns = _Columns(projection.schema)
+    waiting: list[pa.RecordBatch] = []
+    count = size = 0
+    for piece in rows:
+        for part in _pieces(piece):
+            batch = columns.batch(part)
+            waiting.append(batch)
+            count += batch.num_rows
+            size += batch.nbytes
+            if count >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                yield _joined(waiting)
+                waiting, count, size = [], 0, 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _pieces(rows: _Rows) -> Iterator[_Rows]:
+    total = len(rows.entry_ids)
+    step = BATCH_ROWS_MAX
+    if rows.payloads is not None and rows.payloads.nbytes > BATCH_BYTES_MAX:
+        step = max(1, min(step, int(total * BATCH_BYTES_MAX / rows.payloads.nbytes)))
+    if total <= step:
+        yield rows
+        return
+    for start in range(0, total, step):
+        yield rows.take(start, min(start + step, total))
+
+
+class _Columns:
+    """Builds batches of one schema; keeps the constant column of the stream's name."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._stream = ""
+        self._names: pa.StringArray | None = None
+
+    def batch(self, rows: _Rows) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays(
+            [self._column(name, rows) for name in self._schema.names], schema=self._schema
+        )
+
+    def _column(self, name: str, rows: _Rows) -> pa.Array:
+        count = len(rows.entry_ids)
+        match name:
+            case "stream":
+                if self._names is None or self._stream != rows.stream:
+                    self._stream, self._names = rows.stream, pa.repeat(pa.scalar(rows.stream), BATCH_ROWS_MAX)
+                return self._names.slice(0, count)
+            case "ledger_id":
+                return pa.array(np.full(count, rows.ledger_id, dtype=np.int64))
+            case "entry_id":
+                return pa.array(rows.entry_ids)
+            case "publish_time":
+                assert rows.publish_times_ms is not None
+                return _timestamps(rows.publish_times_ms)
+            case _:
+                assert rows.payloads is not None
+                return rows.payloads
+
+
+def _timestamps(times_ms: NDArray[np.int64]) -> pa.Array:
+    unknown = times_ms == TIME_UNKNOWN_MS
+    micros = pc.multiply(pa.array(times_ms, mask=unknown if unknown.any() else None), _US_PER_MS)
+    return micros.view(pa.timestamp("us", tz="UTC"))

@@ -1,0 +1,122 @@
+"""A local Spark session that works at once: the right Python, a Java that Spark accepts, quiet.
+
+Owns finding Java and the settings of such a session. Must never change the environment of a process that
+doesn't ask for a session.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from offloader.errors import Unsupported
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["JAVA_VERSION_MIN", "find_java", "local_session"]
+
+#: Spark 4 runs on Java 17 and later.
+JAVA_VERSION_MIN = 17
+
+_JVMS = Path("/usr/lib/jvm")
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_VERSION_TIMEOUT_S = 30.0
+
+
+def find_java() -> Path | None:
+    """The ``java`` executable that Spark should use, its real path; ``None`` when there is none of version 17 or later.
+
+    Looks at JAVA_HOME, then PATH, then ``/usr/lib/jvm`` (the lowest version first, which Spark has been tried with
+    longest). Each candidate is run to see its version, so that a broken installation isn't chosen.
+    """
+    for java in _preferred():
+        if (_version_of(java) or 0) >= JAVA_VERSION_MIN:
+            return java.resolve()
+    installed = [home / "bin" / "java" for home in sorted(_JVMS.iterdir())] if _JVMS.is_dir() else []
+    versions = [(_version_of(java) or 0, java) for java in installed]
+    fitting = [found for found in versions if found[0] >= JAVA_VERSION_MIN]
+    return min(fitting)[1].resolve() if fitting else None
+
+
+def local_session(
+    app_name: str = "offloader",
+    *,
+    cores: int | str = "*",
+    config: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """A Spark session in this process, on this machine only, with the data source registered.
+
+    Its workers run this very Python interpreter, it listens on the loopback address only, shows no web UI and logs
+    errors only. Sets PYSPARK_PYTHON, PYSPARK_DRIVER_PYTHON and JAVA_HOME of this process. When a session exists already
+    in this process it is the one that is returned, as Spark does.
+
+    Args:
+        app_name: shown in Spark's logs.
+        cores: threads for tasks, ``"*"`` = as many as the machine has cores.
+        config: more Spark settings; they win over the ones set here.
+
+    Raises:
+        Unsupported: pyspark isn't installed, or no Java 17+ was found; the hint says what to install.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as cause:
+        raise Unsupported("Spark isn't installed", hint="pip install 'offloader[spark]'") from cause
+    java = find_java()
+    if java is None:
+        raise Unsupported(
+            f"no Java {JAVA_VERSION_MIN} or later in JAVA_HOME, PATH or {_JVMS}, and Spark needs one",
+            hint="apt-get install openjdk-17-jre-headless (or default-jre-headless), or set JAVA_HOME",
+        )
+    from offloader.spark import register
+
+    os.environ["JAVA_HOME"] = str(java.parent.parent)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
+    for name, value in {**_LOCAL_CONFIG, **(config or {})}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    return spark
+
+
+_LOCAL_CONFIG = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "ERROR",
+}
+
+
+def _preferred() -> Iterator[Path]:
+    """What the user chose, in the order of how clearly it was chosen."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield Path(home) / "bin" / "java"
+    on_path = shutil.which("java")
+    if on_path:
+        yield Path(on_path)
+
+
+def _version_of(java: Path) -> int | None:
+    if not os.access(java, os.X_OK):
+        return None
+    try:
+        answer = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    return None if match is None else int(match[1])

@@ -1,0 +1,14 @@
+"""What Spark finds by itself: it imports modules named ``pyspark_*`` and takes their ``DefaultSource``.
+
+Owns that name. Must never define filter pushdown, which fails while Spark's setting for it is off.
+"""
+
+from __future__ import annotations
+
+from offloader.spark.source import PlainOffloaderDataSource
+
+__all__ = ["DefaultSource"]
+
+
+class DefaultSource(PlainOffloaderDataSource):
+    """``spark.read.format("offloader")`` without registration."""
