@@ -1,0 +1,60 @@
+"""CRC-32C: the fast library and the portable one agree, and CRCs can be combined."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formats import checksum
+from formats.checksum import crc32c, crc32c_combine
+
+
+def test_the_published_check_value() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+
+
+def test_no_bytes_change_nothing() -> None:
+    assert crc32c(b"") == 0
+    assert crc32c(b"", 0x12345678) == 0x12345678
+
+
+def test_the_fast_library_is_used_where_it_is_installed() -> None:
+    assert checksum.implementation() == "google-crc32c"
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=2000), st.binary(max_size=200))
+def test_both_implementations_agree(first: bytes, second: bytes) -> None:
+    fast, portable = checksum._google_extend(), checksum._crcmod_extend()
+    assert fast is not None
+    begun = fast(0, first)
+    assert begun == portable(0, first)
+    assert fast(begun, second) == portable(begun, second) == crc32c(first + second)
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=5000), st.binary(max_size=5000))
+def test_the_crc_of_two_strings_follows_from_theirs(first: bytes, second: bytes) -> None:
+    assert crc32c_combine(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
+    assert crc32c(second, crc32c(first)) == crc32c(first + second)
+
+
+def test_combining_knows_lengths_above_four_gibibytes() -> None:
+    """Zeros are appended by squaring: twice 2**33 zeros must be 2**34 zeros."""
+    crc = crc32c(b"x")
+    zeros = 0
+    for power in range(34):
+        # CRC of 2**power zero bytes, from two halves.
+        zeros = crc32c(b"\0") if power == 0 else crc32c_combine(zeros, zeros, 1 << (power - 1))
+    once = crc32c_combine(crc, zeros, 1 << 33)
+    twice = crc32c_combine(once, zeros, 1 << 33)
+    assert twice == crc32c_combine(crc, crc32c_combine(zeros, zeros, 1 << 33), 1 << 34)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, pa.py_buffer, lambda b: np.frombuffer(b, np.uint8)])
+def test_every_kind_of_buffer_is_taken(kind: object) -> None:
+    assert crc32c(kind(b"123456789")) == 0xE3069283  # type: ignore[operator]
+    assert crc32c(memoryview(bytearray(b"..123456789"))[2:]) == 0xE3069283
