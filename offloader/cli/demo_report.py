@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -27,11 +28,12 @@ _SEGMENTS = (
     Column("last", "last"),
     Column("entries", "entries", right=True),
     Column("payload_bytes", "bytes", right=True),
-    Column("published", "published"),
     Column("ledgers", "ledgers"),
-    Column("data_object_bytes", "data object", right=True),
-    Column("index_object_bytes", "index object", right=True),
-    Column("uuid", "objects <uuid>, <uuid>-index"),
+    Column("objects", "objects: data + index"),
+)
+_SEGMENTS_WIDE = (
+    Column("published", "published"),
+    Column("uuid", "object names: <uuid>, <uuid>-index"),
 )
 _LEDGERS = (
     Column("ledger", "ledger", right=True),
@@ -43,10 +45,12 @@ _REQUESTS = (
     Column("verb", "verb"),
     Column("offloading", "offloading", right=True),
     Column("reading", "reading back", right=True),
-    Column("errors", "answered with an error", right=True),
-    Column("bytes_sent", "bytes sent", right=True),
-    Column("bytes_received", "bytes received", right=True),
+    Column("errors", "failed", right=True),
+    Column("bytes_sent", "sent", bytes_text, right=True),
+    Column("bytes_received", "received", bytes_text, right=True),
 )
+#: Characters of a line that shows all columns.
+_WIDE = 150
 _MONTHS = range(1, 13)
 
 
@@ -56,14 +60,15 @@ def print_result(result: DemoResult) -> None:
     print(f"\nInput:   {summary.name}, {summary.events:,} events, {bytes_text(summary.payload_bytes)}")
     print(f"Store:   {place.store_url}, stream {STREAM}")
     print(f"Ledgers: {place.ledgers_path}\n")
-    print_rows(_ledger_rows(result), _LEDGERS, title="Ledgers")
+    wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE
+    print_rows(_ledger_rows(result), _LEDGERS)
     print()
-    print_rows(_segment_rows(result.segments), _SEGMENTS, title="Segments")
+    print_rows(_segment_rows(result.segments), (*_SEGMENTS, *_SEGMENTS_WIDE) if wide else _SEGMENTS)
     _print_outcome(result)
-    print()
-    print_rows(_request_rows(result), _REQUESTS, title="Requests to the store")
+    print("\nRequests to the store (a look for something that isn't there yet counts as failed):\n")
+    print_rows(_request_rows(result), _REQUESTS)
     if result.scan is not None:
-        _print_scan(result.scan, result)
+        _print_scan(result.scan, result.scan_seconds, wide=wide)
     if result.picture is not None:
         print(f"\nPicture: {result.picture}")
     print("\nType next:\n")
@@ -160,6 +165,7 @@ def _segment_rows(segments: Sequence[SegmentRecord]) -> Iterator[Mapping[str, ob
             "ledgers": " ".join(str(span.ledger_id) for span in record.summary.ledgers),
             "data_object_bytes": record.summary.data_bytes,
             "index_object_bytes": record.summary.index_bytes,
+            "objects": f"{record.summary.data_bytes:,} + {record.summary.index_bytes:,}",
             "uuid": str(record.uuid),
         }
 
@@ -207,15 +213,15 @@ def _request_rows(result: DemoResult) -> Iterator[Mapping[str, object]]:
         }
 
 
-def _print_scan(scan: ScanResult, result: DemoResult) -> None:
-    print(f"\nSpark: {scan.question}; {scan.partitions} partitions, {result.scan_seconds:.1f} s with its start\n")
+def _print_scan(scan: ScanResult, seconds: float, *, wide: bool) -> None:
+    print(f"\nSpark: {scan.question}; {scan.partitions} partitions, {seconds:.1f} s with its start\n")
     if "month" not in scan.columns:
         rows: list[Mapping[str, object]] = [dict(zip(scan.columns, row, strict=True)) for row in scan.rows]
         print_rows(rows, [Column(name, name, right=True) for name in scan.columns])
         return
     cells: dict[str, dict[str, Any]] = {}
     for carrier, month, delay, _ in scan.rows:
-        cells.setdefault(carrier, {"carrier": carrier})[str(month)] = f"{delay:.1f}"
+        cells.setdefault(carrier, {"carrier": carrier})[str(month)] = f"{delay:.{1 if wide else 0}f}"
     months = [Column(str(month), datetime(2013, month, 1, tzinfo=UTC).strftime("%b"), right=True) for month in _MONTHS]
     print_rows(cells.values(), [Column("carrier", "carrier"), *months])
 

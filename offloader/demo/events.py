@@ -83,11 +83,13 @@ def table_to_json(table: pa.RecordBatch) -> pa.BinaryArray:
     pieces = []
     for name, column in zip(table.schema.names, table.columns, strict=True):
         text = _column_to_json(name, column)
-        pieces.append(pc.binary_join_element_wise("," + json.dumps(name, ensure_ascii=False) + ":", text, ""))
+        piece = pc.binary_join_element_wise("," + json.dumps(name, ensure_ascii=False) + ":", text, "")
+        # a missing value made its piece null; Arrow's own skipping of nulls loses rows that have nothing else
+        pieces.append(pc.fill_null(piece, ""))
     if not pieces:
         return pa.array([b"{}"] * table.num_rows, pa.binary())
-    # a missing value made its whole piece null, and nulls are left out here; the first comma goes
-    joined = pc.binary_join_element_wise(*pieces, "", null_handling="skip")
+    joined = pc.binary_join_element_wise(*pieces, "")
+    # without the first comma
     return pc.binary_join_element_wise("{", pc.utf8_slice_codeunits(joined, 1), "}", "").cast(pa.binary())
 
 

