@@ -21,7 +21,7 @@ from offloader.read.fetch import Fetcher
 from offloader.read.plan import SegmentObjects
 from offloader.store.base import ObjectStore
 
-__all__ = ["ColdTier", "first_at", "objects_of"]
+__all__ = ["ColdTier", "first_at", "objects_of", "require_same_place"]
 
 #: A read over more segments than this is a scan: it doesn't go through the cache.
 CACHED_READ_SEGMENTS_MAX = 2
@@ -79,6 +79,33 @@ class ColdTier:
             for batch in self._fetcher.kept_blocks(objects, segment_map, numbers)
         ]
 
+    def count(self, first: Position, last: Position) -> int:
+        """How many entries a range has; see ``Reader.count``."""
+        total = 0
+        for record in plan.segments_between(self._state, first, last):
+            assert record.summary is not None
+            if record.summary.begin >= first and record.summary.end <= last:
+                total += record.summary.entries
+            else:
+                total += self._count_cut(self._objects(record), first, last)
+        return total
+
+    def _count_cut(self, objects: SegmentObjects, first: Position, last: Position) -> int:
+        segment_map = self._fetcher.index(objects)
+        numbers = segment_map.find(first, last)
+        if not segment_map.has_extension:
+            runs = plan.block_runs(objects, segment_map, numbers, self._fetcher.settings.request_bytes)
+            with closing(self._fetcher.runs(runs)) as results:
+                return sum(len(batch.between(first, last)) for batches in results for batch in batches)
+        blocks = segment_map.blocks
+        ledger, low, high = (
+            column[numbers] for column in (blocks.ledger_id, blocks.first_entry_id, blocks.last_entry_id)
+        )
+        # Entry ids in a block of ours are consecutive.
+        low = np.where(ledger == first.ledger_id, np.maximum(low, first.entry_id), low)
+        high = np.where(ledger == last.ledger_id, np.minimum(high, last.entry_id), high)
+        return int(np.maximum(high - low + 1, 0).sum())
+
     def position_at(self, publish_time_ms: int) -> Position | None:
         """The earliest position published at that time or later; statistics decide what is fetched."""
         for record in plan.readable_segments(self._state):
@@ -114,14 +141,18 @@ def objects_of(stream: str, record: SegmentRecord, store: ObjectStore) -> Segmen
         InvalidCall: the manifest says that they were written to another place. The region doesn't count: it is a way
             to a bucket, not another bucket.
     """
+    require_same_place(f"stream {stream}, segment {record.uuid}", record.driver, store)
+    return SegmentObjects.of_record(stream, record)
+
+
+def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore) -> None:
+    """Raises ``InvalidCall`` when recorded driver metadata names another place than ``store``; ``what`` was written."""
     here = store.driver_metadata
-    if record.driver and any(record.driver.get(name, "") != here.get(name, "") for name in _PLACE):
+    if driver and any(driver.get(name, "") != here.get(name, "") for name in _PLACE):
         raise InvalidCall(
-            f"stream {stream}: segment {record.uuid} was written to {_place(record.driver)}; "
-            f"this store is {_place(here)}",
+            f"{what} was written to {_place(driver)}; this store is {_place(here)}",
             hint="open the store where it was written",
         )
-    return SegmentObjects.of_record(stream, record)
 
 
 def first_at(batch: EntryBatch, publish_time_ms: int) -> Position | None:

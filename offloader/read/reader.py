@@ -197,7 +197,7 @@ class Reader:
             BeyondEnd: ``last`` is after the last readable entry.
             Corrupt, ObjectMissing, ObjectChanged, StoreUnavailable: the store's objects or the store are damaged.
         """
-        self._require_inside(first, last)
+        self._checked_range(first, last)
         ends = self._cold.ends
         batches = self._cold.cached(first, last) if ends is not None and last <= ends[1] else None
         if batches is None:
@@ -220,13 +220,29 @@ class Reader:
             what ``read`` raises: for the arguments at once, for the data when it is reached.
         """
         limit = batch_bytes or self._fetcher.settings.batch_bytes
-        first, last = start or self.first_position, end or self.last_position
-        if first is None or last is None:
-            if start is None and end is None:
-                return _sliced((), limit)
-            first = last = start or end or Position(0, 0)
-        self._require_inside(first, last)
-        return _sliced(self._all(first, last), limit)
+        ends = self._checked_range(start, end)
+        return _sliced((), limit) if ends is None else _sliced(self._all(*ends), limit)
+
+    def count(self, first: Position | None = None, last: Position | None = None) -> int:
+        """How many entries there are from ``first`` to ``last``, both included.
+
+        Read from the manifest; of segments that the range cuts, from the index. Only plain Pulsar blocks at the ends of
+        the range, and entries in the hot tier, have to be read themselves.
+
+        Raises:
+            what ``scan`` raises.
+        """
+        wanted = self._checked_range(first, last)
+        if wanted is None:
+            return 0
+        first, last = wanted
+        total, ends = 0, self._cold.ends
+        if ends is not None and first <= ends[1]:
+            total += self._cold.count(first, min(last, ends[1]))
+            first = _after(ends[1])
+        if self._source is not None and first <= last:
+            total += sum(map(len, self._hot(self._source, first, last)))
+        return total
 
     def position_at(self, publish_time_ms: int) -> Position | None:
         """The earliest position whose publish time is ``publish_time_ms`` or later; ``None`` when there is none.
@@ -251,10 +267,16 @@ class Reader:
         if self._closed:
             raise Closed(f"the reader of stream {self.stream} was closed", hint="open another one")
 
-    def _require_inside(self, first: Position, last: Position) -> None:
+    def _checked_range(self, first: Position | None, last: Position | None) -> tuple[Position, Position] | None:
+        """The range that is meant, known to be inside the stream; ``None``: all of a stream without entries."""
         self._require_open()
         begin, end = self.first_position, self.last_position
-        require_inside(self.state, None if begin is None or end is None else (begin, end), first, last)
+        ends = None if begin is None or end is None else (begin, end)
+        if ends is None and first is None and last is None:
+            return None
+        require_inside(self.state, ends, first, last)
+        assert ends is not None  # checked by the line before
+        return first or ends[0], last or ends[1]
 
     def _all(self, first: Position, last: Position) -> Iterator[EntryBatch]:
         """The entries from both tiers, one batch per block or hot read."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from offloader.errors import InvalidCall
 
-__all__ = ["Needs", "Projection", "ddl", "projection"]
+__all__ = ["Needs", "Projection", "SchemaField", "ddl", "projection"]
 
 
 class Needs(enum.IntEnum):

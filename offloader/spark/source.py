@@ -36,7 +36,7 @@ from offloader.spark.scan import read_slices
 from offloader.spark.schema import ddl, projection
 from offloader.spark.segment_rows import segment_batch
 
-__all__ = ["OffloaderDataSource", "PlainOffloaderDataSource"]
+__all__ = ["OffloaderDataSource", "OffloaderReader", "PlainOffloaderDataSource", "PushingReader"]
 
 
 class OffloaderReader(DataSourceReader):

@@ -1,0 +1,84 @@
+"""``offloader ls``: the streams of a store.
+
+Owns that listing. Must never fail as a whole because one stream is damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import typer
+
+from offloader.cli.errors import failure_of
+from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.output import Column, bytes_text, print_rows
+from offloader.errors import OffloaderError
+from offloader.manifest.log import list_streams, load_manifest
+from offloader.read import plan
+from offloader.store.base import ObjectStore
+
+__all__ = ["run"]
+
+_COLUMNS = [
+    Column("stream", "STREAM"),
+    Column("segments", "SEGMENTS", right=True),
+    Column("entries", "ENTRIES", right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    Column("object_bytes", "STORED", bytes_text, right=True),
+    Column("first", "FIRST", right=True),
+    Column("last", "LAST", right=True),
+]
+
+
+def run(
+    prefix: Annotated[str, typer.Argument(help="Only streams whose name begins like this.", show_default=False)] = "",
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
+    json: Json = False,
+) -> int:
+    """List the streams of a store: what each has in the cold tier."""
+    opened = open_chosen_store(store, endpoint_url, region)
+    names = list_streams(opened, prefix=prefix)
+    codes: list[int] = []
+    print_rows(
+        _rows(opened, names[:limit] if limit else names, codes),
+        _COLUMNS,
+        as_json=json,
+        empty=f"no streams in {opened.url}",
+    )
+    return max(codes, default=0)
+
+
+def _rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iterator[Mapping[str, object]]:
+    for name in names:
+        try:
+            yield _row(store, name)
+        except OffloaderError as error:
+            if error.retryable:
+                raise  # the store is away: every other stream would say the same
+            failure = failure_of(error)
+            codes.append(failure.exit_code)
+            yield {
+                "stream": f"{name} ({failure.message})",
+                "payload_bytes": 0,
+                "object_bytes": 0,
+                "error": failure.error,
+            }
+
+
+def _row(store: ObjectStore, name: str) -> Mapping[str, object]:
+    state = load_manifest(store, name)
+    ends = plan.whole_range(state)
+    summaries = [record.summary for record in plan.readable_segments(state) if record.summary is not None]
+    return {
+        "stream": name,
+        "segments": len(summaries),
+        "entries": sum(summary.entries for summary in summaries),
+        "payload_bytes": sum(summary.payload_bytes for summary in summaries),
+        "object_bytes": sum(summary.data_bytes + summary.index_bytes for summary in summaries),
+        "first": ends[0] if ends else None,
+        "last": ends[1] if ends else None,
+    }

@@ -1,0 +1,116 @@
+"""``offloader read STREAM``: print entries.
+
+Owns how an entry becomes a line. Must never print bytes that a terminal would obey.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+import unicodedata
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from formats.entries import TIME_UNKNOWN_MS, Entry, Position
+from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store, position_of
+from offloader.cli.output import json_line
+from offloader.errors import InvalidCall
+from offloader.read.reader import Reader, open_reader
+from offloader.read.times import time_ms_of, time_text
+
+__all__ = ["run"]
+
+#: What stands before a payload that isn't text of one line.
+BASE64_MARK = "base64:"
+
+
+def run(
+    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    start: Annotated[
+        str, typer.Option("--from", metavar="LEDGER:ENTRY", help="First entry.", show_default="the first there is")
+    ] = "",
+    end: Annotated[
+        str,
+        typer.Option("--to", metavar="LEDGER:ENTRY", help="Last entry, included.", show_default="the last there is"),
+    ] = "",
+    from_time: Annotated[
+        str,
+        typer.Option(
+            "--from-time",
+            metavar="TIME",
+            help="Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC), or ms.",
+            show_default=False,
+        ),
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most entries; 0 = all.")] = 0,
+    count: Annotated[bool, typer.Option("--count", help="Print only how many entries there are.")] = False,
+    json: Json = False,
+) -> None:
+    """Print entries, one per line: UTF-8 text without control characters as it is, anything else as base64:...
+
+    With --json, one object per line: position, publish_time, and payload (text) or payload_base64.
+    """
+    first = position_of(start, option="--from") if start else None
+    last = position_of(end, option="--to") if end else None
+    time_ms = time_ms_of(from_time, option="--from-time") if from_time else None
+    if first is not None and time_ms is not None:
+        raise InvalidCall("--from and --from-time both say where to begin", hint="leave one of them out")
+    reader = open_reader(open_chosen_store(store, endpoint_url, region), stream)
+    if time_ms is not None:
+        first = reader.position_at(time_ms)
+        if first is None or (last is not None and first > last):
+            _print_count(0, json=json) if count else None
+            return
+    if count:
+        found = reader.count(first, last)
+        _print_count(min(found, limit) if limit else found, json=json)
+        return
+    _print_entries(reader, first, last, limit, as_json=json)
+
+
+def _print_count(number: int, *, json: bool) -> None:
+    print(json_line({"count": number}) if json else number)
+
+
+def _print_entries(reader: Reader, first: Position | None, last: Position | None, limit: int, *, as_json: bool) -> None:
+    left = limit or sys.maxsize
+    line_of = _json_of if as_json else _text_of
+    with closing(reader.scan(first, last)) as batches:
+        for batch in batches:
+            taken = batch.slice(0, min(left, len(batch)))
+            sys.stdout.write("".join([line_of(entry) + "\n" for entry in taken.entries()]))
+            left -= len(taken)
+            if left <= 0:
+                return
+
+
+def _text_of(entry: Entry) -> str:
+    text = _decoded(entry.payload)
+    # Line breaks would make two entries of one, other control characters can make a terminal do things.
+    if text is None or not (text.isprintable() or all(map(_harmless, text))):
+        return BASE64_MARK + base64.b64encode(entry.payload).decode("ascii")
+    return text
+
+
+def _harmless(sign: str) -> bool:
+    return sign == "\t" or sign.isprintable() or unicodedata.category(sign) == "Zs"
+
+
+def _json_of(entry: Entry) -> str:
+    text = _decoded(entry.payload)
+    known = entry.publish_time_ms != TIME_UNKNOWN_MS
+    payload = {"payload_base64": base64.b64encode(entry.payload).decode("ascii")} if text is None else {"payload": text}
+    time = time_text(entry.publish_time_ms) if known else None
+    return json_line({"position": entry.position, "publish_time": time, **payload})
+
+
+def _decoded(payload: bytes) -> str | None:
+    try:
+        return payload.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

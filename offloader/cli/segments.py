@@ -1,0 +1,107 @@
+"""``offloader segments STREAM``: what a stream's manifest says of its segments.
+
+Owns that table. Must never look at the objects: that is verifying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import typer
+
+from formats.entries import TIME_UNKNOWN_MS
+from formats.keys import data_key, index_key
+from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.output import Column, bytes_text, print_rows
+from offloader.manifest.state import ManifestState
+from offloader.read.reader import load_stream
+from offloader.read.times import time_text
+
+__all__ = ["run"]
+
+
+def _time(value: int | None) -> str:
+    return "-" if value is None else time_text(value)
+
+
+def _size(value: int | None) -> str:
+    return "-" if value is None else bytes_text(value)
+
+
+def _plain(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+_COLUMNS = [
+    Column("uuid", "SEGMENT"),
+    Column("layout", "LAYOUT"),
+    Column("status", "STATUS"),
+    Column("first", "FIRST", _plain, right=True),
+    Column("last", "LAST", _plain, right=True),
+    Column("ledgers", "LEDGERS", lambda ledgers: ",".join(map(str, ledgers)) or "-"),
+    Column("entries", "ENTRIES", right=True),
+    Column("payload_bytes", "PAYLOAD", _size, right=True),
+    Column("object_bytes", "STORED", _size, right=True),
+    Column("blocks", "BLOCKS", right=True),
+    Column("publish_time_min_ms", "PUBLISHED FROM", _time),
+    Column("publish_time_max_ms", "TO", _time),
+    Column("offloaded_ms", "OFFLOADED", _time),
+]
+
+
+def run(
+    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most segments shown; 0 = all.")] = 0,
+    json: Json = False,
+) -> None:
+    """List a stream's segments in the stream's order: positions, ledgers, sizes, times; with --json the objects too."""
+    opened = open_chosen_store(store, endpoint_url, region)
+    state = load_stream(opened, stream)
+    rows = list(_rows(state))
+    print_rows(
+        rows[:limit] if limit else rows,
+        _COLUMNS,
+        as_json=json,
+        empty=f"stream {stream} has no segments",
+    )
+
+
+def _rows(state: ManifestState) -> Iterator[Mapping[str, object]]:
+    for record in sorted(state.segments.values(), key=lambda record: record.begin):
+        summary = record.summary
+        known = (
+            {
+                "entries": summary.entries,
+                "payload_bytes": summary.payload_bytes,
+                "object_bytes": summary.data_bytes + summary.index_bytes,
+                "data_bytes": summary.data_bytes,
+                "index_bytes": summary.index_bytes,
+                "blocks": summary.blocks,
+                "compressed": summary.compressed,
+                "publish_time_min_ms": _known(summary.publish_time_min_ms),
+                "publish_time_max_ms": _known(summary.publish_time_max_ms),
+            }
+            if summary is not None
+            else {}
+        )
+        yield {
+            "uuid": str(record.uuid),
+            "layout": f"V{record.layout}",
+            "status": record.status.value,
+            "first": record.begin,
+            "last": record.end,
+            "ledgers": [span.ledger_id for span in summary.ledgers] if summary else [],
+            **known,
+            "assigned_ms": record.assigned_ms,
+            "offloaded_ms": record.offloaded_ms,
+            "data": data_key(state.stream, record.uuid, record.v1_ledger_id),
+            "index": index_key(state.stream, record.uuid, record.v1_ledger_id),
+        }
+
+
+def _known(time_ms: int) -> int | None:
+    return None if time_ms == TIME_UNKNOWN_MS else time_ms
