@@ -51,6 +51,8 @@ _REQUESTS = (
 )
 #: Characters of a line that shows all columns.
 _WIDE = 150
+#: A day with flights, to read from.
+_FLIGHTS_DAY = "2013-07-04"
 _MONTHS = range(1, 13)
 
 
@@ -119,16 +121,18 @@ def print_json(result: DemoResult) -> None:
 
 def next_commands(result: DemoResult) -> list[str]:
     """Commands to look further with, that work as they are."""
-    program = shlex.quote(program_name())
-    options = f"--store {shlex.quote(result.place.store_url)}"
-    if result.request.endpoint_url:
-        options += f" --endpoint-url {shlex.quote(result.request.endpoint_url)}"
-    if result.request.region:
-        options += f" --region {shlex.quote(result.request.region)}"
+    request, place, program = result.request, result.place, shlex.quote(program_name())
+    environment = {
+        "OFFLOADER_STORE": place.store_url,
+        "OFFLOADER_ENDPOINT_URL": request.endpoint_url,
+        "OFFLOADER_REGION": request.region,
+    }
+    since = "" if request.input_path else f" --from-time {_FLIGHTS_DAY}"
     return [
-        f"{program} ls {options}",
-        f"{program} segments {options} --stream {STREAM}",
-        f"{program} read {options} --stream {STREAM} --limit 3",
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items() if value),
+        f"{program} ls",
+        f"{program} segments {STREAM}",
+        f"{program} read {STREAM}{since} --limit 3",
     ]
 
 
