@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 import boto3
 from botocore import exceptions as sdk
 from botocore.config import Config
+from botocore.parsers import ResponseParserError
 
 from formats.checksum import crc32c as crc32c_of
 from offloader.errors import (
@@ -128,10 +129,12 @@ class S3Store:
         except sdk.ParamValidationError as error:
             text = " ".join(str(error).split())
             raise InvalidCall(f"{where}: {text}", hint="check the bucket's name and the key") from error
-        except (sdk.HTTPClientError, sdk.IncompleteReadError, sdk.ResponseParserError) as error:
+        except (sdk.HTTPClientError, sdk.IncompleteReadError, ResponseParserError, KeyError) as error:
+            # No answer, half an answer, or one that isn't S3's (a KeyError: a field that is always there isn't).
+            text = " ".join(f"{type(error).__name__} {error}".split())
             if writes:
-                raise OutcomeUnknown(f"{where}: {error}", hint="look before repeating it") from error
-            raise StoreUnavailable(f"{where}: {error}", hint="try again") from error
+                raise OutcomeUnknown(f"{where}: {text}", hint="look before repeating it") from error
+            raise StoreUnavailable(f"{where}: {text}", hint="try again; check --endpoint-url") from error
         except (sdk.BotoCoreError, ValueError) as error:
             raise InvalidCall(f"{where}: {error}", hint="check the URL, --endpoint-url and --region") from error
 
@@ -139,7 +142,7 @@ class S3Store:
         full_key = checks.check_key(key, root=self._root)
         with self._translated(f"head of {key}", writes=False):
             answer = self._client.head_object(Bucket=self._bucket, Key=full_key, ChecksumMode="ENABLED")
-        return _info(key, answer["ContentLength"], answer)
+            return _info(key, answer["ContentLength"], answer)
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
         full_key = checks.check_key(key, root=self._root)
@@ -154,10 +157,15 @@ class S3Store:
                 answer = self._client.get_object(Bucket=self._bucket, Key=full_key, **wanted)
                 with contextlib.closing(answer["Body"]) as stream:
                     body: bytes = stream.read()
+                return self._cut(key, byte_range, body, answer)
         except InvalidCall as error:
             if not _starts_past_end(error):
                 raise
             return b"", self.head(key)
+
+    def _cut(
+        self, key: str, byte_range: ByteRange | None, body: bytes, answer: Mapping[str, Any]
+    ) -> tuple[bytes, ObjectInfo]:
         if len(body) != answer["ContentLength"]:
             raise StoreUnavailable(
                 f"{self.url}: get of {key}: {len(body)} bytes came, {answer['ContentLength']} were announced",
@@ -192,11 +200,11 @@ class S3Store:
                     ChecksumCRC32C=_encoded(crc),
                     **condition,
                 )
+                return ObjectInfo(key, len(body), answer["ETag"], _answered_ms(answer), kept, crc)
         except NotFound as missing:
             if mode.etag is None:
                 raise
             raise PreconditionFailed(f"{self.url}: {key} isn't there, expected {mode.etag}") from missing
-        return ObjectInfo(key, len(body), answer["ETag"], _answered_ms(answer), kept, crc)
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
         checks.check_list(prefix, limit)
@@ -205,11 +213,12 @@ class S3Store:
             answer = self._client.list_objects_v2(
                 Bucket=self._bucket, Prefix=self._root + prefix, MaxKeys=min(limit, PAGE_KEYS_MAX), **start
             )
-        objects = tuple(
-            ObjectInfo(found["Key"][len(self._root) :], found["Size"], found["ETag"], _ms(found["LastModified"]))
-            for found in answer.get("Contents", ())
-        )
-        return ListPage(objects, objects[-1].key if objects and answer.get("IsTruncated") else None)
+            objects = tuple(
+                ObjectInfo(found["Key"][len(self._root) :], found["Size"], found["ETag"], _ms(found["LastModified"]))
+                for found in answer.get("Contents", ())
+            )
+            truncated = answer["IsTruncated"]  # in every answer of a server that speaks S3
+        return ListPage(objects, objects[-1].key if objects and truncated else None)
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         full_keys = checks.check_keys(keys, root=self._root)
@@ -247,7 +256,7 @@ class S3Store:
             answer = self._client.create_multipart_upload(
                 Bucket=self._bucket, Key=full_key, Metadata=kept, ChecksumAlgorithm="CRC32C"
             )
-        return str(answer["UploadId"])
+            return str(answer["UploadId"])
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
         full_key = checks.check_key(key, root=self._root)
@@ -262,7 +271,7 @@ class S3Store:
                 Body=sendable(body),
                 ChecksumCRC32C=_encoded(crc),
             )
-        return PartInfo(number, answer["ETag"], len(body), crc)
+            return PartInfo(number, answer["ETag"], len(body), crc)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """The object is looked at afterwards, whatever the answer was: its size and the checksum that the server keeps
@@ -292,17 +301,17 @@ class S3Store:
     def _made_of(self, key: str, parts: Sequence[PartInfo], *, answered: bool) -> ObjectInfo | None:
         """The object, when it is there and made of ``parts``: the sum over their checksums shows that, or the ETag over
         theirs. The size alone does only for a server that says so (``answered``) and keeps no checksums."""
+        size_bytes = sum(part.size_bytes for part in parts)
         try:
             with self._translated(f"head of {key}", writes=False):
                 answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
+                checksum = answer.get("ChecksumCRC32C", "").partition("-")[0]
+                proven = checksum == _composite(parts) or answer["ETag"] == _composite_etag(parts)
+                if answer["ContentLength"] != size_bytes or not (proven or (answered and not checksum)):
+                    return None
+                return _info(key, size_bytes, answer)
         except OffloaderError:
             return None  # the caller hears of the unknown outcome, which weighs more
-        size_bytes = sum(part.size_bytes for part in parts)
-        checksum = answer.get("ChecksumCRC32C", "").partition("-")[0]
-        proven = checksum == _composite(parts) or answer["ETag"] == _composite_etag(parts)
-        if answer["ContentLength"] != size_bytes or not (proven or (answered and not checksum)):
-            return None
-        return _info(key, size_bytes, answer)
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         full_key = checks.check_key(key, root=self._root)
@@ -370,11 +379,14 @@ def _client(options: StoreOptions) -> Any:
         region = options.region or session.region_name or "us-east-1"
         return session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
 
+    # A server of one's own rarely has a host name per bucket.
+    if options.endpoint_url and not _is_aws(options.endpoint_url):
+        return built("path")
     client = built("auto")
     if _is_aws(client.meta.endpoint_url):
         return client
-    client.close()
-    return built("path")  # a server of one's own rarely has a name per bucket
+    client.close()  # the environment or a profile names such a server
+    return built("path")
 
 
 def _is_aws(endpoint_url: str) -> bool:

@@ -1,0 +1,353 @@
+"""What the S3 store makes of servers that fail: on real sockets, below the SDK."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from offloader.errors import (
+    AccessDenied,
+    BucketMissing,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+    Throttled,
+    Unsupported,
+)
+from offloader.settings import StoreSettings
+from offloader.store.base import CREATE, IfMatch, ObjectStore, PartInfo, open_store
+from offloader.store.metered import requests_of
+from offloader.store.s3_errors import meaning_of
+from offloader.testing.servers import Answer, LosingProxy, ScriptedServer, silent_server, slow_server
+
+KEYS = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
+ONCE = StoreSettings(connect_timeout_s=0.5, read_timeout_s=0.5, retries_max=0)
+
+
+def opened(url: str, settings: StoreSettings = ONCE) -> ObjectStore:
+    return open_store("s3://bucket/root", endpoint_url=url, region="us-east-1", settings=settings, **KEYS)
+
+
+def error_body(code: str, message: str = "says the server") -> bytes:
+    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'.encode()
+
+
+PART = PartInfo(1, '"0123456789abcdef0123456789abcdef"', 5, 1234)
+CALLS = {
+    "head": lambda store: store.head("k"),
+    "get": lambda store: store.get("k"),
+    "list": lambda store: store.list(""),
+    "put": lambda store: store.put("k", b"body"),
+    "create": lambda store: store.put("k", b"body", mode=CREATE),
+    "delete": lambda store: store.delete(["k"]),
+    "begin": lambda store: store.begin_upload("k"),
+    "part": lambda store: store.upload_part("k", "u", 1, b"body"),
+    "complete": lambda store: store.complete_upload("k", "u", [PART]),
+    "abort": lambda store: store.abort_upload("k", "u"),
+    "uploads": lambda store: store.list_uploads("k"),
+    "parts": lambda store: store.list_parts("k", "u"),
+}
+READS = ("head", "get", "list", "uploads", "parts")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_server_that_never_answers_runs_into_the_deadline(name: str) -> None:
+    """A read changed nothing; a write that was sent may have happened."""
+    with silent_server() as url:
+        store = opened(url)
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable if name in READS else OutcomeUnknown):
+            CALLS[name](store)
+        assert time.monotonic() - started < 5
+        store.close()
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid:9000"])
+def test_what_was_never_sent_changed_nothing(name: str, url: str) -> None:
+    store = opened(url)
+    kind: type[OffloaderError] = OutcomeUnknown if name == "complete" and "x" in url else StoreUnavailable
+    with pytest.raises(kind) as caught:
+        CALLS[name](store)
+    assert "--endpoint-url" in caught.value.hint
+    assert "\n" not in str(caught.value)
+    store.close()
+
+
+TABLE: list[tuple[int, str, str, type[OffloaderError]]] = [
+    (503, "SlowDown", "put", Throttled),
+    (503, "ServiceUnavailable", "get", Throttled),
+    (429, "TooManyRequests", "create", Throttled),
+    (503, "", "part", Throttled),
+    (500, "InternalError", "put", OutcomeUnknown),
+    (500, "InternalError", "get", StoreUnavailable),
+    (502, "", "create", OutcomeUnknown),
+    (504, "", "begin", OutcomeUnknown),
+    (409, "ConditionalRequestConflict", "create", StoreUnavailable),
+    (409, "OperationAborted", "put", StoreUnavailable),
+    (412, "PreconditionFailed", "create", PreconditionFailed),
+    (404, "NoSuchKey", "get", NotFound),
+    (404, "NoSuchBucket", "get", BucketMissing),
+    (404, "NoSuchBucket", "create", BucketMissing),
+    (404, "NoSuchUpload", "part", NotFound),
+    (404, "NoSuchUpload", "parts", NotFound),
+    (403, "AccessDenied", "list", AccessDenied),
+    (403, "InvalidAccessKeyId", "put", AccessDenied),
+    (403, "SignatureDoesNotMatch", "put", AccessDenied),
+    (400, "ExpiredToken", "put", AccessDenied),
+    (403, "RequestTimeTooSkewed", "put", AccessDenied),
+    (400, "RequestTimeout", "put", StoreUnavailable),
+    (400, "BadDigest", "part", StoreUnavailable),
+    (400, "EntityTooSmall", "complete", InvalidCall),
+    (400, "InvalidPart", "complete", InvalidCall),
+    (301, "PermanentRedirect", "list", InvalidCall),
+    (501, "NotImplemented", "uploads", Unsupported),
+    (507, "", "put", StoreUnavailable),
+    (418, "Teapot", "put", InvalidCall),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "name", "kind"), TABLE)
+def test_each_error_code_has_its_kind(status: int, code: str, name: str, kind: type[OffloaderError]) -> None:
+    with ScriptedServer([Answer(status, error_body(code) if code else b"")]) as server:
+        store = opened(server.url)
+        with pytest.raises(kind) as caught:
+            CALLS[name](store)
+        assert type(caught.value) is kind
+        assert "s3://bucket/root" in str(caught.value)
+        assert caught.value.__cause__ is not None
+        store.close()
+
+
+def test_an_error_text_of_several_lines_stays_one_line() -> None:
+    with ScriptedServer([Answer(403, error_body("AccessDenied", "line one\n  line two"))]) as server:
+        store = opened(server.url)
+        with pytest.raises(AccessDenied, match="line one line two"):
+            store.get("k")
+        store.close()
+
+
+def test_if_match_on_a_missing_key_is_a_failed_condition() -> None:
+    with ScriptedServer([Answer(404, error_body("NoSuchKey"))]) as server:
+        store = opened(server.url)
+        with pytest.raises(PreconditionFailed):
+            store.put("k", b"x", mode=IfMatch('"e"'))
+        store.close()
+
+
+def test_a_complete_that_ends_with_an_error_inside_a_200_is_unknown() -> None:
+    with ScriptedServer([Answer(200, error_body("InternalError")), Answer(404)]) as server:
+        store = opened(server.url)
+        with pytest.raises(OutcomeUnknown):
+            store.complete_upload("k", "u", [PART])
+        assert [line.split()[0] for line in server.requests][:2] == ["POST", "HEAD"]
+        store.close()
+
+
+def test_a_delete_that_answers_200_names_the_keys_that_failed() -> None:
+    answer = b"""<?xml version="1.0"?><DeleteResult>
+        <Error><Key>root/a</Key><Code>AccessDenied</Code><Message>no</Message></Error>
+        <Error><Key>root/b</Key><Code>InternalError</Code><Message>later</Message></Error>
+        <Error><Key>root/c</Key><Code>SlowDown</Code><Message>later</Message></Error>
+        <Error><Key>root/d</Key><Code>NoSuchKey</Code><Message>gone</Message></Error></DeleteResult>"""
+    with ScriptedServer([Answer(200, answer)]) as server:
+        store = opened(server.url)
+        found = {failure.key: failure for failure in store.delete(["a", "b", "c", "d", "e"])}
+        assert {key: failure.retryable for key, failure in found.items()} == {"a": False, "b": True, "c": True}
+        assert found["a"].reason == "AccessDenied: no"
+        store.close()
+
+
+def test_keys_that_failed_for_a_passing_reason_are_deleted_again() -> None:
+    failing = b"""<?xml version="1.0"?><DeleteResult>
+        <Error><Key>root/a</Key><Code>AccessDenied</Code><Message>no</Message></Error>
+        <Error><Key>root/c</Key><Code>SlowDown</Code><Message>later</Message></Error></DeleteResult>"""
+    with ScriptedServer([Answer(200, failing), Answer(200, b"<DeleteResult/>")]) as server:
+        store = opened(server.url, StoreSettings(retries_max=3, retry_delay_first_s=0.001))
+        assert [failure.key for failure in store.delete(["a", "b", "c"])] == ["a"]
+        assert len(server.requests) == 2
+        store.close()
+
+
+def test_a_delete_that_breaks_off_half_way_names_the_rest() -> None:
+    keys = [f"{number:04d}" for number in range(2500)]
+    with ScriptedServer([Answer(200, b"<DeleteResult/>"), Answer(403, error_body("AccessDenied"))]) as server:
+        store = opened(server.url)
+        assert [failure.key for failure in store.delete(keys)] == keys[1000:]
+        store.close()
+
+
+@pytest.mark.parametrize("body", [b"<html>welcome to the hotel</html>", b"", b"not even that"])
+@pytest.mark.parametrize("name", ["put", "create", "begin", "part", "complete", "get", "head", "list"])
+def test_a_200_from_something_that_is_not_s3_is_no_success(name: str, body: bytes) -> None:
+    with ScriptedServer([Answer(200, body)] * 2) as server:
+        store = opened(server.url)
+        with pytest.raises(StoreUnavailable if name in READS else OutcomeUnknown):
+            CALLS[name](store)
+        store.close()
+
+
+def test_a_torn_body_is_no_object() -> None:
+    headers = {"ETag": '"e"', "Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT"}
+    with ScriptedServer([Answer(200, b"half", headers, announced_bytes=8)]) as server:
+        store = opened(server.url)
+        with pytest.raises(StoreUnavailable):
+            store.get("k")
+        store.close()
+
+
+def test_a_listing_of_uploads_from_a_server_that_ignores_markers_ends() -> None:
+    page = b"""<?xml version="1.0"?><ListMultipartUploadsResult><IsTruncated>true</IsTruncated>
+        <NextKeyMarker>root/k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>
+        <Upload><Key>root/k</Key><UploadId>u</UploadId><Initiated>2026-11-21T00:00:00Z</Initiated></Upload>
+        </ListMultipartUploadsResult>"""
+    with ScriptedServer([Answer(200, page)] * 5) as server:
+        store = opened(server.url)
+        assert [upload.upload_id for upload in store.list_uploads("k")] == ["u"]
+        assert len(server.requests) == 2
+        store.close()
+
+
+def test_a_body_larger_than_one_send_may_take_longer_than_the_connect_timeout() -> None:
+    """While a request goes out, its socket has the *connect* timeout, per send: the body is sent in slices."""
+    answer = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
+    with slow_server(4 * 1024 * 1024, answer) as url:
+        store = opened(url, StoreSettings(connect_timeout_s=0.5, read_timeout_s=5, retries_max=0))
+        started = time.monotonic()
+        assert store.put("k", bytearray(8 * 1024 * 1024)).etag == '"e"'
+        assert time.monotonic() - started > 0.5
+        store.close()
+
+
+@pytest.fixture
+def proxied(s3_place: Any) -> Iterator[tuple[LosingProxy, Any]]:
+    target = urlsplit(s3_place.endpoint.url)
+    proxy = LosingProxy(target.hostname or "", target.port or 0)
+    yield proxy, s3_place
+    proxy.close()
+
+
+def _through(proxy: LosingProxy, place: Any, settings: StoreSettings) -> ObjectStore:
+    store: ObjectStore = open_store(place.url, **{**place.options, "endpoint_url": proxy.url, "settings": settings})
+    return store
+
+
+FAST = StoreSettings(retries_max=3, retry_delay_first_s=0.001)
+
+
+@pytest.mark.parametrize("mode", [CREATE, None])
+def test_a_lost_acknowledgement_is_an_unknown_outcome_and_the_object_is_there(proxied: Any, mode: Any) -> None:
+    proxy, place = proxied
+    store = _through(proxy, place, StoreSettings(retries_max=0))
+    proxy.lose(b"PUT /")
+    with pytest.raises(OutcomeUnknown):
+        store.put("k", b"body", **({"mode": mode} if mode else {}))
+    assert store.get("k")[0] == b"body"
+    assert len(proxy.lost) == 1
+    store.close()
+
+
+def test_a_create_recognises_its_own_earlier_put(proxied: Any) -> None:
+    proxy, place = proxied
+    store = _through(proxy, place, FAST)
+    proxy.lose(b"PUT /", 2)
+    info = store.put("k", b"body", mode=CREATE)
+    assert (info.size_bytes, info.etag) == (4, store.head("k").etag)
+    assert len(proxy.lost) == 2
+    counts = requests_of(store)
+    assert (counts["put"].requests, counts["put"].errors, counts["get"].requests) == (3, 3, 1)
+    store.close()
+
+
+def test_a_create_that_lost_to_another_after_an_unknown_outcome_says_so(proxied: Any) -> None:
+    proxy, place = proxied
+    direct = place.open()
+    direct.put("k", b"another's")
+    store = _through(proxy, place, FAST)
+    proxy.lose(b"PUT /")
+    with pytest.raises(PreconditionFailed):
+        store.put("k", b"body", mode=CREATE)
+    assert direct.get("k")[0] == b"another's"
+    direct.close()
+    store.close()
+
+
+def test_a_lost_completion_is_proven_by_the_object(proxied: Any) -> None:
+    proxy, place = proxied
+    store = _through(proxy, place, StoreSettings(retries_max=0))
+    upload_id = store.begin_upload("k", metadata={"a": "b"})
+    parts = [store.upload_part("k", upload_id, 1, bytearray(5 << 20)), store.upload_part("k", upload_id, 2, b"end")]
+    proxy.lose(b"POST /")
+    info = store.complete_upload("k", upload_id, parts)
+    assert info.size_bytes == (5 << 20) + 3
+    assert info.metadata == {"a": "b"}
+    assert len(proxy.lost) == 1
+    store.close()
+
+
+def test_a_lost_completion_is_not_proven_by_another_object_of_that_size(proxied: Any) -> None:
+    proxy, place = proxied
+    store = _through(proxy, place, StoreSettings(retries_max=0))
+    store.put("k", b"other")
+    upload_id = store.begin_upload("k")
+    parts = [store.upload_part("k", upload_id, 1, b"bytes")]
+    store.abort_upload("k", upload_id)
+    with pytest.raises(OffloaderError):
+        store.complete_upload("k", upload_id, parts)
+    assert store.get("k")[0] == b"other"
+    store.close()
+
+
+def test_a_part_whose_answer_was_lost_is_sent_again(proxied: Any) -> None:
+    proxy, place = proxied
+    store = _through(proxy, place, FAST)
+    upload_id = store.begin_upload("k")
+    proxy.lose(b"PUT /")
+    part = store.upload_part("k", upload_id, 1, b"bytes")
+    assert store.complete_upload("k", upload_id, [part]).size_bytes == 5
+    store.close()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_secret_is_in_an_error_or_a_repr(name: str) -> None:
+    with ScriptedServer([Answer(403, error_body("SignatureDoesNotMatch"))] * 2) as server:
+        store = opened(server.url)
+        with pytest.raises(OffloaderError) as caught:
+            CALLS[name](store)
+        texts = [str(caught.value), repr(caught.value), repr(store), store.url, str(store.driver_metadata)]
+        assert not any("wJalr" in text for text in texts)
+        store.close()
+
+
+def test_wrong_credentials_are_denied_by_real_servers(s3_place: Any) -> None:
+    if s3_place.server == "moto":
+        assert s3_place.open(secret_key="wrong").list("").objects == ()  # it takes any: why moto alone proves little
+        return
+    store = s3_place.open(secret_key="wrong-secret")
+    with pytest.raises(AccessDenied) as caught:
+        store.put("k", b"x")
+    assert "credentials" in caught.value.hint
+    store.close()
+
+
+def test_a_missing_bucket_is_said_to_be_missing(s3_place: Any) -> None:
+    store = open_store("s3://no-such-bucket-here/root", **s3_place.options)
+    for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.list("")):
+        with pytest.raises(BucketMissing, match="no-such-bucket-here"):
+            call()
+    store.close()
+
+
+def test_the_table_never_calls_a_sent_write_harmless_by_accident() -> None:
+    for status in range(500, 600):
+        kind, _ = meaning_of("", status, writes=True)
+        assert kind in (OutcomeUnknown, Throttled, Unsupported, StoreUnavailable)
+        if kind not in (OutcomeUnknown, Unsupported):
+            assert status in (503, 507)
