@@ -228,27 +228,43 @@ class ManifestLog:
 
         ``repeated``: an earlier call sent the same bytes and may have written them.
         """
+        self._in_doubt = (record, body)
+        try:
+            if self._put(record, body, repeated=repeated):
+                return self._confirm(record)
+        except OutcomeUnknown:
+            raise
+        except OffloaderError as error:
+            if self._in_doubt is None:
+                raise
+            # The record may be there: to the caller this is not "nothing happened", whatever the call that failed.
+            raise OutcomeUnknown(
+                f"stream {self.stream}: record {record.record_id} may be committed: {error.message}", hint=error.hint
+            ) from error
+        self._in_doubt = None
+        self._state = _load_tail(self.store, self.state)
+        return False
+
+    def _put(self, record: Record, body: bytes, *, repeated: bool) -> bool:
+        """Creates the record, with as many repeats as its outcome needs; False when another record has its id."""
         key = record_key(self.stream, record.incarnation, record.record_id)
         for attempt in range(UNKNOWN_REPEATS_MAX + 1):
-            self._in_doubt = (record, body)
             try:
                 self.store.put(key, body, mode=CREATE)
             except PreconditionFailed:
-                if self.store.get(key)[0] != body:
-                    self._in_doubt = None
-                    self._state = _load_tail(self.store, self.state)
-                    return False
+                return self.store.get(key)[0] == body
             except OutcomeUnknown:
-                # Neither repeating another record nor believing a 404 is safe: the PUT may still land.
+                # Neither building another record nor believing a 404 is safe: the PUT may still land.
                 if attempt == UNKNOWN_REPEATS_MAX:
                     raise
-                continue
+                repeated = True
             except OffloaderError:
-                if attempt == 0 and not repeated:
+                if not repeated:
                     self._in_doubt = None  # refused before anything was written
                 raise
-            return self._confirm(record)
-        raise AssertionError("unreachable")
+            else:
+                return True
+        raise AssertionError("the last repeat raises")
 
     def _confirm(self, record: Record) -> bool:
         """Reads the boundary after creating a record: a number below it was deleted, so creating it is nothing."""
@@ -259,10 +275,11 @@ class ManifestLog:
             raise Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing") from error
         self._in_doubt = None
         if record.record_id < boundary.first_kept_id:
-            # What this log knows may have been deleted record by record: only a load from the beginning tells the truth.
+            # What this log knows may be deleted by now, record by record: only a load from the beginning tells.
             self._state = _load_tail(self.store, ManifestState(stream=self.stream, incarnation=record.incarnation))
             return False
-        self._state = fold(self.state, record)
+        if record.record_id > self.state.record_id:  # else a load has met it already
+            self._state = fold(self.state, record)
         return True
 
     def _require_own_level(self) -> None:

@@ -305,6 +305,8 @@ class OffloadHandle:
                     self._add_parts(parts)
                 self._launch()
             self._finish_if_closed()
+            # What is encoded now may sit in an unfinished part: whoever waits for room has to know that it will stay.
+            self._on_change()
         except BaseException as error:
             # Whatever it is (memory, a bug): the segment failed and its stream must hear of it, never a silent stall.
             self._fail(error, abort=True)

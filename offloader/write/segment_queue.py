@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from formats.entries import EntryBatch, Position
+from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from formats.segment import LedgerFacts
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import follows
@@ -52,6 +52,7 @@ class SegmentQueue:
         self._settings = settings
         self._segments: list[WritingSegment] = []
         self._ledgers: dict[int, LedgerInfo] = {}
+        self._refused_bytes = 0
         #: The newest entry that any segment took.
         self.offered: Position | None = None
 
@@ -79,6 +80,7 @@ class SegmentQueue:
         if self.offered is not None and not follows(self.offered, batch.first, closed):
             return 0
         taken = 0
+        self._refused_bytes = 0
         while taken < len(batch):
             segment = self.gathering or self._open(batch.slice(taken, taken + 1).first)
             if segment is None:
@@ -86,6 +88,8 @@ class SegmentQueue:
             rest = batch.slice(taken, len(batch))
             fit = entries_that_fit(rest, segment.handle.wire_bytes, self._settings)
             count = segment.handle.offer_batch(rest.slice(0, fit))
+            if count < fit:
+                self._refused_bytes = int(rest.lengths[count]) + ENTRY_HEADER_BYTES
             if count == 0:
                 break
             taken += count
@@ -117,7 +121,7 @@ class SegmentQueue:
         if self.gathering is None and len(self._segments) >= SEGMENTS_MAX:
             return False
         # A buffer smaller than a few reads is used in quarters, so that it isn't asked for more than it can ever take.
-        return self._buffer.room_bytes >= min(size_bytes, self._buffer.limit_bytes // 4)
+        return self._buffer.room_bytes >= max(self._refused_bytes, min(size_bytes, self._buffer.limit_bytes // 4))
 
     def is_stuck(self, size_bytes: int) -> bool:
         """Whether the buffer is full and nothing will free it but closing the gathering segment."""

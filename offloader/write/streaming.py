@@ -291,6 +291,8 @@ class StreamOffload:
             self._queue.pop_first()
             self._queue.forget_before(end.ledger_id)
             self._committed = state.committed_end()
+            if self._close_at is not None and self._committed is not None and self._committed >= self._close_at:
+                self._close_at = None
             self._segments_committed += 1
             self._retry_delay_s = 0.0
             self._error = None
@@ -353,12 +355,12 @@ class StreamOffload:
         with self._lock:
             segment = self._queue.gathering
             offered, close_at = self._queue.offered, self._close_at
-            reached = close_at is not None and offered is not None and offered >= close_at
-            if reached:
-                self._close_at = None
-            asked = reached and segment is not None and close_at is not None and segment.begin <= close_at
-            close = segment is not None and (asked or self._queue.is_stuck(CATCH_UP_READ_BYTES))
-        if close and segment is not None:
+            if segment is None:
+                return
+            # The request stands until what it asked for is committed: the segment may fail and be gathered again.
+            asked = close_at is not None and offered is not None and segment.begin <= close_at <= offered
+            close = asked or self._queue.is_stuck(CATCH_UP_READ_BYTES)
+        if close:
             segment.handle.close()
 
     def _assign_first(self) -> None:

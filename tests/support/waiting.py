@@ -1,0 +1,20 @@
+"""Waiting for what other threads do: until it is so, or the test fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+__all__ = ["eventually"]
+
+_LOOK_S = 0.002
+
+
+def eventually(is_so: Callable[[], object], *, within_s: float = 30.0) -> None:
+    """Returns as soon as ``is_so()`` is true; fails when it isn't within ``within_s``."""
+    deadline_s = time.monotonic() + within_s
+    never = threading.Event()
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"not so within {within_s} s"
+        never.wait(_LOOK_S)

@@ -1,0 +1,176 @@
+"""The embedded broker half: append, read through both tiers, offload, go on after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+import offloader
+from formats.entries import Position
+from offloader.clock import SystemClock
+from offloader.errors import BeyondEnd, Fenced, InvalidCall, LimitReached
+from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+from offloader.manifest.log import load_manifest
+from offloader.settings import Settings
+from offloader.store.memory import MemoryStore
+from tests.support.readback import stored_entries
+
+STREAM = "public/default/persistent/orders"
+_names = count()
+
+
+def settings(**changes: object) -> Settings:
+    offload = {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64, **changes}
+    return Settings.of({"offload": offload, "ledgers": {"ledger_bytes_max": 25_000}})
+
+
+class Bench:
+    def __init__(self, directory: Path) -> None:
+        self.store = MemoryStore(f"managed-{next(_names)}", "", SystemClock())
+        self.ledgers = f"sqlite:///{directory}/data/ledgers.db"
+        self.expected: list[tuple[Position, bytes]] = []
+        self._random = Random(5)
+        self.opened: list[ManagedLedger] = []
+
+    def open(self, **changes: object) -> ManagedLedger:
+        topic = open_managed_ledger(STREAM, ledgers=self.ledgers, store=self.store, settings=settings(**changes))
+        self.opened.append(topic)
+        return topic
+
+    def append(self, topic: ManagedLedger, batches: int) -> None:
+        for _ in range(batches):
+            payloads = [self._random.randbytes(self._random.randint(0, 300)) for _ in range(10)]
+            for batch in topic.append_batch(payloads):
+                self.expected += [(entry.position, entry.payload) for entry in batch.entries()]
+
+    def read(self, topic: ManagedLedger, first: Position, last: Position) -> list[tuple[Position, bytes]]:
+        return [(entry.position, entry.payload) for entry in topic.read(first, last)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    for topic in made.opened:
+        topic.close(drain=False)
+
+
+def test_single_entries_batches_and_arrow_arrays_are_appended(bench: Bench) -> None:
+    topic = bench.open()
+
+    first = topic.append(b"one", 5)
+    second = topic.append_batch([b"two", b"three"], [6, 7])
+    third = topic.append_batch(pa.array([b"four"]), 8)
+
+    assert [first, second[0].first, second[0].last, third[0].first] == [
+        Position(first.ledger_id, number) for number in range(4)
+    ]
+    entries = list(topic.read(first, third[0].last))
+    assert [(entry.payload, entry.publish_time_ms) for entry in entries] == [
+        (b"one", 5),
+        (b"two", 6),
+        (b"three", 7),
+        (b"four", 8),
+    ]
+
+
+def test_reads_cross_from_the_cold_into_the_hot_tier(bench: Bench) -> None:
+    topic = bench.open()
+    bench.append(topic, 30)
+    end = topic.offload()
+    bench.append(topic, 3)
+    assert end is not None
+    assert end < bench.expected[-1][0]
+
+    assert bench.read(topic, bench.expected[0][0], bench.expected[-1][0]) == bench.expected
+    assert bench.read(topic, bench.expected[17][0], bench.expected[322][0]) == bench.expected[17:323]
+
+
+def test_committed_entries_are_read_without_the_hot_tier(bench: Bench) -> None:
+    topic = bench.open()
+    bench.append(topic, 60)
+    topic.offload()
+    gone = [info.ledger_id for info in topic.ledgers() if info.closed and info.entries]
+    assert len(gone) >= 2
+    for ledger_id in gone:
+        topic._parts.source.delete(ledger_id)
+
+    assert bench.read(topic, bench.expected[0][0], bench.expected[-1][0]) == bench.expected
+
+
+def test_closing_completes_the_last_segment_and_the_next_opening_goes_on(bench: Bench) -> None:
+    with bench.open() as topic:
+        bench.append(topic, 25)
+    assert stored_entries(bench.store, STREAM) == bench.expected
+
+    with bench.open() as topic:
+        bench.append(topic, 25)
+    assert stored_entries(bench.store, STREAM) == bench.expected
+    assert load_manifest(bench.store, STREAM).offloaded()[0].begin == bench.expected[0][0]
+
+
+def test_ledger_and_streaming_methods_make_one_stream(bench: Bench) -> None:
+    """V1 and V2 mixed: readers don't notice."""
+    with bench.open(method="ledger") as topic:
+        bench.append(topic, 40)
+        topic.close_ledger()
+        topic.offload()
+    with bench.open(method="streaming") as topic:
+        bench.append(topic, 30)
+        topic.offload()
+
+        assert {s.layout for s in load_manifest(bench.store, STREAM).offloaded()} == {1, 2}
+        assert bench.read(topic, bench.expected[0][0], bench.expected[-1][0]) == bench.expected
+    with offloader.open_reader(bench.store, STREAM) as reader:
+        scanned = [(entry.position, entry.payload) for batch in reader.scan() for entry in batch.entries()]
+        assert scanned == bench.expected
+
+
+def test_without_a_method_nothing_is_offloaded(bench: Bench) -> None:
+    topic = bench.open(method="none")
+    bench.append(topic, 3)
+
+    with pytest.raises(InvalidCall, match="method is none"):
+        topic.offload()
+    assert topic.status() is None
+    assert bench.store.list("").objects == ()
+    assert bench.read(topic, bench.expected[0][0], bench.expected[-1][0]) == bench.expected
+
+
+def test_a_second_opening_fences_the_first(bench: Bench) -> None:
+    first = bench.open()
+    bench.append(first, 2)
+    second = bench.open()
+
+    with pytest.raises(Fenced):
+        first.append(b"late")
+    bench.append(second, 2)
+    second.offload()
+    assert stored_entries(bench.store, STREAM) == bench.expected
+
+
+def test_an_entry_that_could_never_be_offloaded_is_refused_before_it_is_written(bench: Bench) -> None:
+    topic = bench.open(entry_bytes_max=1000)
+    for payloads in ([b"small", bytes(1001)], pa.array([b"small", bytes(1001)])):
+        with pytest.raises(LimitReached, match="nothing of the batch was appended"):
+            topic.append_batch(payloads)
+    assert topic.ledgers()[-1].entries == 0
+
+
+def test_reading_past_the_end_says_where_the_end_is(bench: Bench) -> None:
+    topic = bench.open()
+    bench.append(topic, 1)
+    last = bench.expected[-1][0]
+    with pytest.raises(BeyondEnd, match=str(last)):
+        topic.read(last, Position(last.ledger_id, last.entry_id + 1))
+
+
+def test_notes_become_durable_with_their_batch(bench: Bench) -> None:
+    with bench.open() as topic:
+        topic.append_batch([b"x"], notes={"input_offset": b"17"})
+    assert bench.open().get_note("input_offset") == b"17"

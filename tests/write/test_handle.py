@@ -1,0 +1,423 @@
+"""One segment: what is taken, what is refused, what arrives; failures at every storage call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formats.block import decode_block
+from formats.entries import Entry, EntryBatch, Position
+from formats.keys import data_key, index_key
+from formats.segment import LedgerFacts
+from formats.segment_map import SegmentMap
+from offloader.clock import SystemClock
+from offloader.errors import (
+    AccessDenied,
+    Closed,
+    Corrupt,
+    InvalidCall,
+    LimitReached,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.write.buffer import StreamBuffer
+from offloader.write.handle import OffloadHandle
+from offloader.write.offloader import LedgerOffloader
+from tests.support.waiting import eventually
+
+MIB = 1024 * 1024
+STREAM = "a/b"
+UUID_A = UUID("11111111-2222-8333-8444-555555555555")
+_names = count()
+WAIT_S = 30
+
+
+def small(**changes: object) -> Settings:
+    values = {"block_bytes": 4096, "part_bytes": 5 * MIB, "workers_max": 4, **changes}
+    return Settings.of({"offload": values})
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore(MemoryStore(f"handle-{next(_names)}", "", SystemClock()))
+
+
+@pytest.fixture
+def new_offloader(store: FaultyStore) -> Iterator[Callable[..., LedgerOffloader]]:
+    made: list[LedgerOffloader] = []
+
+    def make(settings: Settings | None = None) -> LedgerOffloader:
+        made.append(LedgerOffloader(store, settings or small()))
+        return made[-1]
+
+    yield make
+    for offloader in made:
+        offloader.close()
+
+
+def batch(ledger_id: int, first: int, number: int, size: int = 100) -> EntryBatch:
+    return EntryBatch.build(ledger_id, first, [bytes([(first + i) % 251]) * size for i in range(number)])
+
+
+def read_back(store: ObjectStore, uuid: UUID) -> list[Entry]:
+    data, index = store.get(data_key(STREAM, uuid))[0], store.get(index_key(STREAM, uuid))[0]
+    found: list[Entry] = []
+    for offset in SegmentMap.parse(index).blocks.offset.tolist():
+        block = decode_block(memoryview(data)[offset:], block_bytes_max=2**30, decompressed_bytes_max=2**30)
+        found += block.entries()
+    return found
+
+
+def finish(handle: OffloadHandle) -> object:
+    handle.close()
+    return handle.get_offload_result_async().result(WAIT_S)
+
+
+def test_offered_entries_arrive_and_the_result_says_where_they_begin_and_end(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    assert handle.last_offered() is None
+    assert handle.offer_batch(batch(3, 10, 50)) == 50
+    assert handle.offer_entry(Entry(3, 60, b"x", 5))
+    assert handle.last_offered() == Position(3, 60)
+
+    assert handle.close() is True
+    assert handle.close() is False
+    result = handle.get_offload_result_async().result(WAIT_S)
+
+    assert (result.uuid, result.begin_ledger_id, result.begin_entry_id) == (UUID_A, 3, 10)
+    assert (result.end_ledger_id, result.end_entry_id) == (3, 60)
+    entries = read_back(store, UUID_A)
+    assert [entry.entry_id for entry in entries] == list(range(10, 61))
+    assert entries[-1].payload == b"x"
+    assert result.summary is not None
+    assert result.summary.entries == 51
+
+
+def test_a_segment_below_a_part_is_one_put_and_one_index(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    handle.offer_batch(batch(1, 0, 10))
+    finish(handle)
+
+    assert [verb for verb, _ in store.calls] == ["put", "head", "put"]
+
+
+def test_a_large_segment_goes_up_in_parts_and_leaves_no_upload(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    for first in range(0, 1200, 100):
+        assert handle.offer_batch(batch(1, first, 100, size=10_000)) == 100
+    finish(handle)
+
+    verbs = [verb for verb, _ in store.calls]
+    assert verbs.count("upload_part") == 3
+    assert verbs.count("complete_upload") == verbs.count("begin_upload") == 1
+    assert store.list_uploads("") == []
+    assert len(read_back(store, UUID_A)) == 1200
+
+
+def test_a_segment_of_exactly_one_part_is_completed(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    """The first part is full before the segment is closed: it must not be taken for a single PUT afterwards."""
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    handle.offer_batch(batch(1, 0, 1, size=5 * MIB))
+    handle.offer_batch(batch(1, 1, 1, size=1))
+    finish(handle)
+
+    assert [entry.entry_id for entry in read_back(store, UUID_A)] == [0, 1]
+
+
+def test_closing_without_entries_writes_no_object(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    """Pulsar's timer leaves a zero-byte object here."""
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    handle.close()
+
+    result = handle.get_offload_result_async().result(WAIT_S)
+
+    assert (result.summary, result.begin_ledger_id, result.end_entry_id) == (None, -1, -1)
+    assert store.calls == []
+
+
+def test_what_does_not_follow_is_an_error_and_the_segment_is_as_before(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM, after=Position(1, 9))
+    with pytest.raises(InvalidCall, match="1:11 doesn't follow 1:9"):
+        handle.offer_batch(batch(1, 11, 3))
+    handle.offer_batch(batch(1, 10, 3))
+    for wrong in (batch(1, 12, 3), batch(1, 14, 1), batch(2, 0, 1), batch(0, 0, 1)):
+        with pytest.raises(InvalidCall, match="doesn't follow 1:12"):
+            handle.offer_batch(wrong)
+        with pytest.raises(InvalidCall, match="doesn't follow 1:12"):
+            handle.offer_entry(next(wrong.entries()))
+    holes = EntryBatch(
+        1, batch(1, 13, 4).entry_ids[[0, 1, 3]], batch(1, 13, 3).payloads, batch(1, 0, 3).publish_times_ms
+    )
+    with pytest.raises(InvalidCall, match="holes"):
+        handle.offer_batch(holes)
+    assert handle.last_offered() == Position(1, 12)
+
+    finish(handle)
+    assert [entry.entry_id for entry in read_back(store, UUID_A)] == [10, 11, 12]
+
+
+def test_the_next_ledger_follows_when_the_source_said_the_one_before_is_closed(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    handle.offer_batch(batch(1, 0, 5))
+    handle.ledger_closed(LedgerFacts(ledger_id=1, closed=True), 4)
+    handle.ledger_closed(LedgerFacts(ledger_id=2, closed=True), -1)
+    handle.offer_batch(batch(5, 0, 2))
+    finish(handle)
+
+    assert [entry.position for entry in read_back(store, UUID_A)][-3:] == [
+        Position(1, 4),
+        Position(5, 0),
+        Position(5, 1),
+    ]
+
+
+def test_a_full_buffer_takes_what_fits_and_then_nothing_without_blocking(
+    new_offloader: Callable[..., LedgerOffloader],
+) -> None:
+    buffer = StreamBuffer(100_000)
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer, sending=False)
+
+    taken = handle.offer_batch(batch(1, 0, 200, size=988))
+
+    assert taken == 100
+    assert not handle.can_offer(988)
+    assert handle.offer_batch(batch(1, 100, 10, size=988)) == 0
+    assert handle.offer_entry(Entry(1, 100, bytes(988))) is False
+    assert handle.last_offered() == Position(1, 99)
+    handle.abandon(Closed("enough"), abort=True)
+    assert buffer.held_bytes == 0
+
+
+def test_bytes_leave_the_buffer_when_their_part_is_acknowledged(
+    new_offloader: Callable[..., LedgerOffloader],
+) -> None:
+    buffer = StreamBuffer(64 * MIB)
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer)
+    for first in range(0, 600, 100):
+        handle.offer_batch(batch(1, first, 100, size=10_000))
+
+    eventually(lambda: buffer.held_bytes < 2 * MIB)
+    finish(handle)
+    assert buffer.held_bytes == 0
+
+
+def test_entries_above_a_limit_are_refused_by_name(new_offloader: Callable[..., LedgerOffloader]) -> None:
+    handle = new_offloader(small(entry_bytes_max=1000)).streaming_offload(UUID_A, {}, stream=STREAM)
+    with pytest.raises(LimitReached, match="entry_bytes_max = 1000"):
+        handle.offer_entry(Entry(1, 0, bytes(1001)))
+
+    tight = new_offloader().streaming_offload(UUID(int=2), {}, stream=STREAM, buffer=StreamBuffer(70_000))
+    with pytest.raises(LimitReached, match="offload_buffer_bytes_max = 70000"):
+        tight.offer_batch(batch(1, 0, 1, size=70_000))
+
+
+def test_a_closed_handle_takes_nothing(new_offloader: Callable[..., LedgerOffloader]) -> None:
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    handle.close()
+
+    assert not handle.can_offer(1)
+    with pytest.raises(Closed):
+        handle.offer_entry(Entry(1, 0, b""))
+    with pytest.raises(Closed):
+        handle.offer_batch(batch(1, 0, 1))
+
+
+def test_a_uuid_is_used_once_and_only_for_this_store(new_offloader: Callable[..., LedgerOffloader]) -> None:
+    offloader = new_offloader()
+    offloader.streaming_offload(UUID_A, offloader.store.driver_metadata, stream=STREAM).close()
+
+    with pytest.raises(InvalidCall, match="exists already"):
+        offloader.streaming_offload(UUID_A, {}, stream=STREAM)
+    with pytest.raises(InvalidCall, match="other-bucket"):
+        offloader.streaming_offload(UUID(int=9), {"bucket": "other-bucket"}, stream=STREAM)
+
+
+def test_the_callers_memory_is_its_own_again(new_offloader: Callable[..., LedgerOffloader], store: FaultyStore) -> None:
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    payload = bytearray(b"before")
+    handle.offer_entry(Entry(1, 0, payload))  # type: ignore[arg-type]
+    payload[:] = b"after!"
+    finish(handle)
+
+    assert read_back(store, UUID_A)[0].payload == b"before"
+
+
+def test_parts_wait_until_the_segment_is_assigned(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM, sending=False)
+    handle.offer_batch(batch(1, 0, 10))
+    handle.close()
+    assert store.calls == []
+
+    handle.start_sending()
+    handle.get_offload_result_async().result(WAIT_S)
+    assert len(read_back(store, UUID_A)) == 10
+
+
+LARGE = [batch(1, first, 100, size=10_000) for first in range(0, 1200, 100)]
+
+
+def offload_large(offloader: LedgerOffloader, buffer: StreamBuffer) -> OffloadHandle:
+    handle = offloader.streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer)
+    for each in LARGE:
+        try:
+            handle.offer_batch(each)
+        except Closed:
+            break
+    handle.close()
+    return handle
+
+
+@pytest.mark.parametrize("verb", ["begin_upload", "upload_part", "complete_upload", "head", "put"])
+@pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
+def test_a_refused_call_fails_the_segment_frees_its_bytes_and_leaves_no_upload(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, verb: str, error: type[Exception]
+) -> None:
+    store.set_faults([Fault(call=1, calls=1000, verb=verb, error=error)])  # type: ignore[arg-type]
+    buffer = StreamBuffer(64 * MIB)
+
+    handle = offload_large(new_offloader(), buffer)
+
+    with pytest.raises(error):
+        handle.get_offload_result_async().result(WAIT_S)
+    assert buffer.held_bytes == 0
+    assert store.inner.list_uploads("") == []
+    with pytest.raises(Closed):
+        handle.offer_entry(Entry(1, 1200, b""))
+
+
+def test_a_completion_whose_reply_was_lost_is_looked_up(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    store.set_faults([Fault(call=1, verb="complete_upload", after=True, error=OutcomeUnknown)])
+
+    offload_large(new_offloader(), StreamBuffer(64 * MIB)).get_offload_result_async().result(WAIT_S)
+
+    assert [verb for verb, _ in store.calls].count("complete_upload") == 1
+    assert len(read_back(store, UUID_A)) == 1200
+
+
+def test_a_completion_that_did_not_happen_is_sent_again_after_looking(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    store.set_faults([Fault(call=1, verb="complete_upload", error=OutcomeUnknown)])
+
+    offload_large(new_offloader(), StreamBuffer(64 * MIB)).get_offload_result_async().result(WAIT_S)
+
+    verbs = [verb for verb, _ in store.calls]
+    first = verbs.index("complete_upload")
+    assert verbs[first : first + 3] == ["complete_upload", "head", "complete_upload"]
+    assert len(read_back(store, UUID_A)) == 1200
+
+
+def test_a_single_put_whose_reply_was_lost_is_looked_up(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    store.set_faults([Fault(call=1, verb="put", after=True, error=OutcomeUnknown)])
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    handle.offer_batch(batch(1, 0, 10))
+
+    finish(handle)
+
+    assert len(read_back(store, UUID_A)) == 10
+
+
+def test_an_index_of_other_bytes_is_never_replaced(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    store.put(index_key(STREAM, UUID_A), b"somebody else's")
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    handle.offer_batch(batch(1, 0, 10))
+    handle.close()
+
+    with pytest.raises(Corrupt, match="isn't the index of this data"):
+        handle.get_offload_result_async().result(WAIT_S)
+    assert store.get(index_key(STREAM, UUID_A))[0] == b"somebody else's"
+
+
+def test_objects_say_whose_they_are(new_offloader: Callable[..., LedgerOffloader], store: FaultyStore) -> None:
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM, incarnation=UUID(int=5), epoch=3)
+    handle.offer_batch(batch(1, 0, 10))
+    finish(handle)
+
+    data, index = store.head(data_key(STREAM, UUID_A)).metadata, store.head(index_key(STREAM, UUID_A)).metadata
+    assert (data["role"], index["role"]) == ("data", "index")
+    for metadata in (data, index):
+        assert metadata["managedledgername"] == STREAM
+        assert metadata["s3managedledgeroffloaderformatversion"] == "1"
+
+
+def test_compressed_segments_say_so(new_offloader: Callable[..., LedgerOffloader], store: FaultyStore) -> None:
+    handle = new_offloader(small(codec="zstd")).streaming_offload(UUID_A, {}, stream=STREAM)
+    handle.offer_batch(batch(1, 0, 500))
+    finish(handle)
+
+    assert store.head(data_key(STREAM, UUID_A)).metadata["s3managedledgeroffloaderformatversion"] == "2"
+    assert len(read_back(store, UUID_A)) == 500
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=120),
+    cuts=st.lists(st.integers(1, 30), min_size=1, max_size=30),
+    limit=st.sampled_from([70_000, 200_000]),
+    singles=st.booleans(),
+    stop=st.booleans(),
+)
+def test_the_count_of_held_bytes_is_exact_whatever_is_offered(
+    sizes: list[int], cuts: list[int], limit: int, singles: bool, stop: bool
+) -> None:
+    store = MemoryStore(f"handle-{next(_names)}", "", SystemClock())
+    offloader = LedgerOffloader(store, small())
+    buffer = StreamBuffer(limit)
+    handle = offloader.streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer, sending=False)
+    payloads = [bytes(size) for size in sizes]
+    offered, step = 0, 0
+    while offered < len(payloads):
+        number = min(cuts[step % len(cuts)], len(payloads) - offered)
+        if singles and step % 2:
+            taken = int(handle.offer_entry(Entry(1, offered, payloads[offered])))
+        else:
+            taken = handle.offer_batch(EntryBatch.build(1, offered, payloads[offered : offered + number]))
+        if taken == 0:
+            break
+        offered += taken
+        step += 1
+    assert handle.last_offered() == Position(1, offered - 1)
+    if stop:
+        offloader.close()  # waits for the encoder, so that both numbers are of one moment
+        assert buffer.held_bytes == handle.held_bytes > 0
+        handle.abandon(Closed("stopped"), abort=True)
+        assert buffer.held_bytes == handle.held_bytes == 0
+        return
+
+    handle.start_sending()
+    finish(handle)
+    offloader.close()
+
+    assert buffer.held_bytes == handle.held_bytes == 0
+    assert [entry.payload for entry in read_back(store, UUID_A)] == payloads[:offered]

@@ -1,0 +1,355 @@
+"""A stream offloaded while it is written: order, restarts, owners, and a failure at every storage call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from formats.entries import Position
+from formats.keys import record_number
+from formats.manifest import Assign, Edit, Failed, LedgerClosed, Offloaded, OpenEpoch, decode_record
+from offloader.clock import Clock, SystemClock
+from offloader.errors import Fenced, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest.log import load_manifest
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.status import Mode
+from offloader.write.streaming import StreamOffload
+from tests.support.readback import stored_entries, unaccounted_keys
+from tests.support.waiting import eventually
+
+STREAM = "public/default/persistent/orders"
+KIB = 1024
+_names = count()
+
+
+def settings(**changes: object) -> Settings:
+    """Segments of about 16 KiB, ledgers of about 25 KiB, retries at once."""
+    offload = {
+        "block_bytes": 1 * KIB,
+        "max_size_per_offload_segment_mbytes": 1 / 64,
+        "retry_seconds_max": 0.01,
+        "workers_max": 4,
+        "drain_seconds_max": 30,
+        **changes,
+    }
+    return Settings.of({"offload": offload, "ledgers": {"ledger_bytes_max": 25 * KIB}})
+
+
+@dataclass
+class Bench:
+    """One stream's hot tier and store, and the writers started over them."""
+
+    directory: Path
+    settings: Settings = field(default_factory=settings)
+    clock: Clock = field(default_factory=SystemClock)
+    expected: list[tuple[Position, bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.memory = MemoryStore(f"streaming-{next(_names)}", "", SystemClock())
+        self.store = FaultyStore(self.memory)
+        self.database = EmbeddedLedgers(str(self.directory / f"{next(_names)}.db"), settings=self.settings.ledgers)
+        self._started: list[tuple[LedgerOffloader, StreamOffload]] = []
+        self._random = Random(7)
+
+    def open(self) -> EmbeddedStream:
+        return self.database.open_stream(STREAM)
+
+    def start(self, source: EmbeddedStream, store: ObjectStore | None = None) -> StreamOffload:
+        offloader = LedgerOffloader(store or self.store, self.settings, clock=self.clock)
+        stream = offloader.offload_stream(source, STREAM)
+        self._started.append((offloader, stream))
+        return stream
+
+    def append(self, source: EmbeddedStream, batches: int, *, entries: int = 10, size: int = 300) -> None:
+        for _ in range(batches):
+            payloads = [self._random.randbytes(self._random.randint(0, size)) for _ in range(entries)]
+            for batch in source.append(payloads, 1_700_000_000_000):
+                self.expected += [(entry.position, entry.payload) for entry in batch.entries()]
+
+    def records(self) -> list[tuple[Edit, ...]]:
+        keys = [info.key for info in self.memory.list("").objects if record_number(info.key) is not None]
+        return [decode_record(self.memory.get(key)[0]).edits for key in sorted(keys)]
+
+    def close(self) -> None:
+        for offloader, stream in self._started:
+            stream.stop()
+            offloader.close()
+        self.database.close()
+
+
+@pytest.fixture
+def new_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(**changes: object) -> Bench:
+        made.append(Bench(tmp_path, **changes))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.close()
+
+
+def test_what_is_appended_is_readable_once_and_in_order(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 60)
+
+    assert stream.offload() == bench.expected[-1][0]
+
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    state = load_manifest(bench.memory, STREAM)
+    spans = [[span.ledger_id for span in s.summary.ledgers] for s in state.offloaded() if s.summary]
+    assert len(spans) >= 5
+    assert any(len(ledgers) > 1 for ledgers in spans), "some segments span ledgers"
+    assert len({ids[0] for ids in spans}) < len(spans), "some ledgers span segments"
+    assert unaccounted_keys(bench.memory, STREAM) == set()
+
+
+def test_history_before_the_first_start_is_offloaded_too(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    source = bench.open()
+    bench.append(source, 30)
+
+    stream = bench.start(source)
+    stream.offload()
+    bench.append(source, 30)
+    stream.offload()
+
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_an_idle_stream_opens_no_epoch_and_sends_nothing(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    stream = bench.start(bench.open())
+    eventually(lambda: stream.status().mode is Mode.LIVE)
+    sent = len(bench.store.calls)
+
+    assert stream.offload() is None
+    assert len(bench.store.calls) == sent
+    assert load_manifest(bench.memory, STREAM).record_id == 0
+
+
+def test_a_restart_goes_on_after_the_committed_end_and_an_idle_one_writes_no_record(
+    new_bench: Callable[..., Bench],
+) -> None:
+    bench = new_bench()
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 20)
+    stream.offload()
+    stream.stop()
+    written = len(bench.records())
+
+    again = bench.start(bench.open())
+    again.offload()
+    assert len(bench.records()) == written
+
+    bench.append(source := bench.open(), 20)
+    third = bench.start(source)
+    third.offload()
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    assert load_manifest(bench.memory, STREAM).epoch == 2
+
+
+def test_a_commit_and_the_next_assignment_are_one_record(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    source = bench.open()
+    bench.append(source, 60)
+    bench.start(source).offload()
+
+    records = bench.records()
+    offloaded = [edits for edits in records if any(isinstance(edit, Offloaded) for edit in edits)]
+
+    assert [type(edit) for edit in records[0]] == [OpenEpoch]
+    assert [type(edit) for edit in records[1]] == [Assign]
+    assert len(records) == 2 + len(offloaded)
+    for edits in offloaded[:-1]:
+        assert isinstance(edits[-1], Assign)
+    closed = [edit.ledger_id for edits in records for edit in edits if isinstance(edit, LedgerClosed)]
+    assert closed == sorted(set(closed)), "each ledger's end is recorded once"
+
+
+def test_the_source_hears_of_the_end_only_after_the_record_is_durable(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench(settings=settings(drain_seconds_max=0.2))
+    source = bench.open()
+    record = f"{3:020d}.json"  # epoch, assigned, offloaded
+    bench.store.set_faults([Fault(call=1, calls=10_000, verb="put", key_part=record, error=StoreUnavailable)])
+    stream = bench.start(source)
+    bench.append(source, 3)
+
+    with pytest.raises(StoreUnavailable, match=r"isn't offloaded after 0\.2 s"):
+        stream.offload()
+    assert source.released_position() is None
+
+    bench.store.set_faults([])
+    end = stream.offload(timeout_s=30)
+    assert end == bench.expected[-1][0]
+    eventually(lambda: source.released_position() == end)
+
+
+def test_a_segment_closes_at_its_age(new_bench: Callable[..., Bench]) -> None:
+    clock = ManualClock(waits_pass=False)
+    bench = new_bench(clock=clock)
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 1)
+    eventually(lambda: stream.status().offered == bench.expected[-1][0])
+    assert stream.status().committed is None
+
+    clock.advance(9 * 60)
+    assert stream.status().committed is None
+    clock.advance(61)
+    eventually(lambda: stream.status().committed == bench.expected[-1][0])
+
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_refused_stream_catches_up_from_the_ledgers_and_is_live_again(new_bench: Callable[..., Bench]) -> None:
+    """The store is down while entries are appended: the buffer fills, the writer never waits."""
+    bench = new_bench(settings=settings(offload_buffer_bytes_max=64 * KIB))
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 1)
+    stream.offload()
+    bench.store.set_faults([Fault(call=1, calls=10_000, error=StoreUnavailable)])
+    bench.append(source, 100, size=600)
+    status = stream.status()
+    assert status.buffer_bytes <= 2 * 64 * KIB
+    assert status.committed == bench.expected[9][0]
+
+    bench.store.set_faults([])
+    stream.offload()
+
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    eventually(lambda: stream.status().mode is Mode.LIVE)
+
+
+@pytest.mark.parametrize(("entries", "size"), [(10, 600), (2, 60_000), (1, 40_000), (7, 1)])
+def test_a_buffer_smaller_than_a_part_makes_smaller_segments_not_a_stall(
+    new_bench: Callable[..., Bench], entries: int, size: int
+) -> None:
+    bench = new_bench(settings=settings(offload_buffer_bytes_max=64 * KIB, max_size_per_offload_segment_mbytes=100))
+    source = bench.open()
+    bench.append(source, 50, entries=entries, size=size)
+    stream = bench.start(source)
+    bench.append(source, 50, entries=entries, size=size)
+
+    stream.offload()
+
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_new_owner_fences_the_old_one_which_deletes_nothing(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    source = bench.open()
+    first = bench.start(source)
+    bench.append(source, 10)
+    first.offload()
+    second = bench.start(source)
+    bench.append(source, 10)
+    second.offload()
+    bench.append(source, 10)
+
+    with pytest.raises(Fenced, match="is owned by epoch 2"):
+        first.offload()
+    second.offload()
+
+    assert first.status().mode is Mode.STOPPED
+    assert not any(verb.startswith(("delete", "abort")) for verb, _ in bench.store.calls)
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_an_unfinished_segment_of_the_last_owner_is_given_up_and_offloaded_again(
+    new_bench: Callable[..., Bench],
+) -> None:
+    bench = new_bench(settings=settings(max_size_per_offload_segment_mbytes=100))
+    source = bench.open()
+    first = bench.start(source)
+    bench.append(source, 10)
+    eventually(lambda: load_manifest(bench.memory, STREAM).assigned())
+    left = load_manifest(bench.memory, STREAM).assigned()[0]
+    first.stop()
+
+    stream = bench.start(bench.open())
+    stream.offload()
+
+    edits = [edit for record in bench.records() for edit in record]
+    assert Failed(left.uuid, "its owner was replaced") in edits
+    taken_over = next(record for record in bench.records() if Failed(left.uuid, "its owner was replaced") in record)
+    assert any(isinstance(edit, Assign) and edit.begin == left.begin for edit in taken_over), "in one record"
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+FAULTS = [
+    pytest.param(StoreUnavailable, False, id="refused"),
+    pytest.param(OutcomeUnknown, False, id="lost-before"),
+    pytest.param(OutcomeUnknown, True, id="lost-after"),
+]
+
+
+@pytest.mark.parametrize(("error", "after"), FAULTS)
+def test_whichever_storage_call_fails_every_entry_arrives_once(
+    new_bench: Callable[..., Bench], error: type[OffloaderError], after: bool
+) -> None:
+    """Fails call 1, 2, 3, ... of append -> upload -> commit, until a run has no failure left to hit."""
+    for call in count(1):
+        bench = new_bench()
+        source = bench.open()
+        bench.append(source, 8)
+        bench.store.set_faults([Fault(call=call, after=after, error=error)])
+        try:
+            stream = bench.start(source)
+        except OffloaderError:
+            bench.store.set_faults([])  # the first load failed: starting is the caller's to repeat
+            stream = bench.start(source)
+        bench.append(source, 12)
+        stream.offload()
+
+        assert stored_entries(bench.memory, STREAM) == bench.expected, f"call {call}"
+        assert bench.memory.list_uploads("") == [], f"call {call}"
+        if len(bench.store.calls) < call:
+            break
+    assert call > 15
+
+
+@pytest.mark.parametrize(("error", "after"), FAULTS)
+def test_a_crash_at_any_storage_call_loses_and_repeats_nothing(
+    new_bench: Callable[..., Bench], error: type[OffloaderError], after: bool
+) -> None:
+    """From call N on the process is as good as dead; another one starts over what is durable."""
+    for call in count(1):
+        bench = new_bench(settings=settings(drain_seconds_max=0.0))
+        source = bench.open()
+        bench.append(source, 8)
+        bench.store.set_faults(
+            [Fault(call=call, after=after, error=error), Fault(call=call + 1, calls=10**9, error=StoreUnavailable)]
+        )
+        try:
+            stream = bench.start(source)
+            bench.append(source, 6)
+            stream.offload(timeout_s=0.05 if call < 40 else 30)
+            finished = True
+        except OffloaderError:
+            finished = False
+        bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+
+        successor = bench.start(again := bench.open(), store=bench.memory)
+        bench.append(again, 4)
+        successor.offload(timeout_s=30)
+        assert stored_entries(bench.memory, STREAM) == bench.expected, f"call {call}"
+        if finished:
+            break
+    assert call > 10
