@@ -224,14 +224,20 @@ class SegmentMap:
             )
 
     def _check_complete(self, number: int, batch: EntryBatch) -> None:
-        """No block reaches into the next one, and a V1 ledger has no gaps: its blocks reach up to the next one."""
-        last = int(batch.entry_ids[-1]) if len(batch) else int(self.blocks.first_entry_id[number]) - 1
+        """What structure alone can tell of a plain block, which has no checksum: whether a damaged length hid entries.
+
+        No known writer leaves a gap inside a block or lets a block reach into the next one; and a V1 object, which
+        holds a whole ledger, has no gap at all.
+        """
+        first = int(self.blocks.first_entry_id[number])
+        last = int(batch.entry_ids[-1]) if len(batch) else first - 1
         upper = int(self._upper[number])
-        if last > upper or (last < upper < ENTRY_ID_UNKNOWN_MAX and self.layout is Layout.V1):
+        is_short = last < upper < ENTRY_ID_UNKNOWN_MAX and self.layout is Layout.V1
+        if len(batch) != last - first + 1 or last > upper or is_short:
             raise Inconsistent(
-                "entries are missing" if last < upper else "entries beyond the index",
+                "entries of a block",
                 object_name=self.object_name,
                 offset=int(self.blocks.offset[number]),
-                expected=f"last entry {upper}",
-                found=last,
+                expected=f"{first} to {upper if is_short else min(last, upper)} without a gap",
+                found=f"{len(batch)} entries, the last one {last}",
             )
