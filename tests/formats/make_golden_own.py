@@ -1,0 +1,83 @@
+"""Writes tests/formats/golden_own/VERSION: objects of this release, to be read by every later one.
+
+Run by hand once per version of our extension; what is there is never written again.
+
+    python tests/formats/make_golden_own.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from segments import build, entries_of
+
+from formats.compression import Codec
+from formats.entries import EntryBatch
+from formats.segment import Layout, LedgerFacts
+from tests.independent_reader import digest
+
+#: What is in the objects, so that a later release can say it without this script.
+CASES: dict[str, dict[str, Any]] = {
+    "v1": {"layout": "V1", "codec": "NONE", "extension": True, "ledgers": {"1001": [0]}},
+    "v2": {"layout": "V2", "codec": "NONE", "extension": True, "ledgers": {"7": [100], "8": [0, 40], "12": [3]}},
+    "v2-zstd": {"layout": "V2", "codec": "ZSTD", "extension": True, "ledgers": {"7": [0], "8": [0]}},
+    "v1-plain": {"layout": "V1", "codec": "NONE", "extension": False, "ledgers": {"1001": [0]}},
+    "v2-plain": {"layout": "V2", "codec": "NONE", "extension": False, "ledgers": {"7": [100], "8": [0, 40]}},
+}
+BLOCK_BYTES = 1024
+PART_BYTES = 1500
+ENTRIES = 30
+
+
+def batches(case: dict[str, Any]) -> list[EntryBatch]:
+    """30 entries from each of the first entry ids: entry e of ledger L has (e*7 + L) % 90 bytes, all (e + L) % 256.
+
+    Publish time 1,700,000,000,000 + 1000*e ms; unknown where e is divisible by 10.
+    """
+    found = []
+    for ledger, firsts in case["ledgers"].items():
+        for first in firsts:
+            ids = range(first, first + ENTRIES)
+            payloads = [bytes([(e + int(ledger)) % 256]) * ((e * 7 + int(ledger)) % 90) for e in ids]
+            times = [1_700_000_000_000 + 1000 * e if e % 10 else -1 for e in ids]
+            found.append(EntryBatch.build(int(ledger), first, payloads, times))
+    return found
+
+
+def objects(case: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Data and index object of a case, as this release writes them."""
+    first_ledger = int(next(iter(case["ledgers"])))
+    facts = {first_ledger: LedgerFacts(ledger_id=first_ledger, closed=True, closed_ms=5_000, created_ms=4_000)}
+    data, finished = build(
+        batches(case),
+        layout=Layout[case["layout"]],
+        codec=Codec[case["codec"]],
+        extension=case["extension"],
+        block_bytes=BLOCK_BYTES,
+        part_bytes=PART_BYTES,
+        facts=facts,
+    )
+    return data, finished.index
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    if folder.exists():
+        raise SystemExit(f"{folder} exists: golden files are never written again")
+    folder.mkdir(parents=True)
+    for name, case in CASES.items():
+        data, index = objects(case)
+        (folder / name).write_bytes(data)
+        (folder / f"{name}-index").write_bytes(index)
+        case["entries"] = len(entries_of(batches(case)))
+        case["sha256"] = digest(entries_of(batches(case)))
+    (folder / "manifest.json").write_text(json.dumps(CASES, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
