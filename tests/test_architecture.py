@@ -37,7 +37,6 @@ LAYERS = [
 #: Within a layer and to be kept apart: (importer, imported).
 APART = {
     ("offloader.read", "offloader.write"),
-    ("offloader.write", "offloader.read"),
     ("offloader.store", "offloader.ledgers"),
     ("offloader.ledgers", "offloader.store"),
 }
