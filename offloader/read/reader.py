@@ -15,7 +15,6 @@ from uuid import UUID
 import numpy as np
 
 from formats.entries import EntryBatch, Position
-from formats.errors import FormatError
 from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, Trimmed
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import list_streams, load_manifest
@@ -84,10 +83,6 @@ def load_stream(store: ObjectStore, stream: str, *, may_be_absent: bool = False)
     """
     try:
         state = load_manifest(store, stream)
-    except FormatError as error:
-        raise InvalidCall(
-            f"{stream!r} is not a stream's name: {error}", hint="`offloader ls` lists the streams"
-        ) from error
     except NotFound as error:
         if may_be_absent:
             return ManifestState(stream=stream, incarnation=_NO_INCARNATION)

@@ -1,0 +1,322 @@
+"""Damaged, missing and foreign objects: the named error says stream, object, where, expected and found."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from formats.checksum import crc32c
+from formats.entries import Entry, Position
+from formats.manifest import Purged, Retire, Truncate
+from formats.segment import Codec, Layout, SegmentMap
+from offloader.errors import (
+    Corrupt,
+    LimitReached,
+    ObjectChanged,
+    ObjectMissing,
+    OffloaderError,
+    StoreUnavailable,
+    Trimmed,
+    Unsupported,
+)
+from offloader.read.fetch import Fetcher
+from offloader.read.plan import SegmentObjects, block_runs
+from offloader.read.reader import open_reader
+from offloader.settings import ReadSettings, StoreSettings
+from offloader.store import open_store
+from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from tests.support.streams import StreamWriter, batch_of, build
+
+names = itertools.count()
+FIRST, LAST = Position(1, 0), Position(1, 99)
+
+
+@pytest.fixture
+def writer() -> StreamWriter:
+    writer = StreamWriter(open_store(f"memory://damage-{next(names)}"))
+    writer.add([batch_of(1, 0, 100)])
+    return writer
+
+
+def overwrite(writer: StreamWriter, key: str, data: bytes) -> None:
+    """Replaces an object's bytes and keeps its user metadata."""
+    _, info = writer.store.get(key)
+    writer.store.put(key, data, metadata=info.metadata)
+
+
+def flip(writer: StreamWriter, key: str, byte: int, bit: int = 0) -> None:
+    data = bytearray(writer.store.get(key)[0])
+    data[byte] ^= 1 << bit
+    overwrite(writer, key, bytes(data))
+
+
+def both_ways(writer: StreamWriter) -> list[OffloaderError]:
+    """The error of a cached read and of a scan."""
+    reader, caught = open_reader(writer.store, writer.stream), []
+    for call in (lambda: reader.read(FIRST, LAST), lambda: list(reader.scan())):
+        with pytest.raises(OffloaderError) as error:
+            call()
+        caught.append(error.value)
+    return caught
+
+
+def test_a_flipped_bit_in_the_payload_is_found_and_named(writer: StreamWriter) -> None:
+    data, index = writer.keys(writer.uuids[0])
+    blocks = SegmentMap.parse(writer.store.get(index)[0]).blocks
+    offset, length = int(blocks.offset[1]), int(blocks.length[1])
+    flip(writer, data, offset + 140)
+    for error in both_ways(writer):
+        assert isinstance(error, Corrupt)
+        for part in (writer.stream, data, f"bytes {offset}..{offset + length}", "expected", "found"):
+            assert part in str(error)
+
+
+def test_any_flipped_bit_of_a_data_object_is_found_or_harmless(writer: StreamWriter) -> None:
+    """Padding has no meaning; everything else is under a checksum or a cross-check."""
+    data, _ = writer.keys(writer.uuids[0])
+    whole, _ = writer.store.get(data)
+    chance = random.Random(3)
+    for byte in chance.sample(range(len(whole)), 250):
+        flip(writer, data, byte, chance.randrange(8))
+        try:
+            found = list(open_reader(writer.store, writer.stream).read(FIRST, LAST))
+        except Corrupt:
+            pass
+        else:
+            assert found == writer.entries, f"byte {byte} changed the answer"
+        overwrite(writer, data, whole)
+
+
+def test_any_flipped_bit_of_an_index_is_found(writer: StreamWriter) -> None:
+    _, index = writer.keys(writer.uuids[0])
+    whole, _ = writer.store.get(index)
+    for byte in range(0, len(whole), 7):
+        flip(writer, index, byte, byte % 8)
+        with pytest.raises(Corrupt, match=r"CRC-32C expected [0-9a-f]{8} \(from the manifest\), found [0-9a-f]{8}"):
+            open_reader(writer.store, writer.stream).read(FIRST, LAST)
+        overwrite(writer, index, whole)
+
+
+def test_an_object_of_another_length_was_changed(writer: StreamWriter) -> None:
+    data, index = writer.keys(writer.uuids[0])
+    for key, change in ((data, b""), (data, b"x" * 10_000), (index, b""), (index, b"x" * 10_000)):
+        whole, _ = writer.store.get(key)
+        overwrite(writer, key, (whole[:-1] if not change else whole + change))
+        for error in both_ways(writer):
+            assert isinstance(error, ObjectChanged)
+            assert f"expected {len(whole)} bytes, found {len(whole) - 1 if not change else len(whole) + 10_000}" in str(
+                error
+            )
+        overwrite(writer, key, whole)
+    assert list(open_reader(writer.store, writer.stream).read(FIRST, LAST)) == writer.entries
+
+
+def test_another_object_of_the_same_length_is_found_by_the_index(writer: StreamWriter) -> None:
+    """Its blocks are whole and their checksums right, but they aren't the ones in the index."""
+    data, _ = writer.keys(writer.uuids[0])
+    _, other = build([batch_of(1, 100, 100, size=20)], writer.block_bytes)
+    assert len(other) == len(writer.store.get(data)[0])
+    overwrite(writer, data, other)
+    for error in both_ways(writer):
+        assert isinstance(error, Corrupt)
+
+
+def test_an_index_that_disagrees_with_the_manifest_is_corrupt_even_with_the_right_checksum(
+    writer: StreamWriter,
+) -> None:
+    _, index = writer.keys(writer.uuids[0])
+    record = writer.log.state.segments[writer.uuids[0]]
+    good = SegmentObjects.of_record(writer.stream, record)
+    other, _ = build([batch_of(1, 0, 120)], writer.block_bytes)
+    overwrite(writer, index, other.index)
+    lying = replace(good, index_bytes=len(other.index), index_crc32c=crc32c(other.index))
+    fetcher = Fetcher(writer.store, ReadSettings())
+    with pytest.raises(Corrupt, match="data object length"):
+        fetcher.index(lying)
+    with pytest.raises(Corrupt, match="number of blocks"):
+        fetcher.index(replace(lying, data_bytes=None))
+
+
+@pytest.mark.parametrize("is_index", [False, True])
+def test_an_object_the_manifest_has_and_the_store_has_not_is_missing(writer: StreamWriter, is_index: bool) -> None:
+    key = writer.keys(writer.uuids[0])[is_index]
+    writer.store.delete([key])
+    for error in both_ways(writer):
+        assert isinstance(error, ObjectMissing)
+        assert key in str(error)
+        assert writer.stream in str(error)
+        assert "1:0..1:99" in str(error)
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_an_object_that_went_because_its_segment_was_retired_since_is_trimmed(
+    writer: StreamWriter, purged: bool
+) -> None:
+    writer.add([batch_of(1, 100, 10)])
+    reader = open_reader(writer.store, writer.stream)
+    old = writer.uuids[0]
+    writer.log.commit([Truncate(Position(1, 100)), Retire((old,))])
+    if purged:
+        writer.log.commit([Purged((old,), writer.log.state.record_id)])
+    writer.store.delete(list(writer.keys(old)))
+    with pytest.raises(Trimmed, match="deleted by retention while it was read; the stream begins at 1:100") as caught:
+        list(reader.scan())
+    assert caught.value.first_available == Position(1, 100)
+    assert [entry.entry_id for entry in reader.refresh().read(Position(1, 100), Position(1, 109))] == list(
+        range(100, 110)
+    )
+
+
+def test_entries_before_a_damaged_segment_are_delivered_before_the_error(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 100, 100)])
+    writer.store.delete([writer.keys(writer.uuids[1])[1]])
+    reader = open_reader(writer.store, writer.stream)
+    found: list[Entry] = []
+    with pytest.raises(ObjectMissing):
+        found.extend(entry for batch in reader.scan() for entry in batch.entries())
+    assert found == writer.entries[:100]
+
+
+@pytest.mark.parametrize("version", ["3", "", None])
+def test_an_object_of_an_unknown_format_version_is_refused(writer: StreamWriter, version: str | None) -> None:
+    data, _ = writer.keys(writer.uuids[0])
+    whole, info = writer.store.get(data)
+    name = "s3managedledgeroffloaderformatversion"
+    metadata = {key: value for key, value in info.metadata.items() if key != name}
+    writer.store.put(data, whole, metadata=metadata if version is None else {**metadata, name: version})
+    for error in both_ways(writer):
+        assert isinstance(error, Unsupported)
+        assert "invalid object version" in str(error)
+
+
+def test_a_block_above_the_limit_is_refused_naming_the_setting_and_before_it_is_fetched(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 100, 1, size=5000)])
+    store = FaultyStore(writer.store)
+    reader = open_reader(store, writer.stream, settings=ReadSettings(block_bytes_max=4000))
+    with pytest.raises(LimitReached, match=r"read\.block_bytes_max = 4000"):
+        reader.read(Position(1, 100), Position(1, 100))
+    assert [key for verb, key in store.calls if key == writer.keys(writer.uuids[1])[0]] == []
+    assert len(reader.read(FIRST, LAST)) == 100
+
+
+def test_decompression_is_capped_by_a_setting(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 100, 1, size=50_000)], codec=Codec.ZSTD)
+    reader = open_reader(writer.store, writer.stream, settings=ReadSettings(decompressed_bytes_max=10_000))
+    with pytest.raises(LimitReached, match=r"read\.decompressed_bytes_max"):
+        reader.read(Position(1, 100), Position(1, 100))
+
+
+def test_plain_pulsar_blocks_are_checked_structurally() -> None:
+    """They have no checksum: a damaged length or id is found, a damaged payload byte can't be."""
+    writer = StreamWriter(open_store(f"memory://damage-{next(names)}"))
+    uuid = writer.add([batch_of(1, 0, 100)], layout=Layout.V1, extension=False, closes=[1])
+    data, _ = writer.keys(uuid, 1)
+    flip(writer, data, 128 + 4 + 7)  # the lowest byte of the first entry's id
+    for error in both_ways(writer):
+        assert isinstance(error, Corrupt)
+
+
+def test_a_store_that_is_away_is_said_to_be_and_the_next_read_works(writer: StreamWriter) -> None:
+    quick = StoreSettings(retries_max=0)
+    store = FaultyStore(open_store(writer.store.url, settings=quick))
+    reader = open_reader(store, writer.stream)
+    store.set_faults([Fault(call=1, verb="get", error=StoreUnavailable)])
+    with pytest.raises(StoreUnavailable):
+        reader.read(FIRST, LAST)
+    assert list(reader.read(FIRST, LAST)) == writer.entries
+
+
+@pytest.mark.parametrize("call", range(1, 12))
+def test_whichever_call_fails_a_read_is_right_or_raises(writer: StreamWriter, call: int) -> None:
+    writer.add([batch_of(1, 100, 100), batch_of(2, 0, 300)], closes=[1])
+    store = FaultyStore(writer.store, [Fault(call=call, verb="get")])
+    try:
+        reader = open_reader(store, writer.stream, settings=ReadSettings(request_bytes=4096))
+        found = [entry for batch in reader.scan() for entry in batch.entries()]
+    except OffloaderError:
+        return
+    assert found == writer.entries
+
+
+class HeldStore:
+    """``inner`` whose ranged reads of one key wait until they are let go: a slow store, without sleeping."""
+
+    def __init__(self, inner: ObjectStore, key: str) -> None:
+        self.inner = inner
+        self.key = key
+        self.arrived = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.inner, name)
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+        if key == self.key:
+            self.reads += 1
+            self.arrived.release()
+            assert self.go_on.wait(20)
+        return self.inner.get(key, byte_range)
+
+
+def test_readers_who_miss_the_same_block_at_once_send_one_get(writer: StreamWriter) -> None:
+    data, _ = writer.keys(writer.uuids[0])
+    store = HeldStore(writer.store, data)
+    reader = open_reader(store, writer.stream)  # type: ignore[arg-type]
+    reader.count(Position(1, 1), Position(1, 2))  # the index is in the cache now
+    answers: list[int] = []
+    threads = [threading.Thread(target=lambda: answers.append(len(reader.read(FIRST, FIRST)))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert store.arrived.acquire(timeout=20)
+    store.go_on.set()
+    for thread in threads:
+        thread.join(20)
+    assert answers == [1, 1, 1, 1]
+    assert store.reads == 1
+
+
+def test_a_scan_sends_as_many_gets_at_once_as_the_setting_says(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 100, 2000)])
+    data, _ = writer.keys(writer.uuids[1])
+    store = HeldStore(writer.store, data)
+    chosen = ReadSettings(request_bytes=4096, requests_in_flight_max=3)
+    reader = open_reader(store, writer.stream, settings=chosen)  # type: ignore[arg-type]
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.extend(len(batch) for batch in reader.scan()))
+    thread.start()
+    for _ in range(3):
+        assert store.arrived.acquire(timeout=20)
+    assert not store.arrived.acquire(timeout=0.05)
+    store.go_on.set()
+    thread.join(20)
+    assert sum(found) == 2100
+
+
+def test_no_thread_is_left_after_a_scan_was_closed_early(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 100, 2000)])
+    scan = open_reader(writer.store, writer.stream, settings=ReadSettings(request_bytes=4096)).scan()
+    assert len(next(scan)) > 0
+    scan.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("offloader-read"):
+            thread.join(20)
+    assert not any(thread.name.startswith("offloader-read") for thread in threading.enumerate())
+
+
+def test_runs_of_a_damaged_block_can_be_told_to_leave_only_that_one_out(writer: StreamWriter) -> None:
+    data, index = writer.keys(writer.uuids[0])
+    segment_map = SegmentMap.parse(writer.store.get(index)[0])
+    flip(writer, data, int(segment_map.blocks.offset[2]) + 140)
+    objects = SegmentObjects.of_record(writer.stream, writer.log.state.segments[writer.uuids[0]])
+    [run] = block_runs(objects, segment_map, np.arange(len(segment_map.blocks)), 10**9)
+    skipped: list[Corrupt] = []
+    batches = Fetcher(writer.store, ReadSettings()).run(run, skip=skipped.append)
+    assert len(batches) == len(segment_map.blocks) - 1
+    assert len(skipped) == 1

@@ -1,0 +1,153 @@
+"""Results come in order, so many at once, and no call outlives the iterator that asked for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from offloader.read.workers import Workers
+
+WAIT_S = 20.0
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("offloader-read")]
+
+
+@pytest.fixture(autouse=True)
+def threads_end() -> Iterator[None]:
+    yield
+    for thread in reading_threads():
+        thread.join(WAIT_S)
+    assert reading_threads() == []
+
+
+def test_results_come_in_the_order_of_the_tasks_whatever_order_they_finish_in() -> None:
+    last_first = [threading.Event() for _ in range(4)]
+
+    def task(number: int) -> int:
+        if number < 3:
+            assert last_first[number + 1].wait(WAIT_S)
+        last_first[number].set()
+        return number
+
+    workers = Workers(4)
+    assert list(workers.in_order((lambda n=n: task(n)) for n in range(4))) == [0, 1, 2, 3]
+
+
+def test_no_more_tasks_run_at_once_than_the_limit_over_all_iterators_of_one_object() -> None:
+    lock = threading.Lock()
+    running = most = 0
+    full = threading.Barrier(3)
+
+    def task() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        full.wait(WAIT_S)  # three are let go together: with fewer running this would time out
+        with lock:
+            running -= 1
+
+    workers = Workers(3)
+    both = [workers.in_order([task] * 6), workers.in_order([task] * 6)]
+    threads = [threading.Thread(target=list, args=(each,)) for each in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert most == 3
+
+
+def test_tasks_are_taken_only_one_more_than_the_limit_ahead() -> None:
+    taken = 0
+
+    def tasks() -> Iterator[Callable[[], int]]:
+        nonlocal taken
+        for number in range(100):
+            taken += 1
+            yield lambda number=number: number
+
+    results = Workers(4).in_order(tasks())
+    assert next(results) == 0
+    assert taken == 5
+    assert next(results) == 1
+    assert taken == 6
+    results.close()
+
+
+def test_an_error_comes_at_its_place_and_ends_the_iterator() -> None:
+    def fails() -> int:
+        raise ValueError("here")
+
+    results = Workers(2).in_order([lambda: 1, lambda: 2, fails, lambda: 4])
+    assert [next(results), next(results)] == [1, 2]
+    with pytest.raises(ValueError, match="here"):
+        next(results)
+    assert list(results) == []
+
+
+def test_what_making_tasks_raises_comes_after_the_results_of_the_tasks_before() -> None:
+    def tasks() -> Iterator[Callable[[], int]]:
+        yield lambda: 1
+        yield lambda: 2
+        raise ValueError("no third")
+
+    results = Workers(8).in_order(tasks())
+    assert [next(results), next(results)] == [1, 2]
+    with pytest.raises(ValueError, match="no third"):
+        next(results)
+
+
+def test_closing_waits_for_what_runs_drops_what_has_not_begun_and_closes_the_tasks() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    finished: list[str] = []
+    closed = threading.Event()
+
+    def slow() -> None:
+        begun.set()
+        assert go_on.wait(WAIT_S)
+        finished.append("slow")
+
+    def tasks() -> Iterator[Callable[[], None]]:
+        try:
+            yield lambda: None
+            yield slow
+            yield lambda: finished.append("never begun")
+            yield lambda: None
+        finally:
+            closed.set()
+
+    results = Workers(1).in_order(tasks())
+    next(results)
+    assert begun.wait(WAIT_S)
+    closing = threading.Thread(target=results.close)
+    closing.start()
+    go_on.set()
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+    assert finished == ["slow"]
+    assert closed.is_set()
+
+
+def test_threads_exist_only_while_an_iterator_is_in_progress() -> None:
+    workers = Workers(4)
+    results = workers.in_order([lambda: 1, lambda: 2, lambda: 3])
+    assert reading_threads() == []
+    next(results)
+    assert reading_threads() != []
+    results.close()
+    for thread in reading_threads():
+        thread.join(WAIT_S)
+    assert reading_threads() == []
+    assert list(workers.in_order([lambda: 5])) == [5]  # and it can be used again
+
+
+def test_a_pool_that_is_handed_in_is_used_and_left_running() -> None:
+    with ThreadPoolExecutor(2, thread_name_prefix="mine") as pool:
+        names = list(Workers(2, pool).in_order([lambda: threading.current_thread().name] * 5))
+        assert all(name.startswith("mine") for name in names)
+        assert pool.submit(lambda: "still here").result(WAIT_S) == "still here"
