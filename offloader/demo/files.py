@@ -58,7 +58,7 @@ class EventFile:
         self.name = path
         self.has_times = bool(time_field)
         if self._format not in FORMATS:
-            raise InvalidCall(f"input format {self._format!r} is none of {', '.join(FORMATS)}")
+            raise InvalidCall(f"input format {self._format!r} is unknown", hint=f"give {', '.join(FORMATS)}")
         if self._format == "lines" and time_field:
             raise InvalidCall(
                 f"{path} is read as lines, which have no field {time_field!r}", hint="leave --time-field out"

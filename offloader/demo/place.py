@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.store.base import ObjectStore
 
-__all__ = ["CLEAN_HINT", "STREAM", "DemoPlace", "Imported", "check_fits", "clean"]
+__all__ = ["CLEAN_HINT", "STREAM", "DemoPlace", "Imported", "check_fits", "clean", "require_usable"]
 
 #: The one stream that the demo writes.
 STREAM = "public/default/persistent/demo"
@@ -100,6 +101,18 @@ class Imported:
             return cls(recorded["sha256"], recorded["name"], int(events))
         except (ValueError, KeyError, TypeError) as error:
             raise Corrupt(f"{place.ledgers_path}: the demo's notes can't be read", hint=CLEAN_HINT) from error
+
+
+def require_usable(place: DemoPlace) -> None:
+    """Raises ``AccessDenied`` when nothing can be written under the demo's directory; makes nothing."""
+    nearest = place.directory.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "may not be written to" if nearest.is_dir() else "is not a directory"
+        raise AccessDenied(
+            f"the demo's directory {place.directory} can't be used: {nearest} {why}", hint="name another one with --dir"
+        )
 
 
 def notes_after(summary: InputSummary, events: int) -> Mapping[str, bytes]:

@@ -99,6 +99,7 @@ def run_demo(request: DemoRequest, observer: DemoObserver, clock: Clock) -> Demo
     """
     started_s = clock.monotonic_s()
     place = DemoPlace.at(request.directory, request.store_url, request.endpoint_url)
+    places.require_usable(place)
     source = open_input(request.input_path, file_format=request.input_format, time_field=request.time_field)
     observer.step(f"Looking through {source.name}")
     result = DemoResult(request=request, place=place, summary=survey(source))

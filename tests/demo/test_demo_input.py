@@ -289,7 +289,7 @@ def test_files_that_arent_there_or_no_files_are_refused(tmp_path):
         open_input(str(tmp_path / "nothing.csv"))
     with pytest.raises(InvalidCall, match="not a regular file"):
         open_input(str(tmp_path))
-    with pytest.raises(InvalidCall, match="none of ndjson"):
+    with pytest.raises(InvalidCall, match="'xml' is unknown"):
         open_input(str(tmp_path), file_format="xml")
 
 

@@ -1,0 +1,213 @@
+"""``offloader demo`` as a command: what it prints where, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from demo_cases import write_events
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def demo(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "OFFLOADER_"))}
+    return subprocess.run(
+        [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", *map(str, arguments)],
+        cwd=cwd,
+        env={**kept, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def failed(done: subprocess.CompletedProcess[str], code: int, pattern: str) -> None:
+    """One line and a hint on standard error, no traceback."""
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 2, done.stderr
+    assert re.match(f"offloader: .*{pattern}", lines[0]), lines[0]
+    assert lines[1].startswith("hint: ")
+
+
+@pytest.fixture
+def input_file(tmp_path) -> Path:
+    return write_events(tmp_path / "my events.ndjson", 20_000)
+
+
+def test_piped_output_is_plain_lines(tmp_path, input_file):
+    done = demo("--input", input_file, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert re.search(r"appended 20,000 of 20,000, in the store 20,000, lag 0 events, buffer 0 B of", done.stdout)
+    assert len(done.stdout.splitlines()) < 80
+    assert 'entries.groupBy("ledger_id").count()' in done.stdout
+
+
+def test_a_terminal_gets_bars_with_buffer_and_lag(tmp_path, input_file):
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--input", str(input_file)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"},
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:
+            break
+        if not piece:
+            break
+        shown += piece
+    assert (child.wait(), child.stderr.read()) == (0, b"")
+    child.stderr.close()
+    os.close(ours)
+    text = shown.decode()
+    assert "━" in text
+    assert re.search(r"buffer .* of 64\.0 MiB", text)
+    assert re.search(r"lag [\d,]+ events", text)
+    assert "equals that of what was appended" in text
+
+
+def test_json_is_one_object_and_nothing_else(tmp_path, input_file):
+    done = demo("--input", input_file, "--json", "--time-field", "t", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    [line] = done.stdout.splitlines()
+    result = json.loads(line)
+    assert result["verification"]["ok"]
+    assert result["events_appended"] == result["input"]["events"] == 20_000
+    assert result["spark"] is None
+    assert Path(tmp_path, result["picture"]).exists()
+
+
+def test_everything_lies_under_one_directory(tmp_path, input_file):
+    before = {path.name for path in tmp_path.iterdir()}
+    assert demo("--input", input_file, cwd=tmp_path).returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} - before == {"offloader-demo"}
+
+
+def test_a_directory_with_odd_characters_works_and_its_commands_too(tmp_path, input_file):
+    where = tmp_path / "a b%20'ü"
+    done = demo("--input", input_file, "--dir", where, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    script = "\n".join(["set -e", *json.loads(done.stdout)["next"]["commands"]])
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True)
+    assert run.returncode == 0, run.stderr
+    assert b"event number 2" in run.stdout
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, input_file):
+    child = subprocess.Popen(
+        [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--input", str(input_file)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while "appended" not in child.stdout.readline():
+        pass
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate()
+    # it may have been through already: then it is an ordinary success
+    if child.returncode:
+        assert child.returncode == 130
+        assert "Traceback" not in errors
+        if "durable" in errors:
+            assert "the same command goes on from there" in errors
+    done = demo("--input", input_file, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["verification"]["ok"]
+
+
+def test_a_broken_line_is_named_and_nothing_is_made(tmp_path):
+    path = tmp_path / "broken.csv"
+    path.write_text("a,b\n1,2\n3\n")
+    failed(demo("--input", path, cwd=tmp_path), 2, "broken.csv line 3: 1 fields")
+    assert [p.name for p in tmp_path.iterdir()] == ["broken.csv"]
+
+
+def test_another_input_is_refused_with_the_way_out(tmp_path, input_file):
+    assert demo("--input", input_file, cwd=tmp_path).returncode == 0
+    other = write_events(tmp_path / "other.ndjson", 10)
+    done = demo("--input", other, cwd=tmp_path)
+    failed(done, 2, "is another input")
+    assert "--clean" in done.stderr
+    assert demo("--input", other, "--clean", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "pattern"),
+    [
+        (["--store", "gopher://x/y"], 2, "gopher"),
+        (["--store", "nonsense"], 2, "nonsense"),
+        (["--dir", "x.csv/demo"], 8, "x.csv/demo"),
+        (["--dir", "x.csv"], 8, "x.csv"),
+        (["--input", "missing.csv"], 3, "missing.csv doesn't exist"),
+        (["--input-format", "csv"], 2, "belong to --input"),
+        (["--input", "x.csv", "--input-format", "xml"], 2, "xml"),
+        (["--colour"], 2, "no such option"),
+    ],
+)
+def test_bad_calls_are_one_line_with_a_hint(tmp_path, input_file, arguments, code, pattern):
+    (tmp_path / "x.csv").write_text("a\n1\n")
+    given = (
+        arguments if "--input" in arguments or "--input-format" in arguments else ["--input", input_file, *arguments]
+    )
+    before = {path.name for path in tmp_path.iterdir()}
+    failed(demo(*given, cwd=tmp_path), code, pattern)
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_missing_bucket_says_so(tmp_path, input_file, servers):
+    endpoint = servers["moto"]
+    done = demo(
+        *("--input", input_file, "--store", "s3://no-such-bucket/x", "--endpoint-url", endpoint.url),
+        cwd=tmp_path,
+        AWS_ACCESS_KEY_ID=endpoint.access_key,
+        AWS_SECRET_ACCESS_KEY=endpoint.secret_key,
+    )
+    failed(done, 3, "no-such-bucket")
+    assert "create the bucket" in done.stderr
+    assert not (tmp_path / "offloader-demo").exists()
+
+
+def test_wrong_credentials_say_so_and_show_no_secret(tmp_path, input_file, servers):
+    endpoint = servers["rclone"]
+    done = demo(
+        *("--input", input_file, "--store", "s3://offloader-tests/demo-denied", "--endpoint-url", endpoint.url),
+        cwd=tmp_path,
+        AWS_ACCESS_KEY_ID=endpoint.access_key,
+        AWS_SECRET_ACCESS_KEY="not-the-secret",
+    )
+    failed(done, 8, "offloader-tests")
+    assert "not-the-secret" not in done.stderr
+    assert endpoint.secret_key not in done.stderr
+    assert not (tmp_path / "offloader-demo").exists()
+
+
+def test_the_store_may_come_from_the_environment(tmp_path, input_file):
+    where = (tmp_path / "elsewhere").as_uri()
+    done = demo("--input", input_file, "--json", cwd=tmp_path, OFFLOADER_STORE=where)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["store"] == where
+    assert not (tmp_path / "offloader-demo" / "store").exists()
+
+
+def test_help_names_the_options(tmp_path):
+    done = demo("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for option in ("--input", "--time-field", "--store", "--clean", "--dir", "--json"):
+        assert option in done.stdout

