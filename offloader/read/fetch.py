@@ -201,8 +201,11 @@ class Fetcher:
         """What it means that an object isn't there; looks into the newest manifest once."""
         where = f"stream {objects.stream}, object {key}"
         try:
-            state = load_manifest(self.store, objects.stream)
+            # Objects at the store's root are Pulsar's own and have no manifest.
+            state = load_manifest(self.store, objects.stream) if objects.stream else None
         except NotFound:
+            state = None
+        if state is None:
             return ObjectMissing(f"{where} isn't in {self.store.url}, and no manifest says why")
         record = state.segments.get(objects.uuid)
         if record is not None and record.status is SegmentStatus.OFFLOADED:

@@ -11,8 +11,8 @@ from formats.errors import FormatError
 from formats.keys import record_key
 from formats.manifest import decode_record
 from offloader.errors import Corrupt, InvalidCall, NotFound, Trimmed
-from offloader.manifest.log import load_manifest
 from offloader.manifest.apply import fold
+from offloader.manifest.log import load_manifest
 from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
 from offloader.store.base import ObjectStore
 
