@@ -43,7 +43,8 @@ from offloader.errors import (
     PreconditionFailed,
     StoreUnavailable,
 )
-from offloader.manifest.state import EditRefused, ManifestState, Requirement, apply_edits, fold
+from offloader.manifest.apply import apply_edits, fold
+from offloader.manifest.state import EditRefused, ManifestState, Requirement
 from offloader.store.base import CREATE, ObjectStore
 
 __all__ = ["ManifestLog", "list_streams", "load_manifest"]

@@ -18,11 +18,11 @@ import numpy as np
 from formats.compression import Codec
 from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
 from formats.segment import FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder, SegmentSummary
-from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
-from offloader.manifest.state import follows
+from offloader.errors import Closed, InvalidCall, OffloaderError
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import part_bytes_for
 from offloader.write.buffer import StreamBuffer
+from offloader.write.intake import Intake
 from offloader.write.upload import SegmentUpload
 from offloader.write.workers import SerialTask, Workers
 
@@ -103,16 +103,12 @@ class OffloadHandle:
         self._open = True
         self._sending = sending
         self._failure: BaseException | None = None
-        self._after = after
-        self._first: Position | None = None
-        self._last: Position | None = None
-        self._facts: dict[int, LedgerFacts] = {}
-        self._closed_at: dict[int, int] = {}
-        self._wire_bytes = 0
         # Held bytes, by where they are: waiting, being encoded, in the open block and part, in parts not acknowledged.
-        self._waiting: deque[EntryBatch] = deque()
-        self._singles: list[Entry] = []
-        self._waiting_bytes = 0
+        limits = {
+            "entry_bytes_max": settings.entry_bytes_max,
+            "offload_buffer_bytes_max": buffer.limit_bytes - ENTRY_HEADER_BYTES,
+        }
+        self._intake = Intake(str(uuid), after, limits)
         self._encoding_bytes = 0
         self._builder_bytes = 0
         self._ready: deque[Part] = deque()
@@ -127,20 +123,16 @@ class OffloadHandle:
 
     def __repr__(self) -> str:
         state = "open" if self._open else "failed" if self._failure else "done" if self._result.done() else "closing"
-        return f"<OffloadHandle {self.uuid} {state} {self._first or ''}..{self._last or ''} {self._wire_bytes} bytes>"
-
-    @property
-    def first_offered(self) -> Position | None:
-        return self._first
+        return f"<OffloadHandle {self.uuid} {state} {self._intake.first or ''}..{self._intake.last or ''}>"
 
     def last_offered(self) -> Position | None:
         """The newest entry taken, ``None`` before the first."""
-        return self._last
+        return self._intake.last
 
     @property
     def wire_bytes(self) -> int:
         """Bytes taken so far: payloads and a 12-byte header each."""
-        return self._wire_bytes
+        return self._intake.wire_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -158,7 +150,8 @@ class OffloadHandle:
         with self._lock:
             if not self._sending:
                 return False
-            return bool(self._ready or self._in_flight or self._waiting or self._encoding_bytes) or not self._open
+            moving = self._ready or self._in_flight or self._intake.waiting_bytes or self._encoding_bytes
+            return bool(moving) or not self._open
 
     def can_offer(self, size: int) -> bool:
         """Whether an entry of ``size`` payload bytes would be taken now."""
@@ -167,8 +160,7 @@ class OffloadHandle:
     def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
         """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
         with self._lock:
-            self._facts[facts.ledger_id] = facts
-            self._closed_at[facts.ledger_id] = last_entry_id
+            self._intake.ledger_closed(facts, last_entry_id)
 
     def offer_entry(self, entry: Entry) -> bool:
         """Takes a copy of one entry, or answers False when the buffer is full.
@@ -178,16 +170,15 @@ class OffloadHandle:
             InvalidCall: the entry doesn't follow the last one; the segment is as before.
             LimitReached: the entry is larger than ``entry_bytes_max``.
         """
-        position = entry.position
         size_bytes = len(entry.payload) + ENTRY_HEADER_BYTES
         with self._lock:
-            self._require_takes(position, len(entry.payload))
+            self._require_takes(entry.position, len(entry.payload))
             if not self._buffer.take(size_bytes):
                 return False
-            self._singles.append(entry._replace(payload=bytes(entry.payload)))
-            self._took(position, position, size_bytes)
+            self._intake.add_entry(entry._replace(payload=bytes(entry.payload)), size_bytes)
+            self._counted_bytes += size_bytes
             # Small entries gather until they are worth a worker's turn, or the segment closes.
-            encode = self._waiting_bytes >= self._settings.block_bytes
+            encode = self._intake.waiting_bytes >= self._settings.block_bytes
         if encode:
             self._encode_task.schedule()
         return True
@@ -209,10 +200,8 @@ class OffloadHandle:
             # Another segment of the stream may have taken the room since: then nothing is taken, and asked again later.
             if count == 0 or not self._buffer.take(int(wire[count - 1])):
                 return 0
-            taken = batch.slice(0, count).copy()
-            self._gather_singles()
-            self._waiting.append(taken)
-            self._took(taken.first, taken.last, int(wire[count - 1]))
+            self._intake.add_batch(batch.slice(0, count).copy(), int(wire[count - 1]))
+            self._counted_bytes += int(wire[count - 1])
         self._encode_task.schedule()
         return count
 
@@ -246,46 +235,10 @@ class OffloadHandle:
             raise Closed(f"segment {self.uuid} is closed: {first} was offered")
         if self._failure is not None:
             raise Closed(f"segment {self.uuid} failed: {self._failure}") from self._failure
-        if size_max > self._settings.entry_bytes_max:
-            raise LimitReached(
-                f"an entry of {size_max} bytes at {first} or after is above "
-                f"entry_bytes_max = {self._settings.entry_bytes_max}"
-            )
-        if size_max + ENTRY_HEADER_BYTES > self._buffer.limit_bytes:
-            raise LimitReached(
-                f"an entry of {size_max} bytes at {first} or after doesn't fit into "
-                f"offload_buffer_bytes_max = {self._buffer.limit_bytes}"
-            )
-        before = self._last or self._after
-        if before is not None and not follows(before, first, self._closed_at):
-            raise InvalidCall(f"segment {self.uuid}: {first} doesn't follow {before}", hint="nothing of it was taken")
-
-    def _took(self, first: Position, last: Position, size_bytes: int) -> None:
-        self._first = self._first or first
-        self._last = last
-        self._wire_bytes += size_bytes
-        self._waiting_bytes += size_bytes
-        self._counted_bytes += size_bytes
-
-    def _gather_singles(self) -> None:
-        """Turns single entries into batches, one per ledger."""
-        singles, self._singles = self._singles, []
-        start = 0
-        for stop in range(1, len(singles) + 1):
-            if stop == len(singles) or singles[stop].ledger_id != singles[start].ledger_id:
-                run = singles[start:stop]
-                self._waiting.append(
-                    EntryBatch.build(
-                        run[0].ledger_id,
-                        run[0].entry_id,
-                        [entry.payload for entry in run],
-                        [entry.publish_time_ms for entry in run],
-                    )
-                )
-                start = stop
+        self._intake.check(first, size_max)
 
     def _held(self) -> int:
-        return self._waiting_bytes + self._encoding_bytes + self._builder_bytes + self._unsent_bytes
+        return self._intake.waiting_bytes + self._encoding_bytes + self._builder_bytes + self._unsent_bytes
 
     def _count(self) -> None:
         """Tells the stream's buffer what this segment holds now; under the lock, after anything moved."""
@@ -316,12 +269,8 @@ class OffloadHandle:
             # Parts that wait for a connection hold back the encoder, so that bytes wait small and in one place.
             if self._failure is not None or len(self._ready) >= self._settings.parts_in_flight_max:
                 return None
-            self._gather_singles()
-            if not self._waiting:
-                return None
-            batch = self._waiting.popleft()
-            self._encoding_bytes = batch.wire_bytes
-            self._waiting_bytes -= batch.wire_bytes
+            batch = self._intake.take()
+            self._encoding_bytes = 0 if batch is None else batch.wire_bytes
             return batch
 
     def _add_parts(self, parts: list[Part]) -> None:
@@ -332,14 +281,14 @@ class OffloadHandle:
 
     def _finish_if_closed(self) -> None:
         with self._lock:
-            blocked = self._open or self._waiting or self._singles or self._failure or self._finished
+            blocked = self._open or self._intake.waiting_bytes or self._failure or self._finished
             if blocked:
                 return
-            empty = self._first is None
+            empty = self._intake.first is None
         if empty:
             self._resolve(OffloadResult(self.uuid, None))
             return
-        finished = self._builder.finish(self._facts)
+        finished = self._builder.finish(self._intake.facts)
         with self._lock:
             if self._failure is not None:
                 return
@@ -415,10 +364,9 @@ class OffloadHandle:
             self._settled = True
             self._failure = error
             self._open = False
-            self._waiting.clear()
-            self._singles.clear()
+            self._intake.clear()
             self._ready.clear()
-            self._waiting_bytes = self._encoding_bytes = self._builder_bytes = self._unsent_bytes = 0
+            self._encoding_bytes = self._builder_bytes = self._unsent_bytes = 0
             self._count()
         try:
             if abort:

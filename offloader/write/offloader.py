@@ -15,11 +15,13 @@ from uuid import UUID
 
 from formats.entries import Position
 from formats.keys import data_key, index_key
+from formats.metadata.messages import OffloadContext
 from formats.object_metadata import object_metadata
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.read.handle import ReadHandle, read_offloaded
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.write.buffer import StreamBuffer
@@ -139,6 +141,23 @@ class LedgerOffloader:
 
         self._workers.submit(run)
         return done
+
+    def read_offloaded(
+        self, ledger_id: int, context: OffloadContext, driver_metadata: Mapping[str, str], *, stream: str = ""
+    ) -> ReadHandle:
+        """A handle on one offloaded ledger, whatever layouts its pieces have.
+
+        Args:
+            ledger_id: the ledger.
+            context: from ``offloader.manifest.context.offload_context``, or Pulsar's own metadata.
+            driver_metadata: where the objects were written; empty, or this store's own.
+            stream: decides the keys; empty: Pulsar's own layout, objects at the store's root.
+
+        Raises: as ``offloader.read.handle.read_offloaded``.
+        """
+        return read_offloaded(
+            self.store, ledger_id, context, driver_metadata, stream=stream, settings=self.settings.read
+        )
 
     def delete_offloaded(
         self, uuid: UUID, driver_metadata: Mapping[str, str], ledger_id: int | None = None, *, stream: str = ""

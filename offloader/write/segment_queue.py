@@ -76,8 +76,7 @@ class SegmentQueue:
 
         None are taken when they don't follow what was offered last, as far as the facts learnt so far tell.
         """
-        closed = self.closed_ledgers()
-        if self.offered is not None and not follows(self.offered, batch.first, closed):
+        if not self.follows(batch.first):
             return 0
         taken = 0
         self._refused_bytes = 0
@@ -99,6 +98,10 @@ class SegmentQueue:
             elif count < fit:
                 break
         return taken
+
+    def follows(self, begin: Position) -> bool:
+        """Whether ``begin`` comes right after what was offered last, as far as the facts learnt so far tell."""
+        return self.offered is None or follows(self.offered, begin, self.closed_ledgers())
 
     def learn(self, infos: Iterable[LedgerInfo]) -> None:
         """Takes the source's word on its ledgers."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from uuid import UUID
 
 from formats.entries import EntryBatch, Position
@@ -20,12 +20,13 @@ from formats.keys import new_segment_uuid
 from formats.manifest import Assign, Edit, Failed, LedgerClosed, Offloaded
 from formats.segment import Layout
 from offloader.clock import Clock
-from offloader.errors import Closed, Corrupt, Fenced, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import Closed, Corrupt, Fenced, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource, Subscription
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import EditRefused, ManifestState, follows
+from offloader.manifest.state import EditRefused, ManifestState
 from offloader.settings import OffloadSettings
 from offloader.write.buffer import StreamBuffer
+from offloader.write.commits import Commits
 from offloader.write.handle import OffloadHandle
 from offloader.write.leftovers import give_up_leftovers
 from offloader.write.segment_queue import SegmentQueue, WritingSegment
@@ -83,7 +84,7 @@ class StreamOffload:
         self._subscription: Subscription | None = None
 
         # Touched by steps only.
-        self._pending: tuple[Sequence[Edit], Callable[[ManifestState], None]] | None = None
+        self._commits = Commits(log)
         self._given_up: list[Failed] = []
         self._owned = False
 
@@ -198,7 +199,7 @@ class StreamOffload:
         uuid = new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._entropy(8), "big"))
         handle = self._make_handle(uuid, after, self._buffer, self._step_task.schedule)
         age_s = self._settings.max_offload_segment_rollover_time_minutes * 60
-        timer = self._workers.call_after(age_s, lambda: _close(handle))
+        timer = self._workers.call_after(age_s, handle.close)
         handle.get_offload_result_async().add_done_callback(lambda _: timer.cancel())
         return handle
 
@@ -210,7 +211,7 @@ class StreamOffload:
             if self._mode is Mode.STOPPED or self._retry_waiting:
                 return
         try:
-            self._finish_commit()
+            self._commits.finish()
             self._take_ownership()
             self._settle()
             self._catch_up()
@@ -224,25 +225,6 @@ class StreamOffload:
         except Exception as error:
             _log.exception("stream %s: a step failed", self.stream)
             self._retry_later(StoreUnavailable(f"stream {self.stream}: {type(error).__name__}: {error}"))
-
-    def _commit(self, edits: Sequence[Edit], then: Callable[[ManifestState], None]) -> None:
-        self._pending = (edits, then)
-        self._finish_commit()
-
-    def _finish_commit(self) -> None:
-        """Commits what is pending. While its outcome is unknown, the same edits come before anything else."""
-        if self._pending is None:
-            return
-        edits, then = self._pending
-        try:
-            state = self._log.commit(edits)
-        except OutcomeUnknown:
-            raise
-        except OffloaderError:
-            self._pending = None
-            raise
-        self._pending = None
-        then(state)
 
     def _take_ownership(self) -> None:
         """Opens an epoch when there is something to offload, and gives up what the last owner left unfinished."""
@@ -278,7 +260,9 @@ class StreamOffload:
         if following is not None:
             edits.append(self._assign(following))
         newest = following.begin if following is not None else summary.end
-        self._commit([*self._closed_edits(newest), *edits], lambda state: self._settled(state, summary.end, following))
+        self._commits.commit(
+            [*self._closed_edits(newest), *edits], lambda state: self._settled(state, summary.end, following)
+        )
         _log.info(
             "stream %s: segment %s %s..%s, %d entries, %d bytes",
             *(self.stream, segment.handle.uuid, summary.begin, summary.end, summary.entries, summary.data_bytes),
@@ -338,17 +322,14 @@ class StreamOffload:
                 if self._mode is not Mode.CATCH_UP:
                     return
                 self._queue.learn(infos)
-                self._require_follows(offered, batch.first)
+                if not self._queue.follows(batch.first):
+                    raise Corrupt(
+                        f"stream {self.stream}: the hot tier goes on at {batch.first} after {offered}: entries are gone",
+                        hint="nothing was committed beyond the hole",
+                    )
                 if self._queue.offer(batch) < len(batch):
                     return
         self._step_task.schedule()
-
-    def _require_follows(self, offered: Position | None, begin: Position) -> None:
-        if offered is not None and not follows(offered, begin, self._queue.closed_ledgers()):
-            raise Corrupt(
-                f"stream {self.stream}: the hot tier goes on at {begin}, after {offered}: entries in between are gone",
-                hint="nothing was committed beyond the hole",
-            )
 
     def _close_due(self) -> None:
         """Closes the gathering segment when that was asked for, or when it holds bytes that nothing else would free."""
@@ -370,7 +351,7 @@ class StreamOffload:
         if segment is None or segment.assigned:
             return
         edits = [*self._given_up, *self._closed_edits(segment.begin), self._assign(segment)]
-        self._commit(edits, lambda _: self._assigned(segment))
+        self._commits.commit(edits, lambda _: self._assigned(segment))
 
     def _assigned(self, segment: WritingSegment) -> None:
         self._given_up.clear()
@@ -418,7 +399,3 @@ class StreamOffload:
             _log.error("stream %s stopped: %s", self.stream, error)
         for segment in segments:
             segment.handle.abandon(error, abort=abort)
-
-
-def _close(handle: OffloadHandle) -> None:
-    handle.close()

@@ -28,7 +28,7 @@ class Timer:
 
     __slots__ = ("cancelled", "run")
 
-    def __init__(self, run: Callable[[], None]) -> None:
+    def __init__(self, run: Callable[[], object]) -> None:
         self.run = run
         self.cancelled = False
 
@@ -55,14 +55,14 @@ class Workers:
         self._timer_thread: threading.Thread | None = None
         self._closed = False
 
-    def submit(self, run: Callable[[], None]) -> None:
+    def submit(self, run: Callable[[], object]) -> None:
         """Runs ``run`` on a worker soon; after ``close`` nothing runs any more."""
         with self._lock:
             if self._closed:
                 return
             self._pool.submit(_guarded, run)
 
-    def call_after(self, delay_s: float, run: Callable[[], None]) -> Timer:
+    def call_after(self, delay_s: float, run: Callable[[], object]) -> Timer:
         """Runs ``run`` on a worker when ``delay_s`` seconds have passed."""
         timer = Timer(run)
         with self._lock:
@@ -107,7 +107,7 @@ class SerialTask:
     """A step of a state machine: scheduled any number of times, it runs at least once after the last of them and never
     twice at once."""
 
-    def __init__(self, workers: Workers, run: Callable[[], None]) -> None:
+    def __init__(self, workers: Workers, run: Callable[[], object]) -> None:
         self._workers = workers
         self._run = run
         self._lock = threading.Lock()
@@ -134,7 +134,7 @@ class SerialTask:
                 self._workers.submit(self._loop)
 
 
-def _guarded(run: Callable[[], None]) -> None:
+def _guarded(run: Callable[[], object]) -> None:
     # Tasks handle their own errors; what still escapes is a bug, and silence would look like a stall.
     try:
         run()

@@ -30,13 +30,12 @@ from formats.manifest import (
     Writer,
 )
 from formats.segment import Layout, LedgerSpan, SegmentSummary
+from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.state import (
     EditRefused,
     ManifestState,
     Requirement,
     SegmentStatus,
-    apply_edits,
-    fold,
     follows,
 )
 

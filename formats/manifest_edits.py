@@ -1,0 +1,216 @@
+"""What a manifest record can say happened, one value for each kind of edit.
+
+Owns the kinds and their fields, which are part of the record format. Must never decide whether an edit is allowed:
+that is ``offloader.manifest.apply``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+from uuid import UUID
+
+from formats.entries import Position
+from formats.segment import SegmentSummary
+
+__all__ = [
+    "EDIT_KINDS",
+    "Adopt",
+    "Assign",
+    "Edit",
+    "Failed",
+    "Gap",
+    "Hold",
+    "HotReleased",
+    "LedgerClosed",
+    "LedgersDeleted",
+    "Offloaded",
+    "OpenEpoch",
+    "Pause",
+    "Purged",
+    "Release",
+    "Resume",
+    "Retire",
+    "SetMethod",
+    "StreamDeleted",
+    "Truncate",
+    "UndoRetire",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Base of everything a record can say happened."""
+
+    kind: ClassVar[str]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEpoch(Edit):
+    """A writer took the stream; lower epochs are fenced from here on."""
+
+    kind = "open_epoch"
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerClosed(Edit):
+    """A fact from the source: ``ledger_id`` ends at ``last_entry_id`` (-1: it is empty)."""
+
+    kind = "ledger_closed"
+    ledger_id: int
+    last_entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Edit):
+    """A segment exists from now on, before its first byte is uploaded. ``end`` is known for historical ones only."""
+
+    kind = "assign"
+    uuid: UUID
+    layout: int
+    begin: Position
+    end: Position | None
+    assigned_ms: int
+    driver: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Offloaded(Edit):
+    """Both objects of an assigned segment are in the store, as ``summary`` says."""
+
+    kind = "offloaded"
+    uuid: UUID
+    summary: SegmentSummary
+    offloaded_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Edit):
+    """An assigned segment will never be offloaded under this uuid; whatever it left may be swept."""
+
+    kind = "failed"
+    uuid: UUID
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gap(Edit):
+    """Entries that were, provably, nowhere to be read."""
+
+    kind = "gap"
+    first: Position
+    last: Position
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt(Edit):
+    """Objects that somebody else wrote become part of the stream. ``owned``: we may delete them."""
+
+    kind = "adopt"
+    uuid: UUID
+    summary: SegmentSummary
+    driver: Mapping[str, str]
+    owned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Release(Edit):
+    """Adopted segments leave the manifest; their objects stay."""
+
+    kind = "release"
+    uuids: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate(Edit):
+    """The stream begins at ``head`` now."""
+
+    kind = "truncate"
+    head: Position
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersDeleted(Edit):
+    """These ledgers are gone from the stream: the only mark that makes segments deletable."""
+
+    kind = "ledgers_deleted"
+    ledger_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HotReleased(Edit):
+    """The hot copies of these ledgers may go; nothing in the cold tier becomes deletable."""
+
+    kind = "hot_released"
+    ledger_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Retire(Edit):
+    """These segments will be deleted after the grace period; readers don't see them any more."""
+
+    kind = "retire"
+    uuids: tuple[UUID, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Purged(Edit):
+    """The objects of segments retired by record ``retire_record`` are deleted next. No way back."""
+
+    kind = "purged"
+    uuids: tuple[UUID, ...]
+    retire_record: int
+
+
+@dataclass(frozen=True, slots=True)
+class UndoRetire(Edit):
+    """Segments retired by record ``retire_record`` are back."""
+
+    kind = "undo_retire"
+    uuids: tuple[UUID, ...]
+    retire_record: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetMethod(Edit):
+    """How the stream is offloaded from here on: ``streaming``, ``ledger`` or ``none``."""
+
+    kind = "set_method"
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(Edit):
+    """Offloading stops until ``resume``."""
+
+    kind = "pause"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume(Edit):
+    """Offloading goes on."""
+
+    kind = "resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold(Edit):
+    """``on``: nothing of the stream is deleted until it is off again."""
+
+    kind = "hold"
+    on: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamDeleted(Edit):
+    """The last record of an incarnation."""
+
+    kind = "stream_deleted"
+
+
+EDIT_KINDS: Mapping[str, type[Edit]] = {kind.kind: kind for kind in Edit.__subclasses__()}

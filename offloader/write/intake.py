@@ -1,0 +1,113 @@
+"""Entries that a segment took and didn't encode yet.
+
+Owns which entry may come next, and the order in which entries go to the encoder. Must never count a buffer or do I/O;
+its caller holds the segment's lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from formats.entries import Entry, EntryBatch, Position
+from formats.segment import LedgerFacts
+from offloader.errors import InvalidCall, LimitReached
+from offloader.manifest.state import follows
+
+__all__ = ["Intake"]
+
+
+class Intake:
+    """Accepts consecutive entries, single or in batches, and gives them out as batches of one ledger each.
+
+    Args:
+        segment: the segment's name, for errors.
+        after: the position the first entry has to follow, ``None``: any.
+        limits: name of a setting -> payload bytes that an entry must not exceed because of it.
+
+    Attributes:
+        first, last: the oldest and the newest entry accepted.
+        wire_bytes: bytes accepted since the beginning: payloads and a 12-byte header each.
+        waiting_bytes: those of them that weren't given out yet.
+        facts: what the source said of closed ledgers.
+    """
+
+    def __init__(self, segment: str, after: Position | None, limits: dict[str, int]) -> None:
+        self._segment = segment
+        self._after = after
+        self._limits = limits
+        self._closed_ledgers: dict[int, int] = {}
+        self._batches: deque[EntryBatch] = deque()
+        self._singles: list[Entry] = []
+        self.facts: dict[int, LedgerFacts] = {}
+        self.first: Position | None = None
+        self.last: Position | None = None
+        self.wire_bytes = 0
+        self.waiting_bytes = 0
+
+    def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
+        """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
+        self.facts[facts.ledger_id] = facts
+        self._closed_ledgers[facts.ledger_id] = last_entry_id
+
+    def check(self, first: Position, payload_bytes_max: int) -> None:
+        """Whether entries from ``first`` on, none larger than ``payload_bytes_max``, may be accepted.
+
+        Raises:
+            InvalidCall: ``first`` doesn't follow what was accepted last.
+            LimitReached: an entry above a limit; names the setting.
+        """
+        for setting, limit_bytes in self._limits.items():
+            if payload_bytes_max > limit_bytes:
+                raise LimitReached(
+                    f"segment {self._segment}: an entry of {payload_bytes_max} bytes at {first} or after it is above "
+                    f"the {limit_bytes} that {setting} allows"
+                )
+        before = self.last or self._after
+        if before is not None and not follows(before, first, self._closed_ledgers):
+            raise InvalidCall(
+                f"segment {self._segment}: {first} doesn't follow {before}", hint="nothing of it was taken"
+            )
+
+    def add_entry(self, entry: Entry, wire_bytes: int) -> None:
+        """Accepts one entry; the payload is the intake's own from here on."""
+        self._singles.append(entry)
+        self._accepted(entry.position, entry.position, wire_bytes)
+
+    def add_batch(self, batch: EntryBatch, wire_bytes: int) -> None:
+        """Accepts a batch; its memory is the intake's own from here on."""
+        self._gather()
+        self._batches.append(batch)
+        self._accepted(batch.first, batch.last, wire_bytes)
+
+    def take(self) -> EntryBatch | None:
+        """The oldest entries that wait, ``None`` when none do."""
+        self._gather()
+        if not self._batches:
+            return None
+        batch = self._batches.popleft()
+        self.waiting_bytes -= batch.wire_bytes
+        return batch
+
+    def clear(self) -> None:
+        """Forgets what waits."""
+        self._batches.clear()
+        self._singles.clear()
+        self.waiting_bytes = 0
+
+    def _accepted(self, first: Position, last: Position, wire_bytes: int) -> None:
+        self.first = self.first or first
+        self.last = last
+        self.wire_bytes += wire_bytes
+        self.waiting_bytes += wire_bytes
+
+    def _gather(self) -> None:
+        """Turns single entries into batches, one for each ledger."""
+        singles, self._singles = self._singles, []
+        start = 0
+        for stop in range(1, len(singles) + 1):
+            if stop == len(singles) or singles[stop].ledger_id != singles[start].ledger_id:
+                run = singles[start:stop]
+                payloads = [entry.payload for entry in run]
+                times_ms = [entry.publish_time_ms for entry in run]
+                self._batches.append(EntryBatch.build(run[0].ledger_id, run[0].entry_id, payloads, times_ms))
+                start = stop
