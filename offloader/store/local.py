@@ -47,7 +47,8 @@ from offloader.store.base import (
     StoreOptions,
     UploadInfo,
 )
-from offloader.store.local_files import HIDDEN, DirectoryLock, Version, VersionedFiles, translated
+from offloader.store.local_disk import DirectoryLock, translated
+from offloader.store.local_files import HIDDEN, Version, VersionedFiles
 from offloader.store.local_listing import list_files
 from offloader.store.local_uploads import LocalUploads
 

@@ -1,79 +1,38 @@
 """Files of the local store: written whole, synced, linked or renamed into place, never changed.
 
-Owns versions (modification time + size = ETag), sidecars, directory syncs and the lock between processes. Must never
-decide what a verb means.
+Owns versions (modification time + size = ETag), sidecars and the order of syncs. Must never decide what a verb
+means.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import secrets
 import stat
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from formats.checksum import crc32c
-from offloader.clock import Clock
-from offloader.errors import (
-    AccessDenied,
-    Corrupt,
-    InvalidCall,
-    NotFound,
-    OffloaderError,
-    StoreUnavailable,
-    Unsupported,
-)
+from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
 from offloader.store.base import ByteRange, PartInfo
+from offloader.store.local_disk import (
+    RACES_MAX,
+    make_directories,
+    names_in,
+    remove_empty,
+    sync_directory,
+    write_all,
+)
 
-__all__ = [
-    "HIDDEN",
-    "DirectoryLock",
-    "Version",
-    "VersionedFiles",
-    "make_directories",
-    "names_in",
-    "sync_directory",
-    "translated",
-]
+__all__ = ["HIDDEN", "Version", "VersionedFiles"]
 
 #: First level that no object has: the store's own files.
 HIDDEN = ".offloader"
-#: Tries of a step that a concurrent removal of empty directories can undo.
-_RACES_MAX = 20
 _COPY_BYTES = 1 << 20
-_LOCK_POLL_S = 0.002
-
-_ERRNO_KINDS: Mapping[int, tuple[type[OffloaderError], str]] = {
-    errno.EACCES: (AccessDenied, "check the owner and permissions of the directory"),
-    errno.EPERM: (AccessDenied, "check the owner and permissions; the file system must allow hard links"),
-    errno.EROFS: (AccessDenied, "the file system is mounted read-only"),
-    errno.ENOSPC: (StoreUnavailable, "free some space"),
-    errno.EDQUOT: (StoreUnavailable, "the quota is used up"),
-    errno.ENOENT: (NotFound, "the directory was removed"),
-    errno.ENOTDIR: (Unsupported, "a key can't continue the name of an object here: files aren't directories"),
-    errno.EISDIR: (Unsupported, "a key can't be the beginning of another one here: files aren't directories"),
-    errno.EEXIST: (Unsupported, "a file is where a directory should be, or the other way round"),
-    errno.ENAMETOOLONG: (InvalidCall, "shorten the key or the directory's path"),
-    errno.EMLINK: (Unsupported, "the file system allows no further link"),
-    errno.ENOTSUP: (Unsupported, "the file system has no hard links; use another one"),
-    errno.ELOOP: (InvalidCall, "a symbolic link points to itself"),
-}
-
-
-@contextlib.contextmanager
-def translated(url: str, what: str) -> Iterator[None]:
-    """The one edge where an ``OSError`` of this store becomes one of ``offloader.errors``."""
-    try:
-        yield
-    except OSError as error:
-        kind, hint = _ERRNO_KINDS.get(error.errno or 0, (StoreUnavailable, "see the system's log"))
-        raise kind(f"{url}: {what} failed: {error.strerror or error}", hint=hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +93,7 @@ class VersionedFiles:
     def temporary(self, body: bytes | bytearray | memoryview) -> Path:
         """A new file holding ``body``, on the disk."""
         with self._new_temporary() as (path, descriptor):
-            _write_all(descriptor, body)
+            write_all(descriptor, body)
         return path
 
     def joined(self, key: str, parts: Sequence[tuple[Path, PartInfo]]) -> tuple[Path, int]:
@@ -146,7 +105,7 @@ class VersionedFiles:
                 with part_path.open("rb", buffering=0) as source:
                     while piece := source.read(_COPY_BYTES):
                         found, total = crc32c(piece, found), crc32c(piece, total)
-                        _write_all(descriptor, piece)
+                        write_all(descriptor, piece)
                 if found != part.crc32c:
                     raise InvalidCall(
                         f"part {part.number} of {key} has CRC-32C {found:#010x}, expected {part.crc32c:#010x}",
@@ -174,7 +133,7 @@ class VersionedFiles:
         version, sidecar = self._describe(key, temporary, metadata, crc)
         target = self._directory / key
         try:
-            for _ in range(_RACES_MAX):
+            for _ in range(RACES_MAX):
                 make_directories(target.parent)
                 try:
                     os.link(temporary, target)
@@ -198,13 +157,13 @@ class VersionedFiles:
         version, sidecar = self._describe(key, temporary, metadata, crc)
         target = self._directory / key
         try:
-            for attempt in range(_RACES_MAX):
+            for attempt in range(RACES_MAX):
                 make_directories(target.parent)
                 try:
                     temporary.replace(target)
                     break
                 except FileNotFoundError:
-                    if attempt == _RACES_MAX - 1 or not temporary.exists():
+                    if attempt == RACES_MAX - 1 or not temporary.exists():
                         raise
         except BaseException:
             sidecar.unlink(missing_ok=True)
@@ -224,8 +183,8 @@ class VersionedFiles:
         sync_directory(target.parent)
         sidecar = self._sidecar_path(key, version)
         sidecar.unlink(missing_ok=True)
-        _remove_empty(target.parent, self._directory)
-        _remove_empty(sidecar.parent, self._meta)
+        remove_empty(target.parent, self._directory)
+        remove_empty(sidecar.parent, self._meta)
 
     def sidecar(self, key: str, version: Version) -> tuple[Mapping[str, str], int | None] | None:
         """Metadata and CRC-32C of this version; ``None`` when there is no sidecar for it."""
@@ -257,7 +216,7 @@ class VersionedFiles:
         content = json.dumps({"crc32c": crc, "metadata": dict(metadata)}, separators=(",", ":")).encode()
         status = temporary.stat()
         base_ns = status.st_mtime_ns // 1_000_000 * 1_000_000
-        for _ in range(_RACES_MAX):
+        for _ in range(RACES_MAX):
             os.utime(temporary, ns=(status.st_atime_ns, base_ns + secrets.randbelow(1_000_000)))
             version = Version.of(temporary.stat())
             path = self._sidecar_path(key, version)
@@ -267,85 +226,13 @@ class VersionedFiles:
             except (FileExistsError, FileNotFoundError):
                 continue
             try:
-                _write_all(descriptor, content)
+                write_all(descriptor, content)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
             sync_directory(path.parent)
             return version, path
-        raise StoreUnavailable(f"{key}: no unused version in {_RACES_MAX} draws", hint="try again")
-
-
-class DirectoryLock:
-    """Exclusive between the threads of this process and between processes; waits ``timeout_s`` at most."""
-
-    def __init__(self, path: Path, timeout_s: float, clock: Clock) -> None:
-        self._path = path
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._held = threading.local()
-
-    def __enter__(self) -> None:
-        make_directories(self._path.parent)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            self._acquire(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._held.descriptor = descriptor
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._held.descriptor)
-
-    def _acquire(self, descriptor: int) -> None:
-        """A lock belongs to the open file, so two threads exclude each other like two processes."""
-        never = threading.Event()
-        deadline_s = self._clock.monotonic_s() + self._timeout_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if self._clock.monotonic_s() >= deadline_s:
-                    raise StoreUnavailable(
-                        f"{self._path} is held by somebody else for {self._timeout_s} s", hint="try again"
-                    ) from None
-            self._clock.wait(never, _LOCK_POLL_S)
-
-
-def make_directories(path: Path) -> None:
-    """Makes ``path`` and what is above it, each durable: its parent is synced."""
-    if path.is_dir():
-        return
-    for _ in range(_RACES_MAX):
-        try:
-            path.mkdir()
-        except FileNotFoundError:
-            make_directories(path.parent)
-            continue
-        except FileExistsError:
-            if not path.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-            return
-        with contextlib.suppress(FileNotFoundError):
-            sync_directory(path.parent)
-        return
-
-
-def sync_directory(path: Path) -> None:
-    """Makes the names in ``path`` durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def names_in(directory: Path) -> list[str]:
-    """Names of the files in ``directory``, in order."""
-    with os.scandir(directory) as entries:
-        return sorted(entry.name for entry in entries)
+        raise StoreUnavailable(f"{key}: no unused version in {RACES_MAX} draws", hint="try again")
 
 
 def _described_by(path: Path) -> tuple[Mapping[str, str], int | None] | None:
@@ -356,18 +243,3 @@ def _described_by(path: Path) -> tuple[Mapping[str, str], int | None] | None:
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise Corrupt(f"{path}: {error}", hint="the sidecar was changed by hand: restore or remove it") from error
-
-
-def _remove_empty(directory: Path, top: Path) -> None:
-    while directory != top:
-        try:
-            directory.rmdir()
-        except OSError:
-            return  # not empty, or gone
-        directory = directory.parent
-
-
-def _write_all(descriptor: int, body: bytes | bytearray | memoryview) -> None:
-    rest = memoryview(body).cast("B")
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]

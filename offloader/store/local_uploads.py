@@ -16,7 +16,7 @@ from pathlib import Path
 
 from offloader.errors import InvalidCall, NotFound
 from offloader.store.base import PartInfo, UploadInfo
-from offloader.store.local_files import make_directories, names_in, sync_directory
+from offloader.store.local_disk import make_directories, names_in, sync_directory
 
 __all__ = ["LocalUploads"]
 

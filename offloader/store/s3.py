@@ -6,14 +6,8 @@ layer does, outside) and never let an SDK exception or a secret out.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
-import re
-import struct
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -22,7 +16,6 @@ from botocore import exceptions as sdk
 from botocore.config import Config
 from botocore.parsers import ResponseParserError
 
-from formats.checksum import crc32c as crc32c_of
 from offloader.errors import (
     AccessDenied,
     InvalidCall,
@@ -45,6 +38,17 @@ from offloader.store.base import (
     StoreOptions,
     UploadInfo,
 )
+from offloader.store.s3_answers import (
+    answered_ms,
+    completed_parts,
+    composite_crc32c,
+    composite_etag,
+    decoded_crc32c,
+    encoded_crc32c,
+    listed_object,
+    object_info,
+    time_ms,
+)
 from offloader.store.s3_body import sendable
 from offloader.store.s3_errors import meaning_of
 
@@ -54,8 +58,6 @@ __all__ = ["S3Store", "open_url"]
 PAGE_KEYS_MAX = 1000
 #: Pages of one listing of uploads or parts: ten thousand parts are ten pages.
 PAGES_MAX = 1000
-
-_MD5 = re.compile(r"[0-9a-f]{32}\Z")
 
 # The request wasn't sent, or not far enough to have an effect.
 _NOT_SENT = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.ProxyConnectionError, sdk.SSLError)
@@ -142,7 +144,7 @@ class S3Store:
         full_key = checks.check_key(key, root=self._root)
         with self._translated(f"head of {key}", writes=False):
             answer = self._client.head_object(Bucket=self._bucket, Key=full_key, ChecksumMode="ENABLED")
-            return _info(key, answer["ContentLength"], answer)
+            return object_info(key, answer["ContentLength"], answer)
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
         full_key = checks.check_key(key, root=self._root)
@@ -174,7 +176,7 @@ class S3Store:
         size = int(answer["ContentRange"].rpartition("/")[2]) if "ContentRange" in answer else len(body)
         if byte_range is not None and "ContentRange" not in answer:
             body = body[byte_range.start : byte_range.stop]  # a server that doesn't know ranges
-        return body, _info(key, size, answer)
+        return body, object_info(key, size, answer)
 
     def put(
         self,
@@ -197,10 +199,10 @@ class S3Store:
                     Key=full_key,
                     Body=sendable(body),
                     Metadata=kept,
-                    ChecksumCRC32C=_encoded(crc),
+                    ChecksumCRC32C=encoded_crc32c(crc),
                     **condition,
                 )
-                return ObjectInfo(key, len(body), answer["ETag"], _answered_ms(answer), kept, crc)
+                return ObjectInfo(key, len(body), answer["ETag"], answered_ms(answer), kept, crc)
         except NotFound as missing:
             if mode.etag is None:
                 raise
@@ -213,10 +215,7 @@ class S3Store:
             answer = self._client.list_objects_v2(
                 Bucket=self._bucket, Prefix=self._root + prefix, MaxKeys=min(limit, PAGE_KEYS_MAX), **start
             )
-            objects = tuple(
-                ObjectInfo(found["Key"][len(self._root) :], found["Size"], found["ETag"], _ms(found["LastModified"]))
-                for found in answer.get("Contents", ())
-            )
+            objects = tuple(listed_object(len(self._root), found) for found in answer.get("Contents", ()))
             truncated = answer["IsTruncated"]  # in every answer of a server that speaks S3
         return ListPage(objects, objects[-1].key if objects and truncated else None)
 
@@ -269,7 +268,7 @@ class S3Store:
                 UploadId=upload_id,
                 PartNumber=number,
                 Body=sendable(body),
-                ChecksumCRC32C=_encoded(crc),
+                ChecksumCRC32C=encoded_crc32c(crc),
             )
             return PartInfo(number, answer["ETag"], len(body), crc)
 
@@ -279,14 +278,15 @@ class S3Store:
         that is there), and a lost or refused one doesn't say that nothing happened."""
         full_key = checks.check_key(key, root=self._root)
         checks.check_parts(key, parts)
-        wanted = [
-            {"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": _encoded(part.crc32c)} for part in parts
-        ]
+        made_of = {"Parts": completed_parts(parts)}
         cause: OffloaderError | None = None
         try:
             with self._translated(f"completion of {key}", writes=True):
                 self._client.complete_multipart_upload(
-                    Bucket=self._bucket, Key=full_key, UploadId=upload_id, MultipartUpload={"Parts": wanted}
+                    Bucket=self._bucket,
+                    Key=full_key,
+                    UploadId=upload_id,
+                    MultipartUpload=made_of,
                 )
         except (OutcomeUnknown, NotFound) as error:
             cause = error
@@ -306,10 +306,10 @@ class S3Store:
             with self._translated(f"head of {key}", writes=False):
                 answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
                 checksum = answer.get("ChecksumCRC32C", "").partition("-")[0]
-                proven = checksum == _composite(parts) or answer["ETag"] == _composite_etag(parts)
+                proven = checksum == composite_crc32c(parts) or answer["ETag"] == composite_etag(parts)
                 if answer["ContentLength"] != size_bytes or not (proven or (answered and not checksum)):
                     return None
-                return _info(key, size_bytes, answer)
+                return object_info(key, size_bytes, answer)
         except OffloaderError:
             return None  # the caller hears of the unknown outcome, which weighs more
 
@@ -328,7 +328,7 @@ class S3Store:
             before = len(found)
             for upload in answer.get("Uploads", ()):
                 key = upload["Key"][len(self._root) :]
-                info = UploadInfo(key, upload["UploadId"], _ms(upload["Initiated"]))
+                info = UploadInfo(key, upload["UploadId"], time_ms(upload["Initiated"]))
                 found[key, info.upload_id] = info
             # A server that ignores the markers sends the same page for ever.
             if not answer.get("IsTruncated") or len(found) == before:
@@ -346,7 +346,7 @@ class S3Store:
                 )
             before = len(found)
             for part in answer.get("Parts", ()):
-                crc = _decoded(part.get("ChecksumCRC32C"))
+                crc = decoded_crc32c(part.get("ChecksumCRC32C"))
                 number = part["PartNumber"]
                 found[number] = PartInfo(number, part["ETag"], part["Size"], -1 if crc is None else crc)
             if not answer.get("IsTruncated") or len(found) == before:
@@ -399,45 +399,3 @@ def _starts_past_end(error: InvalidCall) -> bool:
     if not isinstance(cause, sdk.ClientError):
         return False
     return bool(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416)
-
-
-def _info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectInfo:
-    metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
-    # Of an object of parts the server keeps a sum over sums (and not every server marks it), which isn't the object's.
-    whole = "-" not in answer["ETag"] or answer.get("ChecksumType") == "FULL_OBJECT"
-    crc = _decoded(answer.get("ChecksumCRC32C")) if whole else None
-    return ObjectInfo(key, size_bytes, answer["ETag"], _ms(answer["LastModified"]), metadata, crc)
-
-
-def _ms(time: datetime) -> int:
-    return int(time.timestamp() * 1000)
-
-
-def _answered_ms(answer: Mapping[str, Any]) -> int:
-    """The server's own time of the answer: it doesn't send the modification time of what it stored."""
-    try:
-        return _ms(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]))
-    except (KeyError, ValueError):
-        return 0
-
-
-def _encoded(crc: int) -> str:
-    return base64.b64encode(struct.pack(">I", crc)).decode()
-
-
-def _decoded(text: str | None) -> int | None:
-    return None if not text else int(struct.unpack(">I", base64.b64decode(text))[0])
-
-
-def _composite_etag(parts: Sequence[PartInfo]) -> str:
-    """The ETag of an object of parts where a part's ETag is its MD5, which isn't so everywhere."""
-    digests = [part.etag.strip('"') for part in parts]
-    if not all(_MD5.match(digest) for digest in digests):
-        return ""
-    whole = hashlib.md5(bytes.fromhex("".join(digests)), usedforsecurity=False).hexdigest()
-    return f'"{whole}-{len(parts)}"'
-
-
-def _composite(parts: Sequence[PartInfo]) -> str:
-    """What S3 keeps for an object of parts: the CRC-32C over the parts' CRC-32Cs."""
-    return _encoded(crc32c_of(struct.pack(f">{len(parts)}I", *(part.crc32c for part in parts))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -16,6 +16,7 @@ from offloader.settings import StoreSettings
 from offloader.store.base import ObjectStore, open_store
 from offloader.store.memory import _buckets
 from offloader.testing.store_suite import StoreSuite
+from services.servers import Endpoint
 
 _FEW_RETRIES = StoreSettings(retries_max=2, retry_delay_first_s=0.01)
 
@@ -74,26 +75,40 @@ class TestRemoteMemory(StoreSuite):
             return None
 
 
+@pytest.fixture(scope="module")
+def raw_clients() -> Iterator[Callable[[Endpoint], Any]]:
+    """A plain client of the SDK for each server, which knows nothing of the store under test."""
+    clients: dict[Endpoint, Any] = {}
+
+    def client(endpoint: Endpoint) -> Any:
+        if endpoint not in clients:
+            clients[endpoint] = boto3.client(
+                "s3",
+                endpoint_url=endpoint.url,
+                region_name="us-east-1",
+                aws_access_key_id=endpoint.access_key,
+                aws_secret_access_key=endpoint.secret_key,
+            )
+        return clients[endpoint]
+
+    yield client
+    for one in clients.values():
+        one.close()
+
+
 class TestS3(StoreSuite):
     part_bytes_min = 5 * 1024 * 1024
 
     @pytest.fixture
-    def store(self, s3_place: Any) -> Iterator[ObjectStore]:
+    def store(self, s3_place: Any, raw_clients: Any) -> Iterator[ObjectStore]:
         self.nested_keys = {"versitygw": "refused", "minio": "unlisted", "moto": "kept"}[s3_place.server]
         self.uploads_by_prefix = s3_place.server != "minio"
         self.keeps_crc32c = s3_place.server != "moto"
         self.keeps_part_crc32c = s3_place.server != "moto"
-        self._client = boto3.client(
-            "s3",
-            endpoint_url=s3_place.endpoint.url,
-            region_name="us-east-1",
-            aws_access_key_id=s3_place.endpoint.access_key,
-            aws_secret_access_key=s3_place.endpoint.secret_key,
-        )
+        self._client = raw_clients(s3_place.endpoint)
         store = s3_place.open(settings=_FEW_RETRIES)
         yield store
         store.close()
-        self._client.close()
 
     def _at(self, store: ObjectStore, key: str) -> dict[str, str]:
         bucket, _, root = store.url.removeprefix("s3://").partition("/")

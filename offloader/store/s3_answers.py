@@ -1,0 +1,94 @@
+"""What S3 says in headers and fields, as values.
+
+Owns times, checksums and ETags in the forms that S3 gives them. Must never name the SDK or touch a connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from formats.checksum import crc32c
+from offloader.store.base import ObjectInfo, PartInfo
+
+__all__ = [
+    "answered_ms",
+    "completed_parts",
+    "composite_crc32c",
+    "composite_etag",
+    "decoded_crc32c",
+    "encoded_crc32c",
+    "listed_object",
+    "object_info",
+    "time_ms",
+]
+
+_MD5 = re.compile(r"[0-9a-f]{32}\Z")
+
+
+def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectInfo:
+    """What the answer to a HEAD or GET says about the object."""
+    metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
+    # Of an object of parts the server keeps a sum over sums (and not every server marks it), which isn't the object's.
+    whole = "-" not in answer["ETag"] or answer.get("ChecksumType") == "FULL_OBJECT"
+    crc = decoded_crc32c(answer.get("ChecksumCRC32C")) if whole else None
+    return ObjectInfo(key, size_bytes, answer["ETag"], time_ms(answer["LastModified"]), metadata, crc)
+
+
+def listed_object(root_length: int, found: Mapping[str, Any]) -> ObjectInfo:
+    """What a listing says about one object; the key loses its first ``root_length`` letters."""
+    return ObjectInfo(found["Key"][root_length:], found["Size"], found["ETag"], time_ms(found["LastModified"]))
+
+
+def completed_parts(parts: Sequence[PartInfo]) -> list[dict[str, object]]:
+    """The parts as a completion names them: servers refuse one without the checksums that the upload began with."""
+    return [
+        {"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": encoded_crc32c(part.crc32c)} for part in parts
+    ]
+
+
+def time_ms(time: datetime) -> int:
+    """Milliseconds since 1970 UTC."""
+    return int(time.timestamp() * 1000)
+
+
+def answered_ms(answer: Mapping[str, Any]) -> int:
+    """The server's own time of the answer: it doesn't send the modification time of what it stored."""
+    try:
+        return time_ms(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]))
+    except (KeyError, ValueError):
+        return 0
+
+
+def encoded_crc32c(crc: int) -> str:
+    """A CRC-32C as S3 writes it: base64 of four bytes, big-endian."""
+    return base64.b64encode(struct.pack(">I", crc)).decode()
+
+
+def decoded_crc32c(text: str | None) -> int | None:
+    """The value of such a text; ``None`` for no text, and for one that isn't four bytes."""
+    try:
+        return int(struct.unpack(">I", base64.b64decode(text or ""))[0])
+    except (struct.error, binascii.Error):
+        return None
+
+
+def composite_etag(parts: Sequence[PartInfo]) -> str:
+    """The ETag of an object of parts where a part's ETag is its MD5, which isn't so everywhere."""
+    digests = [part.etag.strip('"') for part in parts]
+    if not all(_MD5.match(digest) for digest in digests):
+        return ""
+    whole = hashlib.md5(bytes.fromhex("".join(digests)), usedforsecurity=False).hexdigest()
+    return f'"{whole}-{len(parts)}"'
+
+
+def composite_crc32c(parts: Sequence[PartInfo]) -> str:
+    """What S3 keeps for an object of parts: the CRC-32C over the parts' CRC-32Cs."""
+    return encoded_crc32c(crc32c(struct.pack(f">{len(parts)}I", *(part.crc32c for part in parts))))
