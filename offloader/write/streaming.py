@@ -323,10 +323,8 @@ class StreamOffload:
                     return
                 self._queue.learn(infos)
                 if not self._queue.follows(batch.first):
-                    raise Corrupt(
-                        f"stream {self.stream}: the hot tier goes on at {batch.first} after {offered}: entries are gone",
-                        hint="nothing was committed beyond the hole",
-                    )
+                    what = f"stream {self.stream}: the hot tier goes on at {batch.first} after {offered}"
+                    raise Corrupt(f"{what}: entries are gone", hint="nothing was committed beyond the hole")
                 if self._queue.offer(batch) < len(batch):
                     return
         self._step_task.schedule()

@@ -1,0 +1,122 @@
+"""The whole path over every store there is: append, offload, restart, read back, read by strangers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import offloader
+from formats.entries import Position
+from formats.keys import data_key, index_key
+from offloader.errors import Fenced
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from tests.conftest import S3Place
+from tests.independent_reader import read_segment
+
+STREAM = "public/default/persistent/orders-partition-0"
+MIB = 1024 * 1024
+#: Segments of 6 MiB in parts of 5 MiB: multipart and single PUTs; ledgers of 4 MiB.
+SETTINGS = Settings.of(
+    {
+        "offload": {"part_bytes": 5 * MIB, "max_size_per_offload_segment_mbytes": 6.0, "block_bytes": 256 * 1024},
+        "ledgers": {"ledger_bytes_max": 4 * MIB},
+    }
+)
+Open = Callable[[], ObjectStore]
+
+
+@pytest.fixture
+def open_local(tmp_path: Path, exercises: Any) -> Open:
+    exercises("local directory")
+    return lambda: offloader.open_store(f"file://{tmp_path}/store")
+
+
+@pytest.fixture
+def open_s3(s3_place: S3Place) -> Open:
+    return s3_place.open
+
+
+def run_whole_path(open_store: Open, ledgers: Path) -> None:
+    random = Random(11)
+    expected: list[tuple[Position, bytes]] = []
+    store = open_store()
+
+    for round_number in range(2):
+        with offloader.open_managed_ledger(
+            STREAM, ledgers=f"sqlite:///{ledgers}", store=store, settings=SETTINGS
+        ) as topic:
+            for _ in range(8):
+                payloads = [random.randbytes(random.randint(0, 20_000)) for _ in range(100)]
+                for batch in topic.append_batch(payloads, 1_700_000_000_000 + round_number):
+                    expected += [(entry.position, entry.payload) for entry in batch.entries()]
+            topic.offload()
+    store.close()
+
+    store = open_store()
+    with offloader.open_reader(store, STREAM) as reader:
+        assert [(e.position, e.payload) for batch in reader.scan() for e in batch.entries()] == expected
+        first, last = expected[310][0], expected[1200][0]
+        assert [(e.position, e.payload) for e in reader.read(first, last)] == expected[310:1201]
+        assert reader.position_at(1_700_000_000_001) == expected[800][0]
+        segments = reader.segments()
+    assert len(segments) >= 3
+    assert any(segment.summary and segment.summary.data_bytes > 5 * MIB for segment in segments), "a multipart upload"
+
+    # A reader made from the format description alone, which knows nothing of our extension.
+    strangers: list[tuple[Position, bytes]] = []
+    for segment in segments:
+        data, _ = store.get(data_key(STREAM, segment.uuid))
+        index, _ = store.get(index_key(STREAM, segment.uuid))
+        strangers += [(Position(ledger, entry), payload) for ledger, entry, payload in read_segment(data, index)]
+    assert strangers == expected
+    assert list(store.list_uploads(data_key(STREAM, segments[0].uuid))) == []
+    store.close()
+
+
+def test_whole_path_over_a_local_directory(open_local: Open, tmp_path: Path) -> None:
+    run_whole_path(open_local, tmp_path / "ledgers.db")
+
+
+def test_whole_path_over_s3(open_s3: Open, tmp_path: Path) -> None:
+    run_whole_path(open_s3, tmp_path / "ledgers.db")
+
+
+def test_a_second_owner_on_a_real_server_fences_the_first(open_s3: Open, tmp_path: Path) -> None:
+    """Two processes' worth of clients, stores and hot tiers that differ; one manifest: one of them commits."""
+    topics = []
+    stores = [open_s3(), open_s3()]
+    for number, store in enumerate(stores):
+        topics.append(offloader.open_managed_ledger(STREAM, ledgers=f"sqlite:///{tmp_path}/{number}.db", store=store))
+    first, second = topics
+    payloads = [b"x" * 100] * 10
+    first.append_batch(payloads)
+    first.offload()
+    # The second one's ledgers begin where the first one's end: a broker that took the topic over.
+    second.append_batch(payloads)
+    second.append_batch(payloads)
+    second.offload()
+
+    first.append_batch(payloads)
+    with pytest.raises(Fenced):
+        first.offload()
+    with offloader.open_reader(stores[1], STREAM) as reader:
+        assert reader.count() == 20
+    for topic in topics:
+        topic.close(drain=False)
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture(autouse=True)
+def no_leftover_threads() -> Iterator[None]:
+    import threading
+
+    before = set(threading.enumerate())
+    yield
+    left = [t for t in threading.enumerate() if t not in before and t.name.startswith("offloader")]
+    assert left == []
