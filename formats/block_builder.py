@@ -19,6 +19,7 @@ from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from formats.extension import (
     ENTRY_TABLE_HEADER_BYTES,
     FLAG_INDEXED,
+    TABLE_ENTRY_BYTES_MAX,
     BlockExtension,
     encode_block_extension,
     encode_entry_table,
@@ -28,8 +29,6 @@ from formats.payload import interleave
 
 __all__ = ["BlockBuilder", "EncodedBlock"]
 
-#: Most bytes that one entry takes in an entry table: four for its length, eight for its time.
-_TABLE_ENTRY_BYTES_MAX = 12
 #: Compression that saves less than a tenth costs readers more than it gives.
 _COMPRESSED_SHARE_MAX = 0.9
 
@@ -61,7 +60,7 @@ class BlockBuilder:
         self._extension = extension
         marker = END_MARKER_BYTES if extension or layout is Layout.V2 else 0
         self._tail_bytes = marker + (ENTRY_TABLE_HEADER_BYTES if extension else 0)
-        self._entry_bytes = ENTRY_HEADER_BYTES + (_TABLE_ENTRY_BYTES_MAX if extension else 0)
+        self._entry_bytes = ENTRY_HEADER_BYTES + (TABLE_ENTRY_BYTES_MAX if extension else 0)
         self._block_bytes = block_bytes
         self._pads = layout is Layout.V1 and not extension
         self._clear()

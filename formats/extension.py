@@ -27,6 +27,7 @@ __all__ = [
     "FLAG_INDEXED",
     "FLAG_TIMES_INCOMPLETE",
     "ROW",
+    "TABLE_ENTRY_BYTES_MAX",
     "BlockExtension",
     "EntryTable",
     "decode_block_extension",
@@ -59,6 +60,8 @@ assert _MAGIC_AT + _HEADER.size == _HEADER_CRC_AT
 #: width of a length, width of a time, zero, smallest length, earliest time.
 _TABLE_HEADER = struct.Struct(">BBHIq")
 ENTRY_TABLE_HEADER_BYTES = _TABLE_HEADER.size
+#: Most bytes that one entry takes in an entry table: four for its length, eight for its time.
+TABLE_ENTRY_BYTES_MAX = 12
 _WIDTHS = (0, 1, 2, 4, 8)
 _UNSIGNED: dict[int, Any] = {1: np.dtype(">u1"), 2: np.dtype(">u2"), 4: np.dtype(">u4"), 8: np.dtype(">u8")}
 

@@ -18,13 +18,14 @@ from formats.checksum import crc32c, crc32c_combine
 from formats.compression import Codec
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from formats.errors import Inconsistent, LimitExceeded
-from formats.extension import ROW, encode_index_rows
+from formats.extension import ENTRY_TABLE_HEADER_BYTES, ROW, TABLE_ENTRY_BYTES_MAX, encode_index_rows
 from formats.index import BLOCKS_KEY, INDEX_CRC_KEY, INDEX_ENTRY, IndexGroup, ObjectIndex, encode_index, seal_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.payload import RUN_BYTES_MAX
 from formats.segment_map import BlockTable, LedgerGroup, SegmentMap
 
 __all__ = [
+    "ENTRY_BYTES_MAX",
     "BlockTable",
     "Codec",
     "FinishedSegment",
@@ -38,8 +39,15 @@ __all__ = [
     "SegmentSummary",
 ]
 
-#: An entry's block, header and marker included, must stay below 2 GiB.
-_ENTRY_BYTES_MAX = RUN_BYTES_MAX - BLOCK_HEADER_BYTES - END_MARKER_BYTES - ENTRY_HEADER_BYTES
+#: An entry's block, with header, marker and the longest entry table, must stay below 2 GiB.
+ENTRY_BYTES_MAX = (
+    RUN_BYTES_MAX
+    - BLOCK_HEADER_BYTES
+    - END_MARKER_BYTES
+    - ENTRY_HEADER_BYTES
+    - ENTRY_TABLE_HEADER_BYTES
+    - TABLE_ENTRY_BYTES_MAX
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +216,7 @@ class SegmentBuilder:
 
         Raises:
             Inconsistent: entries that don't come after the last one, or in V1 not directly after it; nothing is taken.
-            LimitExceeded: an entry above 2 GiB - 144 bytes; nothing is taken.
+            LimitExceeded: an entry above ``ENTRY_BYTES_MAX``; nothing is taken.
         """
         self._check(batch)
         if len(batch) == 0:
@@ -258,8 +266,8 @@ class SegmentBuilder:
             if batch.first != expected or int(ids[-1]) - int(ids[0]) != len(ids) - 1:
                 raise Inconsistent("a V1 object holds one whole ledger", expected=expected, found=batch.first)
         largest = int(batch.lengths.max())
-        if largest > _ENTRY_BYTES_MAX:
-            raise LimitExceeded("entry is too large", expected=f"at most {_ENTRY_BYTES_MAX} bytes", found=largest)
+        if largest > ENTRY_BYTES_MAX:
+            raise LimitExceeded("entry is too large", expected=f"at most {ENTRY_BYTES_MAX} bytes", found=largest)
 
     def _count(self, batch: EntryBatch) -> None:
         span = self._spans.get(batch.ledger_id)
