@@ -1,0 +1,32 @@
+"""docs/MANIFEST.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from formats.entries import Position
+from formats.manifest import decode_record, encode_record
+from formats.manifest_edits import EDIT_KINDS, Assign, LedgerClosed, Offloaded
+
+TEXT = (Path(__file__).parents[2] / "docs" / "MANIFEST.md").read_text(encoding="utf-8")
+
+
+def test_the_sample_record_is_a_record_and_says_what_the_text_says() -> None:
+    found = re.search(r"```json\n(.*?)```", TEXT, re.S)
+    assert found is not None
+    data = found[1].replace("\n", "").encode()
+
+    record = decode_record(data)
+
+    assert encode_record(record) == data
+    assert record.record_id == 3
+    closed, offloaded, assigned = record.edits
+    assert closed == LedgerClosed(7, 5)
+    assert isinstance(offloaded, Offloaded)
+    assert isinstance(assigned, Assign)
+    assert (offloaded.summary.end, assigned.begin) == (Position(8, 3), Position(8, 4))
+
+
+def test_every_kind_of_edit_is_explained_once() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", TEXT, re.M) == list(EDIT_KINDS)
