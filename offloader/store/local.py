@@ -72,7 +72,7 @@ def open_url(url: str, options: StoreOptions) -> LocalStore:
     else:
         with translated(url, "opening"):
             directory.mkdir(parents=True, exist_ok=True)
-        if not os.access(directory, os.W_OK | os.X_OK):
+        if not os.access(directory, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise AccessDenied(f"{url}: the directory can't be written", hint="check its owner and permissions")
     return LocalStore(directory, options.settings, options.clock)
 

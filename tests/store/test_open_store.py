@@ -1,0 +1,222 @@
+"""Opening a store: what a URL may be, what is loaded for it, and what a store opened for reading refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.settings import StoreSettings
+from offloader.store.base import CREATE, OVERWRITE, IfMatch, PutMode, StoreOptions, open_store
+from offloader.store.probe import probe_conditional_puts, require_conditional_puts
+from offloader.store.s3_body import BodyReader, sendable
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.servers import silent_server
+from offloader.testing.store_suite import all_keys
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("", "not a store's URL"),
+        ("offloader-demo/store", "not a store's URL"),
+        ("file:/store", "not a store's URL"),
+        ("file://store/here", "names no directory"),
+        ("s3://", "names no bucket"),
+        ("s3:///root", "names no bucket"),
+        ("s3://bucket/a//b", "can't be a root"),
+        ("s3://bucket/../b", "can't be a root"),
+        ("s3://bucket?region=x", "names no bucket"),
+        ("memory://", "names no memory"),
+        ("nope://bucket", "unknown store scheme 'nope'"),
+    ],
+)
+def test_a_url_that_is_none_is_refused_with_a_hint(url: str, problem: str) -> None:
+    with pytest.raises(InvalidCall, match=problem) as caught:
+        open_store(url)
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["s3://AKIA:hunter2@bucket/root", "memory://user:hunter2@name"])
+def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> None:
+    with pytest.raises(InvalidCall) as caught:
+        open_store(url)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_remote_url_with_credentials_never_shows_them() -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        open_store("ftp://user:hunter2@127.0.0.1:9/root")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_missing_package_is_named() -> None:
+    with pytest.raises(Unsupported, match="gs://bucket") as caught:
+        open_store("gs://bucket/root")
+    assert "install" in caught.value.hint
+
+
+@pytest.mark.parametrize("endpoint", ["not a url", "127.0.0.1:9000", "http://"])
+def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+    with pytest.raises(InvalidCall):
+        open_store("s3://bucket", endpoint_url=endpoint)
+
+
+def test_options_never_show_keys() -> None:
+    options = StoreOptions(access_key="AKIA", secret_key="hunter2", session_token="hunter3")
+    assert "AKIA" not in repr(options)
+    assert "hunter" not in repr(options)
+
+
+def test_two_openings_of_a_memory_share_it_and_roots_are_apart() -> None:
+    name = uuid.uuid4().hex
+    open_store(f"memory://{name}/a").put("k", b"1")
+    assert open_store(f"memory://{name}/a").get("k")[0] == b"1"
+    assert open_store(f"memory://{name}").get("a/k")[0] == b"1"
+    with pytest.raises(NotFound):
+        open_store(f"memory://{name}/b").get("k")
+
+
+LOADED = """
+import sys
+from offloader.store.base import open_store
+open_store(sys.argv[1])
+print(*(name for name in ("boto3", "botocore", "fsspec", "s3fs") if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize("url", ["memory://x", "file://{}"])
+def test_a_store_without_an_sdk_loads_none(url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LOADED, url.format(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split() == []
+
+
+WRITES = {
+    "put": lambda store: store.put("k", b"new"),
+    "create": lambda store: store.put("n", b"new", mode=CREATE),
+    "delete": lambda store: store.delete(["k"]),
+    "begin": lambda store: store.begin_upload("k"),
+    "part": lambda store: store.upload_part("k", "u", 1, b""),
+    "complete": lambda store: store.complete_upload("k", "u", []),
+    "abort": lambda store: store.abort_upload("k", "u"),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_store_opened_for_reading_refuses_every_write(name: str) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    open_store(url).put("k", b"old")
+    store = open_store(url, read_only=True)
+    with pytest.raises(Unsupported, match="opened for reading"):
+        WRITES[name](store)
+    assert store.get("k")[0] == b"old"
+    assert (store.head("k").size_bytes, all_keys(store), list(store.list_uploads(""))) == (3, ["k"], [])
+    assert store.driver_metadata["managedLedgerOffloadDriver"] == "memory"
+    store.close()
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_another_fsspec_file_system_is_read_and_says_why_it_is_not_written(name: str, tmp_path: Path) -> None:
+    open_store(f"file://{tmp_path}").put("a/k", b"0123456789")
+    store = open_store(f"fsspec+file://{tmp_path}")
+    assert store.get("a/k")[0] == b"0123456789"
+    assert store.list("a/").objects[0].key == "a/k"
+    with pytest.raises(Unsupported, match="two writers could both win") as caught:
+        WRITES[name](store)
+    assert "s3://" in caught.value.hint
+    with pytest.raises(NotFound):
+        store.list_parts("k", "u")
+
+
+def test_s3_is_readable_through_fsspec_too(s3_place: Any) -> None:
+    s3_place.open().put("a/k", b"0123456789")
+    options = {name: value for name, value in s3_place.options.items() if name != "region"}
+    store = open_store(f"fsspec+{s3_place.url}", **options)
+    assert store.get("a/k")[0] == b"0123456789"
+    assert store.head("a/k").etag == s3_place.open().head("a/k").etag
+    assert all_keys(store) == ["a/k"]
+    with pytest.raises(NotFound):
+        store.get("absent")
+
+
+def test_a_remote_file_system_that_never_answers_runs_into_the_deadline() -> None:
+    with silent_server() as url:
+        settings = StoreSettings(connect_timeout_s=0.2, read_timeout_s=0.3, retries_max=0)
+        store = open_store(f"{url}/root", settings=settings)
+        with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s"):
+            store.head("k")
+
+
+@pytest.mark.parametrize("mode", [PutMode(create_only=True, etag='"e"'), PutMode(etag="")])
+def test_a_mode_that_contradicts_itself_is_refused(mode: PutMode) -> None:
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    with pytest.raises(InvalidCall):
+        store.put("k", b"", mode=mode)
+    assert PutMode() == OVERWRITE
+    assert IfMatch('"e"') == PutMode(etag='"e"')
+
+
+def test_a_large_body_is_sent_in_views_of_itself() -> None:
+    body = bytearray(range(256)) * 4000
+    reader = sendable(body)
+    assert isinstance(reader, BodyReader)
+    assert len(reader) == len(body)
+    pieces = []
+    while piece := reader.read(16):
+        assert piece.obj is body
+        assert len(piece) <= 256 * 1024
+        pieces.append(bytes(piece))
+    assert b"".join(pieces) == body
+    assert (reader.seek(0, 2), reader.tell(), reader.seek(-5, 1)) == (len(body), len(body), len(body) - 5)
+    assert bytes(reader.read()) == body[-5:]
+    assert sendable(memoryview(b"small")) == b"small"
+
+
+# -- the start-up probe
+
+
+def test_a_store_that_ignores_the_condition_is_refused_for_writing(servers: Any, exercises: Any) -> None:
+    exercises("rclone (refused)")
+    place = servers.place("rclone")
+    store = place.open()
+    with pytest.raises(Unsupported, match="can't be written safely") as caught:
+        require_conditional_puts(store)
+    assert "a create replaces an object that is there" in str(caught.value)
+    assert "creators at once, 2 were told that they won" in str(caught.value)
+    assert "single_writer" in caught.value.hint
+    result = require_conditional_puts(store, single_writer=True)
+    assert not result.conditional
+    assert all_keys(store) == []
+
+
+def test_every_s3_server_we_test_with_keeps_its_promise(s3_place: Any) -> None:
+    store = s3_place.open()
+    assert require_conditional_puts(store, rounds=8).conditional
+    assert all_keys(store) == []
+
+
+def test_the_probe_finds_a_lie_about_etags() -> None:
+    class Forgetful(FaultyStore):
+        """Treats If-Match as an overwrite."""
+
+        def put(self, key: str, body: Any, *, mode: PutMode = OVERWRITE, **more: Any) -> Any:
+            return super().put(key, body, mode=mode if mode.create_only else OVERWRITE, **more)
+
+    store = Forgetful(open_store(f"memory://{uuid.uuid4().hex}"))
+    assert probe_conditional_puts(store).problems == (
+        "a put with a stale ETag replaces the object",
+        "a put with an ETag creates an object that isn't there",
+    )
+
+
+def test_a_probe_that_cannot_write_says_so_and_a_failing_cleanup_does_not_hide_it() -> None:
+    inner = open_store(f"memory://{uuid.uuid4().hex}")
+    store = FaultyStore(inner, [Fault(verb="put", call=2), Fault(verb="delete", call=1)])
+    with pytest.raises(OffloaderError, match="fault before put"):
+        probe_conditional_puts(store)
