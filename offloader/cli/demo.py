@@ -170,7 +170,10 @@ class _Bar:
         self._bars.stop()
 
     def step(self, text: str) -> None:
-        self._bars.console.print(text, highlight=False, markup=False)
+        if self.now is not None:
+            # the bars are complete: leave them standing, so that nothing is printed in between
+            self._bars.stop()
+        self._console.print(text, highlight=False, markup=False)
 
     def progress(self, now: Progress) -> None:
         self.now = now

@@ -23,6 +23,8 @@ _LEDGER_COLOURS = ("#2f6f9f", "#c96f1e", "#4b9b7a", "#a05195", "#c8553d", "#5c6b
 #: Bars that are narrower than this part of the width carry no text.
 _LABEL_WIDTH_MIN = 0.035
 _BINS = 53
+#: Ledgers whose ends are drawn as lines through the whole picture.
+_LINES_MAX = 40
 _MS_PER_S = 1000.0
 
 
@@ -114,10 +116,13 @@ class _Axis:
 def _subtitle(shape: StreamShape) -> str:
     over = sum(_pieces_of(segment, shape.ledgers) > 1 for segment in shape.segments)
     cut = sum(_pieces_of(ledger, shape.segments) > 1 for ledger in shape.ledgers)
-    return (
-        f"{shape.events:,} entries in {len(shape.ledgers)} ledgers became {len(shape.segments)} segments: "
-        f"{over} of the segments span ledgers, {cut} of the ledgers span segments"
-    )
+    whole = " in ".join([_count(shape.events, "entry", "entries"), _count(len(shape.ledgers), "ledger", "ledgers")])
+    spans = f"{_count(over, 'segment spans', 'segments span')} ledgers, {_count(cut, 'ledger spans', 'ledgers span')}"
+    return f"{whole}, offloaded as {_count(len(shape.segments), 'segment', 'segments')}: {spans} segments"
+
+
+def _count(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def _pieces_of(span: Span, others: Sequence[Span]) -> int:
@@ -141,9 +146,13 @@ def _draw_bars(axes: Any, shape: StreamShape, axis: _Axis) -> None:
         start, stop = axis.at(ledger.start), axis.at(ledger.stop)
         bar(start + gap, stop - gap, 1.85, 0.8, colour)
         wide = (stop - start) / width > 0.1
-        text = f"{ledger.stop - ledger.start:,} entries\n{_mib(ledger.size_bytes)}" if wide else _mib(ledger.size_bytes)
+        text = (
+            f"{_count(ledger.stop - ledger.start, 'entry', 'entries')}\n{_mib(ledger.size_bytes)}"
+            if wide
+            else _mib(ledger.size_bytes)
+        )
         label(start, stop, 2.25, lambda name=ledger.name, text=text: f"{name}\n{text}", "white", 10)  # type: ignore[misc]
-        for edge in (ledger.start, ledger.stop):
+        for edge in (ledger.start, ledger.stop) if len(shape.ledgers) <= _LINES_MAX else ():
             for ends in ([0.66, 0.78], [1.62, 1.85]):
                 axes.plot([axis.at(edge)] * 2, ends, color=_MUTED, lw=0.9, ls=(0, (4, 3)))
     for segment in shape.segments:
@@ -167,8 +176,8 @@ def _draw_rate(axes: Any, shape: StreamShape, axis: _Axis) -> None:
     _bare(axes)
     axes.tick_params(axis="both", colors=_MUTED, labelsize=10)
     if not axis.by_time:
-        axes.set_yticks([])
-        axes.set_xlabel("events of the stream", color=_MUTED, fontsize=10)
+        axes.set_xlabel("entries of the stream", color=_MUTED, fontsize=10)
+        _draw_times(axes, shape)
         return
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
@@ -179,12 +188,28 @@ def _draw_rate(axes: Any, shape: StreamShape, axis: _Axis) -> None:
     axes.stairs(per_unit, edges, color=_MUTED, lw=1.0)
     axes.set_ylim(0, float(per_unit.max()) * 1.15 or 1.0)
     axes.set_ylabel(f"entries per {unit}\nby publish time", color=_INK, fontsize=11)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    for ledger in shape.ledgers[1:]:
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if per_unit.max() >= 10 else f"{value:g}")
+    for ledger in shape.ledgers[1:] if len(shape.ledgers) <= _LINES_MAX else ():
         axes.axvline(axis.at(ledger.start), color=_MUTED, lw=0.9, ls=(0, (4, 3)))
     locator = AutoDateLocator()  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+
+
+def _draw_times(axes: Any, shape: StreamShape) -> None:
+    """Publish times along the stream, where they don't ascend and so can't be the axis."""
+    known = [(events, time_ms) for events, time_ms in shape.timeline if time_ms >= 0]
+    if not known:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no publish times", transform=axes.transAxes, ha="center", color=_MUTED, fontsize=11)
+        return
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
+    axes.plot([e for e, _ in known], [ms / (_MS_PER_S * 86_400) for _, ms in known], color=_MUTED, lw=1.0, marker=".")
+    axes.set_ylabel("publish time", color=_INK, fontsize=11)
+    locator = AutoDateLocator()  # type: ignore[no-untyped-call]
+    axes.yaxis.set_major_locator(locator)
+    axes.yaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
 
 
 def _unit(bin_days: float) -> tuple[str, float]:

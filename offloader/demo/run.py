@@ -293,6 +293,9 @@ def verify(store: ObjectStore, summary: InputSummary, settings: Settings, clock:
         if len(timeline) > _TIMELINE_MAX:
             timeline = timeline[::2]
         digest.add(Events(batch.payloads, batch.publish_times_ms))
+        newest = int(batch.publish_times_ms[-1])
+    if timeline:
+        timeline.append((digest.events - 1, newest))
     return Verification(
         digest.events,
         digest.payload_bytes,

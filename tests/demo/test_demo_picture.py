@@ -1,0 +1,70 @@
+"""The picture: drawn for streams of every shape, and saying what it shows."""
+
+from __future__ import annotations
+
+import struct
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from demo_cases import Watching, run, write_events
+
+from offloader.demo.picture import Span, StreamShape, draw
+from offloader.errors import AccessDenied
+
+DAY_MS = 86_400_000
+
+
+def spans(name: str, *lengths: int) -> list[Span]:
+    found, start = [], 0
+    for number, length in enumerate(lengths, 1):
+        found.append(Span(f"{name} {number}", start, start + length, length * 300))
+        start += length
+    return found
+
+
+def timeline(events: int, *, step_ms: int = DAY_MS) -> list[tuple[int, int]]:
+    return [(event, 1_600_000_000_000 + event * step_ms) for event in range(0, events, max(events // 200, 1))]
+
+
+SHAPES = {
+    "time ascends": ((400, 400, 200), (300, 300, 300, 100), timeline(1000)),
+    "seconds": ((400, 600), (1000,), timeline(1000, step_ms=50)),
+    "time goes back": ((500, 500), (700, 300), [(0, 5000), (500, 1000), (999, 9000)]),
+    "no times": ((500, 500), (700, 300), [(0, -1), (500, -1)]),
+    "all at once": ((10,), (10,), [(0, 5), (5, 5)]),
+    "one event": ((1,), (1,), [(0, 1_600_000_000_000)]),
+    "many": ((10,) * 100, (4,) * 250, timeline(1000)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_stream_is_drawn(tmp_path, shape):
+    ledgers, segments, times = SHAPES[shape]
+    path = tmp_path / "picture.png"
+    draw(StreamShape(shape, spans("ledger", *ledgers), spans("segment", *segments), times), path)
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = struct.unpack(">II", content[16:24])
+    assert (width, height) == (1540, 726)
+
+
+def test_the_suffix_decides_the_kind(tmp_path):
+    path = tmp_path / "picture.svg"
+    draw(StreamShape("x", spans("ledger", 5), spans("segment", 5), timeline(5)), path)
+    assert ET.fromstring(path.read_bytes()).tag.endswith("svg")
+
+
+def test_a_place_that_cant_be_written_is_named(tmp_path):
+    with pytest.raises(AccessDenied, match="nowhere"):
+        draw(StreamShape("x", spans("ledger", 5), spans("segment", 5), []), tmp_path / "nowhere" / "p.png")
+
+
+def test_a_picture_that_cant_be_written_loses_nothing_else(tmp_path):
+    """The demo's picture path is taken by a directory: that is a problem at the end, the import is complete."""
+    (tmp_path / "demo" / "picture.png").mkdir(parents=True)
+    path = write_events(tmp_path / "e.ndjson", 100)
+    result = run(Path(tmp_path, "demo"), Watching(), input_path=str(path))
+    assert result.verification.ok
+    assert result.picture is None
+    assert [type(problem) for problem in result.problems] == [AccessDenied]
