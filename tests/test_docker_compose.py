@@ -1,0 +1,98 @@
+"""The compose file without Docker: it is parsed, and its command lines are run with a MinIO of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from offloader.store.base import open_store
+from offloader.store.probe import require_conditional_puts
+from services.binaries import find_binary
+from services.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Unavailable, free_port, stop_group
+
+FILE = Path(__file__).parent.parent / "docker-compose.yml"
+
+
+def _minio_can_be_had() -> bool:
+    """As in conftest: where it can't, the end of the run says so."""
+    try:
+        find_binary("minio", build=False)
+    except Unavailable:
+        return "minio" in os.environ.get("OFFLOADER_REQUIRE_SERVICES", "")
+    return True
+
+
+@pytest.fixture
+def minio() -> dict[str, Any]:
+    service: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]["minio"]
+    return service
+
+
+def test_the_image_is_pinned_and_reachable_from_this_machine_only(minio: dict[str, Any]) -> None:
+    assert re.fullmatch(r"minio/minio:RELEASE\.\d{4}-\d\d-\d\dT\d\d-\d\d-\d\dZ", minio["image"])
+    assert minio["ports"] == ["127.0.0.1:9000:9000"]
+
+
+def test_keys_and_bucket_are_those_of_the_services_without_docker(minio: dict[str, Any]) -> None:
+    assert minio["environment"]["MINIO_ROOT_USER"] == ACCESS_KEY
+    assert minio["environment"]["MINIO_ROOT_PASSWORD"] == SECRET_KEY
+    assert f"mkdir -p /data/{BUCKET} &&" in minio["command"][0]
+
+
+def test_the_lines_to_type_name_what_the_file_sets(minio: dict[str, Any]) -> None:
+    head = FILE.read_text().partition("services:")[0]
+    for part in (f"AWS_ACCESS_KEY_ID={ACCESS_KEY}", f"AWS_SECRET_ACCESS_KEY={SECRET_KEY}", f"s3://{BUCKET}/"):
+        assert part in head
+
+
+if _minio_can_be_had():
+
+    @pytest.fixture
+    def started(minio: dict[str, Any], tmp_path: Path) -> Iterator[tuple[int, list[str]]]:
+        """The service's own command line with another port and data folder; its port and its health check."""
+        port = free_port()
+        binary = find_binary("minio", build=True)
+        line = minio["command"][0].replace("/data", str(tmp_path / "data")).replace(":9000", f"127.0.0.1:{port}")
+        environment = {**os.environ, **minio["environment"], "MINIO_CI_CD": "1"}
+        environment["PATH"] = f"{binary.parent}:{environment['PATH']}"
+        process = subprocess.Popen(
+            [*minio["entrypoint"], line],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        check = minio["healthcheck"]["test"]
+        assert check[0] == "CMD"
+        script = check[-1].replace("/9000", f"/{port}").replace("$$", "$")
+        yield port, [*check[1:-1], script]
+        stop_group(process.pid, lambda: process.poll() is not None)
+        process.wait(10)
+
+    def test_the_command_starts_a_server_with_the_bucket_and_the_check_says_when(
+        started: tuple[int, list[str]],
+    ) -> None:
+        port, check = started
+        deadline_s = time.monotonic() + 30
+        pause = threading.Event()
+        while subprocess.run(check, capture_output=True, timeout=10, check=False).returncode != 0:
+            assert time.monotonic() < deadline_s, "the health check never succeeded"
+            pause.wait(0.05)
+        keys = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+        store = open_store(f"s3://{BUCKET}/demo", endpoint_url=f"http://127.0.0.1:{port}", **keys)
+        assert require_conditional_puts(store).conditional
+        store.close()
+
+    def test_the_check_fails_where_no_server_is(minio: dict[str, Any]) -> None:
+        check = minio["healthcheck"]["test"]
+        script = check[-1].replace("/9000", f"/{free_port()}").replace("$$", "$")
+        assert subprocess.run([*check[1:-1], script], capture_output=True, timeout=10, check=False).returncode != 0
