@@ -11,16 +11,19 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offloader.errors import Unsupported
+from offloader.spark import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JAVA_VERSION_MIN", "find_java", "local_session"]
+__all__ = ["JAVA_VERSION_MIN", "find_java", "local_session", "require_java"]
 
 #: Spark 4 runs on Java 17 and later.
 JAVA_VERSION_MIN = 17
@@ -30,19 +33,33 @@ _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _VERSION_TIMEOUT_S = 30.0
 
 
-def find_java() -> Path | None:
+def find_java(installed: Path = _JVMS) -> Path | None:
     """The ``java`` executable that Spark should use, its real path; ``None`` when there is none of version 17 or later.
 
     Looks at JAVA_HOME, then PATH, then ``/usr/lib/jvm`` (the lowest version first, which Spark has been tried with
     longest). Each candidate is run to see its version, so that a broken installation isn't chosen.
+
+    Args:
+        installed: where installations are looked for last.
     """
     for java in _preferred():
         if (_version_of(java) or 0) >= JAVA_VERSION_MIN:
             return java.resolve()
-    installed = [home / "bin" / "java" for home in sorted(_JVMS.iterdir())] if _JVMS.is_dir() else []
-    versions = [(_version_of(java) or 0, java) for java in installed]
-    fitting = [found for found in versions if found[0] >= JAVA_VERSION_MIN]
+    found = [home / "bin" / "java" for home in sorted(installed.iterdir())] if installed.is_dir() else []
+    versions = [(_version_of(java) or 0, java) for java in found]
+    fitting = [each for each in versions if each[0] >= JAVA_VERSION_MIN]
     return min(fitting)[1].resolve() if fitting else None
+
+
+def require_java(installed: Path = _JVMS) -> Path:
+    """``find_java``, or ``Unsupported`` with what to install."""
+    java = find_java(installed)
+    if java is None:
+        raise Unsupported(
+            f"no Java {JAVA_VERSION_MIN} or later in JAVA_HOME, PATH or {installed}, and Spark needs one",
+            hint="apt-get install openjdk-17-jre-headless (or default-jre-headless), or set JAVA_HOME",
+        )
+    return java
 
 
 def local_session(
@@ -69,22 +86,23 @@ def local_session(
         from pyspark.sql import SparkSession
     except ImportError as cause:
         raise Unsupported("Spark isn't installed", hint="pip install 'offloader[spark]'") from cause
-    java = find_java()
-    if java is None:
-        raise Unsupported(
-            f"no Java {JAVA_VERSION_MIN} or later in JAVA_HOME, PATH or {_JVMS}, and Spark needs one",
-            hint="apt-get install openjdk-17-jre-headless (or default-jre-headless), or set JAVA_HOME",
-        )
-    from offloader.spark import register
-
+    java = require_java()
     os.environ["JAVA_HOME"] = str(java.parent.parent)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
-    for name, value in {**_LOCAL_CONFIG, **(config or {})}.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    register(spark)
+    with tempfile.TemporaryDirectory(prefix="offloader-spark-") as folder, warnings.catch_warnings():
+        # The JVM reads this once, when it starts; a level that is set later comes after the first ten lines.
+        logging_file = Path(folder) / "log4j2.properties"
+        logging_file.write_text(_LOGGING, encoding="ascii")
+        # Spark says that it hasn't been tried with this pandas; nothing of ours goes through pandas.
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
+        java_options = f"-Dlog4j2.configurationFile={logging_file.as_uri()}"
+        settings = {**_LOCAL_CONFIG, "spark.driver.extraJavaOptions": java_options, **(config or {})}
+        builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        spark = builder.getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+        register(spark)
     return spark
 
 
@@ -95,8 +113,17 @@ _LOCAL_CONFIG = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.session.timeZone": "UTC",
-    "spark.log.level": "ERROR",
 }
+
+_LOGGING = """\
+rootLogger.level = error
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
 
 
 def _preferred() -> Iterator[Path]:

@@ -1,0 +1,209 @@
+"""Plans: small partitions, one pinned manifest version, and executors that only read ranges."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from formats.entries import EntryBatch
+from formats.segment import SegmentMap
+from offloader.spark.options import SourceOptions
+from offloader.spark.planning import INDEXES_READ_MAX, SegmentSlice, plan_slices
+from offloader.spark.scan import BATCH_BYTES_MAX, BATCH_ROWS_MAX, read_slices
+from offloader.spark.schema import Needs, Projection
+from offloader.spark.source import OffloaderReader
+from offloader.store import open_store
+from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
+from offloader.testing.faulty_store import FaultyStore
+from tests.support.streams import StreamWriter, batch_of
+
+ENTRIES = pa.schema([("ledger_id", pa.int64()), ("entry_id", pa.int64()), ("payload", pa.binary())])
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> StreamWriter:
+    return StreamWriter(open_store(f"file://{tmp_path}/store"))
+
+
+def options(writer: StreamWriter, **more: object) -> SourceOptions:
+    return SourceOptions(store=writer.store.url, stream=writer.stream, **more)  # type: ignore[arg-type]
+
+
+def rows(
+    slices: tuple[SegmentSlice, ...],
+    writer: StreamWriter,
+    store: ObjectStore | None = None,
+    schema: pa.Schema = ENTRIES,
+    needs: Needs = Needs.PAYLOADS,
+) -> list[pa.RecordBatch]:
+    return list(read_slices(slices, options(writer), (), Projection(schema, needs), store or writer.store))
+
+
+def blocks_of(partitions: list[tuple[SegmentSlice, ...]]) -> dict[object, list[int]]:
+    found: dict[object, list[int]] = {}
+    for slices in partitions:
+        for piece in slices:
+            numbers = [n for start, stop in piece.blocks for n in range(start, stop)]
+            found.setdefault(piece.objects.uuid, []).extend(numbers)
+    return found
+
+
+@pytest.mark.parametrize("split_bytes", [1, 700, 5000, 10**9])
+def test_partitions_hold_every_block_once_cut_at_block_boundaries_to_the_asked_size(
+    writer: StreamWriter, split_bytes: int
+) -> None:
+    for number in range(4):
+        writer.add([batch_of(1, 300 * number, 300)])
+    partitions = plan_slices(options(writer, split_bytes=split_bytes), (), Needs.PAYLOADS, writer.store)
+    totals = {record.uuid: record.summary for record in writer.log.state.offloaded()}
+    assert blocks_of(partitions) == {uuid: list(range(s.blocks)) for uuid, s in totals.items() if s is not None}
+    sizes = []
+    for slices in partitions:
+        size = 0
+        for piece in slices:
+            index = SegmentMap.parse(writer.store.get(piece.objects.index_key)[0])
+            size += sum(int(index.blocks.length[start:stop].sum()) for start, stop in piece.blocks)
+        sizes.append(size)
+    assert max(sizes) <= split_bytes + 2 * writer.block_bytes
+    assert min(sizes) >= min(split_bytes, sum(sizes)) / 2 - writer.block_bytes
+
+
+def test_partitions_are_small_and_carry_no_manifest_and_no_credentials(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 20_000)])
+    partitions = plan_slices(options(writer, split_bytes=50_000), (), Needs.PAYLOADS, writer.store)
+    assert len(partitions) > 10
+    for each in partitions:
+        pickled = pickle.dumps(each)
+        assert len(pickled) < 1000
+        assert b"manifest" not in pickled
+        assert pickle.loads(pickled) == each
+
+
+def test_the_reader_that_is_sent_to_executors_is_small(writer: StreamWriter) -> None:
+    from pyspark.sql.types import BinaryType, LongType, StructType
+
+    for number in range(50):
+        writer.add([batch_of(1, 10 * number, 10)])
+    reader = OffloaderReader(options(writer), StructType().add("entry_id", LongType()).add("payload", BinaryType()))
+    before = len(pickle.dumps(reader))
+    reader.partitions()
+    assert len(pickle.dumps(reader)) == before < 2000
+
+
+class RangesOnly:
+    """A store that refuses everything but ranged reads."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self.bytes_read: dict[str, int] = {}
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+        assert byte_range is not None, f"all of {key} was asked for"
+        assert "/manifest/" not in key
+        assert not key.startswith("_catalog")
+        self.bytes_read[key] = self.bytes_read.get(key, 0) + byte_range.length
+        return self.inner.get(key, byte_range)
+
+
+def test_executors_only_read_ranges_of_the_objects_in_their_partition(writer: StreamWriter) -> None:
+    for number in range(3):
+        writer.add([batch_of(1, 300 * number, 300)])
+    partitions = plan_slices(options(writer, split_bytes=4000), (), Needs.PAYLOADS, writer.store)
+    ids: list[int] = []
+    for slices in partitions:
+        store = RangesOnly(writer.store)
+        for batch in rows(slices, writer, store):  # type: ignore[arg-type]
+            ids += batch["entry_id"].to_pylist()
+        own = {key for piece in slices for key in (piece.objects.data_key, piece.objects.index_key)}
+        assert set(store.bytes_read) <= own
+        data = sum(count for key, count in store.bytes_read.items() if not key.endswith("-index"))
+        assert data <= 4000 + 2 * writer.block_bytes
+    assert ids == list(range(900))
+
+
+def test_publish_times_read_a_fraction_of_the_bytes_and_positions_none(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 2000, size=300)])
+    key = writer.keys(writer.uuids[0])[0]
+    read = {}
+    for needs, name in ((Needs.PAYLOADS, "payload"), (Needs.ENTRY_TABLES, "publish_time"), (Needs.INDEXES, "entry_id")):
+        [slices] = plan_slices(options(writer), (), needs, writer.store)
+        store = RangesOnly(writer.store)
+        types = {"payload": pa.binary(), "publish_time": pa.timestamp("us", tz="UTC"), "entry_id": pa.int64()}
+        found = rows(slices, writer, store, pa.schema([(name, types[name])]), needs)  # type: ignore[arg-type]
+        assert sum(batch.num_rows for batch in found) == 2000
+        read[name] = store.bytes_read.get(key, 0)
+    assert read["entry_id"] == 0
+    assert 0 < read["publish_time"] < read["payload"] / 10
+
+
+def test_a_plan_is_pinned_what_comes_later_is_not_in_it(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 50)])
+    partitions = plan_slices(options(writer), (), Needs.PAYLOADS, writer.store)
+    writer.add([batch_of(1, 50, 50)])
+    ids = [i for slices in partitions for batch in rows(slices, writer) for i in batch["entry_id"].to_pylist()]
+    assert ids == list(range(50))
+
+
+def test_each_manifest_is_loaded_once(writer: StreamWriter) -> None:
+    for number in range(5):
+        writer.add([batch_of(1, 50 * number, 50)])
+    store = FaultyStore(writer.store)
+    plan_slices(options(writer), (), Needs.PAYLOADS, store)
+    keys = [key for _, key in store.calls]
+    assert len(keys) == len(set(keys))
+    assert [key for key in keys if key.endswith("-index")] == []  # nothing has to be cut or pruned
+
+
+def test_segments_are_cut_by_their_number_of_blocks_when_there_are_too_many_to_read_all_indexes(
+    writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        writer.add([batch_of(1, 300 * number, 300)])
+    store = FaultyStore(writer.store)
+    monkeypatch.setattr("offloader.spark.planning.INDEXES_READ_MAX", 2)
+    assert INDEXES_READ_MAX > 2
+    partitions = plan_slices(options(writer, split_bytes=4000), (), Needs.PAYLOADS, store)
+    assert [key for _, key in store.calls if key.endswith("-index")] == []
+    totals = {record.uuid: record.summary for record in writer.log.state.offloaded()}
+    assert blocks_of(partitions) == {uuid: list(range(s.blocks)) for uuid, s in totals.items() if s is not None}
+    ids = [i for slices in partitions for batch in rows(slices, writer) for i in batch["entry_id"].to_pylist()]
+    assert ids == list(range(900))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "block_bytes"),
+    [([10] * 60_000, 1 << 20), ([10] * 3000, 300), ([1 << 20] * 20, 1 << 23), ([6 << 20, 1, 1, 7 << 20], 1 << 20)],
+    ids=["many small in large blocks", "tiny blocks", "large in one block", "larger than a batch"],
+)
+def test_batches_are_of_a_size_that_suits_the_pipe_to_the_jvm(
+    writer: StreamWriter, sizes: list[int], block_bytes: int
+) -> None:
+    writer.block_bytes = block_bytes
+    writer.add([EntryBatch.build(1, 0, [bytes(size) for size in sizes])])
+    [slices] = plan_slices(options(writer, split_bytes=10**9), (), Needs.PAYLOADS, writer.store)
+    batches = rows(slices, writer)
+    assert [i for batch in batches for i in batch["entry_id"].to_pylist()] == list(range(len(sizes)))
+    for batch in batches:
+        assert batch.schema.equals(ENTRIES)
+        assert batch.num_rows <= 2 * BATCH_ROWS_MAX
+        assert batch["payload"].nbytes <= 2 * BATCH_BYTES_MAX or batch.num_rows == 1
+    for batch in batches[:-1]:
+        assert batch.num_rows >= 4000 or batch["payload"].nbytes >= 1 << 20
+
+
+def test_slices_survive_pickling_and_keep_what_their_objects_must_be(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 10)])
+    [slices] = plan_slices(options(writer), (), Needs.PAYLOADS, writer.store)
+    objects = pickle.loads(pickle.dumps(slices))[0].objects
+    summary = writer.log.state.offloaded()[0].summary
+    assert summary is not None
+    assert (objects.data_bytes, objects.index_bytes, objects.index_crc32c, objects.blocks) == (
+        summary.data_bytes,
+        summary.index_bytes,
+        summary.index_crc32c,
+        summary.blocks,
+    )

@@ -1,0 +1,356 @@
+"""Scans with a real Spark: every entry once, whatever the splits; projections; bounds; damage."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import Retire, Truncate
+from formats.segment import SegmentMap
+from offloader.store import open_store
+from tests.spark.reading import entries_in, load
+from tests.support.streams import BASE_MS, StreamWriter, batch_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> StreamWriter:
+    return StreamWriter(open_store(f"file://{tmp_path}/store"))
+
+
+def failure_of(frame_call: object) -> str:
+    """What Spark says when the call fails."""
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException) as caught:
+        frame_call()  # type: ignore[operator]
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("split_bytes", ["1500", "10000", "67108864"])
+def test_every_entry_of_every_layout_is_a_row_exactly_once(
+    spark: SparkSession, orders: StreamWriter, split_bytes: str
+) -> None:
+    assert entries_in(load(spark, orders, splitBytes=split_bytes)) == sorted(orders.entries)
+
+
+def test_the_columns_are_those_of_the_document_in_utc(spark: SparkSession, orders: StreamWriter) -> None:
+    frame = load(spark, orders)
+    assert frame.schema.simpleString() == (
+        "struct<stream:string,ledger_id:bigint,entry_id:bigint,publish_time:timestamp,payload:binary>"
+    )
+    row = frame.where("ledger_id = 3 AND entry_id = 5").collect()[0]
+    assert row.stream == orders.stream
+    seconds = frame.where("ledger_id = 3 AND entry_id = 5").selectExpr("unix_millis(publish_time) AS t").collect()[0].t
+    assert seconds == BASE_MS + 1000 * 3005
+
+
+def test_a_segment_is_split_inside_into_partitions_of_the_asked_size(spark: SparkSession, writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 20_000)])
+    summary = writer.log.state.offloaded()[0].summary
+    assert summary is not None
+    frame = load(spark, writer, splitBytes=str(summary.data_bytes // 8))
+    assert frame.rdd.getNumPartitions() in (8, 9)
+    sizes = frame.selectExpr("spark_partition_id() AS p").groupBy("p").count()
+    counts = [row["count"] for row in sizes.collect()]
+    assert sum(counts) == 20_000
+    assert max(counts) < 1.2 * 20_000 / len(counts)
+
+
+def test_small_segments_are_packed_into_one_partition(spark: SparkSession, writer: StreamWriter) -> None:
+    for number in range(10):
+        writer.add([batch_of(1, 10 * number, 10)])
+    frame = load(spark, writer)
+    assert frame.rdd.getNumPartitions() == 1
+    assert entries_in(frame) == writer.entries
+
+
+def test_a_stream_without_entries_has_no_rows(spark: SparkSession, writer: StreamWriter) -> None:
+    assert load(spark, writer).count() == 0
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "ledger_id BIGINT, entry_id BIGINT",
+        "entry_id BIGINT, stream STRING",
+        "publish_time TIMESTAMP",
+        "publish_time TIMESTAMP, entry_id BIGINT NOT NULL, ledger_id BIGINT",
+        "payload BINARY, ledger_id BIGINT",
+        "payload BINARY NOT NULL",
+    ],
+)
+def test_a_users_schema_is_the_projection_in_its_order(spark: SparkSession, orders: StreamWriter, schema: str) -> None:
+    whole, part = load(spark, orders), load(spark, orders, schema=schema, splitBytes="5000")
+    assert part.columns == [column.split()[0] for column in schema.split(", ")]
+    assert sorted(map(str, part.collect())) == sorted(map(str, whole.select(*part.columns).collect()))
+
+
+def test_positions_need_no_data_object_at_all(spark: SparkSession, writer: StreamWriter) -> None:
+    uuids = [writer.add([batch_of(1, 500 * number, 500)]) for number in range(2)]
+    writer.store.delete([writer.keys(uuid)[0] for uuid in uuids])
+    frame = load(spark, writer, schema="stream STRING, ledger_id BIGINT, entry_id BIGINT")
+    assert sorted(row.entry_id for row in frame.collect()) == list(range(1000))
+    assert "1:0..1:499" in failure_of(load(spark, writer).count)
+
+
+def test_publish_times_without_payloads_read_only_entry_tables(spark: SparkSession, writer: StreamWriter) -> None:
+    """The payloads are destroyed: who read them would notice."""
+    data, index = writer.keys(writer.add([batch_of(1, 0, 500)]))
+    whole, info = writer.store.get(data)
+    blocks = SegmentMap.parse(writer.store.get(index)[0]).blocks
+    broken = bytearray(whole)
+    for offset, stored in zip(blocks.offset.tolist(), blocks.stored_bytes.tolist(), strict=True):
+        broken[offset : offset + 128 + stored] = bytes(128 + stored)
+    writer.store.put(data, bytes(broken), metadata=info.metadata)
+    frame = load(spark, writer, schema="entry_id BIGINT, publish_time TIMESTAMP")
+    found = frame.selectExpr("entry_id", "unix_millis(publish_time) AS t").collect()
+    assert sorted((row.entry_id, row.t) for row in found) == [(e.entry_id, e.publish_time_ms) for e in writer.entries]
+    assert "Corrupt" in failure_of(load(spark, writer).count)
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ("entry_id BIGINT, key STRING", "the schema has a column key, which content=entries doesn't"),
+        ("entry_id INT", "column entry_id is of type bigint, the schema says int"),
+        ("publish_time TIMESTAMP NOT NULL", "column publish_time may be null, the schema says NOT NULL"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_refused(
+    spark: SparkSession, orders: StreamWriter, schema: str, expected: str
+) -> None:
+    assert expected in failure_of(load(spark, orders, schema=schema).count)
+
+
+# Bounds
+
+
+def test_positions_bound_a_scan_exactly_both_included(spark: SparkSession, orders: StreamWriter) -> None:
+    first, last = Position(3, 77), Position(9, 3)
+    frame = load(spark, orders, startPosition=str(first), endPosition=str(last), splitBytes="9000")
+    assert entries_in(frame) == sorted(orders.between(first, last))
+
+
+def test_times_bound_a_scan_exactly_the_end_excluded(spark: SparkSession, orders: StreamWriter) -> None:
+    start, end = BASE_MS + 1000 * 3100, BASE_MS + 1000 * 3220
+    expected = sorted(entry for entry in orders.entries if start <= entry.publish_time_ms < end)
+    assert len(expected) == 120
+    iso = datetime.fromtimestamp(start / 1000, UTC).isoformat().replace("+00:00", "Z")
+    assert entries_in(load(spark, orders, startTime=iso, endTime=str(end))) == expected
+    positions = load(spark, orders, startTime=iso, endTime=str(end), schema="ledger_id BIGINT, entry_id BIGINT")
+    assert sorted(tuple(row) for row in positions.collect()) == [(e.ledger_id, e.entry_id) for e in expected]
+
+
+def test_positions_outside_of_the_stream_are_errors_that_name_its_ends(
+    spark: SparkSession, orders: StreamWriter
+) -> None:
+    assert "position 0:0 is before the first entry 3:0" in failure_of(load(spark, orders, startPosition="0:0").count)
+    beyond = failure_of(load(spark, orders, endPosition="99:0").count)
+    assert "BeyondEnd" in beyond
+    assert "99:0 is beyond the last readable entry 14:29" in beyond
+
+
+def test_entries_before_the_head_are_no_rows(spark: SparkSession, writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 100)])
+    writer.log.commit([Truncate(Position(1, 60))])
+    assert entries_in(load(spark, writer)) == writer.entries[60:]
+    assert "was deleted: the stream begins at 1:60" in failure_of(load(spark, writer, startPosition="1:0").count)
+
+
+# Streams
+
+
+def test_a_pattern_reads_all_streams_that_fit(spark: SparkSession, tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/store")
+    for name in ("a/orders-0", "a/orders-1", "a/payments", "b/orders-0"):
+        StreamWriter(store, name).add([batch_of(1, 0, 10)])
+    writer = StreamWriter(store, "a/last")
+    counts = load(spark, writer, stream="a/orders-*").groupBy("stream").count().collect()
+    assert sorted((row.stream, row["count"]) for row in counts) == [("a/orders-0", 10), ("a/orders-1", 10)]
+    assert load(spark, writer, stream="*/orders-[0]").count() == 20
+    assert "no stream in file://" in failure_of(load(spark, writer, stream="c/*").count)
+    assert "pins one stream" in failure_of(load(spark, writer, stream="*", asOfManifest="1").count)
+    # With a pattern, positions are bounds and no more.
+    assert load(spark, writer, stream="*", endPosition="1:4").count() == 20
+
+
+def test_an_unknown_stream_is_named_with_similar_ones(spark: SparkSession, orders: StreamWriter) -> None:
+    said = failure_of(load(spark, orders, stream="public/default/persistent/order").count)
+    assert "did you mean public/default/persistent/orders?" in said
+
+
+# Pinning
+
+
+def test_an_old_manifest_record_can_be_read_again(spark: SparkSession, writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 10)])
+    record = writer.log.state.record_id
+    writer.add([batch_of(1, 10, 10)])
+    assert entries_in(load(spark, writer, asOfManifest=str(record))) == writer.entries[:10]
+    assert load(spark, writer).count() == 20
+    said = failure_of(load(spark, writer, asOfManifest="99").count)
+    assert f"the manifest ends at record {writer.log.state.record_id}, 99 doesn't exist yet" in said
+
+
+def test_an_old_record_whose_segments_were_retired_since_is_refused_by_name(
+    spark: SparkSession, writer: StreamWriter
+) -> None:
+    old = writer.add([batch_of(1, 0, 10)])
+    record = writer.log.state.record_id
+    writer.add([batch_of(1, 10, 10)])
+    writer.log.commit([Truncate(Position(1, 10)), Retire((old,))])
+    said = failure_of(load(spark, writer, asOfManifest=str(record)).count)
+    assert "were retired since" in said
+    assert str(old) in said
+
+
+# Damage
+
+
+@pytest.fixture
+def damaged(writer: StreamWriter) -> StreamWriter:
+    """Segment 1 has one damaged block, segment 2 no data object, segment 3 no index; 0 and 4 are whole."""
+    uuids = [writer.add([batch_of(1, 100 * number, 100)]) for number in range(5)]
+    data, index = writer.keys(uuids[1])
+    whole, info = writer.store.get(data)
+    offset = int(SegmentMap.parse(writer.store.get(index)[0]).blocks.offset[1])
+    broken = bytearray(whole)
+    broken[offset + 150] ^= 1
+    writer.store.put(data, bytes(broken), metadata=info.metadata)
+    writer.store.delete([writer.keys(uuids[2])[0], writer.keys(uuids[3])[1]])
+    return writer
+
+
+def test_damage_fails_the_query_and_names_stream_object_range_expected_and_found(
+    spark: SparkSession, damaged: StreamWriter
+) -> None:
+    said = failure_of(load(spark, damaged, endPosition="1:199").count)
+    for part in ("Corrupt", damaged.stream, damaged.keys(damaged.uuids[1])[0], "bytes", "expected", "found"):
+        assert part in said
+    said = failure_of(load(spark, damaged, startPosition="1:200").count)
+    for part in ("ObjectMissing", damaged.stream, str(damaged.uuids[2]), "1:200..1:299"):
+        assert part in said
+
+
+def test_damage_is_left_out_where_the_options_say_so(spark: SparkSession, damaged: StreamWriter) -> None:
+    found = entries_in(load(spark, damaged, onCorrupt="skip", onMissing="skip"))
+    whole = [entry for entry in damaged.entries if entry.entry_id < 100 or entry.entry_id >= 400]
+    rest = [entry for entry in found if entry not in whole]
+    assert [entry for entry in found if entry in whole] == whole
+    assert 0 < len(rest) < 100  # of the segment with one damaged block all others
+    assert all(entry in damaged.entries[100:200] for entry in rest)
+    assert "ObjectMissing" in failure_of(load(spark, damaged, onCorrupt="skip").count)
+    assert "Corrupt" in failure_of(load(spark, damaged, onMissing="skip").count)
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"strem": "x"}, "no such option: strem (did you mean stream?)"),
+        ({"content": "rows"}, "option content: 'rows' is none of entries, segments"),
+        ({"startPosition": "7"}, "option startPosition: a position is written LEDGER:ENTRY"),
+        ({"startTime": "soon"}, "option startTime: 'soon' is not a time"),
+        ({"splitBytes": "0"}, "option splitBytes: '0' is not a whole number above zero"),
+        ({"onCorrupt": "ignore"}, "option onCorrupt: 'ignore' is none of error, skip"),
+        ({"startPosition": "7:1", "endPosition": "7:0"}, "option endPosition 7:0 is before startPosition 7:1"),
+        ({"startTime": "10", "endTime": "9"}, "option endTime is before startTime"),
+        ({"store": ""}, "option store is missing"),
+        ({"store": "memory://x"}, "lives in one process and Spark's workers are others"),
+        ({"store": "foo://x"}, "unknown store scheme 'foo'"),
+        ({"store": "file:///no/such/folder"}, "no such directory"),
+    ],
+)
+def test_bad_options_are_refused_by_name(
+    spark: SparkSession, orders: StreamWriter, options: dict[str, str], expected: str
+) -> None:
+    # Most are noticed by load() already, when Spark asks for the schema.
+    assert expected in failure_of(lambda: load(spark, orders, **options).count())
+
+
+def test_given_credentials_reach_the_store_and_are_never_shown(
+    spark: SparkSession, servers: object, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Against a real server over HTTP; a wrong key is refused without being repeated."""
+    place = servers.place("moto")  # type: ignore[attr-defined]
+    writer = StreamWriter(place.open())
+    writer.add([batch_of(1, 0, 300)])
+    options = {
+        "endpointUrl": place.options["endpoint_url"],
+        "region": place.options["region"],
+        "accessKey": place.options["access_key"],
+        "secretKey": "a-very-secret-key",
+    }
+    frame = load(spark, writer, splitBytes="4000", **options)
+    assert entries_in(frame) == writer.entries
+    frame.explain(True)
+    said = failure_of(load(spark, writer, **{**options, "stream": "nope"}).count)
+    shown = capfd.readouterr()
+    assert "a-very-secret-key" not in said + shown.out + shown.err
+
+
+# Contents
+
+
+def test_segments_are_rows_with_what_the_manifest_says(spark: SparkSession, orders: StreamWriter) -> None:
+    rows = load(spark, orders, content="segments").collect()
+    records = orders.log.state.offloaded()
+    assert [row.uuid for row in rows] == [str(record.uuid) for record in records]
+    for row, record in zip(rows, records, strict=True):
+        summary = record.summary
+        assert summary is not None
+        assert (row.stream, row.status, row.format) == (orders.stream, "offloaded", record.layout)
+        assert (row.first_ledger_id, row.first_entry_id) == record.begin
+        assert (row.last_ledger_id, row.last_entry_id) == record.end
+        assert (row.entries, row.payload_bytes, row.blocks) == (summary.entries, summary.payload_bytes, summary.blocks)
+        assert (row.data_bytes, row.index_bytes, row.compressed) == (
+            summary.data_bytes,
+            summary.index_bytes,
+            summary.compressed,
+        )
+        assert [span.ledger_id for span in row.ledgers] == [span.ledger_id for span in summary.ledgers]
+        assert (row.publish_time_min is None) == (summary.publish_time_min_ms == -1)
+    assert rows[0].offloaded_time - rows[0].assigned_time == timedelta(0)
+
+
+def test_segments_take_a_projection_too(spark: SparkSession, orders: StreamWriter) -> None:
+    frame = load(spark, orders, content="segments", schema="entries BIGINT, uuid STRING")
+    assert sum(row.entries for row in frame.collect()) == len(orders.entries)
+
+
+# Discovery
+
+
+def test_spark_finds_the_source_by_itself_without_pushdown(spark: SparkSession, orders: StreamWriter) -> None:
+    other = spark.newSession()
+    other.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    frame = load(other, orders, splitBytes="20000")
+    assert frame.where("ledger_id = 9").count() == 40
+    assert entries_in(frame) == sorted(orders.entries)
+
+
+def test_importing_the_package_does_not_load_spark() -> None:
+    code = "import sys, offloader, offloader.spark; offloader.spark.register; print('pyspark' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
+    assert done.stdout.strip() == "False"
