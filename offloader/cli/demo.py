@@ -48,6 +48,8 @@ _TimeField = Annotated[
 _Clean = Annotated[bool, typer.Option("--clean", help="Remove an earlier run's data first.")]
 _Spark = Annotated[bool, typer.Option("--spark/--no-spark", help="Whether to scan with Spark at the end.")]
 
+_Picture = Annotated[bool, typer.Option("--picture/--no-picture", help="Whether to draw ledgers, segments and time.")]
+
 
 def run(
     store: Store = "",
@@ -57,6 +59,7 @@ def run(
     time_field: _TimeField = "",
     clean: _Clean = False,
     spark: _Spark = True,
+    picture: _Picture = True,
     endpoint_url: EndpointUrl = "",
     region: Region = "",
     as_json: Json = False,
@@ -77,6 +80,7 @@ def run(
         time_field=time_field,
         clean=clean,
         spark=spark,
+        picture=picture,
     )
     with _observer(as_json) as observer:
         result = run_demo(request, observer, SystemClock())

@@ -22,7 +22,7 @@ from formats.entries import TIME_UNKNOWN_MS
 from offloader.demo.events import EVENTS_PER_BATCH, Events, no_times, table_to_json
 from offloader.errors import AccessDenied, InvalidCall, NotFound
 
-__all__ = ["FORMATS", "LINE_BYTES_MAX", "EventFile"]
+__all__ = ["FORMATS", "LINE_BYTES_MAX", "EventFile", "time_ms_of"]
 
 FORMATS = ("ndjson", "csv", "parquet", "lines")
 #: Longest line, so that a file without line ends isn't read into memory.

@@ -21,7 +21,7 @@ from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.store.base import ObjectStore
 
-__all__ = ["CLEAN_HINT", "STREAM", "DemoPlace", "Imported", "check_fits", "clean", "require_usable"]
+__all__ = ["CLEAN_HINT", "STREAM", "DemoPlace", "Imported", "check_fits", "clean", "notes_after", "require_usable"]
 
 #: The one stream that the demo writes.
 STREAM = "public/default/persistent/demo"

@@ -50,6 +50,7 @@ class DemoRequest:
     time_field: str = ""
     clean: bool = False
     spark: bool = True
+    picture: bool = True
 
     @property
     def store_options(self) -> Mapping[str, str]:
@@ -119,7 +120,8 @@ def run_demo(request: DemoRequest, observer: DemoObserver, clock: Clock) -> Demo
         _look_back(result, store, clock)
     finally:
         store.close()
-    _try(result, lambda: _draw(result))
+    if request.picture:
+        _try(result, lambda: _draw(result))
     if request.spark:
         observer.step("Scanning with Spark")
         _try(result, lambda: _scan(result, clock))

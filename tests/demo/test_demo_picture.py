@@ -64,7 +64,7 @@ def test_a_picture_that_cant_be_written_loses_nothing_else(tmp_path):
     """The demo's picture path is taken by a directory: that is a problem at the end, the import is complete."""
     (tmp_path / "demo" / "picture.png").mkdir(parents=True)
     path = write_events(tmp_path / "e.ndjson", 100)
-    result = run(Path(tmp_path, "demo"), Watching(), input_path=str(path))
+    result = run(Path(tmp_path, "demo"), Watching(), input_path=str(path), picture=True)
     assert result.verification.ok
     assert result.picture is None
     assert [type(problem) for problem in result.problems] == [AccessDenied]

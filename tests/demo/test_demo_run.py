@@ -44,7 +44,7 @@ def stored(place_url: str, **options: object) -> list[bytes]:
 
 def test_a_run_imports_offloads_verifies_and_draws(tmp_path, input_file):
     observer = Watching()
-    result = run(tmp_path / "demo", observer, input_path=str(input_file), time_field="t")
+    result = run(tmp_path / "demo", observer, input_path=str(input_file), time_field="t", picture=True)
     assert result.problems == []
     assert result.verification.ok
     assert (result.offload.appended_before, result.offload.appended) == (0, EVENTS)
@@ -125,7 +125,7 @@ def test_a_run_interrupted_again_and_again_still_ends_with_every_event_once(tmp_
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", *map(str, arguments)]
+    return [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--no-picture", *map(str, arguments)]
 
 
 @pytest.mark.parametrize("lines", [2, 4, 7])
@@ -301,7 +301,6 @@ def test_a_tiny_input_is_one_segment(tmp_path):
     result = run(tmp_path / "demo", input_path=str(path))
     assert (len(result.ledgers), len(result.segments)) == (1, 1)
     assert stored(result.place.store_url) == [b"hello"]
-    assert result.picture is not None
 
 
 def test_empty_events_are_events(tmp_path):
