@@ -6,6 +6,7 @@ Owns the words, tables and JSON of the result. Must never compute anything that 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -76,7 +77,7 @@ def print_result(result: DemoResult) -> None:
     print("\nType next:\n")
     for command in next_commands(result):
         print(f"  {command}")
-    print("\nor, in Python:\n")
+    print(f"\nor, in {shlex.quote(os.path.relpath(sys.executable))}:\n")
     print(python_snippet(result))
     for problem in result.problems:
         print(f"offloader: {problem.message}", file=sys.stderr)
@@ -225,9 +226,14 @@ def _print_scan(scan: ScanResult, seconds: float, *, wide: bool) -> None:
         return
     cells: dict[str, dict[str, Any]] = {}
     for carrier, month, delay, _ in scan.rows:
-        cells.setdefault(carrier, {"carrier": carrier})[str(month)] = f"{delay:.{1 if wide else 0}f}"
+        cells.setdefault(carrier, {"carrier": carrier})[str(month)] = _delay(delay, 1 if wide else 0)
     months = [Column(str(month), datetime(2013, month, 1, tzinfo=UTC).strftime("%b"), right=True) for month in _MONTHS]
     print_rows(cells.values(), [Column("carrier", "carrier"), *months])
+
+
+def _delay(minutes: float, digits: int) -> str:
+    # + 0.0 makes of a rounded -0.0 a 0
+    return f"{round(minutes, digits) + 0.0:.{digits}f}"
 
 
 def _scan_json(scan: ScanResult, seconds: float) -> Mapping[str, object]:
