@@ -77,10 +77,11 @@ class VersionedFiles:
             descriptor = os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)  # a directory: other keys begin with this one, and no object is here
+            return None
         with os.fdopen(descriptor, "rb", buffering=0) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return None
             start, stop = (0, status.st_size) if byte_range is None else (byte_range.start, byte_range.stop)
             length = max(0, min(stop, status.st_size) - start)
             file.seek(min(start, status.st_size))

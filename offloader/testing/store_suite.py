@@ -195,6 +195,14 @@ class StoreSuite(UploadSuite):
         assert self.raw_get(store, "a") == b"1"
         assert all_keys(store) == (["a", "a/b"] if self.nested_keys == "kept" else ["a"])
 
+    def test_the_beginning_of_a_key_is_no_object(self, store: ObjectStore) -> None:
+        self.raw_put(store, "a/b/c", b"1")
+        for key in ("a", "a/b"):
+            with pytest.raises(NotFound):
+                store.get(key)
+            with pytest.raises(NotFound):
+                store.head(key)
+
     # -- conditions
 
     def test_create_refuses_what_is_there(self, store: ObjectStore) -> None:
