@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from offloader.demo.flights import FLIGHTS, Flights
 from tests.independent_reader import read_segment
 
-SECONDS_MAX = 90
 DEPARTED = FLIGHTS - 8_255
 
 
@@ -34,13 +32,12 @@ def offloader(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comp
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> tuple[Path, dict, float]:
-    """The directory it ran in, its result, and how many seconds it took."""
+def whole(tmp_path_factory) -> tuple[Path, dict]:
+    """The directory it ran in, and its result."""
     cwd = tmp_path_factory.mktemp("whole")
-    started = time.monotonic()
     done = offloader("demo", "--json", cwd=cwd)
     assert done.returncode == 0, done.stderr
-    return cwd, json.loads(done.stdout), time.monotonic() - started
+    return cwd, json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +47,8 @@ def flights() -> pandas.DataFrame:
         return pandas.read_csv(content)
 
 
-def test_the_whole_demo_verifies_all_flights_in_time(whole):
-    _, result, seconds = whole
-    assert seconds < SECONDS_MAX
+def test_the_whole_demo_verifies_all_flights(whole):
+    _, result = whole
     assert result["problems"] == []
     assert result["verification"]["ok"]
     assert result["verification"]["events"] == result["events_appended"] == FLIGHTS
@@ -60,7 +56,7 @@ def test_the_whole_demo_verifies_all_flights_in_time(whole):
 
 
 def test_at_least_3_ledgers_and_6_segments_cut_across_each_other(whole):
-    _, result, _ = whole
+    _, result = whole
     segments, ledgers = result["segments"], result["ledgers"]
     assert len(ledgers) >= 3
     assert len(segments) >= 6
@@ -70,7 +66,7 @@ def test_at_least_3_ledgers_and_6_segments_cut_across_each_other(whole):
 
 
 def test_requests_by_verb_add_up_to_what_was_stored(whole):
-    _, result, _ = whole
+    _, result = whole
     requests = {row["verb"]: row for row in result["requests"]}
     objects = sum(s["data_object_bytes"] + s["index_object_bytes"] for s in result["segments"])
     sent = sum(row["bytes_sent"] for row in requests.values())
@@ -81,7 +77,7 @@ def test_requests_by_verb_add_up_to_what_was_stored(whole):
 
 def test_spark_finds_the_mean_delays_that_pandas_finds(whole, flights):
     """Over flights that departed: 8,255 have none. Scanned in more partitions than there are segments."""
-    _, result, _ = whole
+    _, result = whole
     scan = result["spark"]
     expected = flights.dropna(subset=["dep_delay"]).groupby(["carrier", "month"])["dep_delay"].agg(["mean", "size"])
     found = {(row["carrier"], row["month"]): row for row in scan["rows"]}
@@ -94,7 +90,7 @@ def test_spark_finds_the_mean_delays_that_pandas_finds(whole, flights):
 
 
 def test_the_objects_are_read_by_a_reader_made_from_the_format_alone(whole):
-    cwd, result, _ = whole
+    cwd, result = whole
     root = cwd / "offloader-demo" / "store" / result["stream"]
     found = []
     for segment in result["segments"]:
@@ -106,7 +102,7 @@ def test_the_objects_are_read_by_a_reader_made_from_the_format_alone(whole):
 
 
 def test_the_python_snippet_runs_as_it_is(whole, flights):
-    cwd, result, _ = whole
+    cwd, result = whole
     done = subprocess.run(
         [sys.executable, "-c", result["next"]["python"]], cwd=cwd, capture_output=True, text=True, timeout=240
     )
@@ -118,7 +114,7 @@ def test_the_python_snippet_runs_as_it_is(whole, flights):
 
 
 def test_the_commands_run_as_they_are(whole):
-    cwd, result, _ = whole
+    cwd, result = whole
     script = "\n".join(["set -e", *result["next"]["commands"]])
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
@@ -131,7 +127,7 @@ def test_the_commands_run_as_they_are(whole):
 
 
 def test_a_second_run_says_that_there_was_nothing_to_do(whole):
-    cwd, result, _ = whole
+    cwd, result = whole
     done = offloader("demo", "--no-spark", cwd=cwd)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -144,7 +140,7 @@ def test_a_second_run_says_that_there_was_nothing_to_do(whole):
 
 def test_a_spark_that_doesnt_start_loses_nothing_else(whole):
     """Nothing is on PATH, so that Java's launcher finds no shell: the rest is done, and one line says what isn't."""
-    cwd, _, _ = whole
+    cwd, _ = whole
     result = offloader("demo", cwd=cwd, PATH="/nowhere")
     assert result.returncode == 1, result.stderr
     assert "equals that of what was appended" in result.stdout
