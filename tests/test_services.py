@@ -1,0 +1,140 @@
+"""The servers without containers: found, started, stopped, and what is said when they can't be had."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from services.binaries import BINARIES
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "services.servers", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def exports(text: str) -> Mapping[str, str]:
+    return dict(re.findall(r"^export (\w+)=(\S+)$", text, re.MULTILINE))
+
+
+def answers(url: str) -> bool:
+    host, _, port = url.removeprefix("http://").partition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_up_starts_a_server_once_prints_how_to_use_it_and_down_ends_it(tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    try:
+        first = run("up", "moto", **cache)
+        assert first.returncode == 0, first.stderr
+        found = exports(first.stdout)
+        assert answers(found["AWS_ENDPOINT_URL"])
+        assert found["OFFLOADER_TEST_MOTO"] == found["AWS_ENDPOINT_URL"]
+        assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"} <= set(found)
+        again = run("up", "moto", **cache)
+        assert "running already" in again.stdout
+        assert exports(again.stdout) == found
+    finally:
+        down = run("down", **cache)
+    assert down.stdout == "moto stopped\n"
+    assert not answers(found["AWS_ENDPOINT_URL"])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert run("down", **cache).returncode == 0
+
+
+def test_run_prints_the_lines_and_ends_with_the_terminal() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "services.servers", "run", "moto"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(6)]
+    url = exports("".join(lines))["AWS_ENDPOINT_URL"]
+    assert answers(url)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert not answers(url)
+
+
+@pytest.mark.parametrize("name", BINARIES)
+def test_a_server_that_cannot_be_had_is_named_with_the_reason(name: str, tmp_path: Path) -> None:
+    """No cache, no binary on PATH; Go isn't looked for where an endpoint is given."""
+    (tmp_path / "go").write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
+    (tmp_path / "go").chmod(0o755)
+    found = run("build", name, XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path))
+    assert found.returncode == 1
+    assert "Go 1.24 or newer is needed" in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+
+
+PROBE = """
+from services.servers import running
+with running("minio") as endpoint:
+    print(endpoint.url, endpoint.access_key, endpoint.secret_key)
+"""
+
+
+def test_an_endpoint_from_the_environment_comes_first() -> None:
+    given = {"OFFLOADER_TEST_MINIO": "http://minio.example:9000", "OFFLOADER_TEST_MINIO_ACCESS_KEY": "a"}
+    found = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        cwd=ROOT,
+        env={**os.environ, **given, "OFFLOADER_TEST_MINIO_SECRET_KEY": "b", "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert found.stdout.split() == ["http://minio.example:9000", "a", "b"]
+
+
+INNER = """
+def test_it(s3_place):
+    s3_place.open().put("k", b"")
+"""
+
+
+@pytest.mark.parametrize("required", ["", "minio"])
+def test_a_run_says_which_stores_it_exercised_and_requires_what_it_is_told_to(required: str, tmp_path: Path) -> None:
+    """In an environment without the built servers: they are named at the end, or their tests fail."""
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_inner.py").write_text(INNER)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OFFLOADER_")}
+    environment |= {
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "OFFLOADER_REQUIRE_SERVICES": required,
+    }
+    (tmp_path / "go").write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
+    (tmp_path / "go").chmod(0o755)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    found = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "stores exercised: moto (1 tests)" in found.stdout
+    assert "not exercised: versitygw: versitygw isn't built" in found.stdout
+    assert ("not exercised: minio: minio isn't built" in found.stdout) == (required == "")
+    assert (found.returncode == 0) == (required == "")
+    if required:
+        assert "Go 1.24 or newer is needed" in found.stdout
