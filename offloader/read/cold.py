@@ -36,17 +36,19 @@ class ColdTier:
 
     Attributes:
         ends: first and last readable position, ``None`` when nothing is readable.
+        segments: those that hold readable entries, in the stream's order.
     """
 
     def __init__(self, fetcher: Fetcher, state: ManifestState) -> None:
         self._fetcher = fetcher
-        self._state = state
+        self._stream = state.stream
         self.ends = plan.whole_range(state)
+        self.segments = plan.readable_segments(state)
 
     def batches(self, first: Position, last: Position) -> Generator[EntryBatch, None, None]:
         """The entries of a range, one batch per block, fetched ahead in parallel, past the cache."""
         fetcher = self._fetcher
-        segments = [self._objects(record) for record in plan.segments_between(self._state, first, last)]
+        segments = [self._objects(record) for record in plan.segments_between(self.segments, first, last)]
         # Indexes are fetched ahead like blocks are, so that a stream of many small segments doesn't stutter.
         maps = fetcher.workers.in_order(partial(_with_index, fetcher, objects, keep=False) for objects in segments)
         runs = (
@@ -65,7 +67,7 @@ class ColdTier:
 
     def cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
         """The entries of a range through the cache; ``None`` when the range is too long for that."""
-        records = plan.segments_between(self._state, first, last)
+        records = plan.segments_between(self.segments, first, last)
         if len(records) > CACHED_READ_SEGMENTS_MAX:
             return None
         segments = [_with_index(self._fetcher, self._objects(record), keep=True) for record in records]
@@ -82,7 +84,7 @@ class ColdTier:
     def count(self, first: Position, last: Position) -> int:
         """How many entries a range has; see ``Reader.count``."""
         total = 0
-        for record in plan.segments_between(self._state, first, last):
+        for record in plan.segments_between(self.segments, first, last):
             assert record.summary is not None
             if record.summary.begin >= first and record.summary.end <= last:
                 total += record.summary.entries
@@ -108,7 +110,7 @@ class ColdTier:
 
     def position_at(self, publish_time_ms: int) -> Position | None:
         """The earliest position published at that time or later; statistics decide what is fetched."""
-        for record in plan.readable_segments(self._state):
+        for record in self.segments:
             position = self._time_in_segment(record, publish_time_ms)
             if position is not None:
                 return position
@@ -131,7 +133,7 @@ class ColdTier:
         return None
 
     def _objects(self, record: SegmentRecord) -> SegmentObjects:
-        return objects_of(self._state.stream, record, self._fetcher.store)
+        return objects_of(self._stream, record, self._fetcher.store)
 
 
 def objects_of(stream: str, record: SegmentRecord, store: ObjectStore) -> SegmentObjects:

@@ -5,7 +5,8 @@ Owns every choice of what is fetched. Must never fetch: it sees a manifest's vie
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -105,12 +106,28 @@ def whole_range(state: ManifestState) -> tuple[Position, Position] | None:
 def readable_segments(state: ManifestState) -> list[SegmentRecord]:
     """The offloaded segments that hold readable entries, in the stream's order."""
     ends = whole_range(state)
-    return [] if ends is None else segments_between(state, *ends)
+    return [] if ends is None else segments_between(state.offloaded(), *ends)
 
 
-def segments_between(state: ManifestState, first: Position, last: Position) -> list[SegmentRecord]:
-    """The offloaded segments that hold positions of ``first`` .. ``last``, in the stream's order."""
-    return [s for s in state.offloaded() if s.end is not None and s.begin <= last and s.end >= first]
+def segments_between(segments: Sequence[SegmentRecord], first: Position, last: Position) -> list[SegmentRecord]:
+    """Those of ``segments`` that may hold positions of ``first`` .. ``last``.
+
+    Args:
+        segments: offloaded ones in the stream's order; as ranges never overlap, their ends are in order too.
+        first, last: both included.
+    """
+    start = bisect_left(segments, first, key=_end_of)
+    stop = bisect_right(segments, last, lo=start, key=_begin_of)
+    return list(segments[start:stop])
+
+
+def _begin_of(record: SegmentRecord) -> Position:
+    return record.begin
+
+
+def _end_of(record: SegmentRecord) -> Position:
+    assert record.end is not None, "an offloaded segment has an end"
+    return record.end
 
 
 def block_runs(

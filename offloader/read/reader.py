@@ -19,7 +19,6 @@ from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, Trimmed
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.state import ManifestState, SegmentRecord
-from offloader.read import plan
 from offloader.read.cache import Cache
 from offloader.read.cold import ColdTier, first_at
 from offloader.read.entries import Entries
@@ -172,7 +171,7 @@ class Reader:
 
     def segments(self) -> list[SegmentRecord]:
         """The offloaded segments with readable entries, in the stream's order."""
-        return plan.readable_segments(self.state)
+        return list(self._cold.segments)
 
     def refresh(self) -> Reader:
         """A reader of the same stream as its manifest is now; shares the cache and the threads."""

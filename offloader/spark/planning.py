@@ -136,7 +136,7 @@ def _candidates(
     first, last = max(first or ends[0], ends[0]), min(last or ends[1], ends[1])
     return [
         _Candidate(objects_of(state.stream, record, store), record.summary, first, last)
-        for record in plan.segments_between(state, first, last)
+        for record in plan.segments_between(plan.readable_segments(state), first, last)
         if record.summary is not None and _segment_matches(options, predicates, record.summary)
     ]
 

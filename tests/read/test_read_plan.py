@@ -102,7 +102,7 @@ def test_segments_are_found_by_the_positions_they_hold(writer: StreamWriter) -> 
     state = writer.log.state
 
     def found(first: Position, last: Position) -> list[int]:
-        return [writer.uuids.index(record.uuid) for record in segments_between(state, first, last)]
+        return [writer.uuids.index(record.uuid) for record in segments_between(state.offloaded(), first, last)]
 
     assert whole_range(state) == (Position(3, 0), Position(9, 9))
     assert found(Position(0, 0), HIGHEST) == [0, 1, 2]

@@ -1,0 +1,46 @@
+"""Times as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offloader.errors import InvalidCall
+from offloader.read.times import time_ms_of, time_text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1970-01-01T00:00:00Z", 0),
+        ("1970-01-02", 86_400_000),
+        ("19700102", 86_400_000),
+        ("1970-01-01T01:00:00+01:00", 0),
+        ("1970-01-01T00:00:00.0001", 1),  # rounded up: at this time or later
+        ("1969-12-31T23:59:59.5Z", -500),
+        ("1372939200000", 1_372_939_200_000),
+        (" 42 ", 42),
+        ("-42", -42),
+        ("2013-07-04 12:00:00", 1_372_939_200_000),
+    ],
+)
+def test_iso_times_utc_where_no_zone_is_given_and_milliseconds(text: str, expected: int) -> None:
+    assert time_ms_of(text, option="--from-time") == expected
+
+
+@pytest.mark.parametrize("text", ["", "now", "2013-13-01", "2013-07-04T25:00", "1e3", "9" * 19, "1.5"])
+def test_anything_else_is_refused_naming_the_option(text: str) -> None:
+    with pytest.raises(InvalidCall, match=r"option startTime: .* is not a time") as caught:
+        time_ms_of(text, option="option startTime")
+    assert "2013-07-04T12:00:00Z" in caught.value.hint
+
+
+@given(st.integers(-62_135_596_800_000, 253_402_300_799_999))
+def test_a_time_that_was_written_is_read_back(time_ms: int) -> None:
+    assert time_ms_of(time_text(time_ms), option="x") == time_ms
+
+
+def test_times_outside_of_the_calendar_stay_numbers() -> None:
+    assert time_text(2**62) == str(2**62)
+    assert time_ms_of(time_text(10**17), option="x") == 10**17
