@@ -71,8 +71,8 @@ def local_session(
     """A Spark session in this process, on this machine only, with the data source registered.
 
     Its workers run this very Python interpreter, it listens on the loopback address only, shows no web UI and logs
-    errors only. Sets PYSPARK_PYTHON, PYSPARK_DRIVER_PYTHON and JAVA_HOME of this process. When a session exists already
-    in this process it is the one that is returned, as Spark does.
+    errors only. Sets PYSPARK_PYTHON, PYSPARK_DRIVER_PYTHON, JAVA_HOME and, unless it is set, SPARK_LOCAL_IP of this
+    process. When a session exists already in this process it is the one that is returned, as Spark does.
 
     Args:
         app_name: shown in Spark's logs.
@@ -89,6 +89,8 @@ def local_session(
     java = require_java()
     os.environ["JAVA_HOME"] = str(java.parent.parent)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # Else the JVM looks its own host name up, and ends where that has no address (a fresh machine, a container).
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with tempfile.TemporaryDirectory(prefix="offloader-spark-") as folder, warnings.catch_warnings():
         # The JVM reads this once, when it starts; a level that is set later comes after the first ten lines.
         logging_file = Path(folder) / "log4j2.properties"
