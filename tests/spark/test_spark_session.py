@@ -93,6 +93,7 @@ def test_without_java_one_line_says_what_to_install(bare: Path) -> None:
 
 def test_the_session_runs_this_python_listens_on_loopback_and_shows_no_page(spark: SparkSession) -> None:
     assert os.environ["PYSPARK_PYTHON"] == os.environ["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert os.environ["SPARK_LOCAL_IP"], "a host name without an address must not keep Spark from starting"
     conf = spark.sparkContext.getConf()
     assert conf.get("spark.driver.host") == conf.get("spark.driver.bindAddress") == "127.0.0.1"
     assert conf.get("spark.ui.enabled") == "false"
