@@ -68,9 +68,9 @@ def check_keys(keys: Sequence[str], *, root: str = "") -> list[str]:
 
 
 def check_list(prefix: str, limit: int) -> None:
-    """Refuses a prefix with a leading slash and a limit below one."""
-    if prefix.startswith("/"):
-        raise InvalidCall(f"prefix {prefix!r} begins with a slash", hint="keys are relative to the store's root")
+    """Refuses a prefix that no key can have (a store on a file system must not follow ``../``), a limit below one."""
+    if any(level in ("", ".", "..") for level in prefix.split("/")[:-1]):
+        raise InvalidCall(f"no key begins with {prefix!r}", hint="keys are names separated by single slashes")
     if limit < 1:
         raise InvalidCall(f"a listing of {limit} objects was asked for", hint="limit is at least 1")
 

@@ -19,6 +19,8 @@ __all__ = ["list_files"]
 def list_files(directory: Path, prefix: str, after: str, limit: int) -> list[tuple[str, Version]]:
     """Up to ``limit`` keys below ``directory`` that begin with ``prefix`` and come after ``after``, in order."""
     above = prefix.rpartition("/")[0]
+    if above.split("/")[0] == HIDDEN:
+        return []
     start = f"{above}/" if above else ""
     return list(islice(_walk(directory, start, prefix, after), limit))
 

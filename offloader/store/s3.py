@@ -7,13 +7,16 @@ layer does, outside) and never let an SDK exception or a secret out.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import boto3
+import botocore.session
 from botocore import exceptions as sdk
 from botocore.config import Config
+from botocore.loaders import create_loader
 from botocore.parsers import ResponseParserError
 
 from offloader.errors import (
@@ -44,9 +47,12 @@ from offloader.store.s3_answers import (
     composite_crc32c,
     composite_etag,
     decoded_crc32c,
+    delete_failures,
     encoded_crc32c,
+    is_aws,
     listed_object,
     object_info,
+    received,
     time_ms,
 )
 from offloader.store.s3_body import sendable
@@ -90,7 +96,7 @@ class S3Store:
         self._root = root
         with self._translated("opening", writes=False):
             self._client: Any = _client(options)
-        own_endpoint = not _is_aws(self._client.meta.endpoint_url)
+        own_endpoint = not is_aws(self._client.meta.endpoint_url)
         self._driver_metadata = {
             "managedLedgerOffloadDriver": "S3" if own_endpoint else "aws-s3",
             "bucket": bucket,
@@ -159,24 +165,11 @@ class S3Store:
                 answer = self._client.get_object(Bucket=self._bucket, Key=full_key, **wanted)
                 with contextlib.closing(answer["Body"]) as stream:
                     body: bytes = stream.read()
-                return self._cut(key, byte_range, body, answer)
+                return received(f"{self.url}: get of {key}", key, byte_range, body, answer)
         except InvalidCall as error:
             if not _starts_past_end(error):
                 raise
             return b"", self.head(key)
-
-    def _cut(
-        self, key: str, byte_range: ByteRange | None, body: bytes, answer: Mapping[str, Any]
-    ) -> tuple[bytes, ObjectInfo]:
-        if len(body) != answer["ContentLength"]:
-            raise StoreUnavailable(
-                f"{self.url}: get of {key}: {len(body)} bytes came, {answer['ContentLength']} were announced",
-                hint="try again",
-            )
-        size = int(answer["ContentRange"].rpartition("/")[2]) if "ContentRange" in answer else len(body)
-        if byte_range is not None and "ContentRange" not in answer:
-            body = body[byte_range.start : byte_range.stop]  # a server that doesn't know ranges
-        return body, object_info(key, size, answer)
 
     def put(
         self,
@@ -238,14 +231,7 @@ class S3Store:
         wanted = {"Objects": [{"Key": full_key} for full_key in full_keys], "Quiet": True}
         with self._translated(f"delete of {len(full_keys)} keys", writes=True):
             answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
-        failures = []
-        for error in answer.get("Errors", ()):
-            kind, _ = meaning_of(error.get("Code", ""), 500, writes=True)
-            if kind is not NotFound:
-                reason = f"{error.get('Code', '')}: {error.get('Message', '')}"
-                retryable = issubclass(kind, StoreUnavailable | OutcomeUnknown)
-                failures.append(DeleteFailure(error["Key"][len(self._root) :], reason, retryable))
-        return failures
+        return delete_failures(len(self._root), answer.get("Errors", ()))
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         full_key = checks.check_key(key, root=self._root)
@@ -357,9 +343,18 @@ class S3Store:
         self._client.close()
 
 
+@functools.cache
+def _service_descriptions() -> Any:
+    """The SDK's description of S3, megabytes of JSON: parsed once per process, which makes a store open in a third."""
+    return create_loader()
+
+
 def _client(options: StoreOptions) -> Any:
     settings = options.settings
+    core = botocore.session.get_session()
+    core.register_component("data_loader", _service_descriptions())
     session = boto3.session.Session(
+        botocore_session=core,
         aws_access_key_id=options.access_key,
         aws_secret_access_key=options.secret_key,
         aws_session_token=options.session_token,
@@ -380,22 +375,15 @@ def _client(options: StoreOptions) -> Any:
         return session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
 
     # A server of one's own rarely has a host name per bucket.
-    if options.endpoint_url and not _is_aws(options.endpoint_url):
+    if options.endpoint_url and not is_aws(options.endpoint_url):
         return built("path")
     client = built("auto")
-    if _is_aws(client.meta.endpoint_url):
+    if is_aws(client.meta.endpoint_url):
         return client
     client.close()  # the environment or a profile names such a server
     return built("path")
 
 
-def _is_aws(endpoint_url: str) -> bool:
-    host = urlsplit(endpoint_url).hostname or ""
-    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
-
-
 def _starts_past_end(error: InvalidCall) -> bool:
     cause = error.__cause__
-    if not isinstance(cause, sdk.ClientError):
-        return False
-    return bool(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 416)
+    return isinstance(cause, sdk.ClientError) and bool(cause.response["ResponseMetadata"]["HTTPStatusCode"] == 416)

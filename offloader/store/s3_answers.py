@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 from formats.checksum import crc32c
-from offloader.store.base import ObjectInfo, PartInfo
+from offloader.errors import NotFound, OutcomeUnknown, StoreUnavailable
+from offloader.store.base import ByteRange, DeleteFailure, ObjectInfo, PartInfo
+from offloader.store.s3_errors import meaning_of
 
 __all__ = [
     "answered_ms",
@@ -24,9 +27,12 @@ __all__ = [
     "composite_crc32c",
     "composite_etag",
     "decoded_crc32c",
+    "delete_failures",
     "encoded_crc32c",
+    "is_aws",
     "listed_object",
     "object_info",
+    "received",
     "time_ms",
 ]
 
@@ -42,6 +48,21 @@ def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectI
     return ObjectInfo(key, size_bytes, answer["ETag"], time_ms(answer["LastModified"]), metadata, crc)
 
 
+def received(
+    what: str, key: str, byte_range: ByteRange | None, body: bytes, answer: Mapping[str, Any]
+) -> tuple[bytes, ObjectInfo]:
+    """Body and description of a GET's answer, when it is all that was asked for; else ``StoreUnavailable``."""
+    expected = size_bytes = int(answer["ContentLength"])
+    if len(body) == expected and byte_range is not None:
+        if "ContentRange" not in answer:  # a server that knows no ranges sends all of it
+            return body[byte_range.start : byte_range.stop], object_info(key, size_bytes, answer)
+        size_bytes = int(answer["ContentRange"].rpartition("/")[2])
+        expected = min(byte_range.stop, size_bytes) - byte_range.start
+    if len(body) != expected:
+        raise StoreUnavailable(f"{what}: {len(body)} bytes came instead of {expected}", hint="try again")
+    return body, object_info(key, size_bytes, answer)
+
+
 def listed_object(root_length: int, found: Mapping[str, Any]) -> ObjectInfo:
     """What a listing says about one object; the key loses its first ``root_length`` letters."""
     return ObjectInfo(found["Key"][root_length:], found["Size"], found["ETag"], time_ms(found["LastModified"]))
@@ -52,6 +73,24 @@ def completed_parts(parts: Sequence[PartInfo]) -> list[dict[str, object]]:
     return [
         {"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": encoded_crc32c(part.crc32c)} for part in parts
     ]
+
+
+def delete_failures(root_length: int, errors: Sequence[Mapping[str, str]]) -> list[DeleteFailure]:
+    """The keys that a delete names as not removed; one that wasn't there is removed."""
+    failures = []
+    for error in errors:
+        code = error.get("Code", "")
+        kind, _ = meaning_of(code, 500, writes=True)
+        if kind is not NotFound:
+            retryable = issubclass(kind, StoreUnavailable | OutcomeUnknown)
+            failures.append(DeleteFailure(error["Key"][root_length:], f"{code}: {error.get('Message', '')}", retryable))
+    return failures
+
+
+def is_aws(endpoint_url: str) -> bool:
+    """Whether the endpoint is Amazon's own."""
+    host = urlsplit(endpoint_url).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
 
 
 def time_ms(time: datetime) -> int:

@@ -307,10 +307,16 @@ class StoreSuite(UploadSuite):
         assert list(store.delete([*keys, "absent"])) == []
         assert all_keys(store) == []
 
-    @pytest.mark.parametrize(("prefix", "limit"), [("/a", 10), ("", 0)])
+    @pytest.mark.parametrize(
+        ("prefix", "limit"), [("/a", 10), ("", 0), ("../", 9), ("./", 9), ("a/../", 9), ("a//", 9)]
+    )
     def test_a_listing_of_nothing_sensible_is_refused(self, store: ObjectStore, prefix: str, limit: int) -> None:
+        self.raw_put(store, "a/b", b"x")
         with pytest.raises(InvalidCall):
             store.list(prefix, limit=limit)
+        if limit > 0:
+            with pytest.raises(InvalidCall):
+                store.list_uploads(prefix)
 
     # -- delete
 

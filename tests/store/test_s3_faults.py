@@ -22,7 +22,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.settings import StoreSettings
-from offloader.store.base import CREATE, IfMatch, ObjectStore, PartInfo, open_store
+from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo, open_store
 from offloader.store.metered import requests_of
 from offloader.store.s3_errors import meaning_of
 from offloader.testing.servers import Answer, LosingProxy, ScriptedServer, silent_server, slow_server
@@ -200,6 +200,28 @@ def test_a_torn_body_is_no_object() -> None:
         store = opened(server.url)
         with pytest.raises(StoreUnavailable):
             store.get("k")
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (Answer(206, b"2345", {"Content-Range": "bytes 2-5/10"}), b"2345"),
+        (Answer(206, b"23", {"Content-Range": "bytes 2-3/4"}), b"23"),
+        (Answer(206, b"23", {"Content-Range": "bytes 2-3/10"}), None),
+        (Answer(200, b"0123456789"), b"2345"),
+    ],
+)
+def test_a_range_is_answered_whole_or_not_at_all(answer: Answer, expected: bytes | None) -> None:
+    """Also by servers that cut ranges short or don't know them."""
+    headers = {"ETag": '"e"', "Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT", **answer.headers}
+    with ScriptedServer([Answer(answer.status, answer.body, headers)]) as server:
+        store = opened(server.url)
+        if expected is None:
+            with pytest.raises(StoreUnavailable, match="2 bytes came instead of 4"):
+                store.get("k", ByteRange(2, 6))
+        else:
+            assert store.get("k", ByteRange(2, 6))[0] == expected
         store.close()
 
 
