@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -373,3 +377,74 @@ def test_the_table_never_calls_a_sent_write_harmless_by_accident() -> None:
         assert kind in (OutcomeUnknown, Throttled, Unsupported, StoreUnavailable)
         if kind not in (OutcomeUnknown, Unsupported):
             assert status in (503, 507)
+
+
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **values: str) -> None:
+    """An environment with these AWS settings and no others."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    nowhere = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials")}
+    for name, value in {**nowhere, "AWS_CONFIG_FILE": str(tmp_path / "config"), **values}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_endpoint_and_keys_come_from_the_environment(
+    s3_place: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _environment(monkeypatch, tmp_path, **s3_place.endpoint.environment)
+    store = open_store(s3_place.url)
+    store.put("k", b"x")
+    assert store.driver_metadata["serviceEndpoint"] == s3_place.endpoint.url
+    store.close()
+
+
+def test_keys_come_from_a_profile(s3_place: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    endpoint = s3_place.endpoint
+    (tmp_path / "credentials").write_text(
+        f"[other]\naws_access_key_id={endpoint.access_key}\naws_secret_access_key={endpoint.secret_key}\n"
+    )
+    (tmp_path / "config").write_text(f"[profile other]\nendpoint_url={endpoint.url}\nregion=us-east-1\n")
+    _environment(monkeypatch, tmp_path, AWS_PROFILE="other")
+    store = open_store(s3_place.url)
+    store.put("k", b"x")
+    assert store.driver_metadata["region"] == "us-east-1"
+    store.close()
+
+
+def test_credentials_that_a_command_gives_are_fetched_again_when_they_expire(
+    s3_place: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The SDK's own chain, not a copy of its keys: what is about to expire is asked for before every request."""
+    endpoint = s3_place.endpoint
+    answer = {
+        "Version": 1,
+        "AccessKeyId": endpoint.access_key,
+        "SecretAccessKey": endpoint.secret_key,
+        "Expiration": (datetime.now(UTC) + timedelta(minutes=1)).isoformat(),
+    }
+    (tmp_path / "answer").write_text(json.dumps(answer))
+    (tmp_path / "config").write_text(
+        f"[default]\nendpoint_url={endpoint.url}\nregion=us-east-1\n"
+        f"credential_process=sh -c 'echo asked >>{tmp_path}/asked; cat {tmp_path}/answer'\n"
+    )
+    _environment(monkeypatch, tmp_path)
+    store = open_store(s3_place.url)
+    store.put("k", b"x")
+    before = (tmp_path / "asked").read_text().count("asked")
+    store.put("k", b"y")
+    assert (tmp_path / "asked").read_text().count("asked") > before
+    store.close()
+
+
+def test_no_credentials_and_an_unknown_profile_are_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _environment(monkeypatch, tmp_path)
+    store = open_store("s3://bucket/root", endpoint_url="http://127.0.0.1:9")
+    with pytest.raises(AccessDenied, match="credentials") as caught:
+        store.get("k")
+    assert "AWS_ACCESS_KEY_ID" in caught.value.hint
+    store.close()
+    _environment(monkeypatch, tmp_path, AWS_PROFILE="nobody")
+    with pytest.raises(AccessDenied, match="nobody"):
+        open_store("s3://bucket/root", endpoint_url="http://127.0.0.1:9")
