@@ -6,7 +6,7 @@ and the block being filled, or know why a segment ends. The way back is ``Segmen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +18,9 @@ from formats.checksum import crc32c, crc32c_combine
 from formats.compression import Codec
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from formats.errors import Inconsistent, LimitExceeded
-from formats.extension import ENTRY_TABLE_HEADER_BYTES, ROW, TABLE_ENTRY_BYTES_MAX, encode_index_rows
-from formats.index import BLOCKS_KEY, INDEX_CRC_KEY, INDEX_ENTRY, IndexGroup, ObjectIndex, encode_index, seal_index
-from formats.metadata.messages import BookKeeperLedger, PulsarLedger
+from formats.extension import ENTRY_TABLE_HEADER_BYTES, TABLE_ENTRY_BYTES_MAX
 from formats.payload import RUN_BYTES_MAX
+from formats.segment_index import LedgerFacts, LedgerSpan, SegmentSummary, describe_segment
 from formats.segment_map import BlockTable, LedgerGroup, SegmentMap
 
 __all__ = [
@@ -65,73 +64,6 @@ class Part:
     offset: int
     data: bytearray
     crc32c: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerFacts:
-    """What the source knows of a ledger and an index says beyond what the builder saw.
-
-    Attributes:
-        ledger_id: the ledger.
-        closed: whether no entry will be added to it.
-        size_bytes: payload bytes of the whole ledger; 0 = say those of this segment.
-        closed_ms: when it was closed, ms since 1970 UTC.
-        created_ms: when it was opened, ms since 1970 UTC.
-    """
-
-    ledger_id: int
-    closed: bool = False
-    size_bytes: int = 0
-    closed_ms: int = 0
-    created_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerSpan:
-    """The entries of one ledger in a segment. ``entries`` is less than the span of ids where there are gaps."""
-
-    ledger_id: int
-    first_entry_id: int
-    last_entry_id: int
-    entries: int
-    payload_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentSummary:
-    """What is known of a finished segment.
-
-    Attributes:
-        layout: V1 or V2.
-        begin: position of the first entry.
-        end: position of the last entry.
-        data_bytes: length of the data object.
-        index_bytes: length of the index object.
-        data_crc32c: CRC-32C of the data object.
-        index_crc32c: CRC-32C of the index object.
-        entries: how many.
-        payload_bytes: their payloads together.
-        publish_time_min_ms: earliest known publish time, -1 when none is known.
-        publish_time_max_ms: latest known publish time, -1 when none is known.
-        blocks: how many.
-        compressed: whether any block is: the object then needs format version 2.
-        ledgers: ascending.
-    """
-
-    layout: Layout
-    begin: Position
-    end: Position
-    data_bytes: int
-    index_bytes: int
-    data_crc32c: int
-    index_crc32c: int
-    entries: int
-    payload_bytes: int
-    publish_time_min_ms: int
-    publish_time_max_ms: int
-    blocks: int
-    compressed: bool
-    ledgers: tuple[LedgerSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +181,17 @@ class SegmentBuilder:
         parts = self._cut_block(is_last=True)
         self._finished = True
         parts += self._parts.finish()
-        index = self._index(ledgers or {})
-        return FinishedSegment(parts, index, self._summary(self._first, self._last, index))
+        index, summary = describe_segment(
+            layout=self._layout,
+            part_bytes=self._parts.part_bytes,
+            data_bytes=self._parts.total_bytes,
+            data_crc32c=self._parts.crc32c,
+            spans=tuple(self._spans.values()),
+            blocks=self._blocks,
+            facts=ledgers or {},
+            extension=self._extension,
+        )
+        return FinishedSegment(parts, index, summary)
 
     def _check(self, batch: EntryBatch) -> None:
         if self._finished:
@@ -291,71 +232,6 @@ class SegmentBuilder:
         for chunk in block.take_chunks():
             full += self._parts.write(chunk)
         return full
-
-    def _index(self, facts: Mapping[int, LedgerFacts]) -> bytes:
-        of_ledger: dict[int, list[tuple[int, EncodedBlock]]] = {ledger_id: [] for ledger_id in self._spans}
-        for offset, block in self._blocks:
-            of_ledger[block.ledger_id].append((offset, block))
-        groups = tuple(
-            self._group(span, facts.get(span.ledger_id, LedgerFacts(ledger_id=span.ledger_id)), of_ledger[ledger_id])
-            for ledger_id, span in self._spans.items()
-        )
-        index = ObjectIndex(self._layout, self._parts.total_bytes, BLOCK_HEADER_BYTES, groups)
-        return seal_index(index) if self._extension else encode_index(index)
-
-    def _group(self, span: LedgerSpan, facts: LedgerFacts, blocks: Sequence[tuple[int, EncodedBlock]]) -> IndexGroup:
-        entries = np.array(
-            [(block.first_entry_id, 1 + offset // self._parts.part_bytes, offset) for offset, block in blocks],
-            dtype=INDEX_ENTRY,
-        )
-        rows = None
-        if self._extension:
-            rows = encode_index_rows(span.ledger_id, np.array([block.row for _, block in blocks], dtype=ROW))
-        encode = _v1_metadata if self._layout is Layout.V1 else _v2_metadata
-        return IndexGroup(span.ledger_id, encode(span, facts, rows), entries)
-
-    def _summary(self, begin: Position, end: Position, index: bytes) -> SegmentSummary:
-        spans = tuple(self._spans.values())
-        known = [block for _, block in self._blocks if block.publish_time_max_ms != -1]
-        return SegmentSummary(
-            layout=self._layout,
-            begin=begin,
-            end=end,
-            data_bytes=self._parts.total_bytes,
-            index_bytes=len(index),
-            data_crc32c=self._parts.crc32c,
-            index_crc32c=crc32c(index),
-            entries=self.entries,
-            payload_bytes=sum(span.payload_bytes for span in spans),
-            publish_time_min_ms=min((block.publish_time_min_ms for block in known), default=-1),
-            publish_time_max_ms=max((block.publish_time_max_ms for block in known), default=-1),
-            blocks=len(self._blocks),
-            compressed=any(block.compressed for _, block in self._blocks),
-            ledgers=spans,
-        )
-
-
-def _v1_metadata(span: LedgerSpan, facts: LedgerFacts, rows: bytes | None) -> bytes:
-    return BookKeeperLedger(
-        length_bytes=span.payload_bytes,
-        last_entry_id=span.last_entry_id,
-        closed=True,
-        created_ms=facts.created_ms,
-        custom={} if rows is None else {BLOCKS_KEY: rows, INDEX_CRC_KEY: bytes(4)},
-    ).encode()
-
-
-def _v2_metadata(span: LedgerSpan, facts: LedgerFacts, rows: bytes | None) -> bytes:
-    # Pulsar takes a ledger's last readable entry from the metadata of its last segment: so this says where
-    # the segment ends, not where the ledger does.
-    return PulsarLedger(
-        ledger_id=span.ledger_id,
-        entries=span.last_entry_id + 1,
-        size_bytes=facts.size_bytes or span.payload_bytes,
-        closed_ms=facts.closed_ms if facts.closed else None,
-        blocks=rows,
-        index_crc32c=None if rows is None else 0,
-    ).encode()
 
 
 class _PartCutter:
