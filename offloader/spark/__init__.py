@@ -19,7 +19,7 @@ _HOMES = {"find_java": "offloader.spark.session", "local_session": "offloader.sp
 
 
 def register(spark: SparkSession) -> None:
-    """Makes ``spark.read.format("offloader")`` use pushed filters.
+    """Makes ``spark.read.format("offloader")`` take pushed filters, which the option ``pruneByFilters`` makes use of.
 
     Without it Spark finds the data source by itself (module ``pyspark_offloader``), which can't push filters: a source
     that defines them fails unless ``spark.sql.python.filterPushdown.enabled`` is on. This switches it on.

@@ -23,6 +23,7 @@ CONTENTS = ("entries", "segments")
 #: Target size of a partition.
 SPLIT_BYTES = 64 * 1024 * 1024
 _SKIP = ("error", "skip")
+_TRUTH = ("true", "false")
 #: Open stores that one Python worker keeps: tasks of one query use the same one after another.
 STORES_KEPT_MAX = 4
 
@@ -42,6 +43,8 @@ class SourceOptions:
         split_bytes: target size of a partition.
         as_of_manifest: manifest record to pin instead of the newest one.
         skip_corrupt, skip_missing: leave damaged blocks, missing objects out instead of failing.
+        prune_by_filters: let pushed filters spare blocks. Only for a data frame that is used in one query, once: see
+            ``offloader.spark.source.PushingReader``.
         access_key, secret_key, session_token: only if the user gave them; otherwise workers use their own chain.
     """
 
@@ -58,6 +61,7 @@ class SourceOptions:
     as_of_manifest: int | None = None
     skip_corrupt: bool = False
     skip_missing: bool = False
+    prune_by_filters: bool = False
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
@@ -152,6 +156,12 @@ def _skips(name: str, text: str) -> bool:
     return text.strip().lower() == "skip"
 
 
+def _truth(name: str, text: str) -> bool:
+    if text.strip().lower() not in _TRUTH:
+        raise InvalidCall(f"option {name}: {text!r} is none of {', '.join(_TRUTH)}")
+    return text.strip().lower() == "true"
+
+
 def _similar(name: str) -> str:
     lowered = {each.lower(): each for each in _OPTIONS}
     close = difflib.get_close_matches(name.lower(), lowered, n=1)
@@ -173,6 +183,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "asOfManifest": ("as_of_manifest", _number),
     "onCorrupt": ("skip_corrupt", _skips),
     "onMissing": ("skip_missing", _skips),
+    "pruneByFilters": ("prune_by_filters", _truth),
     "accessKey": ("access_key", _text),
     "secretKey": ("secret_key", _text),
     "sessionToken": ("session_token", _text),

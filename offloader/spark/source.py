@@ -29,6 +29,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from offloader.errors import InvalidCall
 from offloader.spark.filters import Predicate, microseconds
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import pinned_states, plan_slices
@@ -68,11 +69,20 @@ class OffloaderReader(DataSourceReader):
 
 
 class PushingReader(OffloaderReader):
-    """Reads with pushed filters, which Spark allows only where its setting is on."""
+    """Reads with pushed filters, which Spark allows only where its setting is on.
+
+    They spare blocks only with the option ``pruneByFilters``, and that is safe only for a data frame that takes part in
+    one query, once. Spark (4.1 to 4.3) keeps the partitions of the last filtered query with the *relation*, and reads a
+    later query that pushes nothing from them, and both sides of a union or a self-join: with pruned partitions those
+    would silently lose rows. ``startPosition``, ``endPosition``, ``startTime``, ``endTime`` and ``stream`` spare the
+    same blocks, belong to the relation, and are always safe.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Takes notice of every filter and leaves all of them to Spark: statistics rule out blocks, not rows."""
-        self.predicates = tuple(p for p in map(_predicate, filters) if p is not None)
+        """Takes notice of filters where that is safe, and leaves all of them to Spark: statistics rule out blocks, not
+        rows."""
+        if self.options.prune_by_filters:
+            self.predicates = tuple(p for p in map(_predicate, filters) if p is not None)
         return filters
 
 
@@ -87,13 +97,18 @@ class PlainOffloaderDataSource(DataSource):
         return ddl(SourceOptions.of(dict(self.options)).content)
 
     def reader(self, schema: StructType) -> OffloaderReader:
-        return OffloaderReader(SourceOptions.of(dict(self.options)), schema)
+        options = SourceOptions.of(dict(self.options))
+        if options.prune_by_filters:
+            raise InvalidCall(
+                "option pruneByFilters needs filters that are pushed", hint="call offloader.spark.register(spark) first"
+            )
+        return OffloaderReader(options, schema)
 
 
 class OffloaderDataSource(PlainOffloaderDataSource):
     """The data source with filter pushdown; ``offloader.spark.register`` installs it."""
 
-    def reader(self, schema: StructType) -> PushingReader:
+    def reader(self, schema: StructType) -> OffloaderReader:
         return PushingReader(SourceOptions.of(dict(self.options)), schema)
 
 

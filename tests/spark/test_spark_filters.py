@@ -19,7 +19,7 @@ from tests.spark.reading import load
 from tests.support.streams import BASE_MS, StreamWriter
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 SECOND = "timestamp_millis({})"
 T3100 = SECOND.format(BASE_MS + 1000 * 3100)
@@ -91,12 +91,48 @@ def unfiltered(spark: SparkSession, orders: StreamWriter) -> dict[str, Positions
     }
 
 
+def positions(frame: DataFrame) -> Positions:
+    return sorted((row.ledger_id, row.entry_id) for row in frame.select("ledger_id", "entry_id").collect())
+
+
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_filtered_scan_gives_the_rows_that_filtering_an_unfiltered_scan_gives(
     spark: SparkSession, orders: StreamWriter, unfiltered: dict[str, Positions], condition: str
 ) -> None:
-    rows = load(spark, orders).where(condition).select("ledger_id", "entry_id").collect()
-    assert sorted((row.ledger_id, row.entry_id) for row in rows) == unfiltered[condition]
+    frame = load(spark, orders, pruneByFilters="true")
+    assert positions(frame.where(condition)) == unfiltered[condition]
+
+
+def test_one_data_frame_answers_any_number_of_queries_in_any_order(
+    spark: SparkSession, orders: StreamWriter, unfiltered: dict[str, Positions]
+) -> None:
+    """Spark reads a query that pushes nothing from the partitions of the one before: they must always be whole."""
+    frame = load(spark, orders)
+    everything = len(orders.entries)
+    for condition in ("entry_id < 2", "ledger_id = 3 OR publish_time IS NULL", "ledger_id = 9"):
+        assert positions(frame.where(condition)) == unfiltered[condition]
+        assert frame.count() == everything
+    few, others = frame.where("ledger_id = 3 AND entry_id < 20"), frame.where("ledger_id = 9")
+    assert few.union(others).count() == 60
+    assert few.union(frame).count() == 20 + everything
+
+
+def test_why_pruning_is_asked_for_by_an_option_spark_reuses_pruned_partitions(
+    spark: SparkSession, orders: StreamWriter
+) -> None:
+    """What Spark does with one data frame in two queries. When this fails, Spark has changed: make pruning the rule."""
+    frame = load(spark, orders, pruneByFilters="true")
+    assert frame.where("ledger_id = 3 AND entry_id < 20").count() == 20
+    assert frame.count() < len(orders.entries)
+
+
+def test_pruning_without_pushed_filters_is_refused(spark: SparkSession, orders: StreamWriter) -> None:
+    from pyspark.errors import PySparkException
+
+    other = spark.newSession()
+    other.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    with pytest.raises(PySparkException, match=r"call offloader\.spark\.register"):
+        load(other, orders, pruneByFilters="true").count()
 
 
 def test_the_conditions_are_not_all_alike(unfiltered: dict[str, Positions]) -> None:
@@ -109,7 +145,9 @@ def test_times_in_another_time_zone_mean_the_same_moment(spark: SparkSession, or
     try:
         when = datetime.fromtimestamp(BASE_MS / 1000 + 3100, timezone(timedelta(hours=9))).strftime("%Y-%m-%d %H:%M:%S")
         expected = sum(entry.publish_time_ms >= BASE_MS + 1000 * 3100 for entry in orders.entries)
-        assert load(spark, orders).where(f"publish_time >= timestamp'{when}'").count() == expected
+        assert (
+            load(spark, orders, pruneByFilters="true").where(f"publish_time >= timestamp'{when}'").count() == expected
+        )
     finally:
         spark.conf.set("spark.sql.session.timeZone", str(zone))
 
