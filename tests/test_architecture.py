@@ -24,6 +24,7 @@ LAYERS = [
         "offloader.settings",
         "offloader.clock",
         "offloader.limits",
+        "offloader.logs",
         "offloader.telemetry",
     },
     {"offloader.store", "offloader.ledgers"},

@@ -35,6 +35,10 @@ class StreamStatus:
         segments_failed: segments given up and started again.
         offers_refused: times an entry was written and there was no room (it is read from the hot tier later).
         error: why the last step failed, empty when it didn't.
+        entries_committed, bytes_committed: of those segments; bytes are payload.
+        last_progress_ms: when this process last committed a segment, ms since 1970 UTC, ``None``: not yet.
+        oldest_time_ms, tail_time_ms: publish times of the first and the newest entry seen here, ``None``: unknown.
+        committed_time_ms: newest publish time of the last committed segment, ``None``: unknown.
     """
 
     mode: Mode
@@ -47,3 +51,9 @@ class StreamStatus:
     segments_failed: int
     offers_refused: int
     error: str
+    entries_committed: int = 0
+    bytes_committed: int = 0
+    last_progress_ms: int | None = None
+    oldest_time_ms: int | None = None
+    tail_time_ms: int | None = None
+    committed_time_ms: int | None = None

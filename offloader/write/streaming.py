@@ -18,10 +18,11 @@ from uuid import UUID
 from formats.entries import EntryBatch, Position
 from formats.keys import new_segment_uuid
 from formats.manifest import Assign, Edit, Failed, LedgerClosed, Offloaded
-from formats.segment import Layout
+from formats.segment import Layout, SegmentSummary
 from offloader.clock import Clock
 from offloader.errors import Closed, Corrupt, Fenced, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource, Subscription
+from offloader.logs import log_segment_offloaded
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.settings import OffloadSettings
@@ -29,6 +30,7 @@ from offloader.write.buffer import StreamBuffer
 from offloader.write.commits import Commits
 from offloader.write.handle import OffloadHandle
 from offloader.write.leftovers import give_up_leftovers
+from offloader.write.progress import Lag, Progress, lag_of
 from offloader.write.segment_queue import SegmentQueue, WritingSegment
 from offloader.write.status import Mode, StreamStatus
 from offloader.write.workers import SerialTask, Workers
@@ -99,9 +101,7 @@ class StreamOffload:
         self._error: OffloaderError | None = None
         self._retry_delay_s = 0.0
         self._retry_waiting = False
-        self._segments_committed = 0
-        self._segments_failed = 0
-        self._offers_refused = 0
+        self._progress = Progress()
 
     @property
     def stream(self) -> str:
@@ -132,11 +132,13 @@ class StreamOffload:
                 tail=self._tail,
                 offered=self._queue.offered,
                 committed=self._committed,
-                segments_committed=self._segments_committed,
-                segments_failed=self._segments_failed,
-                offers_refused=self._offers_refused,
                 error=str(self._error or ""),
+                **self._progress.fields(),
             )
+
+    def lag(self) -> Lag:
+        """How far the cold tier is behind; asks the source for its ledgers when it is."""
+        return lag_of(self.status(), self._source.ledgers)
 
     def offload(self, until: Position | None = None, *, timeout_s: float | None = None) -> Position | None:
         """Closes the segment that holds ``until`` (default: the newest entry now) and waits until it is committed.
@@ -184,12 +186,13 @@ class StreamOffload:
             if self._mode is Mode.STOPPED:
                 return
             before, self._tail = self._tail, batch.last
+            self._progress.seen(batch)
             if self._mode is Mode.LIVE:
                 ours = self._owned and self._queue.offered == before
                 if not ours or self._queue.offer(batch) < len(batch):
                     # The rest is in the hot tier: the next steps read it from there.
                     self._mode = Mode.CATCH_UP
-                    self._offers_refused += ours and before is not None and before.ledger_id == batch.ledger_id
+                    self._progress.offers_refused += ours and before is not None and before.ledger_id == batch.ledger_id
             first = self._queue.first
             wake = self._mode is Mode.CATCH_UP or first is None or not first.assigned
         if wake:
@@ -261,23 +264,20 @@ class StreamOffload:
             edits.append(self._assign(following))
         newest = following.begin if following is not None else summary.end
         self._commits.commit(
-            [*self._closed_edits(newest), *edits], lambda state: self._settled(state, summary.end, following)
+            [*self._closed_edits(newest), *edits], lambda state: self._settled(state, summary, following)
         )
-        _log.info(
-            "stream %s: segment %s %s..%s, %d entries, %d bytes",
-            *(self.stream, segment.handle.uuid, summary.begin, summary.end, summary.entries, summary.data_bytes),
-        )
+        log_segment_offloaded(_log, self.stream, segment.handle.uuid, summary)
 
-    def _settled(self, state: ManifestState, end: Position, following: WritingSegment | None) -> None:
+    def _settled(self, state: ManifestState, summary: SegmentSummary, following: WritingSegment | None) -> None:
         with self._changed:
             if self._mode is Mode.STOPPED:
                 return
             self._queue.pop_first()
-            self._queue.forget_before(end.ledger_id)
+            self._queue.forget_before(summary.end.ledger_id)
             self._committed = state.committed_end()
             if self._close_at is not None and self._committed is not None and self._committed >= self._close_at:
                 self._close_at = None
-            self._segments_committed += 1
+            self._progress.committed(summary, self._clock.now_ms())
             self._retry_delay_s = 0.0
             self._error = None
             self._changed.notify_all()
@@ -285,7 +285,7 @@ class StreamOffload:
             following.assigned = True
             following.handle.start_sending()
         self._step_task.schedule()
-        self._source.release(end)
+        self._source.release(summary.end)
 
     def _restart(self, segment: WritingSegment, error: BaseException) -> None:
         """A segment failed: forget what was offered since its begin, read it again after a wait, under a new name."""
@@ -293,7 +293,7 @@ class StreamOffload:
             segments = self._queue.clear(self._log.state.committed_end())
             if self._mode is not Mode.STOPPED:
                 self._mode = Mode.CATCH_UP
-            self._segments_failed += 1
+            self._progress.segments_failed += 1
         if segment.assigned:
             self._given_up.append(Failed(segment.handle.uuid, str(error)))
         for other in segments:
@@ -322,6 +322,7 @@ class StreamOffload:
                 if self._mode is not Mode.CATCH_UP:
                     return
                 self._queue.learn(infos)
+                self._progress.seen(batch)
                 if not self._queue.follows(batch.first):
                     what = f"stream {self.stream}: the hot tier goes on at {batch.first} after {offered}"
                     raise Corrupt(f"{what}: entries are gone", hint="nothing was committed beyond the hole")

@@ -1,0 +1,82 @@
+"""Structured logs: one JSON object per line, and the one line that each segment gets.
+
+Owns the shape of a log line. Must never configure logging at import, nor let a value break a line in two.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import TextIO
+from uuid import UUID
+
+from formats.segment_index import SegmentSummary
+
+__all__ = ["JsonLines", "log_segment_offloaded", "log_to"]
+
+#: What every record has; the rest was given by ``extra=``.
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonLines(logging.Formatter):
+    """A record as one line of JSON.
+
+    Fields: ``time`` (UTC, ISO 8601 with milliseconds), ``level``, ``logger``, ``message``; what the caller gave as
+    ``extra``; ``error`` (class and message) and ``traceback`` of a logged exception. ``extra`` can't replace the first
+    four. Line breaks inside values are escaped, as JSON does.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        fields: dict[str, object] = {
+            "time": time.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields |= {name: value for name, value in vars(record).items() if name not in _STANDARD and name not in fields}
+        if record.exc_info and record.exc_info[1] is not None:
+            error = record.exc_info[1]
+            fields["error"] = f"{type(error).__name__}: {error}"
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+def log_to(stream: TextIO, *, level: str = "INFO", as_json: bool = True) -> logging.Handler:
+    """Sends the package's logs to ``stream``; the process's other loggers stay as they are.
+
+    Args:
+        stream: usually standard error.
+        level: lowest level written, a name of ``logging``.
+        as_json: one object per line; else plain text.
+
+    Returns:
+        The handler, for ``logging.getLogger("offloader").removeHandler``.
+    """
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("offloader")
+    logger.addHandler(handler)
+    logger.setLevel(level)
+    return handler
+
+
+def log_segment_offloaded(logger: logging.Logger, stream: str, uuid: UUID, summary: SegmentSummary) -> None:
+    """The one line of a segment: written when its manifest record is durable, never earlier."""
+    logger.info(
+        "stream %s: segment %s %s..%s, %d entries, %d bytes",
+        *(stream, uuid, summary.begin, summary.end, summary.entries, summary.data_bytes),
+        extra={
+            "event": "segment_offloaded",
+            "stream": stream,
+            "segment": str(uuid),
+            "begin": str(summary.begin),
+            "end": str(summary.end),
+            "entries": summary.entries,
+            "payload_bytes": summary.payload_bytes,
+            "data_bytes": summary.data_bytes,
+            "index_bytes": summary.index_bytes,
+            "blocks": summary.blocks,
+        },
+    )
