@@ -12,7 +12,15 @@ from typing import Any
 
 from offloader.errors import InvalidCall
 
-__all__ = ["LedgerSettings", "OffloadSettings", "ReadSettings", "Settings", "StoreSettings"]
+__all__ = [
+    "LedgerSettings",
+    "LimitSettings",
+    "OffloadSettings",
+    "ReadSettings",
+    "Settings",
+    "StoreSettings",
+    "TelemetrySettings",
+]
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -24,6 +32,10 @@ def _setting(default: Any, doc: str, *, low: float, high: float) -> Any:
 
 def _choice(default: str, doc: str, choices: tuple[str, ...]) -> Any:
     return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+def _text(default: str, doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc, "text": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +103,45 @@ class ReadSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """Bandwidth and request rate of one process, live before reads before backfill before deletion; 0 = no limit."""
+
+    bytes_per_s: float = _setting(0.0, "bytes sent and received, all together", low=0, high=2**50)
+    upload_bytes_per_s: float = _setting(0.0, "bytes sent", low=0, high=2**50)
+    read_bytes_per_s: float = _setting(0.0, "bytes received", low=0, high=2**50)
+    requests_per_s: float = _setting(0.0, "requests, all together", low=0, high=1e6)
+    upload_requests_per_s: float = _setting(0.0, "requests that write", low=0, high=1e6)
+    read_requests_per_s: float = _setting(0.0, "requests that read or list", low=0, high=1e6)
+    delete_requests_per_s: float = _setting(0.0, "requests that delete or abort", low=0, high=1e6)
+    burst_s: float = _setting(1.0, "seconds of a rate that may be used at once", low=0.001, high=3600)
+    turn_wait_s_max: float = _setting(300.0, "wait for a turn after which a request fails", low=0.001, high=24 * 3600)
+    turns_waiting_max: int = _setting(10_000, "requests that wait for a turn", low=1, high=1_000_000)
+    slowdown_factor: float = _setting(
+        0.5, "what is left of the request rate when the store asks to slow down", low=0.01, high=0.99
+    )
+    slowdown_requests_per_s_min: float = _setting(1.0, "lowest rate after slowing down", low=0.01, high=1e6)
+    recovery_requests_per_s: float = _setting(
+        5.0, "what the rate gains each second without another refusal", low=0.001, high=1e6
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings:
+    """What is told of a running process: status file, watchdog, metrics."""
+
+    status_file: str = _text("", "file that holds the status document, replaced atomically; empty: none")
+    status_interval_s: float = _setting(5.0, "time between two looks at the streams", low=0.05, high=3600)
+    watchdog_no_progress_s: float = _setting(
+        900.0, "a stream with data and no progress for so long is named as stalled", low=1, high=7 * 24 * 3600
+    )
+    labels: str = _choice("namespace", "what metrics are kept by", ("namespace", "topic"))
+    label_sets_max: int = _setting(10_000, "label sets kept; more are counted as other", low=1, high=10_000_000)
+    label_lifetime_s: float = _setting(3600.0, "a label set not used for so long is dropped", low=1, high=7 * 24 * 3600)
+    write_cost_per_1000: float = _setting(0.005, "price of 1000 PUT-class requests", low=0, high=1000)
+    read_cost_per_1000: float = _setting(0.0004, "price of 1000 GET-class requests", low=0, high=1000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All of it."""
 
@@ -98,6 +149,8 @@ class Settings:
     ledgers: LedgerSettings = LedgerSettings()
     store: StoreSettings = StoreSettings()
     read: ReadSettings = ReadSettings()
+    limits: LimitSettings = LimitSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:
@@ -142,6 +195,8 @@ def _section(kind: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[str]]
 def _problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
     if "choices" in metadata:
         return "" if value in metadata["choices"] else f"{value!r} is none of {', '.join(metadata['choices'])}"
+    if "text" in metadata:
+        return "" if isinstance(value, str) else f"{value!r} is not a text"
     wanted = "a whole number" if isinstance(default, int) else "a number"
     if isinstance(value, bool) or not isinstance(value, int if isinstance(default, int) else (int, float)):
         return f"{value!r} is not {wanted}"
