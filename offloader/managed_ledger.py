@@ -23,6 +23,7 @@ from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.read.reader import Entries, open_reader
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
+from offloader.store.probe import require_conditional_puts
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.status import StreamStatus
 from offloader.write.streaming import StreamOffload
@@ -52,10 +53,14 @@ def open_managed_ledger(
 
     Raises:
         InvalidCall: not a stream name.
+        Unsupported: the store can't create an object exactly once, and ``store.single_writer`` isn't set.
         StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
     """
     settings = settings or Settings()
     clock = clock or SystemClock()
+    if settings.offload.method != "none":
+        # Two writers that both "win" would lose entries: found out before anything is written.
+        require_conditional_puts(store, single_writer=settings.store.single_writer)
     own = EmbeddedLedgers(ledgers, settings=settings.ledgers, clock=clock) if isinstance(ledgers, str) else None
     try:
         database = own or ledgers

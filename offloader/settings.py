@@ -38,6 +38,10 @@ def _text(default: str, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc, "text": True})
 
 
+def _flag(default: bool, doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc, "flag": True})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadSettings:
     """How entries become segments (spec: PIP-76; names from the proposal where it has one)."""
@@ -88,6 +92,7 @@ class StoreSettings:
     retry_delay_first_s: float = _setting(0.1, "wait before the first retry; doubles, jittered", low=0, high=60)
     retry_delay_max_s: float = _setting(10.0, "longest wait before a retry", low=0, high=600)
     connections_max: int = _setting(32, "open connections", low=1, high=1024)
+    single_writer: bool = _flag(False, "write to a store without conditional puts: nobody else ever writes there")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +202,8 @@ def _problem(metadata: Mapping[str, Any], default: object, value: object) -> str
         return "" if value in metadata["choices"] else f"{value!r} is none of {', '.join(metadata['choices'])}"
     if "text" in metadata:
         return "" if isinstance(value, str) else f"{value!r} is not a text"
+    if "flag" in metadata:
+        return "" if isinstance(value, bool) else f"{value!r} is neither true nor false"
     wanted = "a whole number" if isinstance(default, int) else "a number"
     if isinstance(value, bool) or not isinstance(value, int if isinstance(default, int) else (int, float)):
         return f"{value!r} is not {wanted}"

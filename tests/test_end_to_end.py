@@ -12,7 +12,7 @@ import pytest
 import offloader
 from formats.entries import Position
 from formats.keys import data_key, index_key
-from offloader.errors import Fenced
+from offloader.errors import Fenced, Unsupported
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from tests.conftest import S3Place
@@ -110,6 +110,24 @@ def test_a_second_owner_on_a_real_server_fences_the_first(open_s3: Open, tmp_pat
         topic.close(drain=False)
     for store in stores:
         store.close()
+
+
+def test_a_store_that_lets_two_writers_win_is_refused_and_nothing_is_written(servers: Any, tmp_path: Path) -> None:
+    """rclone's S3 server ignores If-None-Match."""
+    store = servers.place("rclone").open()
+    ledgers = f"sqlite:///{tmp_path}/ledgers.db"
+
+    with pytest.raises(Unsupported, match="can't be written safely"):
+        offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store)
+    assert list(store.list("").objects) == []
+    assert list(tmp_path.iterdir()) == []
+
+    alone = Settings.of({"store": {"single_writer": True}})
+    with offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=alone) as topic:
+        topic.append(b"on one's own risk")
+    with offloader.open_reader(store, STREAM) as reader:
+        assert reader.count() == 1
+    store.close()
 
 
 @pytest.fixture(autouse=True)
