@@ -26,6 +26,7 @@ LAYERS = [
         "offloader.limits",
         "offloader.logs",
         "offloader.telemetry",
+        "offloader.turns",
     },
     {"offloader.store", "offloader.ledgers"},
     {"offloader.manifest"},

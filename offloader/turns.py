@@ -1,0 +1,259 @@
+"""Whose turn it is: token buckets, priorities and the pace that the store bears, as pure decisions.
+
+Owns every decision about turns. Must never read a clock, hold a lock or wait: the time is handed in.
+
+Rates are token buckets. A request takes its turn when every bucket it needs has room; one that is larger than a
+bucket waits until that is full and leaves it in debt, so that rates hold over any time. Waiting requests are served by
+priority, then by arrival; a lower priority never takes from a bucket that a higher one is waiting for.
+
+A store that refuses with "slow down" lowers the request rate of the whole process by a factor, once for all requests
+that were under way (as TCP does it); each second without another refusal adds a fixed amount, until twice the rate at
+the first refusal is reached and the pace is free again.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from bisect import insort
+from dataclasses import dataclass, field
+
+from offloader.settings import LimitSettings
+
+__all__ = ["RATES", "Bucket", "Pace", "Priority", "Traffic", "Turn", "Turns"]
+
+#: The settings that are rates.
+RATES = (
+    *("bytes_per_s", "upload_bytes_per_s", "read_bytes_per_s"),
+    *("requests_per_s", "upload_requests_per_s", "read_requests_per_s", "delete_requests_per_s"),
+)
+
+#: Shortest wait for a turn: less is lost in the resolution of clocks.
+_WAIT_S_MIN = 0.001
+#: What two sums of floats may differ by, as a part of the amount.
+_ROUNDING = 1e-6
+#: Part of a second's requests that may go out at once while the pace is slowed.
+_PACE_BURST_S = 0.05
+
+
+class Priority(enum.IntEnum):
+    """Whose turn it is first."""
+
+    LIVE = 0
+    READ = 1
+    BACKFILL = 2
+    DELETION = 3
+
+
+class Traffic(enum.Enum):
+    """What a request does."""
+
+    UPLOAD = "upload"
+    READ = "read"
+    DELETE = "delete"
+
+
+class Bucket:
+    """Tokens that come back at ``rate_per_s``, at most ``burst`` of them; pure, the time is handed in.
+
+    In any time ``t`` at most ``rate_per_s * t + burst`` plus the largest single amount are taken.
+    """
+
+    __slots__ = ("_at_s", "_level", "burst", "name", "rate_per_s")
+
+    def __init__(self, name: str, rate_per_s: float, burst: float) -> None:
+        self.name = name
+        self.rate_per_s = rate_per_s
+        self.burst = burst
+        self._level = burst
+        self._at_s: float | None = None
+
+    def ready_in_s(self, amount: float, now_s: float) -> float:
+        """Seconds until ``amount`` may be taken; more than ``burst`` waits for a full bucket."""
+        self._fill(now_s)
+        lacking = min(amount, self.burst) - self._level
+        return 0.0 if lacking <= _ROUNDING * max(1.0, amount) else max(_WAIT_S_MIN, lacking / self.rate_per_s)
+
+    def take(self, amount: float, now_s: float) -> None:
+        """Takes ``amount``; below zero if there isn't so much."""
+        self._fill(now_s)
+        self._level -= amount
+
+    def give_back(self, amount: float) -> None:
+        """Corrects an amount that was estimated; negative: more was used."""
+        self._level = min(self.burst, self._level + amount)
+
+    def drain(self, now_s: float) -> None:
+        """Empties it."""
+        self._fill(now_s)
+        self._level = min(self._level, 0.0)
+
+    def _fill(self, now_s: float) -> None:
+        if self._at_s is not None and now_s > self._at_s:
+            self._level = min(self.burst, self._level + (now_s - self._at_s) * self.rate_per_s)
+        self._at_s = now_s
+
+
+class Pace:
+    """The request rate that the store bears: free until it refuses, then down by a factor and up by a summand; pure."""
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self._settings = settings
+        self._bucket = Bucket("pace", 1.0, 1.0)
+        self._free_at_per_s: float | None = None
+        self._grown_s = 0.0
+        self._window_s = 0.0
+        self._window_count = 0
+        self._previous_count = 0
+        self.slowdowns = 0
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """``None``: free."""
+        return self._bucket.rate_per_s if self._free_at_per_s is not None else None
+
+    def bucket(self, now_s: float) -> Bucket | None:
+        """The bucket of the slowed pace, grown up to now; ``None`` when the pace is free."""
+        if self._free_at_per_s is None:
+            return None
+        gained = max(0.0, now_s - self._grown_s) * self._settings.recovery_requests_per_s
+        self._grown_s = now_s
+        self._set_rate(self._bucket.rate_per_s + gained)
+        if self._bucket.rate_per_s >= self._free_at_per_s:
+            self._free_at_per_s = None
+            return None
+        return self._bucket
+
+    def admitted(self, now_s: float) -> None:
+        """A request takes its turn."""
+        self._turn_window(now_s)
+        self._window_count += 1
+
+    def slow_down(self, now_s: float) -> None:
+        """The store refused a request."""
+        self.bucket(now_s)
+        self._turn_window(now_s)
+        free = self._free_at_per_s is None
+        rate = float(max(self._previous_count, self._window_count, 1)) if free else self._bucket.rate_per_s
+        if free:
+            self._free_at_per_s = 2 * max(rate, self._settings.slowdown_requests_per_s_min)
+        self._grown_s = now_s
+        self._set_rate(max(self._settings.slowdown_requests_per_s_min, rate * self._settings.slowdown_factor))
+        self._bucket.drain(now_s)
+        self.slowdowns += 1
+
+    def _set_rate(self, rate_per_s: float) -> None:
+        self._bucket.rate_per_s = rate_per_s
+        self._bucket.burst = max(1.0, rate_per_s * _PACE_BURST_S)
+
+    def _turn_window(self, now_s: float) -> None:
+        """Counts requests by the second, so that the first refusal knows how fast it was."""
+        passed_s = now_s - self._window_s
+        if passed_s >= 1.0:
+            self._previous_count = self._window_count if passed_s < 2.0 else 0
+            self._window_s, self._window_count = now_s, 0
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request's turn.
+
+    Attributes:
+        number: by arrival.
+        size_bytes: what it is expected to move.
+        admitted: number by admission, ``None`` while it waits.
+    """
+
+    priority: Priority
+    traffic: Traffic
+    size_bytes: int
+    number: int
+    admitted: int | None = None
+    event: threading.Event = field(default_factory=threading.Event, repr=False)
+
+
+class Turns:
+    """Who waits and who may go; pure: no lock, no clock, no thread.
+
+    Args:
+        settings: rates; 0 means that there is no such limit.
+    """
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self.pace = Pace(settings)
+        self.waiting: list[Turn] = []
+        self._admitted = 0
+        self._asked = 0
+        self._slowed_at = 0
+        rates = {name: getattr(settings, name) for name in RATES}
+        self._buckets = {
+            name: Bucket(name, rate, max(1.0, rate * settings.burst_s)) for name, rate in rates.items() if rate
+        }
+
+    def ask(self, priority: Priority, traffic: Traffic, size_bytes: int) -> Turn:
+        """Queues a request behind those of its priority."""
+        self._asked += 1
+        turn = Turn(priority, traffic, size_bytes, self._asked)
+        insort(self.waiting, turn, key=lambda other: (other.priority, other.number))
+        return turn
+
+    def admit(self, now_s: float) -> list[Turn]:
+        """Lets go, in order, everyone whose buckets have room and are not waited for by somebody before."""
+        going: list[Turn] = []
+        claimed: set[str] = set()
+        pace = self.pace.bucket(now_s)
+        for turn in self.waiting:
+            needs = self._needs(turn, pace)
+            lacking = [b.name for b, amount in needs if b.name in claimed or b.ready_in_s(amount, now_s) > 0]
+            if lacking:
+                claimed.update(lacking)
+                continue
+            for bucket, amount in needs:
+                bucket.take(amount, now_s)
+            self._admitted += 1
+            turn.admitted = self._admitted
+            self.pace.admitted(now_s)
+            going.append(turn)
+        if going:
+            self.waiting = [turn for turn in self.waiting if turn.admitted is None]
+        return going
+
+    def ready_in_s(self, turn: Turn, now_s: float) -> float:
+        """When it is worth asking again for this turn."""
+        needs = self._needs(turn, self.pace.bucket(now_s))
+        return max([_WAIT_S_MIN, *(bucket.ready_in_s(amount, now_s) for bucket, amount in needs)])
+
+    def lacks(self, turn: Turn, now_s: float) -> str:
+        """The limit that ``turn`` waits for longest, with its value."""
+        needs = self._needs(turn, self.pace.bucket(now_s))
+        bucket = max(needs, key=lambda need: need[0].ready_in_s(need[1], now_s))[0] if needs else None
+        if bucket is None:
+            return "no limit"
+        name = "the pace that the store bears" if bucket.name == "pace" else f"limits.{bucket.name}"
+        return f"{name} = {bucket.rate_per_s:g}"
+
+    def withdraw(self, turn: Turn) -> None:
+        """It doesn't wait any more."""
+        self.waiting = [other for other in self.waiting if other is not turn]
+
+    def settle(self, turn: Turn, moved_bytes: int) -> None:
+        """What was really moved, when that wasn't known before."""
+        for bucket, amount in self._needs(turn, None):
+            if bucket.name.endswith("bytes_per_s"):
+                bucket.give_back(amount - moved_bytes)
+
+    def slow_down(self, turn: Turn, now_s: float) -> bool:
+        """The store refused ``turn``; False when it was under way already at the last slowing down."""
+        if turn.admitted is None or turn.admitted <= self._slowed_at:
+            return False
+        self._slowed_at = self._admitted
+        self.pace.slow_down(now_s)
+        return True
+
+    def _needs(self, turn: Turn, pace: Bucket | None) -> list[tuple[Bucket, float]]:
+        kind = turn.traffic.value
+        found: list[tuple[Bucket, float]] = [] if pace is None else [(pace, 1.0)]
+        for amount, unit in ((1.0, "requests_per_s"), (float(turn.size_bytes), "bytes_per_s")):
+            names = (unit, f"{kind}_{unit}")
+            found += [(self._buckets[name], amount) for name in names if name in self._buckets]
+        return found
