@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall
+from offloader.limits import Limiter
 from offloader.settings import StoreSettings
+from offloader.telemetry import NO_TELEMETRY, Recorder
 
 __all__ = [
     "CREATE",
@@ -209,6 +211,8 @@ class StoreOptions:
         settings: deadlines, retries, connections.
         clock: wall clock and waits.
         read_only: whether writing verbs are refused.
+        limiter: whose turn it is; ``None``: one of its own, that limits nothing until the store asks to slow down.
+        recorder: takes measurements of requests.
     """
 
     endpoint_url: str | None = None
@@ -219,6 +223,8 @@ class StoreOptions:
     settings: StoreSettings = field(default_factory=StoreSettings)
     clock: Clock = field(default_factory=SystemClock)
     read_only: bool = False
+    limiter: Limiter | None = None
+    recorder: Recorder = NO_TELEMETRY
 
 
 _MODULES = {
@@ -240,8 +246,10 @@ def open_store(
     settings: StoreSettings | None = None,
     clock: Clock | None = None,
     read_only: bool = False,
+    limiter: Limiter | None = None,
+    recorder: Recorder = NO_TELEMETRY,
 ) -> ObjectStore:
-    """Opens the object store at ``url``; calls on it are counted (``metered``) and retried (``retrying``).
+    """Opens the object store at ``url``; calls on it wait their turn, are measured, and retried (``layers``).
 
     Every *attempt* is counted, not only the call that was made of it: see ``offloader.store.metered.requests_of``.
 
@@ -253,6 +261,9 @@ def open_store(
         settings: deadlines, retries, connections.
         clock: default: the machine's.
         read_only: writing verbs raise ``Unsupported``; nothing is created, not even a local directory.
+        limiter: limits of bandwidth and request rate, shared by all stores that are given it; default: none but what
+            the server asks for.
+        recorder: where measurements of requests go, for example ``offloader.telemetry.Metrics``.
 
     Raises:
         InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials.
@@ -270,6 +281,8 @@ def open_store(
         settings=settings or StoreSettings(),
         clock=clock or SystemClock(),
         read_only=read_only,
+        limiter=limiter,
+        recorder=recorder,
     )
     module = importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))
     opened = cast(Callable[[str, StoreOptions], ObjectStore], module.open_url)(url, options)

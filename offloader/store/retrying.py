@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from offloader.clock import Clock
 from offloader.errors import NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from offloader.limits import turn_waited_s
 from offloader.settings import StoreSettings
 from offloader.store.base import (
     OVERWRITE,
@@ -27,6 +28,7 @@ from offloader.store.base import (
     PutMode,
     UploadInfo,
 )
+from offloader.telemetry import NO_TELEMETRY, Recorder
 
 __all__ = ["RetryingStore", "retry_delay_s"]
 
@@ -59,19 +61,25 @@ class RetryingStore:
     """
 
     def __init__(
-        self, inner: ObjectStore, settings: StoreSettings, clock: Clock, randomness: random.Random | None = None
+        self,
+        inner: ObjectStore,
+        settings: StoreSettings,
+        clock: Clock,
+        randomness: random.Random | None = None,
+        recorder: Recorder = NO_TELEMETRY,
     ) -> None:
         self.inner = inner
         self._settings = settings
         self._clock = clock
         self._random = randomness or random.Random()  # noqa: S311 - jitter, not a secret
+        self._recorder = recorder
         self._closing = threading.Event()
 
     def __repr__(self) -> str:
         return f"RetryingStore({self.inner!r})"
 
     def _repeat(self, call: Callable[[], _Answer], kinds: tuple[type[OffloaderError], ...]) -> _Answer:
-        started_s = self._clock.monotonic_s()
+        started_s = self._spent_s()
         attempt = 1
         while True:
             try:
@@ -81,15 +89,20 @@ class RetryingStore:
                     error.add_note(f"gave up after attempt {attempt}")
                     raise
             attempt += 1
+            self._recorder.add("retries_total")
 
     def _wait_for_next(self, attempt: int, started_s: float) -> bool:
         """Waits before the next attempt; False when the budget is spent or the store is being closed."""
         if attempt > self._settings.retries_max:
             return False
         delay_s = retry_delay_s(self._settings, attempt, self._random.random())
-        if self._clock.monotonic_s() - started_s + delay_s > self._settings.retry_total_s:
+        if self._spent_s() - started_s + delay_s > self._settings.retry_total_s:
             return False
         return not self._clock.wait(self._closing, delay_s)
+
+    def _spent_s(self) -> float:
+        """Time without the waiting for turns: a limit of ours must not use up the budget of retries."""
+        return self._clock.monotonic_s() - turn_waited_s()
 
     @property
     def url(self) -> str:

@@ -1,0 +1,131 @@
+"""A store whose every request passes one place.
+
+Owns the description of a request that wrappers look at. Must never change a request, its answer or its error by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from offloader.limits import Traffic
+from offloader.store.base import (
+    OVERWRITE,
+    Body,
+    ByteRange,
+    DeleteFailure,
+    ListPage,
+    ObjectInfo,
+    ObjectStore,
+    PartInfo,
+    PutMode,
+    UploadInfo,
+)
+
+__all__ = ["AroundStore", "Request"]
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call of a verb.
+
+    Attributes:
+        verb: its name.
+        traffic: what it does.
+        key: of the object, or a prefix; of a delete the first key.
+        size_bytes: of the body, or of the range that is read; 0 where nobody knows.
+        keys: how many keys a delete names, else 1.
+    """
+
+    verb: str
+    traffic: Traffic
+    key: str
+    size_bytes: int = 0
+    keys: int = 1
+
+
+class AroundStore:
+    """``inner``, each call made through ``around``."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self.inner = inner
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        """Makes the call."""
+        raise NotImplementedError
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    @property
+    def driver_metadata(self) -> Mapping[str, str]:
+        return self.inner.driver_metadata
+
+    def head(self, key: str) -> ObjectInfo:
+        return self.around(Request("head", Traffic.READ, key), lambda: self.inner.head(key))
+
+    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+        size_bytes = 0 if byte_range is None else byte_range.length
+        return self.around(Request("get", Traffic.READ, key, size_bytes), lambda: self.inner.get(key, byte_range))
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        def call() -> ObjectInfo:
+            return self.inner.put(key, body, mode=mode, metadata=metadata, crc32c=crc32c)
+
+        return self.around(Request("put", Traffic.UPLOAD, key, len(body)), call)
+
+    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
+        def call() -> ListPage:
+            return self.inner.list(prefix, after=after, limit=limit)
+
+        return self.around(Request("list", Traffic.READ, prefix), call)
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        if not keys:
+            return self.inner.delete(keys)
+        return self.around(Request("delete", Traffic.DELETE, keys[0], keys=len(keys)), lambda: self.inner.delete(keys))
+
+    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        def call() -> str:
+            return self.inner.begin_upload(key, metadata=metadata)
+
+        return self.around(Request("begin_upload", Traffic.UPLOAD, key), call)
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
+        def call() -> PartInfo:
+            return self.inner.upload_part(key, upload_id, number, body, crc32c=crc32c)
+
+        return self.around(Request("upload_part", Traffic.UPLOAD, key, len(body)), call)
+
+    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        def call() -> ObjectInfo:
+            return self.inner.complete_upload(key, upload_id, parts)
+
+        return self.around(Request("complete_upload", Traffic.UPLOAD, key), call)
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        self.around(Request("abort_upload", Traffic.DELETE, key), lambda: self.inner.abort_upload(key, upload_id))
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        return self.around(Request("list_uploads", Traffic.READ, prefix), lambda: self.inner.list_uploads(prefix))
+
+    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        return self.around(Request("list_parts", Traffic.READ, key), lambda: self.inner.list_parts(key, upload_id))
+
+    def close(self) -> None:
+        self.inner.close()

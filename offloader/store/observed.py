@@ -1,0 +1,90 @@
+"""A store whose requests are measured: how long, how many, how large, how they failed.
+
+Owns which metric a request goes to. Must never change a call, its answer or its error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from formats.errors import FormatError
+from formats.stream_names import decode_stream
+from offloader.clock import Clock
+from offloader.errors import OffloaderError, Throttled
+from offloader.limits import Traffic
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import ObjectStore
+from offloader.telemetry import Recorder
+
+__all__ = ["ObservedStore", "histogram_of", "stream_of"]
+
+_Answer = TypeVar("_Answer")
+
+_CATALOG = "_catalog/"
+_MANIFEST = "/manifest/"
+_INDEX = "-index"
+
+
+def stream_of(key: str) -> str:
+    """The stream whose object or prefix this is; empty where it is none or nobody can tell."""
+    encoded = key.removeprefix(_CATALOG) if key.startswith(_CATALOG) else key.split(_MANIFEST)[0]
+    if encoded == key:
+        encoded = key.rpartition("/")[0]
+    try:
+        return decode_stream(encoded) if encoded else ""
+    except FormatError:
+        return ""
+
+
+def histogram_of(request: Request) -> str:
+    """The histogram of a request; empty: it has none (listings, heads, deletes, catalogue, manifest reads)."""
+    if request.key.startswith(_CATALOG):
+        return ""
+    if request.traffic is Traffic.UPLOAD:
+        if _MANIFEST in request.key:
+            return "commit_seconds"
+        return "index_seconds" if request.key.endswith(_INDEX) else "upload_seconds"
+    if request.verb != "get" or _MANIFEST in request.key:
+        return ""
+    return "index_read_seconds" if request.key.endswith(_INDEX) else "read_seconds"
+
+
+class ObservedStore(AroundStore):
+    """``inner``, measured attempt by attempt.
+
+    Args:
+        inner: the store.
+        recorder: takes the measurements.
+        clock: measures.
+    """
+
+    def __init__(self, inner: ObjectStore, recorder: Recorder, clock: Clock) -> None:
+        super().__init__(inner)
+        self._recorder = recorder
+        self._clock = clock
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        stream = stream_of(request.key)
+        started_s = self._clock.monotonic_s()
+        self._sent(request, stream)
+        try:
+            answer = call()
+        except OffloaderError as error:
+            self._recorder.add("request_errors_total", stream=stream, label=error.kind.name.lower())
+            if isinstance(error, Throttled):
+                self._recorder.add("throttles_total", stream=stream)
+            raise
+        histogram = histogram_of(request)
+        if histogram:
+            self._recorder.observe(histogram, self._clock.monotonic_s() - started_s, stream=stream)
+        if request.verb == "get" and isinstance(answer, tuple):
+            self._recorder.add("fetched_bytes_total", len(answer[0]), stream=stream)
+        if request.verb == "delete" and isinstance(answer, list | tuple):
+            self._recorder.add("deleted_objects_total", request.keys - len(answer), stream=stream)
+        return answer
+
+    def _sent(self, request: Request, stream: str) -> None:
+        self._recorder.add("requests_total", stream=stream, label=request.verb)
+        if request.traffic is Traffic.UPLOAD:
+            self._recorder.add("uploaded_bytes_total", request.size_bytes, stream=stream)

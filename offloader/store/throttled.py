@@ -1,0 +1,75 @@
+"""A store whose requests wait their turn, and which slows the process down when the server asks for it.
+
+Owns what of a request counts against which limit. Must never decide whose turn it is (``offloader.turns``) nor send a
+request twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from offloader.errors import Throttled
+from offloader.limits import Limiter, LimitStatus, Priority, working_at
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import ObjectStore
+
+__all__ = ["PrioritizedStore", "ThrottledStore", "limits_of"]
+
+_Answer = TypeVar("_Answer")
+
+
+class ThrottledStore(AroundStore):
+    """``inner``, one turn for each attempt: this goes *under* the retrying layer.
+
+    Bytes are counted as they are sent; those of an answer as they were asked for, and corrected when it is there.
+
+    Args:
+        inner: the store.
+        limiter: shared by all stores that shall be slow together.
+    """
+
+    def __init__(self, inner: ObjectStore, limiter: Limiter) -> None:
+        super().__init__(inner)
+        self.limiter = limiter
+        self._closing = threading.Event()
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        what = f"{request.verb} {request.key} in {self.url}"
+        turn = self.limiter.take_turn(request.traffic, request.size_bytes, self._closing, what=what)
+        try:
+            answer = call()
+        except Throttled:
+            self.limiter.slow_down(turn)
+            raise
+        if request.verb == "get" and isinstance(answer, tuple):
+            self.limiter.settle(turn, len(answer[0]))
+        return answer
+
+    def close(self) -> None:
+        self._closing.set()
+        self.limiter.wake()
+        super().close()
+
+
+class PrioritizedStore(AroundStore):
+    """``inner``, asked at one priority, whatever is asked: a backfill's uploads wait for live ones."""
+
+    def __init__(self, inner: ObjectStore, priority: Priority) -> None:
+        super().__init__(inner)
+        self._priority = priority
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:  # noqa: ARG002
+        with working_at(self._priority):
+            return call()
+
+
+def limits_of(store: ObjectStore) -> LimitStatus | None:
+    """What the limits of a store that ``open_store`` opened do at the moment; ``None`` for one without."""
+    layer: object = store
+    while layer is not None:
+        if isinstance(layer, ThrottledStore):
+            return layer.limiter.status()
+        layer = getattr(layer, "inner", None)
+    return None
