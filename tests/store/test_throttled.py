@@ -1,0 +1,190 @@
+"""Stores that wait their turn: what counts against which limit, and 503 SlowDown slowing the whole process down."""
+
+from __future__ import annotations
+
+import random
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from offloader.errors import StoreUnavailable, Throttled
+from offloader.limits import Limiter, Priority
+from offloader.settings import LimitSettings, StoreSettings
+from offloader.store.base import ByteRange, ObjectStore, open_store
+from offloader.store.memory import MemoryStore
+from offloader.store.retrying import RetryingStore
+from offloader.store.throttled import PrioritizedStore, ThrottledStore, limits_of
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from tests.support.waiting import eventually
+
+
+def opened(clock: ManualClock, limiter: Limiter) -> ObjectStore:
+    return open_store(f"memory://{uuid.uuid4().hex}", clock=clock, limiter=limiter)
+
+
+def test_bodies_count_against_upload_bandwidth_and_answers_against_read_bandwidth() -> None:
+    clock = ManualClock()
+    store = opened(clock, Limiter(LimitSettings(upload_bytes_per_s=1000.0, read_bytes_per_s=100.0), clock))
+    for number in range(6):
+        store.put(f"k{number}", bytes(500))
+    assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
+    before_s = clock.monotonic_s()
+    store.get("k0")  # nobody knows how long it is: the next one pays
+    assert clock.monotonic_s() == before_s
+    store.get("k0", ByteRange(0, 100))
+    assert clock.monotonic_s() - before_s == pytest.approx(5.0, abs=0.1)
+
+
+def test_a_range_that_was_shorter_than_asked_for_is_charged_as_it_was() -> None:
+    clock = ManualClock()
+    store = opened(clock, Limiter(LimitSettings(read_bytes_per_s=100.0), clock))
+    store.put("k", b"abc")
+    for _ in range(20):
+        store.get("k", ByteRange(0, 100))
+    assert clock.monotonic_s() < 20
+
+
+def test_parts_count_too_and_deletes_have_a_rate_of_their_own() -> None:
+    clock = ManualClock()
+    limiter = Limiter(LimitSettings(upload_bytes_per_s=100.0, delete_requests_per_s=1.0), clock)
+    store = opened(clock, limiter)
+    upload = store.begin_upload("k")
+    store.upload_part("k", upload, 1, bytes(100))
+    store.upload_part("k", upload, 2, bytes(100))
+    assert clock.monotonic_s() == pytest.approx(1.0, abs=0.1)
+    store.abort_upload("k", upload)
+    store.delete(["k"])
+    assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
+    store.delete([])
+    assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
+
+
+def test_each_attempt_takes_a_turn_and_waiting_for_it_uses_up_no_retries() -> None:
+    clock = ManualClock()
+    faulty = FaultyStore(
+        MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, calls=2, error=StoreUnavailable)]
+    )
+    limiter = Limiter(LimitSettings(upload_bytes_per_s=1.0), clock)
+    settings = StoreSettings(retry_total_s=5.0, retry_delay_first_s=0.1)
+    store = RetryingStore(ThrottledStore(faulty, limiter), settings, clock, random.Random(1))
+    store.put("k", bytes(50))
+    assert len(faulty.calls) == 3
+    assert clock.monotonic_s() > 90
+
+
+def test_one_store_that_is_told_to_slow_down_slows_all_that_share_its_limiter() -> None:
+    clock = ManualClock()
+    limiter = Limiter(LimitSettings(recovery_requests_per_s=0.001), clock)
+    refused = ThrottledStore(
+        FaultyStore(MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, error=Throttled)]),
+        limiter,
+    )
+    other = opened(clock, limiter)
+    with pytest.raises(Throttled):
+        refused.put("k", b"x")
+    before_s = clock.monotonic_s()
+    for _ in range(5):
+        other.list("")
+    assert clock.monotonic_s() - before_s == pytest.approx(5.0, abs=0.2)
+    status = limits_of(other)
+    assert status is not None
+    assert status.slowdowns == 1
+
+
+def test_after_slowing_down_the_store_recovers_and_everything_arrives() -> None:
+    clock = ManualClock()
+    faults = [Fault(verb="put", call=call, error=Throttled) for call in (10, 11, 12, 30)]
+    faulty = FaultyStore(MemoryStore(uuid.uuid4().hex, "", clock=clock), faults)
+    limiter = Limiter(LimitSettings(), clock)
+    store = RetryingStore(ThrottledStore(faulty, limiter), StoreSettings(), clock, random.Random(1))
+    for number in range(60):
+        store.put(f"k{number:02}", b"x")
+    assert len(store.list("").objects) == 60
+    assert len(faulty.calls) == 60 + 4 + 1
+    assert limiter.status().slowdowns >= 2
+    clock.advance(60)
+    assert limiter.status().pace_requests_per_s is None
+
+
+def test_any_other_failure_leaves_the_pace_alone() -> None:
+    clock = ManualClock()
+    limiter = Limiter(LimitSettings(), clock)
+    faulty = FaultyStore(
+        MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, error=StoreUnavailable)]
+    )
+    with pytest.raises(StoreUnavailable):
+        ThrottledStore(faulty, limiter).put("k", b"x")
+    assert limiter.status().slowdowns == 0
+
+
+def test_a_backfill_store_waits_behind_everyone_else() -> None:
+    clock = ManualClock(waits_pass=False)
+    limiter = Limiter(LimitSettings(upload_requests_per_s=0.5), clock)
+    store = opened(clock, limiter)
+    store.put("first", b"x")
+    order: list[str] = []
+
+    def put(through: ObjectStore, key: str) -> None:
+        through.put(key, b"x")
+        order.append(key)
+
+    with ThreadPoolExecutor(2) as pool:
+        backfill = pool.submit(put, PrioritizedStore(store, Priority.BACKFILL), "old")
+        eventually(lambda: limiter.status().waiting["backfill"] == 1)
+        live = pool.submit(put, store, "new")
+        eventually(lambda: limiter.status().waiting["live"] == 1)
+        clock.advance(2.0)
+        live.result(timeout=30)
+        assert order == ["new"]
+        clock.advance(2.0)
+        backfill.result(timeout=30)
+    assert order == ["new", "old"]
+
+
+def test_closing_the_store_ends_the_waiting_and_leaves_other_stores_waiting() -> None:
+    clock = ManualClock(waits_pass=False)
+    limiter = Limiter(LimitSettings(upload_requests_per_s=0.001), clock)
+    store, other = opened(clock, limiter), opened(clock, limiter)
+    store.put("first", b"x")
+    with ThreadPoolExecutor(2) as pool:
+        waiting = pool.submit(store.put, "second", b"x")
+        staying = pool.submit(other.put, "second", b"x")
+        eventually(lambda: limiter.status().waiting["live"] == 2)
+        store.close()
+        with pytest.raises(StoreUnavailable, match="was closed while it waited"):
+            waiting.result(timeout=30)
+        assert limiter.status().waiting["live"] == 1
+        other.close()
+        with pytest.raises(StoreUnavailable):
+            staying.result(timeout=30)
+
+
+def test_a_store_that_was_given_no_limiter_has_one_of_its_own() -> None:
+    one, other = open_store(f"memory://{uuid.uuid4().hex}"), open_store(f"memory://{uuid.uuid4().hex}")
+    status = limits_of(one)
+    assert status is not None
+    assert status.limits == {}
+    assert limits_of(MemoryStore(uuid.uuid4().hex, "", clock=ManualClock())) is None
+    assert one is not other
+
+
+def test_threads_that_are_refused_together_slow_down_once() -> None:
+    clock = ManualClock()
+    limiter = Limiter(LimitSettings(), clock)
+    gate = threading.Barrier(4)
+
+    class Refusing(MemoryStore):
+        """Answers 503 to all four at once, as a server does that has had enough."""
+
+        def put(self, *_: object, **__: object) -> object:  # type: ignore[override]
+            gate.wait(timeout=30)
+            raise Throttled("SlowDown")
+
+    store = ThrottledStore(Refusing(uuid.uuid4().hex, "", clock=clock), limiter)
+    with ThreadPoolExecutor(4) as pool:
+        results = [pool.submit(store.put, f"k{number}", b"x") for number in range(4)]
+        assert all(isinstance(result.exception(timeout=30), Throttled) for result in results)
+    assert limiter.status().slowdowns == 1

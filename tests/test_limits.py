@@ -1,0 +1,255 @@
+"""Turns: rates hold over any time, priorities, slowing down once and recovering, waits that end."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from offloader.clock import SystemClock
+from offloader.errors import StoreUnavailable, Throttled
+from offloader.limits import Limiter, current_priority, turn_waited_s, working_at
+from offloader.settings import LimitSettings
+from offloader.testing.manual_clock import ManualClock
+from offloader.turns import Bucket, Pace, Priority, Traffic, Turns
+from tests.support.waiting import eventually
+
+NEVER = threading.Event()
+
+
+def test_without_limits_everyone_goes_at_once() -> None:
+    turns = Turns(LimitSettings())
+    asked = [turns.ask(Priority.DELETION, Traffic.DELETE, 0) for _ in range(100)]
+    assert turns.admit(0.0) == asked
+    assert turns.waiting == []
+
+
+def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
+    bucket = Bucket("b", 10.0, 20.0)
+    bucket.take(20, 100.0)
+    assert bucket.ready_in_s(5, 100.0) == pytest.approx(0.5)
+    assert bucket.ready_in_s(5, 100.5) == 0
+    assert bucket.ready_in_s(20, 1000.0) == 0
+    bucket.take(20, 1000.0)
+    assert bucket.ready_in_s(1, 1000.0) == pytest.approx(0.1)
+
+
+def test_a_request_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -> None:
+    bucket = Bucket("b", 10.0, 20.0)
+    bucket.take(100, 0.0)
+    assert bucket.ready_in_s(1, 0.0) == pytest.approx(8.1)
+    assert bucket.ready_in_s(100, 0.0) == pytest.approx(10.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rate=st.floats(1, 1000),
+    burst_s=st.floats(0.01, 5),
+    steps=st.lists(st.tuples(st.floats(0, 3), st.integers(0, 3000)), max_size=60),
+)
+def test_in_any_time_no_more_goes_than_rate_times_time_plus_burst_plus_one_request(
+    rate: float, burst_s: float, steps: list[tuple[float, int]]
+) -> None:
+    turns = Turns(LimitSettings(upload_bytes_per_s=rate, burst_s=burst_s))
+    burst = max(1.0, rate * burst_s)
+    now_s, gone = 0.0, []
+    for passed_s, size_bytes in steps:
+        now_s += passed_s
+        turns.ask(Priority.LIVE, Traffic.UPLOAD, size_bytes)
+        gone += [(now_s, turn.size_bytes) for turn in turns.admit(now_s)]
+    largest = max((size for _, size in gone), default=0)
+    for first in range(len(gone)):
+        moved = 0
+        for at_s, size in gone[first:]:
+            moved += size
+            assert moved <= rate * (at_s - gone[first][0]) + burst + largest + 1e-3
+
+
+def test_live_goes_before_reads_before_backfill_before_deletion_and_then_by_arrival() -> None:
+    turns = Turns(LimitSettings(requests_per_s=1.0, burst_s=1.0))
+    turns.ask(Priority.LIVE, Traffic.UPLOAD, 0)
+    turns.admit(0.0)
+    order = [Priority.DELETION, Priority.BACKFILL, Priority.READ, Priority.LIVE, Priority.READ, Priority.LIVE]
+    asked = [turns.ask(priority, Traffic.UPLOAD, 0) for priority in order]
+    went = [turn for second in range(1, 7) for turn in turns.admit(float(second))]
+    assert [asked.index(turn) for turn in went] == [3, 5, 2, 4, 1, 0]
+
+
+def test_a_lower_priority_takes_nothing_that_a_higher_one_waits_for() -> None:
+    turns = Turns(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
+    turns.ask(Priority.LIVE, Traffic.UPLOAD, 100)
+    turns.admit(0.0)
+    large = turns.ask(Priority.LIVE, Traffic.UPLOAD, 90)
+    small = turns.ask(Priority.BACKFILL, Traffic.UPLOAD, 5)
+    assert turns.admit(0.5) == []
+    assert turns.admit(0.9) == [large]
+    assert turns.admit(0.95) == [small]
+
+
+def test_who_waits_for_another_limit_is_overtaken() -> None:
+    turns = Turns(LimitSettings(upload_bytes_per_s=100.0, read_requests_per_s=1.0))
+    turns.ask(Priority.LIVE, Traffic.UPLOAD, 100)
+    turns.admit(0.0)
+    turns.ask(Priority.LIVE, Traffic.UPLOAD, 50)
+    read = turns.ask(Priority.READ, Traffic.READ, 50)
+    assert turns.admit(0.1) == [read]
+
+
+@pytest.mark.parametrize(
+    ("setting", "limited", "free"),
+    [
+        ("upload_requests_per_s", Traffic.UPLOAD, Traffic.READ),
+        ("read_requests_per_s", Traffic.READ, Traffic.DELETE),
+        ("delete_requests_per_s", Traffic.DELETE, Traffic.UPLOAD),
+    ],
+)
+def test_a_rate_of_one_kind_leaves_the_others_alone(setting: str, limited: Traffic, free: Traffic) -> None:
+    turns = Turns(LimitSettings(**{setting: 1.0}))
+    for traffic, expected in ((limited, 1), (free, 3)):
+        for _ in range(3):
+            turns.ask(Priority.LIVE, traffic, 0)
+        assert len([turn for turn in turns.admit(0.0) if turn.traffic is traffic]) == expected
+
+
+def test_bytes_that_werent_moved_are_given_back_and_others_charged() -> None:
+    turns = Turns(LimitSettings(read_bytes_per_s=100.0))
+    turn = turns.ask(Priority.READ, Traffic.READ, 100)
+    turns.admit(0.0)
+    turns.settle(turn, 20)
+    following = turns.ask(Priority.READ, Traffic.READ, 80)
+    assert turns.admit(0.0) == [following]
+    turns.settle(following, 180)
+    turns.ask(Priority.READ, Traffic.READ, 100)
+    assert turns.admit(1.9) == []
+    assert len(turns.admit(2.0)) == 1
+
+
+# -- slowing down
+
+
+def test_a_refusal_halves_the_rate_of_the_last_second() -> None:
+    pace = Pace(LimitSettings())
+    for _ in range(40):
+        pace.admitted(0.5)
+    pace.slow_down(0.9)
+    assert pace.rate_per_s == pytest.approx(20.0)
+    pace.slow_down(0.9)
+    assert pace.rate_per_s == pytest.approx(10.0)
+
+
+def test_each_second_without_a_refusal_adds_the_same_until_the_pace_is_free() -> None:
+    pace = Pace(LimitSettings(recovery_requests_per_s=5.0))
+    for _ in range(40):
+        pace.admitted(0.5)
+    pace.slow_down(0.9)
+    for second in range(1, 12):
+        bucket = pace.bucket(0.9 + second)
+        assert bucket is not None
+        assert bucket.rate_per_s == pytest.approx(20.0 + 5.0 * second)
+    assert pace.bucket(0.9 + 12) is None
+    assert pace.rate_per_s is None
+
+
+def test_the_rate_never_falls_below_its_minimum() -> None:
+    pace = Pace(LimitSettings(slowdown_requests_per_s_min=2.0))
+    for _ in range(50):
+        pace.slow_down(0.0)
+    assert pace.rate_per_s == 2.0
+    assert pace.slowdowns == 50
+
+
+def test_refusals_of_requests_that_were_under_way_together_count_once() -> None:
+    turns = Turns(LimitSettings())
+    together = [turns.ask(Priority.LIVE, Traffic.UPLOAD, 0) for _ in range(32)]
+    turns.admit(0.0)
+    assert [turns.slow_down(turn, 0.0) for turn in together] == [True] + [False] * 31
+    assert turns.pace.rate_per_s == pytest.approx(16.0)
+    later = turns.ask(Priority.LIVE, Traffic.UPLOAD, 0)
+    assert turns.admit(10.0) == [later]
+    assert turns.slow_down(later, 10.0)
+    assert turns.pace.slowdowns == 2
+
+
+def test_while_slowed_down_everybody_is_slow_reads_and_deletes_too() -> None:
+    turns = Turns(LimitSettings(recovery_requests_per_s=0.001))
+    for _ in range(4):
+        turns.ask(Priority.LIVE, Traffic.UPLOAD, 0)
+    going = turns.admit(0.0)
+    turns.slow_down(going[0], 0.0)
+    for traffic in Traffic:
+        turns.ask(Priority.LIVE, traffic, 0)
+    assert turns.admit(0.1) == []
+    assert len([turn for tenth in range(1, 17) for turn in turns.admit(tenth / 10)]) == 3
+
+
+# -- threads
+
+
+def test_priority_is_what_the_work_says_or_follows_from_the_traffic() -> None:
+    assert [current_priority(traffic) for traffic in Traffic] == [Priority.LIVE, Priority.READ, Priority.DELETION]
+    with working_at(Priority.BACKFILL):
+        assert {current_priority(traffic) for traffic in Traffic} == {Priority.BACKFILL}
+        with working_at(Priority.LIVE):
+            assert current_priority(Traffic.DELETE) is Priority.LIVE
+    assert current_priority(Traffic.READ) is Priority.READ
+
+
+def test_a_turn_is_waited_for_by_the_clock_and_the_wait_is_told() -> None:
+    clock = ManualClock()
+    limiter = Limiter(LimitSettings(upload_bytes_per_s=100.0), clock)
+    before_s = turn_waited_s()
+    for _ in range(5):
+        limiter.take_turn(Traffic.UPLOAD, 100, NEVER, what="put k")
+    assert clock.monotonic_s() == pytest.approx(4.0, abs=0.1)
+    assert limiter.status().waited_s == pytest.approx(4.0, abs=0.1)
+    assert turn_waited_s() - before_s == pytest.approx(4.0, abs=0.1)
+
+
+def test_who_waits_too_long_is_refused_and_told_for_which_limit() -> None:
+    clock = ManualClock()
+    limiter = Limiter(LimitSettings(upload_bytes_per_s=1.0, turn_wait_s_max=10.0), clock)
+    limiter.take_turn(Traffic.UPLOAD, 1000, NEVER, what="put a")
+    with pytest.raises(
+        Throttled, match=r"put b: no turn within turn_wait_s_max = 10 s under limits.upload_bytes_per_s"
+    ):
+        limiter.take_turn(Traffic.UPLOAD, 1, NEVER, what="put b")
+    assert set(limiter.status().waiting.values()) == {0}
+
+
+def test_the_queue_of_turns_is_bounded() -> None:
+    clock = ManualClock(waits_pass=False)
+    limiter = Limiter(LimitSettings(requests_per_s=0.001, turns_waiting_max=1), clock)
+    limiter.take_turn(Traffic.READ, 0, NEVER, what="get a")
+    closing = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(limiter.take_turn, Traffic.READ, 0, closing, what="get b")
+        eventually(lambda: limiter.status().waiting["read"] == 1)
+        with pytest.raises(Throttled, match="get c: 1 requests wait for their turn already"):
+            limiter.take_turn(Traffic.READ, 0, NEVER, what="get c")
+        closing.set()
+        limiter.wake()
+        with pytest.raises(StoreUnavailable, match="get b: the store was closed"):
+            waiting.result(timeout=30)
+    assert limiter.status().waiting["read"] == 0
+
+
+def test_threads_share_a_rate_and_everyone_gets_a_turn() -> None:
+    limiter = Limiter(LimitSettings(requests_per_s=2000.0, burst_s=0.001), SystemClock())
+    with ThreadPoolExecutor(8) as pool:
+        turns = list(pool.map(lambda _: limiter.take_turn(Traffic.READ, 0, NEVER, what="get"), range(200)))
+    assert sorted(turn.admitted or 0 for turn in turns) == list(range(1, 201))
+    assert limiter.status().waited_s > 0
+
+
+def test_the_limits_that_are_set_show_in_the_status() -> None:
+    limiter = Limiter(LimitSettings(upload_bytes_per_s=5.0, delete_requests_per_s=2.0), ManualClock())
+    status = limiter.status()
+    assert status.limits == {"upload_bytes_per_s": 5.0, "delete_requests_per_s": 2.0}
+    assert status.pace_requests_per_s is None
+    turn = limiter.take_turn(Traffic.READ, 0, NEVER, what="get")
+    limiter.slow_down(turn)
+    assert limiter.status().pace_requests_per_s == 1.0
+    assert limiter.status().slowdowns == 1
