@@ -6,11 +6,13 @@ assigned, only what was retired by a named record is purged. Must never do I/O o
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from formats.checkpoint_ledgers import DELETED, HOT_RELEASED, LAST_UNKNOWN
 from formats.entries import Position
 from formats.manifest import (
     Adopt,
@@ -35,7 +37,10 @@ from formats.manifest import (
     Truncate,
     UndoRetire,
 )
-from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, SegmentStatus
+from offloader.manifest.draft import Draft, first_of
+from offloader.manifest.ledger_table import follows
+from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
+from offloader.manifest.state import EditRefused, ManifestState
 
 __all__ = ["apply_edits", "fold"]
 
@@ -57,7 +62,11 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
         raise EditRefused(
             f"stream {state.stream}: record {record.record_id} has epoch {record.epoch}, not {after.epoch}"
         )
-    return replace(after, writer=record.writer, time_ms=record.time_ms)
+    totals = record.totals
+    if after.sums != (totals.segments, totals.entries, totals.payload_bytes, totals.object_bytes):
+        raise EditRefused(f"stream {state.stream}: record {record.record_id} has totals {totals}, not {after.sums}")
+    owner = state.owner if after.epoch == state.epoch else record.writer
+    return replace(after, owner=owner, writer=record.writer, time_ms=record.time_ms)
 
 
 def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) -> ManifestState:
@@ -66,218 +75,225 @@ def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) 
     Raises:
         EditRefused: an edit isn't allowed; which one and why.
     """
-    draft = _Draft(state, record_id)
+    draft = _Rules(state, record_id)
     for edit in edits:
         draft.apply(edit)
     return draft.state()
 
 
-class _Draft:
-    """A mutable copy of a view, for the length of one record."""
-
-    def __init__(self, state: ManifestState, record_id: int) -> None:
-        self._base = state
-        self._record_id = record_id
-        self._segments = dict(state.segments)
-        self._changes: dict[str, Any] = {}
-
-    def state(self) -> ManifestState:
-        return replace(self._base, record_id=self._record_id, segments=self._segments, **self._changes)
+class _Rules(Draft):
+    """What each kind of edit does to a draft, and when it may."""
 
     def apply(self, edit: Edit) -> None:
-        if self._now("stream_deleted"):
-            raise self._refused(edit, "the stream is deleted")
+        if self.now("stream_deleted"):
+            raise self.refused(edit, "the stream is deleted")
         _HANDLERS[type(edit)](self, edit)
 
-    def _now(self, name: str) -> Any:
-        return self._changes.get(name, getattr(self._base, name))
-
-    def _refused(self, edit: Edit, why: str) -> EditRefused:
-        return EditRefused(f"stream {self._base.stream}: {edit.kind} in record {self._record_id}: {why}")
-
-    def _segment(self, edit: Edit, uuid: UUID, *statuses: SegmentStatus) -> SegmentRecord:
-        found = self._segments.get(uuid)
-        if found is None or found.status not in statuses:
-            wanted = " or ".join(status.value for status in statuses)
-            raise self._refused(edit, f"segment {uuid} is {found.status.value if found else 'unknown'}, not {wanted}")
-        return found
-
-    def _require_free(self, edit: Edit, begin: Position, end: Position | None, *, but: UUID | None = None) -> None:
-        """Ranges never overlap; a live one (no end yet) claims everything after its begin."""
-        for other in self._segments.values():
-            if other.uuid == but:
-                continue
-            if (other.end is None or other.end >= begin) and (end is None or other.begin <= end):
-                raise self._refused(
-                    edit, f"{begin}..{end or ''} overlaps segment {other.uuid} {other.begin}..{other.end or ''}"
-                )
-        for gap in self._now("gaps"):
-            if gap.last >= begin and (end is None or gap.first <= end):
-                raise self._refused(edit, f"{begin}..{end or ''} overlaps the gap {gap.first}..{gap.last}")
-
-    def _reach(self, end: Position | None) -> None:
-        newest = self._now("newest_end")
-        if end is not None and (newest is None or end > newest):
-            self._changes["newest_end"] = end
-
     def open_epoch(self, edit: OpenEpoch) -> None:
-        if edit.epoch != self._now("epoch") + 1:
-            raise self._refused(edit, f"epoch {edit.epoch} doesn't follow {self._now('epoch')}")
-        self._changes["epoch"] = edit.epoch
+        if edit.epoch != self.now("epoch") + 1:
+            raise self.refused(edit, f"epoch {edit.epoch} doesn't follow {self.now('epoch')}")
+        self.changes["epoch"] = edit.epoch
 
     def ledger_closed(self, edit: LedgerClosed) -> None:
-        closed = self._now("closed_ledgers")
-        if closed.get(edit.ledger_id, edit.last_entry_id) != edit.last_entry_id:
-            raise self._refused(
-                edit, f"ledger {edit.ledger_id} ended at {closed[edit.ledger_id]}, now {edit.last_entry_id}"
-            )
-        self._changes["closed_ledgers"] = {**closed, edit.ledger_id: edit.last_entry_id}
+        fact = self.fact(edit.ledger_id)
+        if fact.last_entry_id not in (LAST_UNKNOWN, edit.last_entry_id) or edit.last_entry_id < -1:
+            raise self.refused(edit, f"ledger {edit.ledger_id} ended at {fact.last_entry_id}, now {edit.last_entry_id}")
+        self.facts[edit.ledger_id] = fact._replace(last_entry_id=edit.last_entry_id)
 
     def assign(self, edit: Assign) -> None:
-        if edit.uuid in self._segments:
-            raise self._refused(edit, f"segment {edit.uuid} exists already")
-        if edit.end is not None and edit.end < edit.begin:
-            raise self._refused(edit, f"{edit.begin}..{edit.end} ends before it begins")
-        self._require_free(edit, edit.begin, edit.end)
-        newest = self._now("newest_end")
-        if edit.end is None and newest is not None and not self.state().follows(newest, edit.begin):
-            raise self._refused(edit, f"a live segment at {edit.begin} doesn't follow {newest}, the newest end")
-        self._reach(edit.end)
-        self._segments[edit.uuid] = SegmentRecord(
-            uuid=edit.uuid,
-            status=SegmentStatus.ASSIGNED,
-            epoch=self._now("epoch"),
-            layout=edit.layout,
-            begin=edit.begin,
-            end=edit.end,
-            assigned_ms=edit.assigned_ms,
-            offloaded_ms=None,
-            driver=edit.driver,
-            summary=None,
+        if self.segments.get(edit.uuid) is not None:
+            raise self.refused(edit, f"segment {edit.uuid} exists already")
+        self.require_free(edit, edit.begin, edit.end)
+        newest, head = self.now("newest_end"), self.now("head")
+        # After a truncation past everything the stream goes on at its head.
+        is_head = head is not None and newest is not None and head > newest and edit.begin == head
+        is_free_live = newest is None or is_head or follows(newest, edit.begin, self.ledgers().closed)
+        if edit.end is None and not is_free_live:
+            raise self.refused(edit, f"a live segment at {edit.begin} doesn't follow {newest}, the newest end")
+        self.claim(edit.begin, edit.end)
+        self.segments.put(
+            SegmentRecord(
+                uuid=edit.uuid,
+                status=SegmentStatus.ASSIGNED,
+                epoch=self.now("epoch"),
+                layout=edit.layout,
+                begin=edit.begin,
+                end=edit.end,
+                assigned_ms=edit.assigned_ms,
+                offloaded_ms=None,
+                driver=edit.driver,
+                summary=None,
+            )
         )
 
     def offloaded(self, edit: Offloaded) -> None:
-        segment = self._segment(edit, edit.uuid, SegmentStatus.ASSIGNED)
+        segment = self.segment(edit, edit.uuid, SegmentStatus.ASSIGNED)
         summary = edit.summary
         if summary.begin != segment.begin or (segment.end is not None and summary.end != segment.end):
-            raise self._refused(
+            raise self.refused(
                 edit,
                 f"{edit.uuid} holds {summary.begin}..{summary.end}, assigned was {segment.begin}..{segment.end or ''}",
             )
-        self._require_free(edit, summary.begin, summary.end, but=edit.uuid)
-        self._reach(summary.end)
-        self._segments[edit.uuid] = replace(
-            segment, status=SegmentStatus.OFFLOADED, end=summary.end, offloaded_ms=edit.offloaded_ms, summary=summary
+        self.require_free(edit, summary.begin, summary.end, but=edit.uuid)
+        self.reach(summary.end)
+        self.put_counted(
+            replace(
+                segment,
+                status=SegmentStatus.OFFLOADED,
+                end=summary.end,
+                offloaded_ms=edit.offloaded_ms,
+                summary=summary,
+            )
         )
 
     def failed(self, edit: Failed) -> None:
-        self._segment(edit, edit.uuid, SegmentStatus.ASSIGNED)
-        del self._segments[edit.uuid]
+        self.segment(edit, edit.uuid, SegmentStatus.ASSIGNED)
+        self.segments.drop(edit.uuid)
 
     def gap(self, edit: Gap) -> None:
-        if edit.last < edit.first:
-            raise self._refused(edit, f"{edit.first}..{edit.last} ends before it begins")
-        self._require_free(edit, edit.first, edit.last)
-        self._reach(edit.last)
-        self._changes["gaps"] = (*self._now("gaps"), edit)
+        self.require_free(edit, edit.first, edit.last)
+        self.claim(edit.first, edit.last)
+        gaps = list(self.now("gaps"))
+        insort(gaps, edit, key=first_of)
+        self.changes["gaps"] = tuple(gaps)
 
     def adopt(self, edit: Adopt) -> None:
-        if edit.uuid in self._segments:
-            raise self._refused(edit, f"segment {edit.uuid} exists already")
-        self._require_free(edit, edit.summary.begin, edit.summary.end)
-        self._reach(edit.summary.end)
-        self._segments[edit.uuid] = SegmentRecord(
-            uuid=edit.uuid,
-            status=SegmentStatus.OFFLOADED,
-            epoch=self._now("epoch"),
-            layout=int(edit.summary.layout),
-            begin=edit.summary.begin,
-            end=edit.summary.end,
-            assigned_ms=self._now("time_ms"),
-            offloaded_ms=self._now("time_ms"),
-            driver=edit.driver,
-            summary=edit.summary,
-            owned=edit.owned,
+        if self.segments.get(edit.uuid) is not None:
+            raise self.refused(edit, f"segment {edit.uuid} exists already")
+        self.require_free(edit, edit.summary.begin, edit.summary.end)
+        self.claim(edit.summary.begin, edit.summary.end)
+        self.put_counted(
+            SegmentRecord(
+                uuid=edit.uuid,
+                status=SegmentStatus.OFFLOADED,
+                epoch=self.now("epoch"),
+                layout=int(edit.summary.layout),
+                begin=edit.summary.begin,
+                end=edit.summary.end,
+                assigned_ms=self.now("time_ms"),
+                offloaded_ms=self.now("time_ms"),
+                driver=edit.driver,
+                summary=edit.summary,
+                owned=edit.owned,
+            )
         )
 
     def release(self, edit: Release) -> None:
         for uuid in edit.uuids:
-            if self._segment(edit, uuid, SegmentStatus.OFFLOADED).owned:
-                raise self._refused(edit, f"segment {uuid} is our own: retire it")
-            del self._segments[uuid]
+            segment = self.segment(edit, uuid, SegmentStatus.OFFLOADED)
+            if segment.owned:
+                raise self.refused(edit, f"segment {uuid} is our own: retire it")
+            self.sums = self.sums.plus(segment, -1)
+            self.segments.drop(uuid)
 
     def truncate(self, edit: Truncate) -> None:
-        head = self._now("head")
+        head = self.now("head")
         if head is not None and edit.head < head:
-            raise self._refused(edit, f"the head never goes back: {edit.head} is before {head}")
-        self._changes["head"] = edit.head
+            raise self.refused(edit, f"the head never goes back: {edit.head} is before {head}")
+        self.changes["head"] = edit.head
+        if self.now("method") == "none":
+            return
+        # Otherwise the hot copy of an assigned range goes with its ledger, and the range can never be offloaded. Who
+        # forces it says so with a gap, which takes the committed end along, in the same record.
+        end = self.state().committed
+        if end is None or not (edit.head <= end or follows(end, edit.head, self.ledgers().closed)):
+            raise self.refused(edit, f"the head {edit.head} is past the committed end {end or '(none)'}")
 
     def ledgers_deleted(self, edit: LedgersDeleted) -> None:
-        self._changes["deleted_ledgers"] = self._now("deleted_ledgers") | set(edit.ledger_ids)
+        self.mark(edit.ledger_ids, DELETED)
 
     def hot_released(self, edit: HotReleased) -> None:
-        self._changes["hot_released_ledgers"] = self._now("hot_released_ledgers") | set(edit.ledger_ids)
+        end = self.state().committed
+        for ledger_id in edit.ledger_ids:
+            last = self.fact(ledger_id).last_entry_id
+            if last == LAST_UNKNOWN:
+                raise self.refused(edit, f"ledger {ledger_id} isn't known to be closed")
+            if last >= 0 and (end is None or Position(ledger_id, last) > end):
+                raise self.refused(edit, f"ledger {ledger_id} ends at {last}, committed is only {end or '(nothing)'}")
+        self.mark(edit.ledger_ids, HOT_RELEASED)
 
     def retire(self, edit: Retire) -> None:
+        self._require_no_hold(edit)
         for uuid in edit.uuids:
-            segment = self._segment(edit, uuid, SegmentStatus.OFFLOADED)
-            self._segments[uuid] = replace(segment, status=SegmentStatus.RETIRED, retire_record=self._record_id)
+            segment = self.segment(edit, uuid, SegmentStatus.OFFLOADED)
+            if not segment.owned:
+                raise self.refused(edit, f"segment {uuid} isn't ours: release it")
+            if not self._is_deletable(segment):
+                raise self.refused(
+                    edit, f"segment {uuid} is neither before the head nor are all its ledgers marked as deleted"
+                )
+            self.sums = self.sums.plus(segment, -1)
+            self.segments.put(replace(segment, status=SegmentStatus.RETIRED, retire_record=self.record_id))
+
+    def _is_deletable(self, segment: SegmentRecord) -> bool:
+        # That the hot copy of a ledger was released says nothing: its entries live on in the segment.
+        assert segment.end is not None
+        assert segment.summary is not None
+        head = self.now("head")
+        if head is not None and segment.end < head:
+            return True
+        return all(self.fact(span.ledger_id).flags & DELETED for span in segment.summary.ledgers)
+
+    def _require_no_hold(self, edit: Edit) -> None:
+        if self.now("held"):
+            raise self.refused(edit, "the stream is on hold, nothing of it is deleted")
 
     def purged(self, edit: Purged) -> None:
+        self._require_no_hold(edit)
         for uuid in edit.uuids:
             self._retired_by(edit, uuid, edit.retire_record)
-            del self._segments[uuid]
+            self.segments.drop(uuid)
 
     def undo_retire(self, edit: UndoRetire) -> None:
         for uuid in edit.uuids:
             segment = self._retired_by(edit, uuid, edit.retire_record)
-            self._segments[uuid] = replace(segment, status=SegmentStatus.OFFLOADED, retire_record=None)
+            self.put_counted(replace(segment, status=SegmentStatus.OFFLOADED, retire_record=None))
 
     def _retired_by(self, edit: Edit, uuid: UUID, retire_record: int) -> SegmentRecord:
         # Naming the record keeps a sweeper with an old list of leases from purging what was undone and retired again.
-        segment = self._segment(edit, uuid, SegmentStatus.RETIRED)
+        segment = self.segment(edit, uuid, SegmentStatus.RETIRED)
         if segment.retire_record != retire_record:
-            raise self._refused(
+            raise self.refused(
                 edit, f"segment {uuid} was retired by record {segment.retire_record}, not {retire_record}"
             )
         return segment
 
     def set_method(self, edit: SetMethod) -> None:
         if edit.method not in ("streaming", "ledger", "none"):
-            raise self._refused(edit, f"no method {edit.method!r}")
-        self._changes["method"] = edit.method
+            raise self.refused(edit, f"no method {edit.method!r}")
+        self.changes["method"] = edit.method
 
     def pause(self, _edit: Pause) -> None:
-        self._changes["paused"] = True
+        self.changes["paused"] = True
 
     def resume(self, _edit: Resume) -> None:
-        self._changes["paused"] = False
+        self.changes["paused"] = False
 
     def hold(self, edit: Hold) -> None:
-        self._changes["held"] = edit.on
+        self.changes["held"] = edit.on
 
     def delete_stream(self, _edit: StreamDeleted) -> None:
-        self._changes["stream_deleted"] = True
+        self.changes["stream_deleted"] = True
 
 
-_HANDLERS: Mapping[type[Edit], Callable[[_Draft, Any], None]] = {
-    OpenEpoch: _Draft.open_epoch,
-    LedgerClosed: _Draft.ledger_closed,
-    Assign: _Draft.assign,
-    Offloaded: _Draft.offloaded,
-    Failed: _Draft.failed,
-    Gap: _Draft.gap,
-    Adopt: _Draft.adopt,
-    Release: _Draft.release,
-    Truncate: _Draft.truncate,
-    LedgersDeleted: _Draft.ledgers_deleted,
-    HotReleased: _Draft.hot_released,
-    Retire: _Draft.retire,
-    Purged: _Draft.purged,
-    UndoRetire: _Draft.undo_retire,
-    SetMethod: _Draft.set_method,
-    Pause: _Draft.pause,
-    Resume: _Draft.resume,
-    Hold: _Draft.hold,
-    StreamDeleted: _Draft.delete_stream,
+_HANDLERS: Mapping[type[Edit], Callable[[_Rules, Any], None]] = {
+    OpenEpoch: _Rules.open_epoch,
+    LedgerClosed: _Rules.ledger_closed,
+    Assign: _Rules.assign,
+    Offloaded: _Rules.offloaded,
+    Failed: _Rules.failed,
+    Gap: _Rules.gap,
+    Adopt: _Rules.adopt,
+    Release: _Rules.release,
+    Truncate: _Rules.truncate,
+    LedgersDeleted: _Rules.ledgers_deleted,
+    HotReleased: _Rules.hot_released,
+    Retire: _Rules.retire,
+    Purged: _Rules.purged,
+    UndoRetire: _Rules.undo_retire,
+    SetMethod: _Rules.set_method,
+    Pause: _Rules.pause,
+    Resume: _Rules.resume,
+    Hold: _Rules.hold,
+    StreamDeleted: _Rules.delete_stream,
 }

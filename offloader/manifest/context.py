@@ -5,6 +5,7 @@ Owns the translation. Must never add what the manifest doesn't say.
 
 from __future__ import annotations
 
+from formats.entries import Position
 from formats.metadata.messages import OffloadContext, OffloadSegment
 from offloader.manifest.state import ManifestState, SegmentRecord, SegmentStatus
 
@@ -12,6 +13,7 @@ __all__ = ["offload_context"]
 
 #: Name of the driver in recorded driver metadata.
 DRIVER_KEY = "managedLedgerOffloadDriver"
+_ENTRY_ID_MAX = 2**63 - 1
 
 
 def offload_context(state: ManifestState, ledger_id: int) -> OffloadContext:
@@ -24,10 +26,8 @@ def offload_context(state: ManifestState, ledger_id: int) -> OffloadContext:
         state: the manifest's view.
         ledger_id: the ledger; one that the manifest doesn't know has an empty context.
     """
-    found = sorted(
-        (segment for segment in state.segments.values() if segment.status is not SegmentStatus.RETIRED),
-        key=lambda segment: segment.begin,
-    )
+    ends = Position(ledger_id, 0), Position(ledger_id, _ENTRY_ID_MAX)
+    found = [s for s in state.segments.in_order(*ends) if s.status is not SegmentStatus.RETIRED]
     pieces = [(segment, end) for segment in found if (end := _end_in(segment, ledger_id)) is not None]
     if not pieces:
         return OffloadContext()

@@ -5,15 +5,18 @@ Owns the view's shape and every question asked of it. Must never do I/O, read a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Set
 from dataclasses import dataclass, field
-from enum import Enum
+from typing import NamedTuple
 from uuid import UUID
 
 from formats.entries import Position
 from formats.manifest import Gap, Totals, Writer
-from formats.segment import SegmentSummary
 from offloader.errors import ErrorKind, OffloaderError
+from offloader.manifest.ledger_table import ClosedLedgers, LedgerTable, follows
+from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
+from offloader.manifest.segment_slice import SegmentSlice
+from offloader.manifest.segment_table import SegmentTable
 
 __all__ = [
     "EditRefused",
@@ -21,11 +24,12 @@ __all__ = [
     "Requirement",
     "SegmentRecord",
     "SegmentStatus",
+    "SegmentSums",
     "follows",
 ]
 
 #: Writer of no record.
-_NOBODY = Writer("", "", "")
+NOBODY = Writer("", "", "")
 #: Method of a stream that no ``set_method`` edit named.
 METHOD_DEFAULT = "streaming"
 
@@ -34,51 +38,6 @@ class EditRefused(OffloaderError):
     """An edit or a requirement doesn't fit the manifest as it is now. Nothing was written."""
 
     kind = ErrorKind.FIX_CALL
-
-
-class SegmentStatus(Enum):
-    """Where a segment is in its life. Failed and purged segments leave the manifest."""
-
-    ASSIGNED = "assigned"
-    OFFLOADED = "offloaded"
-    RETIRED = "retired"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentRecord:
-    """One offload segment as the manifest knows it.
-
-    Attributes:
-        uuid: its name, and its objects' key.
-        status: assigned, offloaded or retired.
-        epoch: the writer generation that assigned it; nobody else ever writes under this uuid.
-        layout: 1 (one ledger per object) or 2.
-        begin: first position, never changed.
-        end: last position; ``None`` while a live segment is being filled.
-        assigned_ms, offloaded_ms: ms since 1970 UTC.
-        driver: where the objects are (``managedLedgerOffloadDriver``, ``bucket``, ``region``, ``serviceEndpoint``).
-        summary: lengths, checksums, counts; from ``offloaded`` on.
-        owned: whether we may delete its objects (adopted ones: only when ownership was taken).
-        retire_record: the record that retired it.
-    """
-
-    uuid: UUID
-    status: SegmentStatus
-    epoch: int
-    layout: int
-    begin: Position
-    end: Position | None
-    assigned_ms: int
-    offloaded_ms: int | None
-    driver: Mapping[str, str]
-    summary: SegmentSummary | None
-    owned: bool = True
-    retire_record: int | None = None
-
-    @property
-    def v1_ledger_id(self) -> int | None:
-        """The ledger id in the keys of a V1 segment; ``None`` for V2."""
-        return self.begin.ledger_id if self.layout == 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +53,29 @@ class Requirement:
     epoch: int | None
 
 
+class SegmentSums(NamedTuple):
+    """Sums over the offloaded segments, kept up to date by every edit."""
+
+    segments: int = 0
+    entries: int = 0
+    payload_bytes: int = 0
+    object_bytes: int = 0
+
+    def plus(self, record: SegmentRecord, sign: int) -> SegmentSums:
+        """With (``sign`` 1) or without (-1) one segment."""
+        summary = record.summary
+        assert summary is not None, "only offloaded segments are counted"
+        return SegmentSums(
+            self.segments + sign,
+            self.entries + sign * summary.entries,
+            self.payload_bytes + sign * summary.payload_bytes,
+            self.object_bytes + sign * (summary.data_bytes + summary.index_bytes),
+        )
+
+
+NOTHING = SegmentSums()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestState:
     """Everything a manifest says, at one record. A value: sharing it is safe, it never changes.
@@ -101,8 +83,13 @@ class ManifestState:
     Attributes:
         record_id: the newest record in it; 0: none yet.
         epoch: the writer generation that owns the stream.
-        time_ms: when that record was written; never goes back.
-        closed_ledgers: ledger id -> last entry id (-1: empty), as the source said.
+        owner: who opened that epoch; its nonce is the one of the record that did.
+        writer, time_ms: of the newest record; times never go back.
+        segments: uuid -> segment.
+        ledgers: what the source said of ledgers.
+        gaps: entries that were nowhere to be read, in the stream's order.
+        sums: over the offloaded segments.
+        committed: see ``committed_end``.
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
         head: what lies before it is truncated.
     """
@@ -111,15 +98,16 @@ class ManifestState:
     incarnation: UUID
     record_id: int = 0
     epoch: int = 0
-    writer: Writer = _NOBODY
+    owner: Writer = NOBODY
+    writer: Writer = NOBODY
     time_ms: int = 0
-    segments: Mapping[UUID, SegmentRecord] = field(default_factory=dict)
-    closed_ledgers: Mapping[int, int] = field(default_factory=dict)
+    segments: SegmentTable = field(default_factory=SegmentTable)
+    ledgers: LedgerTable = field(default_factory=LedgerTable)
     gaps: tuple[Gap, ...] = ()
+    sums: SegmentSums = NOTHING
+    committed: Position | None = None
     newest_end: Position | None = None
     head: Position | None = None
-    deleted_ledgers: frozenset[int] = frozenset()
-    hot_released_ledgers: frozenset[int] = frozenset()
     method: str = METHOD_DEFAULT
     paused: bool = False
     held: bool = False
@@ -133,74 +121,58 @@ class ManifestState:
             raise EditRefused(f"stream {self.stream} was deleted")
         if requirement.epoch is not None and requirement.epoch != self.epoch:
             raise EditRefused(
-                f"stream {self.stream} is owned by epoch {self.epoch} (writer {self.writer.name}), "
+                f"stream {self.stream} is owned by epoch {self.epoch} (writer {self.owner.name or self.writer.name}), "
                 f"not by epoch {requirement.epoch}"
             )
 
-    def offloaded(self) -> list[SegmentRecord]:
-        """Readable segments, in the stream's order."""
-        found = [s for s in self.segments.values() if s.status is SegmentStatus.OFFLOADED]
-        return sorted(found, key=lambda segment: segment.begin)
+    @property
+    def closed_ledgers(self) -> ClosedLedgers:
+        """Ledger id -> last entry id (-1: empty), as the source said."""
+        return self.ledgers.closed
+
+    @property
+    def deleted_ledgers(self) -> Set[int]:
+        """Ledgers that are gone from the stream."""
+        return self.ledgers.deleted
+
+    @property
+    def hot_released_ledgers(self) -> Set[int]:
+        """Ledgers whose hot copies may go."""
+        return self.ledgers.hot_released
+
+    def offloaded(self, first: Position | None = None, last: Position | None = None) -> SegmentSlice:
+        """Readable segments, in the stream's order; with bounds only those with a position in ``first`` .. ``last``.
+
+        Records are made when they are asked for: a stream may have a million.
+        """
+        return self.segments.offloaded(first, last)
 
     def assigned(self) -> list[SegmentRecord]:
         """Segments that are promised and not there yet, in the stream's order."""
-        found = [s for s in self.segments.values() if s.status is SegmentStatus.ASSIGNED]
-        return sorted(found, key=lambda segment: segment.begin)
+        return self.segments.assigned()
+
+    def find(self, position: Position) -> SegmentRecord | None:
+        """The readable segment that holds a position."""
+        return next(iter(self.offloaded(position, position)), None)
 
     def follows(self, end: Position, begin: Position) -> bool:
         """Whether no entry can lie between ``end`` and ``begin``: see the function of that name."""
         return follows(end, begin, self.closed_ledgers)
 
     def committed_end(self) -> Position | None:
-        """End of the longest prefix of offloaded ranges and recorded gaps; what a source may be told is safe."""
-        ranges: list[tuple[Position, Position | None]] = [
-            (s.begin, s.end if s.status is not SegmentStatus.ASSIGNED else None) for s in self.segments.values()
-        ]
-        ranges += [(gap.first, gap.last) for gap in self.gaps]
-        reached: Position | None = None
-        for begin, end in sorted(ranges, key=lambda item: item[0]):
-            if end is None or (reached is not None and not self.follows(reached, begin)):
-                break
-            reached = end
-        return reached
+        """End of the longest prefix of offloaded ranges and recorded gaps; what a source may be told is safe.
+
+        What retention removes from the prefix doesn't take it back.
+        """
+        return self.committed
 
     def first_position(self) -> Position | None:
         """First readable position: the head, or the first offloaded segment's begin."""
-        end = self.committed_end()
-        begins = [s.begin for s in self.offloaded()]
-        if end is None or not begins:
+        first = self.segments.first_offloaded()
+        if self.committed is None or first is None:
             return None
-        first = begins[0]
         return first if self.head is None else max(first, self.head)
 
     def totals(self) -> Totals:
         """Sums over the offloaded segments."""
-        found = [(s, s.summary) for s in self.offloaded() if s.summary is not None]
-        return Totals(
-            segments=len(found),
-            entries=sum(summary.entries for _, summary in found),
-            payload_bytes=sum(summary.payload_bytes for _, summary in found),
-            object_bytes=sum(summary.data_bytes + summary.index_bytes for _, summary in found),
-            first=found[0][0].begin if found else None,
-            last=self.committed_end(),
-        )
-
-
-def follows(end: Position, begin: Position, closed_ledgers: Mapping[int, int]) -> bool:
-    """Whether no entry can lie between ``end`` and ``begin``.
-
-    True for the next entry of a ledger, and for the first entry of a later ledger when the source said that the earlier
-    one ends at ``end`` and that all between are empty (else an entry lost at a rollover could never be noticed).
-
-    Args:
-        end, begin: the two positions.
-        closed_ledgers: ledger id -> last entry id (-1: empty), as the source said.
-    """
-    if begin.ledger_id == end.ledger_id:
-        return begin.entry_id == end.entry_id + 1
-    if begin.ledger_id < end.ledger_id or begin.entry_id != 0:
-        return False
-    if closed_ledgers.get(end.ledger_id) != end.entry_id:
-        return False
-    # Ledger ids aren't dense (BookKeeper hands them out over all topics): only known ledgers can lie between.
-    return all(last == -1 for ledger, last in closed_ledgers.items() if end.ledger_id < ledger < begin.ledger_id)
+        return Totals(*self.sums, first=self.segments.first_offloaded(), last=self.committed)

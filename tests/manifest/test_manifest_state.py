@@ -90,7 +90,7 @@ ONE = after(OpenEpoch(1), *segment(A, Position(1, 0), Position(1, 9)))
 def test_a_view_never_changes_once_it_is_made() -> None:
     before = repr(ONE)
 
-    after(OpenEpoch(2), Retire((A,)), LedgerClosed(1, 9), state=ONE)
+    after(OpenEpoch(2), LedgersDeleted((1,)), Retire((A,)), LedgerClosed(1, 9), state=ONE)
 
     assert repr(ONE) == before
 
@@ -140,7 +140,7 @@ def test_a_live_segment_begins_right_after_the_newest_end() -> None:
 
 def test_the_newest_end_outlives_its_segment() -> None:
     """Otherwise a purge of everything would let the next segment begin anywhere."""
-    state = after(Retire((A,)), state=ONE)
+    state = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
     state = after(Purged((A,), state.record_id), state=state)
 
     refused(assign(B, Position(1, 0)), state=state, because="doesn't follow 1:9")
@@ -227,7 +227,7 @@ def test_the_head_never_goes_back() -> None:
 
 def test_purging_needs_the_very_record_that_retired() -> None:
     """Else a sweeper with an old list of leases purges what was undone and retired again."""
-    retired = after(Retire((A,)), state=ONE)
+    retired = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
     first = retired.record_id
     undone = after(UndoRetire((A,), first), state=retired)
     assert undone.segments[A].status is SegmentStatus.OFFLOADED
@@ -241,7 +241,7 @@ def test_purging_needs_the_very_record_that_retired() -> None:
 
 
 def test_a_retired_segment_is_not_readable_but_its_range_stays_taken() -> None:
-    state = after(Retire((A,)), state=ONE)
+    state = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
 
     assert state.offloaded() == []
     refused(assign(B, Position(1, 0), Position(1, 3)), state=state, because="overlaps segment")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import offloader
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
-from formats.manifest import Gap, StreamDeleted, Truncate
+from formats.manifest import Gap, LedgerClosed, StreamDeleted, Truncate
 from formats.segment import Codec, Layout
 from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, Trimmed
 from offloader.read.reader import Reader, open_reader
@@ -241,7 +241,7 @@ def test_entries_before_the_head_are_trimmed_also_inside_a_segment() -> None:
 def test_a_head_behind_everything_leaves_nothing() -> None:
     writer = StreamWriter(new_store())
     writer.add([batch_of(1, 0, 5)])
-    writer.log.commit([Truncate(Position(2, 0))])
+    writer.log.commit([LedgerClosed(1, 4), Truncate(Position(2, 0))])
     reader = open_reader(writer.store, writer.stream)
     assert list(reader.scan()) == []
     assert reader.segments() == []

@@ -1,0 +1,190 @@
+"""Parquet files of segments: sealed runs and checkpoints.
+
+Owns how the columns are laid out in a file. Must never decode more than one row group at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from formats.checkpoint_columns import NUMBER_COLUMNS, SPAN_NUMBERS, Numbers, SegmentColumns, narrow_dtype
+from formats.errors import Inconsistent, LimitExceeded, UnsupportedVersion
+
+__all__ = ["FILE_ROWS_MAX", "RUN_FORMAT", "decode_columns", "encode_columns", "file_metadata"]
+
+#: Version of the Parquet files' columns; a reader refuses any other.
+RUN_FORMAT = 1
+#: Rows of a Parquet row group: what is decoded at once while a file is loaded.
+ROW_GROUP_ROWS = 16_384
+#: Most rows of one file.
+FILE_ROWS_MAX = 4_194_304
+_FORMAT_KEY = b"offloader.format"
+_DRIVERS_KEY = b"offloader.drivers"
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("uuid", pa.binary(16), nullable=False),
+        *(pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in NUMBER_COLUMNS.items()),
+        pa.field("ledgers", pa.list_(pa.field("item", pa.int64(), nullable=False))),
+    ]
+)
+
+
+def encode_columns(columns: SegmentColumns, metadata: Mapping[bytes, bytes]) -> bytes:
+    """A Parquet file of the segments; ``metadata`` goes into the file's own."""
+    count = len(columns)
+    uuids = np.empty((count, 2), dtype=">u8")
+    uuids[:, 0], uuids[:, 1] = columns.uuid_high, columns.uuid_low
+    arrays = [pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(uuids.tobytes())])]
+    arrays += [pa.array(getattr(columns, name).astype(dtype)) for name, dtype in NUMBER_COLUMNS.items()]
+    arrays.append(_span_lists(columns))
+    own = {
+        _FORMAT_KEY: b"%d" % RUN_FORMAT,
+        _DRIVERS_KEY: json.dumps([dict(driver) for driver in columns.drivers], sort_keys=True).encode(),
+    }
+    table = pa.Table.from_arrays(arrays, schema=_SCHEMA.with_metadata({**own, **metadata}))
+    sink = pa.BufferOutputStream()
+    wide = [name for name, dtype in NUMBER_COLUMNS.items() if dtype == np.int64]
+    pq.write_table(
+        table,
+        sink,
+        row_group_size=ROW_GROUP_ROWS,
+        # Positions, times and sizes grow slowly or hardly vary: differences are small. Checksums and uuids are noise.
+        use_dictionary=["status", "layout", "owned", "compressed", "driver"],
+        column_encoding=dict.fromkeys(wide, "DELTA_BINARY_PACKED"),
+        compression={name: "NONE" if name in ("uuid", "data_crc32c", "index_crc32c") else "ZSTD" for name in _PATHS},
+        write_statistics=list(NUMBER_COLUMNS),
+    )
+    return cast(bytes, sink.getvalue().to_pybytes())
+
+
+_PATHS = [*(field.name for field in _SCHEMA if field.name != "ledgers"), "ledgers.list.element"]
+
+
+def file_metadata(data: bytes, *, object_name: str = "") -> Mapping[bytes, bytes]:
+    """The metadata that ``encode_columns`` was given, with its own; raises ``FormatError``."""
+    return _opened(data, object_name)[1]
+
+
+def decode_columns(data: bytes, *, object_name: str = "") -> SegmentColumns:
+    """The segments in a Parquet file of ``encode_columns``.
+
+    Decodes one row group at a time into columns that are as narrow as the file's statistics allow.
+
+    Raises:
+        FormatError: anything else; what a caller knows the checksum of, it checks before.
+    """
+    file, metadata = _opened(data, object_name)
+    try:
+        drivers = json.loads(metadata[_DRIVERS_KEY])
+        if not isinstance(drivers, list) or not all(isinstance(driver, dict) for driver in drivers):
+            raise Inconsistent("drivers", object_name=object_name, expected="a list of objects", found=drivers)
+        return _filled(file, tuple(drivers), object_name)
+    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, ArithmeticError) as error:
+        raise Inconsistent(f"not a table of segments: {error}", object_name=object_name) from error
+
+
+def _opened(data: bytes, object_name: str) -> tuple[pq.ParquetFile, Mapping[bytes, bytes]]:
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        schema = file.schema_arrow
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Inconsistent(f"not a Parquet file: {error}", object_name=object_name) from error
+    metadata = schema.metadata or {}
+    found = metadata.get(_FORMAT_KEY)
+    if found != b"%d" % RUN_FORMAT:
+        raise UnsupportedVersion("format", object_name=object_name, expected=RUN_FORMAT, found=found)
+    if not schema.equals(_SCHEMA):
+        raise Inconsistent("columns", object_name=object_name, expected=_SCHEMA.names, found=schema.names)
+    return file, metadata
+
+
+def _filled(file: pq.ParquetFile, drivers: tuple[Mapping[str, str], ...], object_name: str) -> SegmentColumns:
+    count = file.metadata.num_rows
+    if count > FILE_ROWS_MAX:
+        raise LimitExceeded("rows", object_name=object_name, expected=f"at most {FILE_ROWS_MAX}", found=count)
+    ranges = dict(zip(NUMBER_COLUMNS, _statistics(file, count), strict=True))
+    columns: dict[str, Numbers] = {}
+    for name, dtype in NUMBER_COLUMNS.items():
+        low, high = ranges[name]
+        if low == high and count:
+            columns[name] = np.broadcast_to(np.array(low, dtype=dtype), (count,))
+        else:
+            columns[name] = np.empty(count, dtype=narrow_dtype(low, high, dtype))
+    columns["uuid_high"], columns["uuid_low"] = np.empty(count, np.uint64), np.empty(count, np.uint64)
+    varying = [name for name in NUMBER_COLUMNS if columns[name].flags.writeable]
+    none = np.empty(0, np.int64)
+    span_parts: list[tuple[Numbers, Numbers, Numbers]] = [(none, none, np.empty((0, SPAN_NUMBERS), np.int64))]
+    start = 0
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group, columns=["uuid", *varying, "ledgers"], use_threads=False)
+        stop = start + table.num_rows
+        for name in varying:
+            np.copyto(columns[name][start:stop], table.column(name).to_numpy(), casting="unsafe")
+        halves = _uuid_halves(table.column("uuid"))
+        columns["uuid_high"][start:stop], columns["uuid_low"][start:stop] = halves[:, 0], halves[:, 1]
+        span_parts.append(_spans_in(table.column("ledgers"), start, object_name))
+        start = stop
+    low, high = ranges["driver"]
+    if start != count or low < 0 or high >= max(len(drivers), 1):
+        raise Inconsistent("rows", object_name=object_name, expected=count, found=start)
+    span_rows, span_counts, spans = (np.concatenate(part) for part in zip(*span_parts, strict=True))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(span_counts, dtype=np.int64)])
+    return SegmentColumns(**columns, span_rows=span_rows, span_offsets=offsets, spans=spans, drivers=drivers)
+
+
+def _statistics(file: pq.ParquetFile, count: int) -> Iterator[tuple[int, int]]:
+    """Smallest and largest value of each column of numbers, from the file's footer."""
+    groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
+    for column in range(1, 1 + len(NUMBER_COLUMNS)):
+        found = [group.column(column).statistics for group in groups if group.num_rows]
+        if count and (not found or not all(each is not None and each.has_min_max for each in found)):
+            raise ValueError("no statistics")
+        yield (min(each.min for each in found), max(each.max for each in found)) if found else (0, 0)
+
+
+def _uuid_halves(column: pa.ChunkedArray) -> Numbers:
+    """uint64, shape (n, 2)."""
+    chunks = [
+        np.frombuffer(chunk.buffers()[1], dtype=">u8", count=2 * len(chunk), offset=16 * chunk.offset)
+        for chunk in column.chunks
+        if len(chunk)
+    ]
+    return np.concatenate([np.empty(0, ">u8"), *chunks]).reshape(-1, 2)
+
+
+def _span_lists(columns: SegmentColumns) -> pa.Array:
+    """One list of span numbers for each segment; null where the other columns say the same."""
+    count = len(columns)
+    lengths = np.zeros(count, dtype=np.int64)
+    lengths[columns.span_rows] = np.diff(columns.span_offsets) * SPAN_NUMBERS
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]).astype(np.int32)
+    has_spans = np.zeros(count, dtype=bool)
+    has_spans[columns.span_rows] = True
+    values = pa.array(columns.spans.reshape(-1), type=pa.int64())
+    mask = pa.array(~has_spans) if count else None
+    lists = pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
+    return lists.cast(_SCHEMA.field("ledgers").type)
+
+
+def _spans_in(column: pa.ChunkedArray, first_row: int, object_name: str) -> tuple[Numbers, Numbers, Numbers]:
+    """Rows with spans, how many each has, and the spans."""
+    lists = column.combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):
+        lists = pa.concat_arrays(lists.chunks) if lists.num_chunks else pa.array([], type=column.type)
+    lengths = np.diff(lists.offsets.to_numpy())
+    rows = np.flatnonzero(lengths)
+    values = lists.flatten().to_numpy()
+    if (lengths % SPAN_NUMBERS).any() or len(values) != lengths.sum():
+        raise Inconsistent("ledgers of segments", object_name=object_name, expected="five numbers each")
+    return (
+        rows + first_row,
+        (lengths[rows] // SPAN_NUMBERS).astype(np.int64),
+        values.reshape(-1, SPAN_NUMBERS),
+    )

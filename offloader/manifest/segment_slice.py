@@ -1,0 +1,104 @@
+"""Some segments of a stream in order, each made into a record when it is asked for; pure.
+
+Owns the order over several sets of columns. Must never make records of segments that nobody looks at.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.entries import TIME_UNKNOWN_MS, Position
+from offloader.manifest.sealed_segments import Rows, SealedSegments
+from offloader.manifest.segment_record import SegmentRecord
+
+__all__ = ["SegmentSlice"]
+
+
+class SegmentSlice(Sequence[SegmentRecord]):
+    """Segments in the stream's order; equal to any sequence of the same records."""
+
+    __slots__ = ("_rows", "_sealed", "_source", "_tail")
+
+    def __init__(
+        self,
+        sealed: tuple[SealedSegments, ...],
+        tail: Sequence[SegmentRecord],
+        source: NDArray[np.int32],
+        rows: NDArray[np.int32],
+    ) -> None:
+        self._sealed = sealed
+        self._tail = tail
+        #: Which of ``sealed``, or one more for the tail; and the row there.
+        self._source = source
+        self._rows = rows
+
+    @classmethod
+    def merged(
+        cls, sealed: tuple[SealedSegments, ...], rows: Sequence[Rows], tail: Sequence[SegmentRecord]
+    ) -> SegmentSlice:
+        """Those rows of each of ``sealed``, and ``tail``, each ascending by begin, as one."""
+        counts = [*map(len, rows), len(tail)]
+        source = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        row = np.concatenate([*(each.astype(np.int32) for each in rows), np.arange(len(tail), dtype=np.int32)])
+        ends: list[tuple[Position, Position]] = [
+            (part.begin(int(each[0])), part.begin(int(each[-1])))
+            for part, each in zip(sealed, rows, strict=True)
+            if len(each)
+        ]
+        if tail:
+            ends.append((tail[0].begin, tail[-1].begin))
+        if any(after[0] < before[1] for before, after in itertools.pairwise(ends)):
+            ledgers = [part.columns.begin_ledger_id[each] for part, each in zip(sealed, rows, strict=True)]
+            entries = [part.columns.begin_entry_id[each] for part, each in zip(sealed, rows, strict=True)]
+            own = np.array([record.begin for record in tail], dtype=np.int64).reshape(-1, 2)
+            order = np.lexsort((np.concatenate([*entries, own[:, 1]]), np.concatenate([*ledgers, own[:, 0]])))
+            source, row = source[order], row[order]
+        return cls(sealed, tail, source, row)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> SegmentRecord: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> SegmentSlice: ...
+
+    def __getitem__(self, at: int | slice) -> SegmentRecord | SegmentSlice:
+        if isinstance(at, slice):
+            return SegmentSlice(self._sealed, self._tail, self._source[at], self._rows[at])
+        return self._record(int(self._source[at]), int(self._rows[at]))
+
+    def __iter__(self) -> Iterator[SegmentRecord]:
+        return map(self._record, self._source.tolist(), self._rows.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(own == its for own, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"SegmentSlice({list(self[:3])}{', ...' if len(self) > 3 else ''})"
+
+    def published_from(self, publish_time_ms: int) -> SegmentSlice:
+        """Those that may hold an entry published at that time or later, by what is recorded of each."""
+        keep = np.empty(len(self), dtype=bool)
+        for number, part in enumerate(self._sealed):
+            mine = self._source == number
+            latest = part.columns.publish_time_max_ms[self._rows[mine]].astype(np.int64)
+            keep[mine] = (latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS)
+        times = [r.summary.publish_time_max_ms if r.summary else TIME_UNKNOWN_MS for r in self._tail]
+        mine = self._source == len(self._sealed)
+        latest = np.array(times, dtype=np.int64)[self._rows[mine]]
+        keep[mine] = (latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS)
+        return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
+
+    def _record(self, source: int, row: int) -> SegmentRecord:
+        return self._tail[row] if source == len(self._sealed) else self._sealed[source].record(row)
