@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 from formats.entries import Position
 
-__all__ = ["Mode", "StreamStatus"]
+__all__ = ["Mode", "StreamStatus", "error_fields"]
 
 
 class Mode(enum.Enum):
@@ -34,7 +35,7 @@ class StreamStatus:
         segments_committed: by this process.
         segments_failed: segments given up and started again.
         offers_refused: times an entry was written and there was no room (it is read from the hot tier later).
-        error: why the last step failed, empty when it didn't.
+        error, error_kind: why the last step failed and the error's class, empty when it didn't.
         entries_committed, bytes_committed: of those segments; bytes are payload.
         last_progress_ms: when this process last committed a segment, ms since 1970 UTC, ``None``: not yet.
         oldest_time_ms, tail_time_ms: publish times of the first and the newest entry seen here, ``None``: unknown.
@@ -51,9 +52,15 @@ class StreamStatus:
     segments_failed: int
     offers_refused: int
     error: str
+    error_kind: str = ""
     entries_committed: int = 0
     bytes_committed: int = 0
     last_progress_ms: int | None = None
     oldest_time_ms: int | None = None
     tail_time_ms: int | None = None
     committed_time_ms: int | None = None
+
+
+def error_fields(error: Exception | None) -> dict[str, Any]:
+    """``error`` as a status says it."""
+    return {"error": str(error or ""), "error_kind": type(error).__name__ if error is not None else ""}

@@ -32,7 +32,7 @@ from offloader.write.handle import OffloadHandle
 from offloader.write.leftovers import give_up_leftovers
 from offloader.write.progress import Lag, Progress, lag_of
 from offloader.write.segment_queue import SegmentQueue, WritingSegment
-from offloader.write.status import Mode, StreamStatus
+from offloader.write.status import Mode, StreamStatus, error_fields
 from offloader.write.workers import SerialTask, Workers
 
 __all__ = ["StreamOffload"]
@@ -132,7 +132,7 @@ class StreamOffload:
                 tail=self._tail,
                 offered=self._queue.offered,
                 committed=self._committed,
-                error=str(self._error or ""),
+                **error_fields(self._error),
                 **self._progress.fields(),
             )
 
