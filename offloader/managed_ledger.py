@@ -24,6 +24,7 @@ from offloader.read.reader import Entries, open_reader
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
+from offloader.telemetry import NO_TELEMETRY, Recorder
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.status import StreamStatus
 from offloader.write.streaming import StreamOffload
@@ -39,6 +40,7 @@ def open_managed_ledger(
     settings: Settings | None = None,
     clock: Clock | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
+    recorder: Recorder = NO_TELEMETRY,
 ) -> ManagedLedger:
     """A stream to append to, whose entries go into ``store`` while they are written.
 
@@ -50,6 +52,7 @@ def open_managed_ledger(
         store: the object store of the cold tier.
         settings: sizes and limits; ``settings.offload.method`` says how it is offloaded.
         clock, entropy: time and randomness, for tests.
+        recorder: takes the stream's metrics, for example ``offloader.telemetry.Metrics``.
 
     Raises:
         InvalidCall: not a stream name.
@@ -66,7 +69,7 @@ def open_managed_ledger(
         database = own or ledgers
         assert isinstance(database, EmbeddedLedgers)
         source = database.open_stream(stream)
-        offloader = LedgerOffloader(store, settings, clock=clock, entropy=entropy)
+        offloader = LedgerOffloader(store, settings, clock=clock, entropy=entropy, recorder=recorder, observe=True)
         offload = offloader.offload_stream(source, stream) if settings.offload.method == "streaming" else None
     except BaseException:
         if own is not None:

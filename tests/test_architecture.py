@@ -30,7 +30,7 @@ LAYERS = [
     },
     {"offloader.store", "offloader.ledgers"},
     {"offloader.manifest"},
-    {"offloader.read", "offloader.write"},
+    {"offloader.read", "offloader.write", "offloader.observation", "offloader.status_document", "offloader.watchdog"},
     {"offloader.managed_ledger"},
     {"offloader.spark", "pyspark_offloader"},
     {"offloader.demo"},

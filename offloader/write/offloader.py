@@ -21,9 +21,12 @@ from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.observation import Observation
 from offloader.read.handle import ReadHandle, read_offloaded
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
+from offloader.store.throttled import limits_of
+from offloader.telemetry import NO_TELEMETRY, Recorder
 from offloader.write.buffer import StreamBuffer
 from offloader.write.by_ledger import LedgerHandle, offload_ledger
 from offloader.write.handle import OffloadHandle, OffloadResult
@@ -47,6 +50,8 @@ class LedgerOffloader:
         store: where segments go.
         settings: sizes, ages and limits.
         clock, entropy: time and randomness, for tests and simulations.
+        recorder: takes the metrics of the streams.
+        observe: looks at the streams now and then (watchdog); also done for a status file or a recorder.
     """
 
     def __init__(
@@ -56,6 +61,8 @@ class LedgerOffloader:
         *,
         clock: Clock | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
+        recorder: Recorder = NO_TELEMETRY,
+        observe: bool = False,
     ) -> None:
         self.store = store
         self.settings = settings or Settings()
@@ -64,6 +71,10 @@ class LedgerOffloader:
         self._workers = Workers(self.settings.offload.workers_max, self._clock)
         self._lock = threading.Lock()
         self._uuids: OrderedDict[UUID, None] = OrderedDict()
+        self.observation = Observation(
+            self.settings, self._clock, recorder=recorder, limits=lambda: limits_of(self.store)
+        )
+        self._observe = observe or recorder is not NO_TELEMETRY or bool(self.settings.telemetry.status_file)
 
     def streaming_offload(
         self,
@@ -216,6 +227,9 @@ class LedgerOffloader:
             entropy=self._entropy,
         )
         offload.start()
+        self.observation.add(offload)
+        if self._observe:
+            self.observation.start(self._workers.call_after)
         return offload
 
     def offload_ledgers(self, source: LedgerSource, stream: str) -> Position | None:
@@ -234,6 +248,7 @@ class LedgerOffloader:
 
     def close(self) -> None:
         """Ends the workers; stop the streams first. Closing twice is fine."""
+        self.observation.close()
         self._workers.close()
 
     def _claim(self, uuid: UUID) -> None:
