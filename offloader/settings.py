@@ -15,6 +15,7 @@ from offloader.errors import InvalidCall
 __all__ = [
     "LedgerSettings",
     "LimitSettings",
+    "ManifestSettings",
     "OffloadSettings",
     "ReadSettings",
     "Settings",
@@ -147,6 +148,21 @@ class TelemetrySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestSettings:
+    """How a stream's manifest is kept short, and when what it doesn't need any more is deleted."""
+
+    checkpoint_records: int = _setting(
+        100, "records after which whoever notices writes a checkpoint", low=1, high=10**5
+    )
+    orphan_age_hours_min: float = _setting(
+        24.0, "age below which nothing that nothing names is deleted", low=0, high=365 * 24
+    )
+    clock_skew_seconds_max: float = _setting(
+        60.0, "difference between this clock and the store's that stops all deletion", low=0, high=24 * 3600
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All of it."""
 
@@ -156,6 +172,7 @@ class Settings:
     read: ReadSettings = ReadSettings()
     limits: LimitSettings = LimitSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
+    manifest: ManifestSettings = ManifestSettings()
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:
