@@ -327,21 +327,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m services.servers", description="Real S3 servers for tests.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     up = verbs.add_parser("up", help="start in the background")
-    up.add_argument("names", nargs="*", choices=[*SERVERS, []], default=["minio", "versitygw"])
+    up.add_argument("names", nargs="*", metavar="NAME", help="default: minio versitygw")
     verbs.add_parser("down", help="stop what `up` started")
     run = verbs.add_parser("run", help="start one in the foreground, until Ctrl-C")
     run.add_argument("name", choices=SERVERS)
     build = verbs.add_parser("build", help="build and cache the binaries")
-    build.add_argument("names", nargs="*", choices=[*BINARIES, []], default=list(BINARIES))
+    build.add_argument("names", nargs="*", metavar="NAME", help="default: all of them")
     given_arguments = parser.parse_args(arguments)
+    known: Sequence[str] = list(BINARIES) if given_arguments.verb == "build" else list(SERVERS)
+    unknown = [name for name in getattr(given_arguments, "names", []) if name not in known]
+    if unknown:
+        parser.error(f"no such server: {', '.join(unknown)} (there are {', '.join(known)})")
     try:
         if given_arguments.verb == "up":
-            return _up(given_arguments.names)
+            return _up(given_arguments.names or list(BINARIES))
         if given_arguments.verb == "down":
             return _down()
         if given_arguments.verb == "run":
             return _run(given_arguments.name)
-        for name in given_arguments.names:
+        for name in given_arguments.names or list(BINARIES):
             print(f"{name}: {find_binary(name, build=True)}")
     except Unavailable as error:
         print(error, file=sys.stderr)

@@ -138,3 +138,24 @@ def test_a_run_says_which_stores_it_exercised_and_requires_what_it_is_told_to(re
     assert (found.returncode == 0) == (required == "")
     if required:
         assert "Go 1.24 or newer is needed" in found.stdout
+
+
+def test_without_names_both_servers_are_meant(tmp_path: Path) -> None:
+    for binary in BINARIES.values():
+        built = tmp_path / "offloader" / "bin" / f"{binary.name}-{binary.version}" / binary.name
+        built.parent.mkdir(parents=True)
+        built.write_text("#!/bin/sh\n")
+        built.chmod(0o755)
+
+    found = run("build", XDG_CACHE_HOME=str(tmp_path))
+
+    assert found.returncode == 0, found.stderr
+    assert [line.partition(":")[0] for line in found.stdout.splitlines()] == ["minio", "versitygw"]
+
+
+def test_a_server_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    found = run("up", "swift")
+
+    assert found.returncode == 2
+    assert "no such server: swift" in found.stderr
+    assert "minio" in found.stderr
