@@ -30,6 +30,7 @@ VERBS = {
     "ls": "List the streams of a store.",
     "segments": "List a stream's segments.",
     "read": "Print a stream's entries.",
+    "status": "Show what the streams are doing.",
 }
 
 _DEBUG = "--debug"

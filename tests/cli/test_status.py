@@ -1,0 +1,245 @@
+"""``offloader status``: from manifests, from a status file, from both; watched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import Assign
+from offloader.cli.status import watch
+from offloader.errors import Corrupt, StoreUnavailable
+from offloader.managed_ledger import open_managed_ledger
+from offloader.settings import Settings
+from offloader.store import open_store
+from offloader.testing.manual_clock import ManualClock
+from tests.cli.reading_verbs import Offloader
+from tests.support.streams import BASE_MS, StreamWriter, batch_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def offloader(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Offloader:
+    for name in ("OFFLOADER_STORE", "OFFLOADER_STATUS_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return Offloader(capsys)
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture
+def writer(store_url: str) -> StreamWriter:
+    writer = StreamWriter(open_store(store_url), "orders")
+    writer.add([batch_of(3, 0, 10), batch_of(4, 0, 20)], closes=[3, 4])
+    writer.log.commit([Assign(uuid4(), 2, Position(5, 0), None, BASE_MS, {})])
+    return writer
+
+
+def written(tmp_path: Path, store_url: str, *, drain: bool = True) -> Path:
+    """The status file of a process that appended three entries, and ended."""
+    file = tmp_path / "status.json"
+    settings = Settings.of({"telemetry": {"status_file": str(file), "status_interval_s": 3600.0}})
+    ledger = open_managed_ledger(
+        "live", ledgers=str(tmp_path / "ledgers.db"), store=open_store(store_url), settings=settings
+    )
+    ledger.append_batch([b"one", b"two", b"three"], publish_times_ms=[BASE_MS, BASE_MS + 1000, BASE_MS + 3000])
+    ledger.close(drain=drain)
+    return file
+
+
+def test_from_the_manifest_alone(offloader: Offloader, writer: StreamWriter) -> None:
+    (row,) = offloader("status", "--store", writer.store.url, "--json").rows
+    assert row["stream"] == "orders"
+    assert row["source"] == "manifest"
+    assert row["committed"] == "4:19"
+    assert row["segments"] == {"assigned": 1, "offloaded": 1, "retired": 0}
+    assert (row["entries_offloaded"], row["bytes_offloaded"]) == (30, 600)
+    assert row["last_progress_ms"] == BASE_MS
+    assert (row["mode"], row["tail"], row["lag"], row["buffer"]) == (None, None, None, None)
+
+
+def test_as_a_table_with_a_dash_for_what_a_manifest_cant_know(offloader: Offloader, writer: StreamWriter) -> None:
+    heading, row = offloader("status", "orders", "--store", writer.store.url).out.splitlines()
+    assert heading.split()[:6] == ["STREAM", "MODE", "COMMITTED", "OFFERED", "TAIL", "LAG"]
+    assert row.split()[:7] == ["orders", "-", "4:19", "-", "-", "-", "-"]
+    assert "1 assigned, 1 offloaded" in row
+    assert "600 B" in row
+
+
+def test_from_the_file_of_a_process_that_ended(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
+    """Status survives: the last document says how it ended, and when."""
+    file = written(tmp_path, store_url)
+    (row,) = offloader("status", "--status-file", str(file), "--json").rows
+    assert (row["source"], row["mode"]) == ("process", "stopped")
+    assert row["tail"] == row["offered"] == row["committed"]
+    assert row["lag"] == {"entries": 0, "bytes": 0, "seconds": 0.0}
+    assert row["buffer"]["bytes"] == 0
+    assert (row["entries_offloaded"], row["bytes_offloaded"]) == (3, 11)
+    assert row["segments"] == {"offloaded": 1, "failed": 0}
+    assert row["age_s"] >= 0
+
+
+def test_lag_is_in_entries_bytes_and_seconds(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
+    file = written(tmp_path, store_url, drain=False)
+    (row,) = offloader("status", "live", "--status-file", str(file), "--json").rows
+    assert row["lag"] == {"entries": 3, "bytes": 11, "seconds": 3.0}
+    assert row["committed"] is None
+    table = offloader("status", "--status-file", str(file)).out
+    assert "3 entries, 11 B, 3.0 s" in table
+
+
+def test_both_together(offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str) -> None:
+    file = written(tmp_path, store_url)
+    done = offloader("status", "--status-file", str(file), "--store", store_url, "--json")
+    live, orders = done.rows
+    assert (live["stream"], live["source"], live["mode"]) == ("live", "process and manifest", "stopped")
+    assert live["segments"] == {"assigned": 0, "offloaded": 1, "retired": 0, "failed": 0}
+    assert (orders["stream"], orders["source"]) == ("orders", "manifest")
+
+
+def test_an_old_file_is_called_old(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
+    file = written(tmp_path, store_url)
+    document = json.loads(file.read_text())
+    assert "OLD" not in offloader("status", "--status-file", str(file)).out
+    document["written_ms"] -= 4 * 3600 * 1000
+    file.write_text(json.dumps(document))
+    line = offloader("status", "--status-file", str(file)).out.splitlines()[0]
+    assert "OLD, it is due every 3600 s; the process may have ended" in line
+
+
+def test_limits_and_trouble_are_shown(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
+    file = written(tmp_path, store_url)
+    document = json.loads(file.read_text())
+    document["limits"] |= {
+        "limits": {"upload_bytes_per_s": 1000.0},
+        "waiting": {"live": 2, "read": 0},
+        "pace_requests_per_s": 2.5,
+    }
+    document["streams"][0] |= {"stalled": "stream live: entries wait", "last_error": "x"}
+    file.write_text(json.dumps(document))
+    lines = offloader("status", "--status-file", str(file)).out.splitlines()
+    assert lines[1:4] == [
+        "limits: upload_bytes_per_s = 1000",
+        "waiting for their turn: 2 live",
+        "slowed down by the store to 2.5 requests/s",
+    ]
+    assert lines[-1].endswith("stream live: entries wait")
+
+
+def test_every_limit_shows_in_the_document(tmp_path: Path, store_url: str) -> None:
+    document = json.loads(written(tmp_path, store_url).read_text())
+    assert document["settings"]["offload"]["offload_buffer_bytes_max"] == Settings().offload.offload_buffer_bytes_max
+    assert document["settings"]["limits"]["turn_wait_s_max"] == 300.0
+    assert document["settings"]["store"]["retry_total_s"] == 60.0
+    assert document["settings"]["read"]["cache_bytes_max"] == Settings().read.cache_bytes_max
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 1, "written_ms": 1, "streams": [1]}'])
+def test_what_is_no_status_document_is_refused(offloader: Offloader, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "status.json"
+    file.write_text(text)
+    done = offloader("status", "--status-file", str(file))
+    assert done.code == 6
+    assert "isn't a status document" in done.err
+
+
+def test_what_isnt_there_is_said(offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str) -> None:
+    code, line, hint = offloader.refuses("status")
+    assert (code, line) == (2, "neither a store nor a status file was named")
+    code, line, hint = offloader.refuses("status", "--status-file", str(tmp_path / "none.json"))
+    assert (code, line) == (3, f"there is no status file {tmp_path / 'none.json'}")
+    assert "telemetry.status_file" in hint
+    code, line, hint = offloader.refuses("status", "order", "--store", store_url)
+    assert (code, hint) == (3, "did you mean orders?")
+    code, line, hint = offloader.refuses("status", "orders", "--status-file", str(written(tmp_path, store_url)))
+    assert (code, hint) == (3, "add --store URL to ask its manifest")
+
+
+def test_one_damaged_manifest_doesnt_hide_the_others(
+    offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str
+) -> None:
+    StreamWriter(writer.store, "zebra")
+    for record in (tmp_path / "store" / "orders" / "manifest").rglob("*.json"):
+        record.write_bytes(b"{}")
+    done = offloader("status", "--store", store_url, "--json")
+    assert done.code == 6
+    damaged, whole = done.rows
+    assert damaged["stream"] == "orders"
+    assert damaged["last_error"]
+    assert whole["segments"] == {"assigned": 0, "offloaded": 0, "retired": 0}
+
+
+# -- watching
+
+
+def test_watching_looks_again_after_each_interval_until_it_is_stopped() -> None:
+    clock, stop, looks = ManualClock(), threading.Event(), []
+
+    def show() -> None:
+        looks.append(clock.monotonic_s())
+        if len(looks) == 3:
+            stop.set()
+
+    watch(show, 2.0, clock=clock, stop=stop)
+    assert looks == [0.0, 2.0, 4.0]
+
+
+def test_watching_outlasts_a_store_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    stop, answers = threading.Event(), [StoreUnavailable("the store is away"), None]
+
+    def show() -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+        stop.set()
+
+    watch(show, 1.0, clock=ManualClock(), stop=stop)
+    assert capsys.readouterr().err == "offloader: the store is away\n"
+
+
+def test_watching_ends_with_an_error_that_lasts() -> None:
+    def show() -> None:
+        raise Corrupt("the file is damaged")
+
+    with pytest.raises(Corrupt):
+        watch(show, 1.0, clock=ManualClock(), stop=threading.Event())
+
+
+def test_a_watching_process_shows_what_changes_and_ends_at_ctrl_c(tmp_path: Path, store_url: str) -> None:
+    file = written(tmp_path, store_url)
+    command = [sys.executable, "-m", "offloader.cli.main", "status", "--status-file", str(file), "--json"]
+    process = subprocess.Popen(
+        [*command, "--watch", "--interval", "0.05"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["mode"] == "stopped"
+        document = json.loads(file.read_text())
+        document["streams"][0]["mode"] = "live"
+        (tmp_path / "next.json").write_text(json.dumps(document))
+        (tmp_path / "next.json").replace(file)
+        while json.loads(process.stdout.readline())["mode"] != "live":
+            pass
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+    finally:
+        process.kill()
+        process.wait()
