@@ -59,14 +59,28 @@ class OffloadSettings:
         10.0, "a segment closes at this age, counted from its first entry", low=0.0001, high=365 * 24 * 60
     )
     offload_buffer_bytes_max: int = _setting(64 * _MIB, "bytes buffered for one stream", low=64 * _KIB, high=2**40)
+    offload_memory_bytes_max: int = _setting(
+        512 * _MIB, "bytes buffered for all streams of a process", low=64 * _KIB, high=2**44
+    )
     entry_bytes_max: int = _setting(64 * _MIB, "largest entry that is taken", low=1, high=2**31 - 1)
     codec: str = _choice("none", "compression of blocks", ("none", "zstd"))
     method: str = _choice(
         "streaming", "streaming (PIP-76), ledger (a closed ledger an object) or none", ("streaming", "ledger", "none")
     )
+    tail_cache_bytes_max: int = _setting(
+        8 * _MIB, "newest entries kept in memory for a stream that catches up", low=0, high=2**40
+    )
     drain_seconds_max: float = _setting(300.0, "wait for the last segment when closing", low=0, high=24 * 3600)
     retry_seconds_max: float = _setting(
         30.0, "longest wait before a failed segment is tried again", low=0.01, high=3600
+    )
+    takeover_after_seconds: float = _setting(
+        60.0, "silence after which a stream may be taken from its owner without being told to", low=0.01, high=24 * 3600
+    )
+    on_gap: str = _choice(
+        "block",
+        "what to do when the hot tier lost entries before they were offloaded: block, or record the gap and go on",
+        ("block", "record"),
     )
     workers_max: int = _setting(8, "threads that encode and upload, whole process", low=1, high=256)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from formats.entries import EntryBatch, Position
 
-__all__ = ["LedgerInfo", "LedgerSource", "Listener", "Subscription"]
+__all__ = ["ClosedListener", "LedgerInfo", "LedgerSource", "Listener", "Subscription"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,10 @@ class LedgerInfo:
 Listener = Callable[[EntryBatch], None]
 
 
+#: Called with a ledger that was closed, under the same rules.
+ClosedListener = Callable[[LedgerInfo], None]
+
+
 class Subscription(Protocol):
     def cancel(self) -> None:
         """No call of the listener begins after this returns."""
@@ -67,8 +71,11 @@ class LedgerSource(Protocol):
         """
         ...
 
-    def subscribe(self, listener: Listener) -> Subscription:
-        """Calls ``listener`` for each batch appended after this returns."""
+    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> Subscription:
+        """Calls ``listener`` for each batch appended after this returns.
+
+        ``closed`` hears of the end of each ledger that is full, before ``listener`` hears of the next one's first batch.
+        """
         ...
 
     def release(self, position: Position) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 
 from formats.entries import EntryBatch
-from offloader.ledgers.base import Listener
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
 
 __all__ = ["ListenerSubscription", "Listeners"]
 
@@ -25,9 +26,9 @@ class Listeners:
         self._lock = threading.Lock()
         self._subscriptions: tuple[ListenerSubscription, ...] = ()
 
-    def add(self, listener: Listener) -> ListenerSubscription:
-        """``listener`` hears of every call of ``tell`` that begins after this returns."""
-        subscription = ListenerSubscription(self, listener)
+    def add(self, listener: Listener, closed: ClosedListener | None = None) -> ListenerSubscription:
+        """``listener`` hears of every call of ``tell``, ``closed`` of ``tell_closed``, that begins after this returns."""
+        subscription = ListenerSubscription(self, listener, closed)
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
         return subscription
@@ -37,6 +38,21 @@ class Listeners:
         for subscription in self._subscriptions:
             subscription.call(batch)
 
+    def tell_all(self, batches: Sequence[EntryBatch], closed: Sequence[LedgerInfo]) -> None:
+        """Tells everybody of what one append wrote, and of each ledger it closed before the next one's first batch."""
+        waiting = list(closed)
+        for batch in batches:
+            while waiting and waiting[0].ledger_id < batch.ledger_id:
+                self.tell_closed(waiting.pop(0))
+            self.tell(batch)
+        for info in waiting:
+            self.tell_closed(info)
+
+    def tell_closed(self, info: LedgerInfo) -> None:
+        """Tells everybody who wants to know that a ledger was closed."""
+        for subscription in self._subscriptions:
+            subscription.call_closed(info)
+
     def remove(self, subscription: ListenerSubscription) -> None:
         with self._lock:
             self._subscriptions = tuple(other for other in self._subscriptions if other is not subscription)
@@ -45,8 +61,9 @@ class Listeners:
 class ListenerSubscription:
     """One listener's place in the list."""
 
-    def __init__(self, listeners: Listeners, listener: Listener) -> None:
+    def __init__(self, listeners: Listeners, listener: Listener, closed: ClosedListener | None) -> None:
         self._listeners = listeners
+        self._closed = closed
         self._listener: Listener | None = listener
         # held while the listener runs; reentrant, so that a listener may cancel itself
         self._calling = threading.RLock()
@@ -68,3 +85,12 @@ class ListenerSubscription:
                 self._listener(batch)
             except Exception:
                 _log.exception("stream %s: a listener failed at %s", self._listeners.stream, batch.first)
+
+    def call_closed(self, info: LedgerInfo) -> None:
+        with self._calling:
+            if self._listener is None or self._closed is None:
+                return
+            try:
+                self._closed(info)
+            except Exception:
+                _log.exception("stream %s: a listener failed at the end of %s", self._listeners.stream, info.ledger_id)

@@ -9,6 +9,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from formats.entries import EntryBatch, Position
 from formats.errors import FormatError, LimitExceeded
 from offloader.clock import Clock
 from offloader.errors import Corrupt, Fenced, InvalidCall, LimitReached, Unsupported
-from offloader.ledgers.base import LedgerInfo, Listener
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
 from offloader.ledgers.chunks import cut_chunks, encode_chunk, join_chunks
 from offloader.ledgers.database import Database
 from offloader.ledgers.listening import Listeners, ListenerSubscription
@@ -101,10 +102,9 @@ class EmbeddedStream:
         self._check_notes(notes or {})
         with self._append_lock:
             with self._writing() as connection:
-                batches = self._write(connection, given) if len(given) else []
+                batches, closed = self._write(connection, given) if len(given) else ([], [])
                 self._write_notes(connection, notes or {})
-            for batch in batches:
-                self._listeners.tell(batch)
+            self._listeners.tell_all(batches, closed)
         return batches
 
     def close_ledger(self) -> LedgerInfo | None:
@@ -113,14 +113,18 @@ class EmbeddedStream:
         Returns:
             The ledger that was closed, ``None`` when there was nothing to close (no entries since the last one).
         """
-        with self._append_lock, self._writing() as connection:
-            ledger = self._open_ledger(connection)
-            if ledger is None or ledger.entries == 0:
-                return None
-            connection.execute(
-                "UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (self._clock.now_ms(), ledger.ledger_id)
-            )
-            return find_ledger(connection, self._stream_id, ledger.ledger_id)
+        with self._append_lock:
+            with self._writing() as connection:
+                ledger = self._open_ledger(connection)
+                if ledger is None or ledger.entries == 0:
+                    return None
+                connection.execute(
+                    "UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (self._clock.now_ms(), ledger.ledger_id)
+                )
+                closed = find_ledger(connection, self._stream_id, ledger.ledger_id)
+            if closed is not None:
+                self._listeners.tell_closed(closed)
+        return closed
 
     def delete(self, ledger_id: int) -> None:
         """Removes a closed ledger and its entries; one that isn't there counts as removed.
@@ -211,8 +215,9 @@ class EmbeddedStream:
 
     # -- following
 
-    def subscribe(self, listener: Listener) -> ListenerSubscription:
-        """Calls ``listener`` for each batch appended through this handle after this returns, in order.
+    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> ListenerSubscription:
+        """Calls ``listener`` for each batch appended through this handle after this returns, in order, and ``closed``
+        for each ledger that an append fills or closes, before the next one's first batch.
 
         The listener runs in the appending thread, after the batch is durable and outside the transaction. What it
         raises is logged and changes nothing: the entries are durable already.
@@ -225,7 +230,7 @@ class EmbeddedStream:
                 f"stream {self._stream!r} is open for reading only, where appends aren't heard of",
                 hint="subscribe to the handle of open_stream, or poll last_position",
             )
-        return self._listeners.add(listener)
+        return self._listeners.add(listener, closed)
 
     # -- inside a transaction
 
@@ -250,15 +255,17 @@ class EmbeddedStream:
         row = connection.execute(f"{SELECT_LEDGER} AND closed_ms IS NULL", (self._stream_id,)).fetchone()
         return None if row is None else ledger_info(row)
 
-    def _write(self, connection: sqlite3.Connection, given: EntryBatch) -> list[EntryBatch]:
-        """Puts entries into the open ledger and, as it fills up, the next ones."""
+    def _write(self, connection: sqlite3.Connection, given: EntryBatch) -> tuple[list[EntryBatch], list[LedgerInfo]]:
+        """Puts entries into the open ledger and, as it fills up, the next ones; what was written, what was closed."""
         now_ms = self._clock.now_ms()
         ledger = self._open_ledger(connection)
         written: list[EntryBatch] = []
+        closed: list[LedgerInfo] = []
         done = 0
         while done < len(given):
             if ledger is not None and must_roll(ledger, now_ms, self._settings):
                 connection.execute("UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (now_ms, ledger.ledger_id))
+                closed.append(replace(ledger, closed=True, closed_ms=now_ms))
                 ledger = None
             if ledger is None:
                 ledger_id = connection.execute(
@@ -268,14 +275,17 @@ class EmbeddedStream:
             rest = given.slice(done, len(given))
             part = _numbered(rest.slice(0, room(ledger, rest, self._settings)), ledger.ledger_id, ledger.entries)
             ledger = self._write_part(connection, ledger, part, now_ms)
+            if ledger.closed:
+                closed.append(ledger)
+            ledger = None if ledger.closed else ledger
             written.append(part)
             done += len(part)
-        return written
+        return written, closed
 
     def _write_part(
         self, connection: sqlite3.Connection, ledger: LedgerInfo, part: EntryBatch, now_ms: int
-    ) -> LedgerInfo | None:
-        """Stores entries of one ledger; the ledger as it is then, ``None`` when that filled and closed it."""
+    ) -> LedgerInfo:
+        """Stores entries of one ledger; the ledger as it is then, closed when that filled it."""
         connection.executemany(
             "INSERT INTO chunks (ledger_id, first_entry_id, entries, first_time_ms, crc, lengths, times, payload) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -293,7 +303,7 @@ class EmbeddedStream:
             "UPDATE ledgers SET entries = ?, size_bytes = ?, closed_ms = ? WHERE ledger_id = ?",
             (grown.entries, grown.size_bytes, now_ms if full else None, grown.ledger_id),
         )
-        return None if full else grown
+        return replace(grown, closed=True, closed_ms=now_ms) if full else grown
 
     def _write_notes(self, connection: sqlite3.Connection, notes: Mapping[str, bytes]) -> None:
         connection.executemany(

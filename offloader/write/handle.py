@@ -6,52 +6,26 @@ offers, take an entry that doesn't follow the last one, or touch the manifest.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from uuid import UUID
 
 import numpy as np
 
 from formats.compression import Codec
 from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
-from formats.segment import FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder, SegmentSummary
+from formats.segment import FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder
 from offloader.errors import Closed, InvalidCall, OffloaderError
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import part_bytes_for
 from offloader.write.buffer import StreamBuffer
 from offloader.write.intake import Intake
+from offloader.write.result import OffloadResult
 from offloader.write.upload import SegmentUpload
 from offloader.write.workers import SerialTask, Workers
 
 __all__ = ["OffloadHandle", "OffloadResult"]
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadResult:
-    """What a finished segment holds (PIP-76 ``OffloadResult``). Without entries: no objects, no ``summary``."""
-
-    uuid: UUID
-    summary: SegmentSummary | None
-
-    @property
-    def begin_ledger_id(self) -> int:
-        """-1 without entries, like the other three."""
-        return self.summary.begin.ledger_id if self.summary else -1
-
-    @property
-    def begin_entry_id(self) -> int:
-        return self.summary.begin.entry_id if self.summary else -1
-
-    @property
-    def end_ledger_id(self) -> int:
-        return self.summary.end.ledger_id if self.summary else -1
-
-    @property
-    def end_entry_id(self) -> int:
-        return self.summary.end.entry_id if self.summary else -1
 
 
 class OffloadHandle:
@@ -99,16 +73,16 @@ class OffloadHandle:
         self._encode_task = SerialTask(workers, self._encode)
         self._result: Future[OffloadResult] = Future()
 
-        self._lock = threading.Lock()
+        # One lock for all segments of a stream and their buffer: an offer takes just that one.
+        self._lock = buffer.lock
         self._open = True
         self._sending = sending
         self._failure: BaseException | None = None
         # Held bytes, by where they are: waiting, being encoded, in the open block and part, in parts not acknowledged.
-        limits = {
-            "entry_bytes_max": settings.entry_bytes_max,
-            "offload_buffer_bytes_max": buffer.limit_bytes - ENTRY_HEADER_BYTES,
-        }
+        limits = {"entry_bytes_max": settings.entry_bytes_max}
+        limits |= {name: limit - ENTRY_HEADER_BYTES for name, limit in buffer.limits.items()}
         self._intake = Intake(str(uuid), after, limits)
+        self._single_wire_max = min(limits.values()) + ENTRY_HEADER_BYTES
         self._encoding_bytes = 0
         self._builder_bytes = 0
         self._ready: deque[Part] = deque()
@@ -170,17 +144,35 @@ class OffloadHandle:
             InvalidCall: the entry doesn't follow the last one; the segment is as before.
             LimitReached: the entry is larger than ``entry_bytes_max``.
         """
-        size_bytes = len(entry.payload) + ENTRY_HEADER_BYTES
+        ledger_id, entry_id, payload, _ = entry
+        size_bytes = len(payload) + ENTRY_HEADER_BYTES
+        intake, buffer = self._intake, self._buffer
         with self._lock:
-            self._require_takes(entry.position, len(entry.payload))
-            if not self._buffer.take(size_bytes):
-                return False
-            self._intake.add_entry(entry._replace(payload=bytes(entry.payload)), size_bytes)
-            self._counted_bytes += size_bytes
+            held_bytes = buffer.held_bytes + size_bytes
+            # The usual case, without a call: the next entry of the ledger, into bytes that were granted already.
+            if (
+                entry_id == intake.next_entry_id
+                and ledger_id == intake.next_ledger_id
+                and size_bytes <= self._single_wire_max
+                and held_bytes <= buffer.granted_bytes
+                and held_bytes <= buffer.limit_bytes
+                and self._open
+                and type(payload) is bytes
+            ):
+                buffer.held_bytes = held_bytes
+                intake.singles.append(entry)
+                intake.next_entry_id = entry_id + 1
+                intake.wire_bytes += size_bytes
+                intake.waiting_bytes += size_bytes
+            else:
+                self._require_takes(Position(ledger_id, entry_id), len(payload))
+                if not buffer.take(size_bytes):
+                    return False
+                intake.add_entry(entry._replace(payload=bytes(payload)), size_bytes)
             # Small entries gather until they are worth a worker's turn, or the segment closes.
-            encode = self._intake.waiting_bytes >= self._settings.block_bytes
-        if encode:
-            self._encode_task.schedule()
+            if intake.waiting_bytes < self._settings.block_bytes:
+                return True
+        self._encode_task.schedule()
         return True
 
     def offer_batch(self, batch: EntryBatch) -> int:
@@ -201,7 +193,6 @@ class OffloadHandle:
             if count == 0 or not self._buffer.take(int(wire[count - 1])):
                 return 0
             self._intake.add_batch(batch.slice(0, count).copy(), int(wire[count - 1]))
-            self._counted_bytes += int(wire[count - 1])
         self._encode_task.schedule()
         return count
 
@@ -241,8 +232,11 @@ class OffloadHandle:
         return self._intake.waiting_bytes + self._encoding_bytes + self._builder_bytes + self._unsent_bytes
 
     def _count(self) -> None:
-        """Tells the stream's buffer what this segment holds now; under the lock, after anything moved."""
-        held = self._held()
+        """Tells the stream's buffer what this segment holds now; under the lock, after anything moved.
+
+        What waits in the intake was counted when it was offered and isn't part of ``_counted_bytes``.
+        """
+        held = self._encoding_bytes + self._builder_bytes + self._unsent_bytes
         self._buffer.adjust(held - self._counted_bytes)
         self._counted_bytes = held
 
@@ -270,7 +264,9 @@ class OffloadHandle:
             if self._failure is not None or len(self._ready) >= self._settings.parts_in_flight_max:
                 return None
             batch = self._intake.take()
+            # Counted already: it moves from what waits to what is encoded.
             self._encoding_bytes = 0 if batch is None else batch.wire_bytes
+            self._counted_bytes += self._encoding_bytes
             return batch
 
     def _add_parts(self, parts: list[Part]) -> None:
@@ -364,6 +360,7 @@ class OffloadHandle:
             self._settled = True
             self._failure = error
             self._open = False
+            self._buffer.adjust(-self._intake.waiting_bytes)
             self._intake.clear()
             self._ready.clear()
             self._encoding_bytes = self._builder_bytes = self._unsent_bytes = 0

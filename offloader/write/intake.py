@@ -25,11 +25,28 @@ class Intake:
         limits: name of a setting -> payload bytes that an entry must not exceed because of it.
 
     Attributes:
-        first, last: the oldest and the newest entry accepted.
+        first: the oldest entry accepted.
         wire_bytes: bytes accepted since the beginning: payloads and a 12-byte header each.
         waiting_bytes: those of them that weren't given out yet.
         facts: what the source said of closed ledgers.
+        next_ledger_id, next_entry_id: the entry that follows in the same ledger; -1 before the first.
+        singles: entries accepted one by one, not gathered into a batch yet.
     """
+
+    __slots__ = (
+        "_after",
+        "_batches",
+        "_closed_ledgers",
+        "_limits",
+        "_segment",
+        "facts",
+        "first",
+        "next_entry_id",
+        "next_ledger_id",
+        "singles",
+        "waiting_bytes",
+        "wire_bytes",
+    )
 
     def __init__(self, segment: str, after: Position | None, limits: dict[str, int]) -> None:
         self._segment = segment
@@ -37,12 +54,17 @@ class Intake:
         self._limits = limits
         self._closed_ledgers: dict[int, int] = {}
         self._batches: deque[EntryBatch] = deque()
-        self._singles: list[Entry] = []
+        self.singles: list[Entry] = []
         self.facts: dict[int, LedgerFacts] = {}
         self.first: Position | None = None
-        self.last: Position | None = None
+        self.next_ledger_id = self.next_entry_id = -1
         self.wire_bytes = 0
         self.waiting_bytes = 0
+
+    @property
+    def last(self) -> Position | None:
+        """The newest entry accepted."""
+        return None if self.first is None else Position(self.next_ledger_id, self.next_entry_id - 1)
 
     def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
         """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
@@ -70,7 +92,7 @@ class Intake:
 
     def add_entry(self, entry: Entry, wire_bytes: int) -> None:
         """Accepts one entry; the payload is the intake's own from here on."""
-        self._singles.append(entry)
+        self.singles.append(entry)
         self._accepted(entry.position, entry.position, wire_bytes)
 
     def add_batch(self, batch: EntryBatch, wire_bytes: int) -> None:
@@ -91,18 +113,18 @@ class Intake:
     def clear(self) -> None:
         """Forgets what waits."""
         self._batches.clear()
-        self._singles.clear()
+        self.singles = []
         self.waiting_bytes = 0
 
     def _accepted(self, first: Position, last: Position, wire_bytes: int) -> None:
         self.first = self.first or first
-        self.last = last
+        self.next_ledger_id, self.next_entry_id = last.ledger_id, last.entry_id + 1
         self.wire_bytes += wire_bytes
         self.waiting_bytes += wire_bytes
 
     def _gather(self) -> None:
         """Turns single entries into batches, one for each ledger."""
-        singles, self._singles = self._singles, []
+        singles, self.singles = self.singles, []
         start = 0
         for stop in range(1, len(singles) + 1):
             if stop == len(singles) or singles[stop].ledger_id != singles[start].ledger_id:

@@ -31,9 +31,10 @@ from offloader.write.buffer import StreamBuffer
 from offloader.write.by_ledger import LedgerHandle, offload_ledger
 from offloader.write.handle import OffloadHandle, OffloadResult
 from offloader.write.ledger_method import offload_closed_ledgers
+from offloader.write.memory import MemoryBudget
 from offloader.write.streaming import StreamOffload
 from offloader.write.upload import SegmentUpload
-from offloader.write.workers import Workers
+from offloader.write.workers import SerialTask, Workers
 
 __all__ = ["NO_INCARNATION", "LedgerOffloader"]
 
@@ -69,6 +70,8 @@ class LedgerOffloader:
         self._clock = clock or SystemClock()
         self._entropy = entropy
         self._workers = Workers(self.settings.offload.workers_max, self._clock)
+        relieve = SerialTask(self._workers, lambda: self._budget.relieve())
+        self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, relieve.schedule)
         self._lock = threading.Lock()
         self._uuids: OrderedDict[UUID, None] = OrderedDict()
         self.observation = Observation(
@@ -196,8 +199,14 @@ class LedgerOffloader:
         self._workers.submit(run)
         return done
 
-    def offload_stream(self, source: LedgerSource, stream: str) -> StreamOffload:
-        """Starts offloading a stream as its owner; the manifest decides where it goes on."""
+    def offload_stream(self, source: LedgerSource, stream: str, *, take_over: bool = True) -> StreamOffload:
+        """Starts offloading a stream as its owner; the manifest decides where it goes on.
+
+        Args:
+            source: the stream's hot tier.
+            stream: its name.
+            take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
+        """
         log = ManifestLog(self.store, stream, clock=self._clock, entropy=self._entropy)
         driver = dict(self.store.driver_metadata)
 
@@ -225,6 +234,8 @@ class LedgerOffloader:
             workers=self._workers,
             clock=self._clock,
             entropy=self._entropy,
+            budget=self._budget,
+            take_over=take_over,
         )
         offload.start()
         self.observation.add(offload)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
-from formats.segment import LedgerFacts
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import follows
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import entries_that_fit, segment_is_full
 from offloader.write.buffer import StreamBuffer
 from offloader.write.handle import OffloadHandle
+from offloader.write.ledger_facts import facts_of
 
 __all__ = ["SEGMENTS_MAX", "SegmentQueue", "WritingSegment"]
 
@@ -109,7 +109,7 @@ class SegmentQueue:
             self._ledgers[info.ledger_id] = info
             if info.closed:
                 for segment in self._segments:
-                    segment.handle.ledger_closed(_facts_of(info), info.last_entry_id)
+                    segment.handle.ledger_closed(facts_of(info), info.last_entry_id)
 
     def forget_before(self, ledger_id: int) -> None:
         """Drops facts that the manifest has by now."""
@@ -119,16 +119,25 @@ class SegmentQueue:
         """Ledger id -> last entry id of the closed ones."""
         return {info.ledger_id: info.last_entry_id for info in self._ledgers.values() if info.closed}
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Whether reading ``size_bytes`` more from the hot tier makes sense now."""
+    def wait_for_room(self, size_bytes: int) -> bool:
+        """Whether reading up to ``size_bytes`` more from the hot tier makes sense now; else the buffer tells when."""
         if self.gathering is None and len(self._segments) >= SEGMENTS_MAX:
             return False
-        # A buffer smaller than a few reads is used in quarters, so that it isn't asked for more than it can ever take.
-        return self._buffer.room_bytes >= max(self._refused_bytes, min(size_bytes, self._buffer.limit_bytes // 4))
+        return self._buffer.wait_for_room(self._turn_bytes(size_bytes))
 
     def is_stuck(self, size_bytes: int) -> bool:
         """Whether the buffer is full and nothing will free it but closing the gathering segment."""
-        return not self.has_room(size_bytes) and not any(segment.handle.can_drain for segment in self._segments)
+        if self.gathering is None or self.can_drain:
+            return False
+        return self._buffer.limit_bytes - self._buffer.held_bytes < self._turn_bytes(size_bytes)
+
+    @property
+    def can_drain(self) -> bool:
+        """Whether held bytes will leave without another offer or a close."""
+        return any(segment.handle.can_drain for segment in self._segments)
+
+    def _turn_bytes(self, size_bytes: int) -> int:
+        return max(self._refused_bytes, self._buffer.turn_bytes(size_bytes))
 
     def pop_first(self) -> None:
         """The first segment is committed."""
@@ -146,17 +155,7 @@ class SegmentQueue:
         handle = self._open_handle(self.offered)
         for info in self._ledgers.values():
             if info.closed:
-                handle.ledger_closed(_facts_of(info), info.last_entry_id)
+                handle.ledger_closed(facts_of(info), info.last_entry_id)
         segment = WritingSegment(handle, begin)
         self._segments.append(segment)
         return segment
-
-
-def _facts_of(info: LedgerInfo) -> LedgerFacts:
-    return LedgerFacts(
-        ledger_id=info.ledger_id,
-        closed=info.closed,
-        size_bytes=info.size_bytes,
-        closed_ms=info.closed_ms or 0,
-        created_ms=info.created_ms,
-    )

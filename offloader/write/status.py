@@ -35,6 +35,7 @@ class StreamStatus:
         segments_committed: by this process.
         segments_failed: segments given up and started again.
         offers_refused: times an entry was written and there was no room (it is read from the hot tier later).
+        gaps_recorded: gaps that this process recorded: ranges that the hot tier lost before they were offloaded.
         error, error_kind: why the last step failed and the error's class, empty when it didn't.
         entries_committed, bytes_committed: of those segments; bytes are payload.
         last_progress_ms: when this process last committed a segment, ms since 1970 UTC, ``None``: not yet.
@@ -59,6 +60,7 @@ class StreamStatus:
     oldest_time_ms: int | None = None
     tail_time_ms: int | None = None
     committed_time_ms: int | None = None
+    gaps_recorded: int = 0
 
 
 def error_fields(error: Exception | None) -> dict[str, Any]:

@@ -3,89 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from formats.entries import Position
-from formats.keys import record_number
-from formats.manifest import Assign, Edit, Failed, LedgerClosed, Offloaded, OpenEpoch, decode_record
-from offloader.clock import Clock, SystemClock
+from formats.manifest import Assign, Failed, LedgerClosed, Offloaded, OpenEpoch
 from offloader.errors import Fenced, OffloaderError, OutcomeUnknown, StoreUnavailable
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import load_manifest
-from offloader.settings import Settings
-from offloader.store.base import ObjectStore
-from offloader.store.memory import MemoryStore
-from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.offloader import LedgerOffloader
 from offloader.write.status import Mode
-from offloader.write.streaming import StreamOffload
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
-
-STREAM = "public/default/persistent/orders"
-KIB = 1024
-_names = count()
-
-
-def settings(**changes: object) -> Settings:
-    """Segments of about 16 KiB, ledgers of about 25 KiB, retries at once."""
-    offload = {
-        "block_bytes": 1 * KIB,
-        "max_size_per_offload_segment_mbytes": 1 / 64,
-        "retry_seconds_max": 0.01,
-        "workers_max": 4,
-        "drain_seconds_max": 30,
-        **changes,
-    }
-    return Settings.of({"offload": offload, "ledgers": {"ledger_bytes_max": 25 * KIB}})
-
-
-@dataclass
-class Bench:
-    """One stream's hot tier and store, and the writers started over them."""
-
-    directory: Path
-    settings: Settings = field(default_factory=settings)
-    clock: Clock = field(default_factory=SystemClock)
-    expected: list[tuple[Position, bytes]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.memory = MemoryStore(f"streaming-{next(_names)}", "", SystemClock())
-        self.store = FaultyStore(self.memory)
-        self.database = EmbeddedLedgers(str(self.directory / f"{next(_names)}.db"), settings=self.settings.ledgers)
-        self._started: list[tuple[LedgerOffloader, StreamOffload]] = []
-        self._random = Random(7)
-
-    def open(self) -> EmbeddedStream:
-        return self.database.open_stream(STREAM)
-
-    def start(self, source: EmbeddedStream, store: ObjectStore | None = None) -> StreamOffload:
-        offloader = LedgerOffloader(store or self.store, self.settings, clock=self.clock)
-        stream = offloader.offload_stream(source, STREAM)
-        self._started.append((offloader, stream))
-        return stream
-
-    def append(self, source: EmbeddedStream, batches: int, *, entries: int = 10, size: int = 300) -> None:
-        for _ in range(batches):
-            payloads = [self._random.randbytes(self._random.randint(0, size)) for _ in range(entries)]
-            for batch in source.append(payloads, 1_700_000_000_000):
-                self.expected += [(entry.position, entry.payload) for entry in batch.entries()]
-
-    def records(self) -> list[tuple[Edit, ...]]:
-        keys = [info.key for info in self.memory.list("").objects if record_number(info.key) is not None]
-        return [decode_record(self.memory.get(key)[0]).edits for key in sorted(keys)]
-
-    def close(self) -> None:
-        for offloader, stream in self._started:
-            stream.stop()
-            offloader.close()
-        self.database.close()
+from tests.write.streaming_bench import KIB, STREAM, Bench, settings
 
 
 @pytest.fixture
@@ -131,15 +62,30 @@ def test_history_before_the_first_start_is_offloaded_too(new_bench: Callable[...
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_an_idle_stream_opens_no_epoch_and_sends_nothing(new_bench: Callable[..., Bench]) -> None:
+def test_a_stream_without_entries_is_started_and_stopped_without_a_request(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench()
     stream = bench.start(bench.open())
-    eventually(lambda: stream.status().mode is Mode.LIVE)
-    sent = len(bench.store.calls)
 
     assert stream.offload() is None
-    assert len(bench.store.calls) == sent
-    assert load_manifest(bench.memory, STREAM).record_id == 0
+    assert stream.status().mode is Mode.LIVE
+    stream.stop()
+    assert bench.store.calls == []
+
+
+def test_a_restarted_idle_stream_reads_its_manifest_and_writes_nothing(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 20)
+    end = stream.offload()
+    stream.stop()
+    sent = len(bench.store.calls)
+
+    again = bench.start(bench.open())
+    eventually(lambda: again.status().mode is Mode.LIVE)
+
+    assert again.status().committed == end
+    assert {verb for verb, _ in bench.store.calls[sent:]} <= {"get", "head"}
 
 
 def test_a_restart_goes_on_after_the_committed_end_and_an_idle_one_writes_no_record(

@@ -1,0 +1,81 @@
+"""One stream's hot tier and store, and writers over them: what the tests of streaming share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from random import Random
+
+from formats.entries import Position
+from formats.keys import record_number
+from formats.manifest import Edit, decode_record
+from offloader.clock import Clock, SystemClock
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import FaultyStore
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.streaming import StreamOffload
+
+STREAM = "public/default/persistent/orders"
+KIB = 1024
+_names = count()
+
+
+def settings(**changes: object) -> Settings:
+    """Segments of about 16 KiB, ledgers of about 25 KiB, retries at once."""
+    offload = {
+        "block_bytes": 1 * KIB,
+        "max_size_per_offload_segment_mbytes": 1 / 64,
+        "retry_seconds_max": 0.01,
+        "workers_max": 4,
+        "drain_seconds_max": 30,
+        **changes,
+    }
+    return Settings.of({"offload": offload, "ledgers": {"ledger_bytes_max": 25 * KIB}})
+
+
+@dataclass
+class Bench:
+    """One stream's hot tier and store, and the writers started over them."""
+
+    directory: Path
+    settings: Settings = field(default_factory=settings)
+    clock: Clock = field(default_factory=SystemClock)
+    expected: list[tuple[Position, bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.memory = MemoryStore(f"streaming-{next(_names)}", "", SystemClock())
+        self.store = FaultyStore(self.memory)
+        self.database = EmbeddedLedgers(str(self.directory / f"{next(_names)}.db"), settings=self.settings.ledgers)
+        self._started: list[tuple[LedgerOffloader, StreamOffload]] = []
+        self._random = Random(7)
+
+    def open(self) -> EmbeddedStream:
+        return self.database.open_stream(STREAM)
+
+    def start(
+        self, source: EmbeddedStream, store: ObjectStore | None = None, *, take_over: bool = True
+    ) -> StreamOffload:
+        offloader = LedgerOffloader(store or self.store, self.settings, clock=self.clock)
+        stream = offloader.offload_stream(source, STREAM, take_over=take_over)
+        self._started.append((offloader, stream))
+        return stream
+
+    def append(self, source: EmbeddedStream, batches: int, *, entries: int = 10, size: int = 300) -> None:
+        for _ in range(batches):
+            payloads = [self._random.randbytes(self._random.randint(0, size)) for _ in range(entries)]
+            for batch in source.append(payloads, 1_700_000_000_000):
+                self.expected += [(entry.position, entry.payload) for entry in batch.entries()]
+
+    def records(self) -> list[tuple[Edit, ...]]:
+        keys = [info.key for info in self.memory.list("").objects if record_number(info.key) is not None]
+        return [decode_record(self.memory.get(key)[0]).edits for key in sorted(keys)]
+
+    def close(self) -> None:
+        for offloader, stream in self._started:
+            stream.stop()
+            offloader.close()
+        self.database.close()

@@ -1,0 +1,178 @@
+"""Entries that the hot tier lost before they were offloaded: proven, then blocked at or recorded; never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import Failed, Gap
+from offloader.errors import Corrupt, StoreUnavailable
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
+from offloader.ledgers.embedded import EmbeddedStream
+from offloader.manifest.log import load_manifest
+from offloader.testing.faulty_store import Fault
+from offloader.write.gaps import proven_gap
+from tests.support.readback import stored_entries
+from tests.support.waiting import eventually
+from tests.write.streaming_bench import STREAM, Bench, settings
+
+
+@pytest.fixture
+def new_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(**changes: object) -> Bench:
+        made.append(Bench(tmp_path, **changes))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.close()
+
+
+def ledger(ledger_id: int, entries: int, *, closed: bool = True) -> LedgerInfo:
+    return LedgerInfo(ledger_id=ledger_id, closed=closed, entries=entries, size_bytes=0, created_ms=0)
+
+
+def test_a_gap_is_proven_by_the_absence_of_every_ledger_that_could_hold_the_entries() -> None:
+    gap = proven_gap(Position(3, 4), Position(9, 0), [ledger(1, 5), ledger(9, 2), ledger(11, 0)])
+    assert gap is not None
+    assert (gap.first, gap.last) == (Position(3, 5), Position(9, -1))
+
+
+@pytest.mark.parametrize(
+    ("begin", "ledgers"),
+    [
+        pytest.param(Position(9, 0), [ledger(3, 8), ledger(9, 2)], id="the ledger is still listed"),
+        pytest.param(Position(9, 0), [ledger(5, 1), ledger(9, 2)], id="one between is listed"),
+        pytest.param(Position(9, 0), [], id="the list doesn't even have the next one"),
+        pytest.param(Position(9, 3), [ledger(9, 9)], id="a hole at the beginning of a ledger"),
+        pytest.param(Position(3, 7), [ledger(3, 9)], id="a hole inside a ledger"),
+    ],
+)
+def test_what_the_source_lists_and_does_not_give_is_no_gap(begin: Position, ledgers: list[LedgerInfo]) -> None:
+    assert proven_gap(Position(3, 4), begin, ledgers) is None
+
+
+def lose_ledgers(bench: Bench) -> tuple[EmbeddedStream, int]:
+    """Three ledgers are written while the store is down, the middle one is deleted before it is offloaded."""
+    source = bench.open()
+    bench.append(source, 5)
+    first = source.close_ledger()
+    assert first is not None
+    bench.start(source).offload()
+    kept = len(bench.expected)
+    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+    bench.append(source, 5)
+    lost = source.close_ledger()
+    assert lost is not None
+    stop = len(bench.expected)
+    bench.append(source, 5)
+    source.delete(lost.ledger_id)
+    del bench.expected[kept:stop]
+    # The first ledger is gone too, so that nothing tells any more where it ended.
+    source.delete(first.ledger_id)
+    return source, first.ledger_id
+
+
+def test_the_default_is_to_block_at_a_gap_and_to_say_so(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    lose_ledgers(bench)
+    written = len(bench.records())
+    bench.store.set_faults([])
+    again = bench.start(bench.open())
+
+    with pytest.raises(Corrupt, match=r"are gone: .*on_gap = record"):
+        again.offload()
+    assert "are gone" in again.status().error
+    assert again.status().gaps_recorded == 0
+    assert not [edit for record in bench.records()[written:] for edit in record if isinstance(edit, Gap)]
+
+
+def test_with_on_gap_record_the_gap_is_recorded_and_offloading_goes_on(
+    new_bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = new_bench(settings=settings(on_gap="record"))
+    lose_ledgers(bench)
+    bench.store.set_faults([])
+    again = bench.start(bench.open())
+
+    assert again.offload() == bench.expected[-1][0]
+
+    [gap] = load_manifest(bench.memory, STREAM).gaps
+    assert gap.last == Position(bench.expected[-1][0].ledger_id, -1)
+    assert "before they were offloaded" in gap.reason
+    assert again.status().gaps_recorded == 1
+    assert "recording a gap" in caplog.text
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_what_was_assigned_in_the_gap_fails_in_the_same_record(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench(settings=settings(on_gap="record", max_size_per_offload_segment_mbytes=100))
+    source = bench.open()
+    bench.append(source, 5)
+    first = source.close_ledger()
+    stream = bench.start(source)
+    stream.offload()
+    kept = len(bench.expected)
+    bench.append(source, 5)
+    eventually(lambda: load_manifest(bench.memory, STREAM).assigned())
+    [left] = load_manifest(bench.memory, STREAM).assigned()
+    stream.stop()
+    lost = source.close_ledger()
+    assert lost is not None
+    assert first is not None
+    stop = len(bench.expected)
+    bench.append(source, 5)
+    source.delete(lost.ledger_id)
+    source.delete(first.ledger_id)
+    del bench.expected[kept:stop]
+
+    bench.start(bench.open()).offload()
+
+    record = next(record for record in bench.records() if any(isinstance(edit, Gap) for edit in record))
+    assert [edit.uuid for edit in record if isinstance(edit, Failed)] == [left.uuid]
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+class SilentSource:
+    """A source that says which ledgers it has when a stream starts, and not when a hole was seen."""
+
+    def __init__(self, inner: EmbeddedStream) -> None:
+        self.inner = inner
+        self.silent = True
+        self.asked = 0
+
+    def ledgers(self) -> list[LedgerInfo]:
+        self.asked += 1
+        if self.silent and self.asked > 1:
+            raise StoreUnavailable("the hot tier doesn't answer")
+        return self.inner.ledgers()
+
+    def read(self, start: Position, max_bytes: int) -> object:
+        return self.inner.read(start, max_bytes)
+
+    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> object:
+        return self.inner.subscribe(listener, closed)
+
+    def release(self, position: Position) -> None:
+        self.inner.release(position)
+
+
+def test_a_source_that_does_not_answer_is_never_a_gap(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench(settings=settings(on_gap="record"))
+    lose_ledgers(bench)
+    bench.store.set_faults([])
+    source = SilentSource(bench.open())
+    stream = bench.start(source)  # type: ignore[arg-type]
+
+    eventually(lambda: "doesn't answer" in stream.status().error)
+    assert load_manifest(bench.memory, STREAM).gaps == ()
+
+    source.silent = False
+    stream.offload()
+    assert len(load_manifest(bench.memory, STREAM).gaps) == 1
+    assert stored_entries(bench.memory, STREAM) == bench.expected

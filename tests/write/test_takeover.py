@@ -1,0 +1,223 @@
+"""What a new owner does with what the last one left: adopt, give up, refuse; and who may take a stream at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from formats.keys import data_key, index_key
+from formats.manifest import Assign, Failed, Offloaded
+from offloader.errors import Fenced, NotFound, OffloaderError, StoreUnavailable
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.state import ManifestState
+from offloader.testing.faulty_store import Fault
+from offloader.testing.manual_clock import ManualClock
+from offloader.write.status import Mode
+from offloader.write.takeover import require_takeable
+from tests.support.readback import stored_entries, unaccounted_keys
+from tests.support.waiting import eventually
+from tests.write.streaming_bench import STREAM, Bench, settings
+
+BIG = settings(max_size_per_offload_segment_mbytes=100, part_bytes=5 * 1024 * 1024)
+
+
+@pytest.fixture
+def new_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(**changes: object) -> Bench:
+        made.append(Bench(tmp_path, **changes))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.close()
+
+
+def crash_at(bench: Bench, verb: str, key_part: str, *, after: bool = False, size: int = 300) -> ManifestState:
+    """A writer that dies at a storage call of its first segment: from there on it reaches nothing any more."""
+    source = bench.open()
+    dies = [
+        Fault(call=1, verb=verb, key_part=key_part, after=after),
+        Fault(call=1, calls=10**9, verb="abort_upload"),
+        Fault(call=1, calls=10**9, verb="list_uploads"),
+    ]
+    bench.store.set_faults(dies)
+    stream = bench.start(source)
+    bench.append(source, 40, size=size)
+    with pytest.raises(OffloaderError):
+        stream.offload(timeout_s=0.0)
+    eventually(lambda: stream.status().segments_failed or stream.status().error)
+    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+    stream.stop()
+    return load_manifest(bench.memory, STREAM)
+
+
+def test_a_complete_data_object_is_adopted_and_not_sent_again(new_bench: Callable[..., Bench]) -> None:
+    """The owner died before it created the index: the new one makes it from the blocks."""
+    bench = new_bench(settings=BIG)
+    left = crash_at(bench, "put", "-index").assigned()
+    assert len(left) == 1
+    with pytest.raises(NotFound):
+        bench.memory.head(index_key(STREAM, left[0].uuid))
+    written = bench.memory.head(data_key(STREAM, left[0].uuid))
+
+    bench.store.set_faults([])
+    stream = bench.start(bench.open())
+    eventually(lambda: stream.status().committed == bench.expected[-1][0])
+
+    assert bench.memory.head(data_key(STREAM, left[0].uuid)) == written, "no byte was sent again"
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    assert unaccounted_keys(bench.memory, STREAM) == set()
+    edits = [edit for record in bench.records() for edit in record]
+    assert not [edit for edit in edits if isinstance(edit, Failed)]
+    assert [edit.uuid for edit in edits if isinstance(edit, Offloaded)] == [left[0].uuid]
+
+
+def test_an_index_that_is_there_is_checked_against_the_data_and_used(new_bench: Callable[..., Bench]) -> None:
+    """The owner died before its commit: its own index stays, byte for byte."""
+    bench = new_bench(settings=BIG)
+    [left] = crash_at(bench, "put", "-index", after=True).assigned()
+    index = bench.memory.get(index_key(STREAM, left.uuid))
+
+    bench.store.set_faults([])
+    stream = bench.start(bench.open())
+    eventually(lambda: stream.status().committed == bench.expected[-1][0])
+
+    assert bench.memory.get(index_key(STREAM, left.uuid)) == index
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+@pytest.mark.parametrize("damage", ["data", "index", "other index"])
+def test_objects_that_arent_whole_are_given_up_and_left_alone(new_bench: Callable[..., Bench], damage: str) -> None:
+    bench = new_bench(settings=BIG)
+    [left] = crash_at(bench, "put", "-index", after=True).assigned()
+    key = data_key(STREAM, left.uuid) if damage == "data" else index_key(STREAM, left.uuid)
+    body = bytearray(bench.memory.get(key)[0])
+    body[len(body) // 2] ^= 1
+    bench.memory.put(key, b"not an index" if damage == "other index" else bytes(body))
+
+    bench.store.set_faults([])
+    stream = bench.start(bench.open())
+    stream.offload()
+
+    taken_over = next(record for record in bench.records() if any(isinstance(edit, Failed) for edit in record))
+    assert [type(edit) for edit in taken_over] == [Failed, Assign], "one record"
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    assert unaccounted_keys(bench.memory, STREAM) == {data_key(STREAM, left.uuid), index_key(STREAM, left.uuid)}
+
+
+def test_an_unfinished_upload_of_the_last_epoch_is_aborted_and_never_continued(
+    new_bench: Callable[..., Bench],
+) -> None:
+    bench = new_bench(settings=BIG)
+    [left] = crash_at(bench, "complete_upload", "", size=30_000).assigned()
+    assert [upload.key for upload in bench.memory.list_uploads("")] == [data_key(STREAM, left.uuid)]
+
+    bench.store.set_faults([])
+    stream = bench.start(bench.open())
+    stream.offload()
+
+    assert bench.memory.list_uploads("") == []
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_an_object_that_its_owner_completes_just_before_the_abort_is_adopted(new_bench: Callable[..., Bench]) -> None:
+    """The complete arrives between the first look and the abort: the second look finds it."""
+    bench = new_bench(settings=BIG)
+    [left] = crash_at(bench, "put", "-index").assigned()
+    key = data_key(STREAM, left.uuid)
+    body, info = bench.memory.get(key)
+    bench.memory.delete([key])
+
+    class LateStore:
+        """The object lands when uploads are listed: after the first look."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(bench.memory, name)
+
+        def list_uploads(self, prefix: str) -> object:
+            bench.memory.put(key, body, metadata=info.metadata)
+            return bench.memory.list_uploads(prefix)
+
+    stream = bench.start(bench.open(), store=LateStore())  # type: ignore[arg-type]
+    eventually(lambda: stream.status().committed == bench.expected[-1][0])
+
+    assert [segment.uuid for segment in load_manifest(bench.memory, STREAM).offloaded()] == [left.uuid]
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_stream_whose_owner_is_alive_is_not_taken_without_being_told_to() -> None:
+    state = ManifestState(stream="s", incarnation=UUID(int=1), epoch=3, time_ms=100_000)
+    with pytest.raises(Fenced, match=r"wrote its last record 59 s ago.*--take-over"):
+        require_takeable(state, 159_000, 60.0, take_over=False)
+    require_takeable(state, 159_000, 60.0, take_over=True)
+    require_takeable(state, 160_000, 60.0, take_over=False)
+
+
+def test_a_command_is_refused_by_a_living_owner_and_changes_nothing(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    source = bench.open()
+    owner = bench.start(source)
+    bench.append(source, 10)
+    owner.offload()
+    bench.append(source, 1)
+    written = len(bench.records())
+
+    command = bench.start(source, take_over=False)
+    with pytest.raises(Fenced, match="--take-over"):
+        command.offload()
+
+    assert load_manifest(bench.memory, STREAM).epoch == 1
+    assert len(bench.records()) >= written
+    owner.offload()
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_fenced_owner_takes_a_silent_stream_back_and_a_living_one_never(new_bench: Callable[..., Bench]) -> None:
+    """No ping-pong: two owners that both live don't fence each other for ever."""
+    clock = ManualClock(waits_pass=False)
+    bench = new_bench(clock=clock)
+    source = bench.open()
+    first = bench.start(source)
+    bench.append(source, 2)
+    first.offload()
+    second = bench.start(source)
+    bench.append(source, 2)
+    second.offload()
+    bench.append(source, 2)
+    with pytest.raises(Fenced):
+        first.offload()
+    eventually(lambda: load_manifest(bench.memory, STREAM).assigned())  # the second gathers
+
+    for _ in range(5):
+        clock.advance(61)
+    assert load_manifest(bench.memory, STREAM).epoch == 2, "an owner that gathers a segment is silent and alive"
+
+    second.stop()
+    bench.append(source, 1)
+    eventually(lambda: clock.advance(61) or load_manifest(bench.memory, STREAM).epoch == 3)
+    eventually(lambda: first.status().mode is Mode.LIVE)
+    first.offload()
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_fenced_stream_is_reopened_on_command(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    source = bench.open()
+    first = bench.start(source)
+    bench.append(source, 2)
+    first.offload()
+    ManifestLog(bench.memory, STREAM, clock=bench.clock).open_epoch()
+    bench.append(source, 2)
+    with pytest.raises(Fenced):
+        first.offload()
+
+    first.reopen()
+    first.offload()
+
+    assert load_manifest(bench.memory, STREAM).epoch == 3
+    assert stored_entries(bench.memory, STREAM) == bench.expected
