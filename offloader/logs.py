@@ -19,6 +19,10 @@ __all__ = ["JsonLines", "log_segment_offloaded", "log_to"]
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+#: What some readers take for the end of a line and JSON leaves alone.
+_LINE_BREAKS = {ord(sign): f"\\u{ord(sign):04x}" for sign in "\x7f\x85\u2028\u2029"}
+
+
 class JsonLines(logging.Formatter):
     """A record as one line of JSON.
 
@@ -40,7 +44,7 @@ class JsonLines(logging.Formatter):
             error = record.exc_info[1]
             fields["error"] = f"{type(error).__name__}: {error}"
             fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False, default=str)
+        return json.dumps(fields, ensure_ascii=False, default=str).translate(_LINE_BREAKS)
 
 
 def log_to(stream: TextIO, *, level: str = "INFO", as_json: bool = True) -> logging.Handler:

@@ -1,0 +1,278 @@
+"""Looking at streams: the values that metrics and the status document get, and what streams leave behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formats.entries import Position
+from offloader.clock import Clock, SystemClock
+from offloader.errors import StoreUnavailable
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.managed_ledger import open_managed_ledger
+from offloader.observation import Observation
+from offloader.settings import Settings, TelemetrySettings
+from offloader.store.base import ObjectStore, open_store
+from offloader.store.retrying import RetryingStore
+from offloader.telemetry import Metrics
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.progress import Lag
+from offloader.write.status import Mode, StreamStatus
+from offloader.write.streaming import StreamOffload
+from tests.support.waiting import eventually
+
+TOPIC = "tenant/ns/persistent/topic-0"
+MS = 1_700_000_000_000
+
+
+class Scripted:
+    """A stream that says what it is told to say."""
+
+    def __init__(self, stream: str, **given: Any) -> None:
+        self.stream = stream
+        self.given = given
+        self.lag_given: Lag | None = Lag(0, 0, 0.0)
+
+    def status(self) -> StreamStatus:
+        defaults: dict[str, Any] = {
+            "mode": Mode.LIVE,
+            "buffer_bytes": 0,
+            "buffer_bytes_max": 1000,
+            "tail": None,
+            "offered": None,
+            "committed": None,
+            "segments_committed": 0,
+            "segments_failed": 0,
+            "offers_refused": 0,
+            "error": "",
+        }
+        return StreamStatus(**{**defaults, **self.given})
+
+    def lag(self) -> Lag:
+        if self.lag_given is None:
+            raise StoreUnavailable("the ledgers are away")
+        return self.lag_given
+
+
+def observed(clock: Clock | None = None, **given: Any) -> tuple[Observation, Metrics]:
+    clock = clock or ManualClock()
+    metrics = Metrics(TelemetrySettings(), clock)
+    return Observation(Settings.of({"telemetry": given}), clock, recorder=metrics), metrics
+
+
+@contextmanager
+def streaming(
+    tmp_path: Path, store: ObjectStore, metrics: Metrics
+) -> Iterator[tuple[Any, LedgerOffloader, StreamOffload]]:
+    """A source, an offloader that isn't looking by itself, and its stream."""
+    ledgers = EmbeddedLedgers(str(tmp_path / "ledgers.db"))
+    settings = Settings.of({"telemetry": {"status_interval_s": 3600.0}})
+    offloader = LedgerOffloader(store, settings, recorder=metrics)
+    source = ledgers.open_stream(TOPIC)
+    offload = offloader.offload_stream(source, TOPIC)
+    try:
+        yield source, offloader, offload
+    finally:
+        offload.stop()
+        offloader.close()
+        ledgers.close()
+
+
+def test_what_was_offloaded_is_counted_to_the_byte(tmp_path: Path) -> None:
+    metrics = Metrics(TelemetrySettings(), SystemClock())
+    store = open_store(f"file://{tmp_path}/store", recorder=metrics)
+    with streaming(tmp_path, store, metrics) as (source, offloader, offload):
+        source.append([b"x" * 10] * 7, [MS + 1000 * i for i in range(7)])
+        assert offload.lag() == Lag(7, 70, 6.0)
+        offload.offload()
+        source.append([b"y" * 5] * 4, MS + 20_000)
+        (row,) = offloader.observation.look()["streams"]
+        # 90 bytes in 11 entries, 4 of which aren't committed: by the mean entry
+        assert row["lag"] == {"entries": 4, "bytes": 33, "seconds": 14.0}
+        assert metrics.value("lag_entries", stream=TOPIC) == 4
+        assert metrics.value("lag_seconds", stream=TOPIC) == 14.0
+        offload.offload()
+        (row,) = offloader.observation.look()["streams"]
+        offloader.observation.look()
+        assert row["committed"] == row["tail"] == row["offered"]
+        assert row["lag"] == {"entries": 0, "bytes": 0, "seconds": 0.0}
+    assert metrics.value("entries_offloaded_total", stream=TOPIC) == 11
+    assert metrics.value("bytes_offloaded_total", stream=TOPIC) == 90
+    assert metrics.value("segments_total", stream=TOPIC, label="offloaded") == 2
+    assert metrics.value("lag_entries", stream=TOPIC) == 0
+    stored = [info for info in store.list(TOPIC + "/").objects if "/manifest/" not in info.key]
+    uploaded = metrics.value("uploaded_bytes_total", stream=TOPIC) or 0
+    assert uploaded >= sum(info.size_bytes for info in stored)
+
+
+def test_requests_have_latencies_by_what_they_are_for(tmp_path: Path) -> None:
+    metrics = Metrics(TelemetrySettings(), SystemClock())
+    store = open_store(f"file://{tmp_path}/store", recorder=metrics)
+    with streaming(tmp_path, store, metrics) as (source, _, offload):
+        source.append([b"x"] * 3, MS)
+        offload.offload()
+    text = metrics.render()
+    assert 'offloader_upload_seconds_count{namespace="tenant/ns"} 1\n' in text
+    assert 'offloader_index_seconds_count{namespace="tenant/ns"} 1\n' in text
+    assert 'offloader_commit_seconds_count{namespace="tenant/ns"}' in text
+    assert "offloader_read_seconds" not in text
+
+
+def test_failures_and_what_was_done_about_them_are_counted(tmp_path: Path) -> None:
+    clock = ManualClock()
+    metrics = Metrics(TelemetrySettings(), clock)
+    inner = open_store(f"memory://{uuid.uuid4().hex}", clock=clock)
+    faulty = FaultyStore(inner, [Fault(verb="get", call=1, calls=2, error=StoreUnavailable)])
+    inner.put("k", b"x")
+    RetryingStore(faulty, Settings().store, clock, recorder=metrics).get("k")
+    assert metrics.value("retries_total") == 2
+
+
+def test_numbers_of_a_namespace_are_those_of_its_streams_together() -> None:
+    observation, metrics = observed()
+    one = Scripted("t/n/persistent/a", buffer_bytes=100, segments_failed=2, offers_refused=5, last_progress_ms=9000)
+    other = Scripted("t/n/persistent/b", buffer_bytes=50, mode=Mode.CATCH_UP, last_progress_ms=4000)
+    one.lag_given, other.lag_given = Lag(3, 30, 1.5), Lag(4, 40, 9.0)
+    observation.add(one)
+    observation.add(other)
+    observation.look()
+    stream = "t/n/persistent/a"
+    assert metrics.value("buffer_bytes", stream=stream) == 150
+    assert metrics.value("buffer_limit_bytes", stream=stream) == 2000
+    assert metrics.value("streams", stream=stream, label="live") == 1
+    assert metrics.value("streams", stream=stream, label="catch-up") == 1
+    assert metrics.value("lag_entries", stream=stream) == 7
+    assert metrics.value("lag_bytes", stream=stream) == 70
+    assert metrics.value("lag_seconds", stream=stream) == 9.0
+    assert metrics.value("last_progress_timestamp_seconds", stream=stream) == 4.0
+    assert metrics.value("segments_total", stream=stream, label="failed") == 2
+    assert metrics.value("offers_refused_total", stream=stream) == 5
+
+
+def test_looking_twice_counts_nothing_twice_and_a_restarted_stream_counts_on() -> None:
+    observation, metrics = observed()
+    stream = Scripted("a", entries_committed=10)
+    observation.add(stream)
+    observation.look()
+    observation.look()
+    stream.given["entries_committed"] = 15
+    observation.look()
+    observation.remove(stream)
+    again = Scripted("a", entries_committed=4)
+    observation.add(again)
+    observation.look()
+    assert metrics.value("entries_offloaded_total", stream="a") == 19
+
+
+def test_streams_that_come_and_go_leave_nothing_behind_but_their_namespaces_counters() -> None:
+    observation, metrics = observed()
+    for number in range(200):
+        stream = Scripted(f"t/n/persistent/{number}", entries_committed=1, buffer_bytes=1)
+        observation.add(stream)
+        observation.look()
+        observation.remove(stream)
+    sets = metrics.label_sets
+    del stream
+    gc.collect()
+    observation.look()
+    assert sets <= 12
+    assert metrics.value("entries_offloaded_total", stream="t/n/persistent/x") == 200
+    assert metrics.value("buffer_bytes", stream="t/n/persistent/x") is None
+    assert metrics.value("streams", stream="t/n/persistent/x", label="live") is None
+
+
+def test_a_stream_that_nobody_holds_is_looked_at_no_more() -> None:
+    observation, _ = observed()
+    stream = Scripted("a")
+    observation.add(stream)
+    assert [row["stream"] for row in observation.look()["streams"]] == ["a"]
+    del stream
+    gc.collect()
+    assert observation.look()["streams"] == []
+
+
+def test_a_source_that_is_away_leaves_the_lag_open() -> None:
+    observation, metrics = observed()
+    stream = Scripted("a")
+    stream.lag_given = None
+    observation.add(stream)
+    (row,) = observation.look()["streams"]
+    assert row["lag"] is None
+    assert metrics.value("lag_entries", stream="a") is None
+
+
+def test_a_stall_is_told_once_when_it_begins_and_once_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="offloader.watchdog")
+    clock = ManualClock()
+    observation, metrics = observed(clock, watchdog_no_progress_s=60.0)
+    stream = Scripted("a", mode=Mode.CATCH_UP, tail=Position(1, 5), error="the disk is full")
+    observation.add(stream)
+    for _ in range(5):
+        observation.look()
+        clock.advance(30.0)
+    (row,) = observation.look()["streams"]
+    assert "no progress for 150 s; last error: the disk is full" in row["stalled"]
+    assert metrics.value("streams_stalled", stream="a") == 1
+    stream.given["committed"] = Position(1, 5)
+    (row,) = observation.look()["streams"]
+    assert row["stalled"] is None
+    assert metrics.value("streams_stalled", stream="a") == 0
+    events = [(record.event, record.stream) for record in caplog.records if hasattr(record, "event")]  # type: ignore[attr-defined]
+    assert events == [("stream_stalled", "a"), ("stream_moves", "a")]
+
+
+def test_a_status_file_that_cant_be_written_is_told_once_and_stops_nothing(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    observation, _ = observed(status_file=str(tmp_path / "missing" / "status.json"))
+    observation.add(stream := Scripted("a"))
+    for _ in range(3):
+        assert observation.look()["streams"][0]["stream"] == stream.stream
+    assert len([record for record in caplog.records if "can't be written" in record.getMessage()]) == 1
+
+
+def test_it_looks_every_interval_until_it_is_closed_and_then_once_more(tmp_path: Path) -> None:
+    clock = ManualClock()
+    file = tmp_path / "status.json"
+    observation, _ = observed(clock, status_file=str(file), status_interval_s=7.0)
+    due: list[tuple[float, Any]] = []
+    observation.start(lambda delay_s, run: due.append((delay_s, run)))
+    observation.start(lambda delay_s, run: due.append((delay_s, run)))
+    for _ in range(3):
+        ((delay_s, run),) = due
+        due.clear()
+        clock.advance(delay_s)
+        run()
+        assert json.loads(file.read_text())["written_ms"] == clock.now_ms()
+    assert due[0][0] == 7.0
+    clock.advance(1.0)
+    observation.close()
+    assert json.loads(file.read_text())["written_ms"] == clock.now_ms()
+    file.unlink()
+    observation.close()
+    due[0][1]()
+    assert not file.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_offloader_keeps_its_status_file_by_itself(tmp_path: Path) -> None:
+    file = tmp_path / "status.json"
+    settings = Settings.of({"telemetry": {"status_file": str(file), "status_interval_s": 0.05}})
+    store = open_store(f"file://{tmp_path}/store")
+    with open_managed_ledger(TOPIC, ledgers=str(tmp_path / "l.db"), store=store, settings=settings) as ledger:
+        ledger.append(b"x")
+        eventually(lambda: file.exists() and json.loads(file.read_text())["streams"][0]["tail"] is not None)
+        document = json.loads(file.read_text())
+    assert document["streams"][0]["mode"] in ("live", "catch-up")
+    assert document["limits"]["pace_requests_per_s"] is None
+    assert json.loads(file.read_text())["streams"][0]["mode"] == "stopped"
