@@ -1,24 +1,27 @@
-"""One closed ledger as one object pair in the V1 layout (PIP-17).
+"""Entries of the hot tier, read from begin to end, as one object pair: a closed ledger (V1, PIP-17) or a range (V2).
 
-Owns reading a ledger from its first to its last entry and proving that all of it went up. Must never report success
-for an object that holds anything else than exactly the ledger.
+Owns reading them and proving that all of them went up. Must never report success for an object that holds anything
+else than exactly what was asked for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from formats.compression import Codec
 from formats.entries import EntryBatch, Position
-from formats.segment import Layout, LedgerFacts, SegmentBuilder, SegmentSummary
-from offloader.errors import Corrupt, InvalidCall
+from formats.segment import FinishedSegment, Layout, LedgerFacts, SegmentBuilder, SegmentSummary
+from offloader.errors import Closed, Corrupt, InvalidCall, Unsupported
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import part_bytes_for
 from offloader.write.upload import SegmentUpload
 
-__all__ = ["LedgerHandle", "SourceLedger", "offload_ledger"]
+__all__ = ["LedgerHandle", "LedgerPiece", "SourceLedger", "offload_ledger", "offload_pieces", "pieces_between"]
 
 #: Payload bytes of one read from the hot tier.
 READ_BYTES = 4 * 1024 * 1024
@@ -49,6 +52,30 @@ class SourceLedger:
         return batch if batch is not None and batch.ledger_id == self.info.ledger_id else None
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerPiece:
+    """Entries ``first_entry_id`` .. ``last_entry_id`` of one ledger."""
+
+    ledger: LedgerHandle
+    first_entry_id: int
+    last_entry_id: int
+
+
+def pieces_between(
+    source: LedgerSource, ledgers: Sequence[LedgerInfo], begin: Position, end: Position
+) -> list[LedgerPiece]:
+    """The pieces that make up ``begin`` .. ``end``, both included, of ledgers that the source has."""
+    return [
+        LedgerPiece(
+            SourceLedger(source, info),
+            begin.entry_id if info.ledger_id == begin.ledger_id else 0,
+            end.entry_id if info.ledger_id == end.ledger_id else info.last_entry_id,
+        )
+        for info in ledgers
+        if info.entries and begin.ledger_id <= info.ledger_id <= end.ledger_id
+    ]
+
+
 def offload_ledger(ledger: LedgerHandle, upload: SegmentUpload, settings: OffloadSettings) -> SegmentSummary:
     """Reads the whole ledger and uploads it; both objects are in the store and proven when this returns.
 
@@ -56,7 +83,7 @@ def offload_ledger(ledger: LedgerHandle, upload: SegmentUpload, settings: Offloa
     counted.
 
     Raises:
-        InvalidCall: the ledger is open or empty.
+        InvalidCall: the ledger is open or empty; ``Unsupported``: it has a gap.
         Corrupt: the source gave fewer, more or other entries than the ledger has; nothing is left in the store but what
             an aborted upload leaves.
     """
@@ -64,55 +91,109 @@ def offload_ledger(ledger: LedgerHandle, upload: SegmentUpload, settings: Offloa
     if not info.closed or info.entries == 0:
         state = "open" if not info.closed else "empty"
         raise InvalidCall(f"ledger {info.ledger_id} is {state} and can't be offloaded", hint="close it first")
+    return offload_pieces([LedgerPiece(ledger, 0, info.last_entry_id)], Layout.V1, upload, settings)
+
+
+def offload_pieces(
+    pieces: Sequence[LedgerPiece],
+    layout: Layout,
+    upload: SegmentUpload,
+    settings: OffloadSettings,
+    *,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> SegmentSummary:
+    """Reads the pieces and uploads them as one segment; both objects are proven when this returns.
+
+    Args:
+        pieces: in order, not empty.
+        is_stopped: asked before each read; when it answers True the upload is aborted.
+
+    Raises:
+        Unsupported: a ledger has a gap.
+        Corrupt: the source gave something else than the pieces.
+        Closed: ``is_stopped`` answered True.
+    """
     builder = SegmentBuilder(
-        layout=Layout.V1,
+        layout=layout,
         block_bytes=settings.block_bytes,
         part_bytes=part_bytes_for(settings),
         codec=Codec[settings.codec.upper()],
     )
     multipart = False
     try:
-        expected = 0
-        while expected < info.entries:
-            batch = ledger.read(expected, READ_BYTES)
-            if batch is None or batch.first.entry_id != expected or len(batch) > info.entries - expected:
-                found = "nothing" if batch is None else f"{batch.first}..{batch.last}"
-                raise Corrupt(
-                    f"ledger {info.ledger_id} has {info.entries} entries, but at {expected} the source gives {found}"
-                )
-            for part in builder.append(batch):
-                multipart = True
-                upload.send_part(part)
-            expected += len(batch)
-        facts = LedgerFacts(
-            ledger_id=info.ledger_id,
-            closed=True,
-            size_bytes=info.size_bytes,
-            closed_ms=info.closed_ms or 0,
-            created_ms=info.created_ms,
-        )
-        finished = builder.finish({info.ledger_id: facts})
-        for part in finished.parts:
-            if multipart or len(finished.parts) > 1:
-                multipart = True
-                upload.send_part(part)
-            else:
-                upload.send_whole(part)
-        _require_whole(info, finished.summary)
-        if multipart:
-            upload.complete()
-        upload.prove(finished.summary.data_bytes)
-        upload.send_index(finished.index)
+        for piece in pieces:
+            for batch in _batches(piece):
+                if is_stopped():
+                    raise Closed(f"the upload of {upload.data_key} was stopped")
+                for part in builder.append(batch):
+                    multipart = True
+                    upload.send_part(part)
+        finished = builder.finish({piece.ledger.info.ledger_id: _facts_of(piece.ledger.info) for piece in pieces})
+        _require_whole(pieces, finished.summary)
+        _send_rest(finished, upload, multipart)
     except BaseException:
         upload.abort()
         raise
     return finished.summary
 
 
-def _require_whole(info: LedgerInfo, summary: SegmentSummary) -> None:
-    begin, end = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
-    if (summary.begin, summary.end, summary.entries) != (begin, end, info.entries):
+def _send_rest(finished: FinishedSegment, upload: SegmentUpload, multipart: bool) -> None:
+    multipart = multipart or len(finished.parts) > 1
+    for part in finished.parts:
+        if multipart:
+            upload.send_part(part)
+        else:
+            upload.send_whole(part)
+    if multipart:
+        upload.complete()
+    upload.prove(finished.summary.data_bytes)
+    upload.send_index(finished.index)
+
+
+def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
+    """Exactly the entries of a piece, without a hole, or an error."""
+    info, expected = piece.ledger.info, piece.first_entry_id
+    while expected <= piece.last_entry_id:
+        batch = piece.ledger.read(expected, READ_BYTES)
+        # An open ledger may have grown since it was looked at; a closed one never does.
+        beyond = batch is not None and info.closed and batch.last.entry_id >= info.entries
+        if batch is None or beyond or batch.first.entry_id < expected:
+            found = "nothing" if batch is None else f"{batch.first}..{batch.last}"
+            raise Corrupt(
+                f"ledger {info.ledger_id} has {info.entries} entries, but at {expected} the source gives {found}"
+            )
+        _require_no_gap(batch, expected)
+        batch = batch.slice(0, min(len(batch), piece.last_entry_id - expected + 1))
+        yield batch
+        expected += len(batch)
+
+
+def _require_no_gap(batch: EntryBatch, expected: int) -> None:
+    missing = expected if batch.first.entry_id > expected else None
+    if missing is None and batch.last.entry_id - batch.first.entry_id != len(batch) - 1:
+        missing = int(batch.entry_ids[np.flatnonzero(np.diff(batch.entry_ids) != 1)[0]]) + 1
+    if missing is not None:
+        raise Unsupported(
+            f"ledger {batch.ledger_id} has a gap at entry {missing} and can't be offloaded as a whole",
+            hint="only the streaming method records gaps",
+        )
+
+
+def _facts_of(info: LedgerInfo) -> LedgerFacts:
+    return LedgerFacts(
+        ledger_id=info.ledger_id,
+        closed=info.closed,
+        size_bytes=info.size_bytes,
+        closed_ms=info.closed_ms or 0,
+        created_ms=info.created_ms,
+    )
+
+
+def _require_whole(pieces: Sequence[LedgerPiece], summary: SegmentSummary) -> None:
+    begin = Position(pieces[0].ledger.info.ledger_id, pieces[0].first_entry_id)
+    end = Position(pieces[-1].ledger.info.ledger_id, pieces[-1].last_entry_id)
+    entries = sum(piece.last_entry_id - piece.first_entry_id + 1 for piece in pieces)
+    if (summary.begin, summary.end, summary.entries) != (begin, end, entries):
         raise Corrupt(
-            f"ledger {info.ledger_id}: {summary.begin}..{summary.end} ({summary.entries} entries) went up, "
-            f"it holds {begin}..{end} ({info.entries})"
+            f"{summary.begin}..{summary.end} ({summary.entries} entries) went up, {begin}..{end} ({entries}) was asked"
         )
