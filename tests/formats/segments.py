@@ -9,7 +9,7 @@ from formats.entries import EntryBatch, Position
 from formats.segment import FinishedSegment, Layout, LedgerFacts, SegmentBuilder, SegmentMap
 
 START = Position(-1, 0)
-END = Position(2**62, 2**62)
+END = Position(2**63 - 1, 2**63 - 1)
 LIMITS = {"block_bytes_max": 1 << 28, "decompressed_bytes_max": 1 << 28}
 
 Entries = list[tuple[int, int, bytes]]
