@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -25,6 +26,11 @@ from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket,
 #: Servers that every test of an S3 store runs against; rclone is the one that must be refused.
 S3_SERVERS = ("moto", "minio", "versitygw")
 BUCKET = "offloader-tests"
+
+# A run that decides whether a change lands gives the same answer each time; developers' runs look for new cases.
+hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 _required = tuple(name for name in os.environ.get("OFFLOADER_REQUIRE_SERVICES", "").replace(" ", "").split(",") if name)
 _missing: dict[str, str] = {}
