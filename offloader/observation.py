@@ -38,6 +38,8 @@ class ObservedStream(Protocol):
     def lag(self) -> Lag: ...
 
 
+#: A look at ten thousand streams takes a quarter of a second: it must stay a small part of the time.
+_IDLE_FACTOR = 50.0
 #: Counter of a status -> metric and its label.
 _COUNTERS = {
     "entries_committed": ("entries_offloaded_total", ""),
@@ -96,7 +98,7 @@ class Observation:
             self._streams.discard(stream)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
-        """Looks every ``status_interval_s``; a second call changes nothing.
+        """Looks every ``status_interval_s``, less often where a look takes long; a second call changes nothing.
 
         Args:
             call_after: runs something after so many seconds, on another thread.
@@ -108,8 +110,10 @@ class Observation:
 
         def turn() -> None:
             if not self._closed:
+                started_s = self._clock.monotonic_s()
                 self.look()
-                call_after(self._settings.telemetry.status_interval_s, turn)
+                took_s = self._clock.monotonic_s() - started_s
+                call_after(max(self._settings.telemetry.status_interval_s, took_s * _IDLE_FACTOR), turn)
 
         call_after(0.0, turn)
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall
 from offloader.limits import Limiter
-from offloader.settings import StoreSettings
+from offloader.settings import LimitSettings, StoreSettings
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
 __all__ = [
@@ -246,7 +246,7 @@ def open_store(
     settings: StoreSettings | None = None,
     clock: Clock | None = None,
     read_only: bool = False,
-    limiter: Limiter | None = None,
+    limits: Limiter | LimitSettings | None = None,
     recorder: Recorder = NO_TELEMETRY,
 ) -> ObjectStore:
     """Opens the object store at ``url``; calls on it wait their turn, are measured, and retried (``layers``).
@@ -261,8 +261,8 @@ def open_store(
         settings: deadlines, retries, connections.
         clock: default: the machine's.
         read_only: writing verbs raise ``Unsupported``; nothing is created, not even a local directory.
-        limiter: limits of bandwidth and request rate, shared by all stores that are given it; default: none but what
-            the server asks for.
+        limits: of bandwidth and request rate; default: none but what the server asks for. A ``Limiter`` is shared by
+            all stores that are given it.
         recorder: where measurements of requests go, for example ``offloader.telemetry.Metrics``.
 
     Raises:
@@ -272,6 +272,7 @@ def open_store(
         Unsupported: a package that the scheme needs isn't installed.
     """
     scheme = _scheme_of(url)
+    clock = clock or SystemClock()
     options = StoreOptions(
         endpoint_url=endpoint_url or None,
         region=region or None,
@@ -279,9 +280,9 @@ def open_store(
         secret_key=secret_key or None,
         session_token=session_token or None,
         settings=settings or StoreSettings(),
-        clock=clock or SystemClock(),
+        clock=clock,
         read_only=read_only,
-        limiter=limiter,
+        limiter=Limiter(limits, clock) if isinstance(limits, LimitSettings) else limits,
         recorder=recorder,
     )
     module = importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))

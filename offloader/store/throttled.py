@@ -10,12 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from offloader.errors import Throttled
+from offloader.errors import InvalidCall, Throttled
 from offloader.limits import Limiter, LimitStatus, Priority, working_at
+from offloader.settings import LimitSettings
 from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 
-__all__ = ["PrioritizedStore", "ThrottledStore", "limits_of"]
+__all__ = ["PrioritizedStore", "ThrottledStore", "limits_of", "require_limits"]
 
 _Answer = TypeVar("_Answer")
 
@@ -67,9 +68,28 @@ class PrioritizedStore(AroundStore):
 
 def limits_of(store: ObjectStore) -> LimitStatus | None:
     """What the limits of a store that ``open_store`` opened do at the moment; ``None`` for one without."""
+    limiter = _limiter_of(store)
+    return None if limiter is None else limiter.status()
+
+
+def require_limits(store: ObjectStore, limits: LimitSettings) -> None:
+    """Refuses settings that the store doesn't obey: a limit without effect is worse than none.
+
+    Raises:
+        InvalidCall: ``limits`` aren't the defaults, and the store was opened with others.
+    """
+    limiter = _limiter_of(store)
+    if limits != LimitSettings() and (limiter is None or limiter.settings != limits):
+        raise InvalidCall(
+            f"the settings limits have no effect on {store.url}: it was opened with others",
+            hint="open it with open_store(..., limits=settings.limits)",
+        )
+
+
+def _limiter_of(store: ObjectStore) -> Limiter | None:
     layer: object = store
     while layer is not None:
         if isinstance(layer, ThrottledStore):
-            return layer.limiter.status()
+            return layer.limiter
         layer = getattr(layer, "inner", None)
     return None

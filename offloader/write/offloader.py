@@ -25,7 +25,7 @@ from offloader.observation import Observation
 from offloader.read.handle import ReadHandle, read_offloaded
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
-from offloader.store.throttled import limits_of
+from offloader.store.throttled import limits_of, require_limits
 from offloader.telemetry import NO_TELEMETRY, Recorder
 from offloader.write.buffer import StreamBuffer
 from offloader.write.by_ledger import LedgerHandle, offload_ledger
@@ -53,6 +53,9 @@ class LedgerOffloader:
         clock, entropy: time and randomness, for tests and simulations.
         recorder: takes the metrics of the streams.
         observe: looks at the streams now and then (watchdog); also done for a status file or a recorder.
+
+    Raises:
+        InvalidCall: ``settings.limits`` aren't those that the store was opened with.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class LedgerOffloader:
     ) -> None:
         self.store = store
         self.settings = settings or Settings()
+        require_limits(store, self.settings.limits)
         self._clock = clock or SystemClock()
         self._entropy = entropy
         self._workers = Workers(self.settings.offload.workers_max, self._clock)

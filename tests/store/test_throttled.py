@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import uuid
@@ -9,20 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from offloader.errors import StoreUnavailable, Throttled
+from offloader.errors import InvalidCall, StoreUnavailable, Throttled
 from offloader.limits import Limiter, Priority
-from offloader.settings import LimitSettings, StoreSettings
-from offloader.store.base import ByteRange, ObjectStore, open_store
+from offloader.settings import LimitSettings, Settings, StoreSettings
+from offloader.store.base import ByteRange, ObjectInfo, ObjectStore, open_store
 from offloader.store.memory import MemoryStore
 from offloader.store.retrying import RetryingStore
 from offloader.store.throttled import PrioritizedStore, ThrottledStore, limits_of
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
+from offloader.testing.servers import Answer, ScriptedServer
+from offloader.write.offloader import LedgerOffloader
 from tests.support.waiting import eventually
 
 
 def opened(clock: ManualClock, limiter: Limiter) -> ObjectStore:
-    return open_store(f"memory://{uuid.uuid4().hex}", clock=clock, limiter=limiter)
+    return open_store(f"memory://{uuid.uuid4().hex}", clock=clock, limits=limiter)
 
 
 def test_bodies_count_against_upload_bandwidth_and_answers_against_read_bandwidth() -> None:
@@ -188,3 +191,65 @@ def test_threads_that_are_refused_together_slow_down_once() -> None:
         results = [pool.submit(store.put, f"k{number}", b"x") for number in range(4)]
         assert all(isinstance(result.exception(timeout=30), Throttled) for result in results)
     assert limiter.status().slowdowns == 1
+
+
+def test_a_store_with_a_capacity_is_used_without_being_stormed() -> None:
+    """A server that takes 20 requests a second: all arrive, few are refused, and most of the capacity is used."""
+    clock = ManualClock()
+
+    class Limited(MemoryStore):
+        """Refuses what is above its capacity in a second of the clock."""
+
+        second, taken, refused = -1, 0, 0
+
+        def head(self, key: str) -> ObjectInfo:
+            # a request takes a millisecond
+            clock.advance(0.001)
+            if int(clock.monotonic_s()) != self.second:
+                self.second, self.taken = int(clock.monotonic_s()), 0
+            self.taken += 1
+            if self.taken > 20:
+                self.refused += 1
+                raise Throttled("SlowDown")
+            return super().head(key)
+
+    inner = Limited(uuid.uuid4().hex, "", clock=clock)
+    inner.put("k", b"x")
+    store = ThrottledStore(inner, Limiter(LimitSettings(), clock))
+    done = 0
+    while done < 1000:
+        with contextlib.suppress(Throttled):
+            store.head("k")
+            done += 1
+    assert inner.refused < 200
+    assert 1000 / clock.monotonic_s() > 10
+
+
+def test_a_503_of_a_server_slows_down_and_what_was_refused_is_sent_again() -> None:
+    slow_down = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>Please reduce your rate</Message></Error>'
+    clock = ManualClock()
+    answers = [Answer(503, slow_down), Answer(503, slow_down), Answer(200, b"<DeleteResult/>")]
+    with ScriptedServer(answers) as server:
+        keys = {"region": "us-east-1", "access_key": "a", "secret_key": "s"}
+        store = open_store("s3://bucket/root", endpoint_url=server.url, clock=clock, **keys)
+        assert store.delete(["k"]) in ([], ())
+        status = limits_of(store)
+        store.close()
+        assert len(server.requests) == 3
+    assert status is not None
+    assert status.slowdowns == 2
+    assert status.pace_requests_per_s is not None
+
+
+def test_limits_that_the_store_doesnt_obey_are_refused() -> None:
+    """A limit that is set and has no effect would be worse than none."""
+    settings = Settings.of({"limits": {"upload_bytes_per_s": 1000.0}})
+    name = uuid.uuid4().hex
+    with pytest.raises(InvalidCall, match="the settings limits have no effect on memory://"):
+        LedgerOffloader(open_store(f"memory://{name}"), settings)
+    store = open_store(f"memory://{name}", limits=settings.limits)
+    LedgerOffloader(store, settings).close()
+    LedgerOffloader(store, Settings()).close()
+    status = limits_of(store)
+    assert status is not None
+    assert status.limits == {"upload_bytes_per_s": 1000.0}
