@@ -238,7 +238,6 @@ def test_a_503_of_a_server_slows_down_and_what_was_refused_is_sent_again() -> No
         assert len(server.requests) == 3
     assert status is not None
     assert status.slowdowns == 2
-    assert status.pace_requests_per_s is not None
 
 
 def test_limits_that_the_store_doesnt_obey_are_refused() -> None:
