@@ -40,6 +40,8 @@ class ObservedStream(Protocol):
 
 #: A look at ten thousand streams takes a quarter of a second: it must stay a small part of the time.
 _IDLE_FACTOR = 50.0
+#: Error of a stream that somebody else owns.
+_FENCED = "Fenced"
 #: Counter of a status -> metric and its label.
 _COUNTERS = {
     "entries_committed": ("entries_offloaded_total", ""),
@@ -189,6 +191,9 @@ class Observation:
     def _count(self, stream: ObservedStream, status: StreamStatus) -> None:
         """Counters grow by what is new since the last look: a namespace's outlive its streams."""
         before = self._counted.setdefault(stream, dict.fromkeys(_COUNTERS, 0))
+        if status.error_kind == _FENCED and not before.get(_FENCED):
+            before[_FENCED] = 1
+            self._recorder.add("fenced_total", stream=stream.stream)
         for name, (metric, label) in _COUNTERS.items():
             grown = getattr(status, name) - before[name]
             if grown:

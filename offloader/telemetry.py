@@ -46,6 +46,7 @@ _ALL = (
     Metric("bytes_offloaded_total", "counter", "Payload bytes that became readable from the cold tier."),
     Metric("segments_total", "counter", "Segments by how they ended.", (*_STREAM, "status")),
     Metric("offers_refused_total", "counter", "Times an entry was written and the buffer had no room."),
+    Metric("fenced_total", "counter", "Streams that stopped because somebody else owns them now."),
     Metric("streams", "gauge", "Streams by mode.", (*_STREAM, "mode")),
     Metric("streams_stalled", "gauge", "Streams with data and no progress."),
     Metric("lag_entries", "gauge", "Entries that the hot tier has and the cold tier has not."),

@@ -174,6 +174,15 @@ def test_looking_twice_counts_nothing_twice_and_a_restarted_stream_counts_on() -
     assert metrics.value("entries_offloaded_total", stream="a") == 19
 
 
+def test_a_fenced_stream_counts_once() -> None:
+    observation, metrics = observed()
+    stream = Scripted("a", mode=Mode.STOPPED, error="epoch 7 has it", error_kind="Fenced")
+    observation.add(stream)
+    observation.look()
+    observation.look()
+    assert metrics.value("fenced_total", stream="a") == 1
+
+
 def test_streams_that_come_and_go_leave_nothing_behind_but_their_namespaces_counters() -> None:
     observation, metrics = observed()
     for number in range(200):
