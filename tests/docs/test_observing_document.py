@@ -25,7 +25,8 @@ def test_every_metric_is_in_the_table_as_it_is() -> None:
 @pytest.mark.parametrize(("section", "kind"), [("limits", LimitSettings), ("telemetry", TelemetrySettings)])
 def test_every_setting_is_in_the_table_as_it_is(section: str, kind: type) -> None:
     expected = [
-        f"| `{section}.{field.name}` | {'(empty)' if field.default == '' else field.default} | {field.metadata['doc']} |"
+        f"| `{section}.{field.name}` | {field.default if field.default != '' else '(empty)'} "
+        f"| {field.metadata['doc']} |"
         for field in fields(kind)
     ]
     assert [line for line in TEXT.splitlines() if line.startswith(f"| `{section}.")] == expected
