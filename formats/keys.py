@@ -21,6 +21,7 @@ __all__ = [
     "catalog_prefix",
     "check_object_version",
     "checkpoint_key",
+    "checkpoint_number",
     "data_key",
     "decode_stream",
     "encode_stream",
@@ -40,6 +41,7 @@ _CATALOG = "_catalog/"
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _OBJECT = re.compile(rf"({_UUID.pattern})(?:-ledger-([0-9]{{1,19}}))?(-index)?")
 _RECORD = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
 _LEDGER_ID_MAX = 2**63 - 1
 _DIGEST_BITS = 58
 _DIGEST_DOMAIN = b"offloader segment uuid 1"
@@ -119,6 +121,12 @@ def record_number(key: str) -> int | None:
 def checkpoint_key(stream: str, incarnation: UUID, number: int) -> str:
     """Key of the checkpoint after record ``number``."""
     return f"{manifest_prefix(stream, incarnation)}{number:020d}.checkpoint.parquet"
+
+
+def checkpoint_number(key: str) -> int | None:
+    """The number in a checkpoint's key; ``None`` for any other key."""
+    match = _CHECKPOINT.fullmatch(key.rpartition("/")[2])
+    return None if match is None else int(match[1])
 
 
 def boundary_key(stream: str, incarnation: UUID) -> str:

@@ -118,10 +118,15 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Records below ``first_kept_id`` may be gone; they are folded into checkpoint ``checkpoint_id`` (0: none)."""
+    """Records below ``first_kept_id`` may be gone; the newest checkpoint is ``checkpoint_id`` (0: none).
+
+    ``checkpoint_crc32c`` is of that checkpoint's object, which names the checksums of its runs: so a flipped bit
+    anywhere in a manifest is noticed.
+    """
 
     first_kept_id: int
     checkpoint_id: int
+    checkpoint_crc32c: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""A stream's manifest in the bucket: load it, commit to it.
+"""One writer's commits to a stream's manifest.
 
-Owns all I/O on manifest records, the boundary and the catalogue entry. Must never act on a commit whose outcome it
-doesn't know, and never build a second record while one is in doubt.
+Owns creating records. Must never act on a commit whose outcome it doesn't know, and never build a second record while
+one is in doubt.
 
 The protocol (docs/MANIFEST.md): record N + 1 is created with If-None-Match; who creates it, has committed. A PUT
 without an answer is repeated with identical bytes until the id exists, then whose bytes are there decides. After
@@ -10,31 +10,17 @@ creating, the boundary is read: an id below it was deleted meanwhile and "winnin
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from formats.errors import FormatError
-from formats.keys import boundary_key, catalog_key, catalog_prefix, record_key, stream_of_catalog_key
-from formats.manifest import (
-    Boundary,
-    CatalogEntry,
-    Edit,
-    OpenEpoch,
-    Record,
-    Writer,
-    decode_boundary,
-    decode_catalog_entry,
-    decode_record,
-    encode_boundary,
-    encode_catalog_entry,
-    encode_record,
-)
+from formats.keys import record_key
+from formats.manifest import Edit, OpenEpoch, Record, Writer, encode_record
 from offloader.clock import Clock
 from offloader.errors import (
-    Corrupt,
     Fenced,
     InvalidCall,
     NotFound,
@@ -43,8 +29,15 @@ from offloader.errors import (
     PreconditionFailed,
     StoreUnavailable,
 )
+from offloader.manifest.already import says_already
 from offloader.manifest.apply import apply_edits, fold
+from offloader.manifest.boundary import StoredBoundary, create_boundary, read_boundary
+from offloader.manifest.catalog import create_entry, list_streams, read_entry
+from offloader.manifest.checkpointer import checkpoint_now, write_checkpoint
+from offloader.manifest.load import load_manifest, refreshed
+from offloader.manifest.sealing import RUN_ROWS_MIN, compacted
 from offloader.manifest.state import EditRefused, ManifestState, Requirement
+from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, ObjectStore
 
 __all__ = ["ManifestLog", "list_streams", "load_manifest"]
@@ -54,33 +47,7 @@ CONFLICTS_MAX = 100
 #: Times one commit repeats a record whose outcome is unknown before it reports that.
 UNKNOWN_REPEATS_MAX = 5
 
-_FIRST_BOUNDARY = Boundary(first_kept_id=1, checkpoint_id=0)
-
-
-def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
-    """The newest view of a stream's manifest, for readers.
-
-    Raises:
-        NotFound: no such stream.
-        Corrupt: a record, the boundary or the catalogue entry is damaged.
-        StoreUnavailable: the store doesn't answer.
-    """
-    entry = _read_catalog_entry(store, stream)
-    if entry is None:
-        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
-    return _load_tail(store, ManifestState(stream=stream, incarnation=entry.incarnation))
-
-
-def list_streams(store: ObjectStore, *, prefix: str = "") -> list[str]:
-    """Names of the streams in a store that begin with ``prefix``, sorted. One listing of the catalogue."""
-    found: list[str] = []
-    after: str | None = ""
-    while after is not None:
-        page = store.list(catalog_prefix(), after=after)
-        names = [_stream_named_by(info.key) for info in page.objects]
-        found += [name for name in names if name is not None and name.startswith(prefix)]
-        after = page.next_after
-    return sorted(found)
+_log = logging.getLogger(__name__)
 
 
 class ManifestLog:
@@ -92,7 +59,8 @@ class ManifestLog:
         clock: for the records' times.
         writer_name: for people, who is asked about a record; default host and process.
         writer_url: where that writer can be reached, empty when it can't.
-        entropy: source of random bytes for nonces and incarnations.
+        entropy: source of random bytes for nonces, incarnations and names of runs.
+        settings: when a checkpoint is written.
     """
 
     def __init__(
@@ -104,6 +72,7 @@ class ManifestLog:
         writer_name: str = "",
         writer_url: str = "",
         entropy: Callable[[int], bytes] = os.urandom,
+        settings: ManifestSettings | None = None,
     ) -> None:
         self.store = store
         self.stream = stream
@@ -111,10 +80,12 @@ class ManifestLog:
         self._writer_name = writer_name or f"{socket.gethostname()}/{os.getpid()}"
         self._writer_url = writer_url
         self._entropy = entropy
+        self._settings = settings or ManifestSettings()
         self._lock = threading.Lock()
         self._state: ManifestState | None = None
         self._epoch: int | None = None
         self._in_doubt: tuple[Record, bytes] | None = None
+        self._checkpoint_from = 0
 
     @property
     def state(self) -> ManifestState:
@@ -140,15 +111,16 @@ class ManifestLog:
         """
         with self._lock:
             if self._state is None:
-                entry = _read_catalog_entry(self.store, self.stream)
+                entry = read_entry(self.store, self.stream)
                 if entry is None and create:
-                    entry = self._create_stream()
+                    incarnation = UUID(bytes=self._entropy(16), version=4)
+                    entry = create_entry(self.store, self.stream, incarnation, self._clock.now_ms())
                 if entry is None:
                     raise NotFound(f"stream {self.stream} isn't in {self.store.url}")
                 if create:
-                    self._create_boundary(entry.incarnation)
+                    create_boundary(self.store, self.stream, entry.incarnation)
                 self._state = ManifestState(stream=self.stream, incarnation=entry.incarnation)
-            self._state = _load_tail(self.store, self._state)
+            self._state = refreshed(self.store, self._state).state
             return self._state
 
     def open_epoch(self) -> int:
@@ -189,6 +161,25 @@ class ManifestLog:
             except EditRefused as fenced:
                 raise Fenced(fenced.message, hint="this writer stops and deletes nothing") from error
             raise
+
+    def amend(self, edits: Sequence[Edit]) -> ManifestState:
+        """Commits edits as somebody who isn't the owner: retention, cleanup, commands.
+
+        The record carries whatever epoch is current; its owner goes on with the number after it.
+
+        Raises:
+            EditRefused: the edits don't fit the manifest as it is by now. Nothing was committed: look, plan anew.
+            Fenced: the stream was deleted.
+            OutcomeUnknown: the store doesn't tell; commit the same edits again, or nothing.
+        """
+        return self._commit(Requirement(incarnation=self.state.incarnation, epoch=None), edits)
+
+    def checkpoint(self) -> ManifestState:
+        """Writes a checkpoint of the newest view now, unless there is one."""
+        self.load()
+        with self._lock:
+            self._state = checkpoint_now(self.store, self.state, self._entropy).state
+            return self._state
 
     def _commit(self, requirement: Requirement, edits: Sequence[Edit]) -> ManifestState:
         with self._lock:
@@ -233,6 +224,7 @@ class ManifestLog:
         try:
             if self._put(record, body, repeated=repeated):
                 return self._confirm(record)
+            return self._look_for(record)
         except OutcomeUnknown:
             raise
         except OffloaderError as error:
@@ -242,9 +234,6 @@ class ManifestLog:
             raise OutcomeUnknown(
                 f"stream {self.stream}: record {record.record_id} may be committed: {error.message}", hint=error.hint
             ) from error
-        self._in_doubt = None
-        self._state = _load_tail(self.store, self.state)
-        return False
 
     def _put(self, record: Record, body: bytes, *, repeated: bool) -> bool:
         """Creates the record, with as many repeats as its outcome needs; False when another record has its id."""
@@ -253,7 +242,7 @@ class ManifestLog:
             try:
                 self.store.put(key, body, mode=CREATE)
             except PreconditionFailed:
-                return self.store.get(key)[0] == body
+                return self._stands(key, body)
             except OutcomeUnknown:
                 # Neither building another record nor believing a 404 is safe: the PUT may still land.
                 if attempt == UNKNOWN_REPEATS_MAX:
@@ -267,123 +256,56 @@ class ManifestLog:
                 return True
         raise AssertionError("the last repeat raises")
 
+    def _stands(self, key: str, body: bytes) -> bool:
+        try:
+            return self.store.get(key)[0] == body
+        except NotFound:
+            return False  # it was there and is deleted: the boundary has passed it
+
     def _confirm(self, record: Record) -> bool:
         """Reads the boundary after creating a record: a number below it was deleted, so creating it is nothing."""
         try:
-            boundary = _read_boundary(self.store, self.stream, record.incarnation)
+            stored = read_boundary(self.store, self.stream, record.incarnation)
         except NotFound as error:
             self._in_doubt = None
             raise Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing") from error
+        if record.record_id < stored.boundary.first_kept_id:
+            return self._look_for(record)
         self._in_doubt = None
-        if record.record_id < boundary.first_kept_id:
-            # What this log knows may be deleted by now, record by record: only a load from the beginning tells.
-            self._state = _load_tail(self.store, ManifestState(stream=self.stream, incarnation=record.incarnation))
-            return False
         if record.record_id > self.state.record_id:  # else a load has met it already
             self._state = fold(self.state, record)
+        self._shorten(stored)
         return True
 
-    def _require_own_level(self) -> None:
-        """No stream's name may be the beginning of another's levels: their keys would lie in each other's place."""
-        levels = self.stream.split("/")
-        above = ["/".join(levels[:count]) for count in range(1, len(levels))]
-        clash = next((name for name in above if _read_catalog_entry(self.store, name) is not None), None)
-        if clash is None:
-            below = self.store.list(catalog_key(self.stream) + "/", limit=1).objects
-            clash = _stream_named_by(below[0].key) if below else None
-        if clash is not None:
-            raise InvalidCall(
-                f"stream {self.stream} can't be created: stream {clash} exists, and one name begins with the other",
-                hint="choose a name beside it",
-            )
+    def _look_for(self, record: Record) -> bool:
+        """Loads, and answers whether what ``record`` says is in the manifest after all.
 
-    def _create_stream(self) -> CatalogEntry:
-        self._require_own_level()
-        incarnation = UUID(bytes=self._entropy(16), version=4)
-        entry = CatalogEntry(self.stream, incarnation, self._clock.now_ms())
+        It lost its number, or its number was deleted: perhaps after it had been won, and folded into a checkpoint.
+        """
+        self._state, boundary = refreshed(self.store, self.state)
+        self._in_doubt = None
+        if boundary is None:
+            raise Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing")
+        return record.record_id < boundary.boundary.first_kept_id and says_already(self.state, record)
+
+    def _shorten(self, stored: StoredBoundary) -> None:
+        """Writes a checkpoint when one is due. The commit stands, whatever becomes of it."""
+        state = self.state
+        if len(state.segments.tail) > RUN_ROWS_MIN and state.checkpoint_id != stored.boundary.checkpoint_id:
+            self._state = state = compacted(state)  # others write the checkpoints: keep the copies small all the same
+        tail = state.record_id - stored.boundary.checkpoint_id
+        if tail < self._settings.checkpoint_records or state.record_id < self._checkpoint_from:
+            return
+        # Next time after as many records again: a store that refuses one isn't asked with every commit.
+        self._checkpoint_from = state.record_id + self._settings.checkpoint_records
         try:
-            self.store.put(catalog_key(self.stream), encode_catalog_entry(entry), mode=CREATE)
-        except PreconditionFailed:
-            existing = _read_catalog_entry(self.store, self.stream)
-            if existing is None:
-                raise StoreUnavailable(f"stream {self.stream} appears and vanishes in {self.store.url}") from None
-            return existing
-        return entry
-
-    def _create_boundary(self, incarnation: UUID) -> None:
-        key = boundary_key(self.stream, incarnation)
-        try:
-            self.store.head(key)
-        except NotFound:
-            try:
-                self.store.put(key, encode_boundary(_FIRST_BOUNDARY), mode=CREATE)
-            except PreconditionFailed:
-                return
-
-
-def _get_if_there(store: ObjectStore, key: str) -> bytes | None:
-    try:
-        return store.get(key)[0]
-    except NotFound:
-        return None
-
-
-def _stream_named_by(key: str) -> str | None:
-    try:
-        return stream_of_catalog_key(key)
-    except FormatError:
-        return None  # something else that lies in the catalogue's place: not ours to judge
-
-
-def _read_catalog_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
-    try:
-        key = catalog_key(stream)
-    except FormatError as error:
-        raise InvalidCall(str(error)) from error
-    data = _get_if_there(store, key)
-    if data is None:
-        return None
-    try:
-        entry = decode_catalog_entry(data, object_name=key)
-    except FormatError as error:
-        raise Corrupt(f"the catalogue entry of stream {stream} is damaged: {error}") from error
-    if entry.stream != stream:
-        raise Corrupt(f"{key} in {store.url} names stream {entry.stream}, not {stream}")
-    return entry
-
-
-def _read_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> Boundary:
-    key = boundary_key(stream, incarnation)
-    data, _ = store.get(key)
-    try:
-        return decode_boundary(data, object_name=key)
-    except FormatError as error:
-        raise Corrupt(f"the boundary of stream {stream} is damaged: {error}") from error
-
-
-def _load_tail(store: ObjectStore, state: ManifestState) -> ManifestState:
-    """``state`` and every record after it, found by number: no listing is trusted for order or completeness."""
-    if state.record_id == 0:
-        _require_no_checkpoint(store, state)
-    while True:
-        key = record_key(state.stream, state.incarnation, state.record_id + 1)
-        data = _get_if_there(store, key)
-        if data is None:
-            return state
-        try:
-            state = fold(state, decode_record(data, object_name=key))
-        except (FormatError, EditRefused) as error:
-            raise Corrupt(f"manifest of stream {state.stream}, record {state.record_id + 1}: {error}") from error
-
-
-def _require_no_checkpoint(store: ObjectStore, state: ManifestState) -> None:
-    # Old records may be gone once a checkpoint exists; reading on from record 1 would then show an empty stream.
-    try:
-        boundary = _read_boundary(store, state.stream, state.incarnation)
-    except NotFound:
-        return  # the stream is just being created: its first record isn't there either
-    if boundary != _FIRST_BOUNDARY:
-        raise Corrupt(
-            f"the manifest of stream {state.stream} has a checkpoint, which this release can't read",
-            hint="use a later release",
-        )
+            if state.checkpoint_id == stored.boundary.checkpoint_id:
+                written = write_checkpoint(self.store, state, stored, self._entropy)
+            else:
+                written = checkpoint_now(self.store, state, self._entropy)
+        except OffloaderError as error:
+            self._state = compacted(state)
+            _log.warning("stream %s: no checkpoint of record %d: %s", self.stream, state.record_id, error)
+            return
+        if written is not None:
+            self._state = written.state

@@ -15,7 +15,7 @@ from formats.checkpoint_columns import SegmentColumns
 from formats.entries import Position
 from offloader.manifest.segment_record import OFFLOADED, SegmentRecord, record_of
 
-__all__ = ["Rows", "SealedSegments", "rows_not_after"]
+__all__ = ["NO_ROWS", "Rows", "SealedSegments", "rows_not_after"]
 
 Rows = NDArray[np.int64]
 

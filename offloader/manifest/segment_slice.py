@@ -19,6 +19,9 @@ from offloader.manifest.segment_record import SegmentRecord
 __all__ = ["SegmentSlice"]
 
 
+_HALF = (1 << 64) - 1
+
+
 class SegmentSlice(Sequence[SegmentRecord]):
     """Segments in the stream's order; equal to any sequence of the same records."""
 
@@ -99,6 +102,22 @@ class SegmentSlice(Sequence[SegmentRecord]):
         latest = np.array(times, dtype=np.int64)[self._rows[mine]]
         keep[mine] = (latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS)
         return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
+
+    def not_in(self, other: SegmentSlice) -> SegmentSlice:
+        """Those that aren't in ``other``."""
+        keep = ~np.isin(self._uuids(), other._uuids())
+        return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
+
+    def _uuids(self) -> NDArray[np.void]:
+        uuids = np.empty(len(self), dtype=[("high", np.uint64), ("low", np.uint64)])
+        for number, part in enumerate(self._sealed):
+            mine = self._source == number
+            uuids["high"][mine] = part.columns.uuid_high[self._rows[mine]]
+            uuids["low"][mine] = part.columns.uuid_low[self._rows[mine]]
+        for at in np.flatnonzero(self._source == len(self._sealed)).tolist():
+            uuid = self._tail[int(self._rows[at])].uuid.int
+            uuids[at] = (uuid >> 64, uuid & _HALF)
+        return uuids
 
     def _record(self, source: int, row: int) -> SegmentRecord:
         return self._tail[row] if source == len(self._sealed) else self._sealed[source].record(row)

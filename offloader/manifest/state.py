@@ -92,6 +92,7 @@ class ManifestState:
         committed: see ``committed_end``.
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
         head: what lies before it is truncated.
+        checkpoint_id: the checkpoint that the sealed parts' runs belong to, 0 for none; says nothing of the stream.
     """
 
     stream: str
@@ -112,6 +113,7 @@ class ManifestState:
     paused: bool = False
     held: bool = False
     stream_deleted: bool = False
+    checkpoint_id: int = field(default=0, compare=False)
 
     def check(self, requirement: Requirement) -> None:
         """Raises ``EditRefused`` unless ``requirement`` holds here."""

@@ -5,15 +5,9 @@ Owns re-running an old view. Must never present a view whose objects may be gone
 
 from __future__ import annotations
 
-from uuid import UUID
-
-from formats.errors import FormatError
-from formats.keys import record_key
-from formats.manifest import decode_record
-from offloader.errors import Corrupt, InvalidCall, NotFound, Trimmed
-from offloader.manifest.apply import fold
-from offloader.manifest.log import load_manifest
-from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
+from offloader.errors import InvalidCall, Trimmed
+from offloader.manifest.load import load_manifest, load_manifest_view_at
+from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
 
 __all__ = ["load_manifest_at"]
@@ -33,19 +27,8 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
         raise InvalidCall(
             f"stream {stream}: the manifest ends at record {newest.record_id}, {record_id} doesn't exist yet"
         )
-    state = ManifestState(stream=stream, incarnation=newest.incarnation)
-    while state.record_id < record_id:
-        key = record_key(stream, state.incarnation, state.record_id + 1)
-        try:
-            state = fold(state, decode_record(store.get(key)[0], object_name=key))
-        except NotFound as error:
-            raise InvalidCall(
-                f"stream {stream}: record {record_id} can't be pinned: manifest record {state.record_id + 1} is gone",
-                hint=f"the newest record is {newest.record_id}",
-            ) from error
-        except (FormatError, EditRefused) as error:
-            raise Corrupt(f"manifest of stream {stream}, record {state.record_id + 1}: {error}") from error
-    gone = [s for s in state.offloaded() if not _is_offloaded(newest, s.uuid)]
+    state = load_manifest_view_at(store, newest, record_id)
+    gone = state.offloaded().not_in(newest.offloaded())
     if gone:
         raise Trimmed(
             f"stream {stream}: {len(gone)} segments of manifest record {record_id} were retired since, first "
@@ -54,8 +37,3 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
             hint="pin a later record",
         )
     return state
-
-
-def _is_offloaded(state: ManifestState, uuid: UUID) -> bool:
-    record = state.segments.get(uuid)
-    return record is not None and record.status is SegmentStatus.OFFLOADED

@@ -11,7 +11,7 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, record_key
-from formats.manifest import Assign, Boundary, LedgerClosed, OpenEpoch, Retire, decode_record, encode_boundary
+from formats.manifest import Assign, LedgerClosed, OpenEpoch, Retire, decode_record
 from offloader.clock import SystemClock
 from offloader.errors import (
     AccessDenied,
@@ -221,37 +221,6 @@ def test_a_refused_put_leaves_no_doubt_behind(new_log: Callable[..., ManifestLog
     log.commit(closed(2))
 
     assert load_manifest(faulty, STREAM).closed_ledgers == {2: 9}
-
-
-def test_a_number_below_the_boundary_is_won_for_nothing(
-    new_log: Callable[..., ManifestLog], faulty: FaultyStore, memory: ObjectStore
-) -> None:
-    """A stalled writer re-creates a record that was folded into a checkpoint and deleted."""
-    log, other = new_log(), new_log()
-    log.open_epoch()
-    other.open_epoch()
-    other.commit(closed(7))
-    for number in (2, 3):
-        memory.delete([key_of(log, number)])
-    boundary = boundary_key(STREAM, log.state.incarnation)
-    memory.put(boundary, encode_boundary(Boundary(first_kept_id=4, checkpoint_id=3)), mode=OVERWRITE)
-
-    # It believes epoch 1 is current and creates record 2 again; the boundary tells that this number is dead.
-    with pytest.raises(Corrupt, match="checkpoint"):
-        log.commit(closed(1))
-    assert 1 not in log.state.closed_ledgers
-
-
-def test_a_manifest_with_a_checkpoint_is_refused_instead_of_read_as_empty(
-    new_log: Callable[..., ManifestLog], memory: ObjectStore
-) -> None:
-    log = new_log()
-    log.open_epoch()
-    boundary = boundary_key(STREAM, log.state.incarnation)
-    memory.put(boundary, encode_boundary(Boundary(first_kept_id=2, checkpoint_id=1)), mode=OVERWRITE)
-
-    with pytest.raises(Corrupt, match="later release"):
-        load_manifest(memory, STREAM)
 
 
 def test_a_writer_whose_stream_was_deleted_stops(new_log: Callable[..., ManifestLog], memory: ObjectStore) -> None:

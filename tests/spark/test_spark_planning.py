@@ -153,7 +153,8 @@ def test_each_manifest_is_loaded_once(writer: StreamWriter) -> None:
         writer.add([batch_of(1, 50 * number, 50)])
     store = FaultyStore(writer.store)
     plan_slices(options(writer), (), Needs.PAYLOADS, store)
-    keys = [key for _, key in store.calls]
+    # The boundary is read before and after the records: only then a view counts.
+    keys = [key for _, key in store.calls if not key.endswith("/boundary")]
     assert len(keys) == len(set(keys))
     assert [key for key in keys if key.endswith("-index")] == []  # nothing has to be cut or pruned
 

@@ -1,0 +1,141 @@
+"""Deleting what a manifest doesn't need any more: old records, checkpoints and runs.
+
+Owns which of them may go. Must never delete a record that the boundary keeps: the boundary is raised first.
+
+What is kept: everything from the newest checkpoint on that is older than ``orphan_age_hours_min``. So a pinned view of
+that age can still be read, and a load that is under way for less than that isn't disturbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from formats.checkpoint import decode_checkpoint, run_record_id
+from formats.errors import FormatError
+from formats.keys import checkpoint_key, checkpoint_number, manifest_prefix, record_number
+from offloader.clock import Clock
+from offloader.errors import Corrupt, NotFound, StoreUnavailable
+from offloader.manifest.boundary import StoredBoundary, raise_boundary, read_boundary
+from offloader.manifest.state import ManifestState
+from offloader.manifest.store_time import time_for_deletion_ms
+from offloader.settings import ManifestSettings
+from offloader.store.base import ObjectInfo, ObjectStore
+
+__all__ = ["ExpiredObjects", "delete_keys", "expire_records", "listed"]
+
+#: Keys of one delete request.
+DELETE_KEYS_MAX = 1000
+#: How often raising the boundary is tried while checkpointers raise it too.
+ATTEMPTS_MAX = 10
+_MS_PER_HOUR = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredObjects:
+    """What was deleted, or in a dry run would be.
+
+    Attributes:
+        first_kept_id: of the boundary now.
+        records, checkpoints, runs: how many objects.
+    """
+
+    first_kept_id: int
+    records: int
+    checkpoints: int
+    runs: int
+
+
+def expire_records(
+    store: ObjectStore,
+    state: ManifestState,
+    *,
+    clock: Clock,
+    settings: ManifestSettings | None = None,
+    dry_run: bool = False,
+) -> ExpiredObjects:
+    """Deletes the records, checkpoints and runs of a stream's manifest that are folded, unnamed and old enough.
+
+    Raises:
+        ClockSkew: the clocks differ too much to call anything old.
+        NotFound: the stream was deleted.
+        Corrupt: a checkpoint is damaged; nothing was deleted.
+    """
+    chosen = settings or ManifestSettings()
+    skew_ms_max = chosen.clock_skew_seconds_max * 1000
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=skew_ms_max)
+    old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)
+    found = list(listed(store, manifest_prefix(state.stream, state.incarnation)))
+    old_checkpoints = [
+        number for info in found if info.modified_ms <= old_ms and (number := checkpoint_number(info.key)) is not None
+    ]
+    stored, base_id = _raised(store, state, old_checkpoints, dry_run=dry_run)
+    if base_id == 0:
+        return ExpiredObjects(first_kept_id=stored.boundary.first_kept_id, records=0, checkpoints=0, runs=0)
+    named = _named_by(store, state, base_id) | _named_by(store, state, stored.boundary.checkpoint_id)
+    # Only now, below a boundary that is raised. From the oldest on, so that what is left has no hole.
+    numbered = [(info, record_number(info.key)) for info in found]
+    records = [info.key for info, number in numbered if number is not None and number <= base_id]
+    checkpoints = [i.key for i in found if (number := checkpoint_number(i.key)) is not None and number < base_id]
+    runs = [info.key for info in found if _is_garbage(info, base_id, named, old_ms)]
+    if not dry_run:
+        delete_keys(store, [*sorted(records), *checkpoints, *runs])
+    return ExpiredObjects(first_kept_id=base_id + 1, records=len(records), checkpoints=len(checkpoints), runs=len(runs))
+
+
+def listed(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
+    """Every object whose key begins with ``prefix``."""
+    after: str | None = ""
+    while after is not None:
+        page = store.list(prefix, after=after)
+        yield from page.objects
+        after = page.next_after
+
+
+def delete_keys(store: ObjectStore, keys: list[str]) -> None:
+    """Deletes objects, one request after the other.
+
+    Raises:
+        StoreUnavailable: one of them wasn't deleted.
+    """
+    for start in range(0, len(keys), DELETE_KEYS_MAX):
+        failures = store.delete(keys[start : start + DELETE_KEYS_MAX])
+        if failures:
+            raise StoreUnavailable(f"{failures[0].key} in {store.url} wasn't deleted: {failures[0].reason}")
+
+
+def _raised(
+    store: ObjectStore, state: ManifestState, old_checkpoints: list[int], *, dry_run: bool
+) -> tuple[StoredBoundary, int]:
+    """Raises the first kept id past the newest old checkpoint; the boundary now, and that checkpoint's id (0: none)."""
+    for _ in range(ATTEMPTS_MAX):
+        stored = read_boundary(store, state.stream, state.incarnation)
+        boundary = stored.boundary
+        # A checkpoint that the boundary hasn't reached may never be named: nothing hangs on it yet.
+        base_id = max((number for number in old_checkpoints if number <= boundary.checkpoint_id), default=0)
+        if dry_run or boundary.first_kept_id > base_id:
+            return stored, max(base_id, boundary.first_kept_id - 1)
+        wanted = replace(boundary, first_kept_id=base_id + 1)
+        raised = raise_boundary(store, state.stream, state.incarnation, stored, wanted)
+        if raised is not None:
+            return raised, base_id
+    raise StoreUnavailable(f"stream {state.stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")
+
+
+def _named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) -> set[str]:
+    """The runs that a checkpoint names."""
+    key = checkpoint_key(state.stream, state.incarnation, checkpoint_id)
+    try:
+        header, _ = decode_checkpoint(store.get(key)[0], object_name=key)
+    except FormatError as error:
+        raise Corrupt(f"the checkpoint {key} is damaged, nothing is deleted: {error}") from error
+    except NotFound as error:
+        raise StoreUnavailable(f"the checkpoint {key} is gone: somebody else deletes at the same time") from error
+    return {run.name for run in (*header.runs, *header.ledger_runs)}
+
+
+def _is_garbage(info: ObjectInfo, base_id: int, named: set[str], old_ms: int) -> bool:
+    """A run that no checkpoint names from ``base_id`` on, nor ever will: see ``offloader.manifest.checkpointer``."""
+    name = info.key.rpartition("/")[2]
+    record_id = run_record_id(name)
+    return record_id is not None and record_id <= base_id and name not in named and info.modified_ms <= old_ms

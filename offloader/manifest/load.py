@@ -1,0 +1,269 @@
+"""A stream's manifest out of the bucket: checkpoint, then the records after it.
+
+Owns the order of reads that makes a view sound. Must never trust a listing, nor answer a view of which a record may
+have been one that was deleted and created again.
+
+Records below the boundary are gone, and whoever stalled long enough can create one of their numbers anew. So a view
+counts only when the boundary, read after the last record, still keeps every record that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import NamedTuple
+
+from formats.checkpoint import Checkpoint, RunRef, decode_checkpoint
+from formats.checkpoint_columns import SegmentColumns
+from formats.checkpoint_ledgers import decode_ledgers
+from formats.checkpoint_parquet import decode_columns
+from formats.checksum import crc32c
+from formats.errors import FormatError
+from formats.keys import checkpoint_key, manifest_prefix, record_key
+from formats.manifest import decode_record
+from offloader.errors import Corrupt, InvalidCall, NotFound, StoreUnavailable
+from offloader.manifest.apply import fold
+from offloader.manifest.boundary import StoredBoundary, read_boundary
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.sealing import RUN_ROWS_MIN, compacted, restored
+from offloader.manifest.state import EditRefused, ManifestState
+from offloader.store.base import ObjectStore
+
+__all__ = ["LoadedManifest", "load_manifest", "load_manifest_view", "load_manifest_view_at", "refreshed"]
+
+#: How often a load starts over because the boundary passed it.
+RESTARTS_MAX = 20
+#: Records of the tail asked for together: the first time, then doubling up to this many.
+WINDOW_MIN, WINDOW_MAX = 2, 16
+#: GETs of records in flight of one load.
+RECORD_REQUESTS_MAX = 8
+
+_REBUILD = "`offloader manifest rebuild` makes a new manifest from the objects"
+
+
+class LoadedManifest(NamedTuple):
+    """A view, and the boundary as it was after the view was read; ``None``: the stream has none."""
+
+    state: ManifestState
+    boundary: StoredBoundary | None
+
+
+class _Passed(Exception):
+    """The boundary has passed what was read."""
+
+
+def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
+    """The newest view of a stream's manifest, for readers.
+
+    Raises:
+        NotFound: no such stream.
+        Corrupt: a record, a checkpoint, the boundary or the catalogue entry is damaged or missing.
+        StoreUnavailable: the store doesn't answer.
+    """
+    entry = read_entry(store, stream)
+    if entry is None:
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    return load_manifest_view(store, ManifestState(stream=stream, incarnation=entry.incarnation)).state
+
+
+def load_manifest_view(store: ObjectStore, empty: ManifestState) -> LoadedManifest:
+    """The newest view of the incarnation that ``empty`` names, from its newest checkpoint on.
+
+    Requests: boundary, checkpoint, its runs, the records since (two absent ones end them), boundary.
+    """
+    for _ in range(RESTARTS_MAX):
+        try:
+            stored = read_boundary(store, empty.stream, empty.incarnation)
+        except NotFound:
+            # Created before the first record, deleted after the last: there is nothing else.
+            return LoadedManifest(empty, None)
+        try:
+            state = _from_checkpoint(store, empty, stored)
+            return _with_tail(store, state)
+        except _Passed:
+            continue
+    raise StoreUnavailable(f"stream {empty.stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
+
+
+def refreshed(store: ObjectStore, state: ManifestState) -> LoadedManifest:
+    """The newest view, from ``state`` on where that is still possible."""
+    try:
+        return _with_tail(store, state)
+    except _Passed:
+        return load_manifest_view(store, ManifestState(stream=state.stream, incarnation=state.incarnation))
+
+
+def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: int) -> ManifestState:
+    """The view after record ``record_id``, and nothing later.
+
+    Args:
+        newest: the newest view.
+        record_id: at most ``newest.record_id``.
+
+    Raises:
+        InvalidCall: that record was deleted, folded into a checkpoint.
+    """
+    stream = newest.stream
+    stored = read_boundary(store, stream, newest.incarnation)
+    empty = ManifestState(stream=stream, incarnation=newest.incarnation)
+    gone = InvalidCall(
+        f"stream {stream}: record {record_id} can't be pinned: records below {stored.boundary.first_kept_id} are gone",
+        hint=f"the newest record is {newest.record_id}",
+    )
+    if record_id < stored.boundary.first_kept_id - 1:
+        raise gone
+    try:
+        state = _checkpoint_at(store, empty, stored, record_id)
+        while state.record_id < record_id:
+            key = record_key(stream, state.incarnation, state.record_id + 1)
+            state = _folded(state, store.get(key)[0], key)
+    except NotFound as error:
+        raise gone from error
+    return state
+
+
+def _checkpoint_at(store: ObjectStore, empty: ManifestState, stored: StoredBoundary, record_id: int) -> ManifestState:
+    """The newest view at most at ``record_id`` that a checkpoint holds; each checkpoint names the one before it."""
+    checkpoint_id, checksum = stored.boundary.checkpoint_id, stored.boundary.checkpoint_crc32c or None
+    while checkpoint_id > record_id:
+        key = checkpoint_key(empty.stream, empty.incarnation, checkpoint_id)
+        checkpoint_id, checksum = _decoded(store.get(key)[0], key)[0].base_id, None
+    return _checkpoint_state(store, empty, checkpoint_id, checksum) if checkpoint_id else empty
+
+
+def _from_checkpoint(store: ObjectStore, empty: ManifestState, stored: StoredBoundary) -> ManifestState:
+    boundary = stored.boundary
+    if boundary.checkpoint_id == 0:
+        return empty
+    try:
+        return _checkpoint_state(store, empty, boundary.checkpoint_id, boundary.checkpoint_crc32c)
+    except (NotFound, Corrupt) as error:
+        # A newer checkpoint may have come, and this one's runs have gone, while it was read.
+        if read_boundary(store, empty.stream, empty.incarnation).boundary != boundary:
+            raise _Passed from error
+        if isinstance(error, NotFound):
+            raise Corrupt(
+                f"manifest of stream {empty.stream}: checkpoint {boundary.checkpoint_id} or a run of it is missing: "
+                f"{error.message}",
+                hint=_REBUILD,
+            ) from error
+        raise
+
+
+def _checkpoint_state(
+    store: ObjectStore, empty: ManifestState, checkpoint_id: int, checksum: int | None
+) -> ManifestState:
+    """The view in one checkpoint; ``NotFound`` when it or a run of it isn't there."""
+    stream, incarnation = empty.stream, empty.incarnation
+    key = checkpoint_key(stream, incarnation, checkpoint_id)
+    data = store.get(key)[0]
+    if checksum is not None and crc32c(data) != checksum:
+        raise Corrupt(
+            f"manifest of stream {stream}: {key} has CRC-32C {crc32c(data):08x}, the boundary says {checksum:08x}",
+            hint=_REBUILD,
+        )
+    header, own = _decoded(data, key)
+    if header.record_id != checkpoint_id or header.incarnation != incarnation:
+        raise Corrupt(f"{key} is of record {header.record_id}, incarnation {header.incarnation}", hint=_REBUILD)
+
+    prefix = manifest_prefix(stream, incarnation)
+    try:
+        # One run after the other: the bytes of one are gone before the next one's come.
+        runs = [decode_columns(_run(store, prefix, run), object_name=run.name) for run in header.runs]
+        ledgers = [decode_ledgers(_run(store, prefix, run), object_name=run.name) for run in header.ledger_runs]
+    except FormatError as error:
+        raise Corrupt(f"manifest of stream {stream}: {error}", hint=_REBUILD) from error
+    return restored(stream, header, own, runs, ledgers)
+
+
+def _run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
+    data = store.get(f"{prefix}{run.name}")[0]
+    if len(data) != run.object_bytes or crc32c(data) != run.crc32c:
+        raise Corrupt(
+            f"{prefix}{run.name} isn't the object that its checkpoint names: its length or checksum differs",
+            hint=_REBUILD,
+        )
+    return data
+
+
+def _with_tail(store: ObjectStore, state: ManifestState) -> LoadedManifest:
+    """``state`` and every record after it; raises ``_Passed`` when the boundary has left some of them behind."""
+    first = state.record_id + 1
+    problem: Corrupt | None = None
+    try:
+        state = _tail(store, state)
+    except Corrupt as error:
+        problem = error  # or only a record that was deleted, or deleted and created again: the boundary knows
+    try:
+        stored = read_boundary(store, state.stream, state.incarnation)
+    except NotFound:
+        if problem is not None:
+            raise problem from None
+        return LoadedManifest(state, None)
+    if stored.boundary.first_kept_id > first:
+        raise _Passed
+    if problem is not None:
+        raise problem
+    return LoadedManifest(state, stored)
+
+
+def _tail(store: ObjectStore, state: ManifestState) -> ManifestState:
+    window = WINDOW_MIN
+    bodies: list[bytes | None] = []
+    while True:
+        first = state.record_id + 1
+        keys = [record_key(state.stream, state.incarnation, first + offset) for offset in range(window)]
+        bodies += _records(store, keys[len(bodies) :])
+        absent = bodies.index(None) if None in bodies else window
+        while any(body is not None for body in bodies[absent:]):
+            # Created after it was asked for, like the ones behind it; or lost.
+            again = _record(store, keys[absent])
+            if again is None:
+                raise Corrupt(
+                    f"manifest of stream {state.stream}: record {first + absent} is missing, later ones are there",
+                    hint=_REBUILD,
+                )
+            bodies[absent] = again
+            absent = bodies.index(None) if None in bodies else window
+        for key, body in zip(keys[:absent], bodies[:absent], strict=True):
+            assert body is not None
+            state = _folded(state, body, key)
+        # One absent record at the end of the window might be a lost one: the next window tells.
+        if window - absent >= WINDOW_MIN:
+            return state
+        if len(state.segments.tail) > RUN_ROWS_MIN:
+            state = compacted(state)
+        bodies = bodies[absent:]
+        window = WINDOW_MIN if bodies else min(window * 2, WINDOW_MAX)
+
+
+def _records(store: ObjectStore, keys: Sequence[str]) -> list[bytes | None]:
+    if len(keys) <= WINDOW_MIN:
+        return [_record(store, key) for key in keys]
+    with ThreadPoolExecutor(RECORD_REQUESTS_MAX) as threads:
+        # Whatever this thread's requests are marked with (their priority) goes with them.
+        return list(threads.map(lambda pair: pair[0].run(_record, store, pair[1]), [(copy_context(), k) for k in keys]))
+
+
+def _record(store: ObjectStore, key: str) -> bytes | None:
+    try:
+        return store.get(key)[0]
+    except NotFound:
+        return None
+
+
+def _folded(state: ManifestState, body: bytes, key: str) -> ManifestState:
+    try:
+        return fold(state, decode_record(body, object_name=key))
+    except (FormatError, EditRefused) as error:
+        raise Corrupt(
+            f"manifest of stream {state.stream}, record {state.record_id + 1}: {error}", hint=_REBUILD
+        ) from error
+
+
+def _decoded(data: bytes, key: str) -> tuple[Checkpoint, SegmentColumns]:
+    try:
+        return decode_checkpoint(data, object_name=key)
+    except FormatError as error:
+        raise Corrupt(f"the checkpoint {key} is damaged: {error}", hint=_REBUILD) from error

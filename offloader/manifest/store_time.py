@@ -1,0 +1,55 @@
+"""What time it is for whatever deletes: the earlier of the local clock and the store's.
+
+Owns reading the store's clock. Must never be asked whether something is right, only whether it is old enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+
+from offloader.clock import Clock
+from offloader.errors import ErrorKind, OffloaderError
+from offloader.store.base import ObjectStore
+
+__all__ = ["TIME_PREFIX", "ClockSkew", "store_time_ms", "time_for_deletion_ms"]
+
+#: Where scratch objects live whose modification time is read: no stream's name begins like this.
+TIME_PREFIX = "_time/"
+
+
+class ClockSkew(OffloaderError):
+    """The local clock and the store's differ too much to call anything old."""
+
+    kind = ErrorKind.RETRY_LATER
+
+
+def store_time_ms(store: ObjectStore) -> int:
+    """The store's clock, ms since 1970 UTC: the modification time of a fresh object, which is removed again."""
+    key = f"{TIME_PREFIX}{uuid.uuid4().hex}"
+    try:
+        store.put(key, b"")
+        return store.head(key).modified_ms
+    finally:
+        # What can't be removed stays as an empty object under a name that nothing else uses.
+        with contextlib.suppress(OffloaderError):
+            store.delete([key])
+
+
+def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float) -> int:
+    """The earlier of both clocks.
+
+    Raises:
+        ClockSkew: they differ by more than ``skew_ms_max``.
+    """
+    before_ms = clock.now_ms()
+    theirs_ms = store_time_ms(store)
+    after_ms = clock.now_ms()
+    # Stores cut to whole seconds, and the request takes its time: neither is a difference between the clocks.
+    skew_ms = max(before_ms - theirs_ms - 1000, theirs_ms - after_ms, 0)
+    if skew_ms > skew_ms_max:
+        raise ClockSkew(
+            f"the local clock and that of {store.url} differ by {skew_ms / 1000:.0f} s: nothing is deleted",
+            hint="set this machine's clock, or the store's; clock_skew_seconds_max is the limit",
+        )
+    return min(before_ms, theirs_ms)

@@ -1,0 +1,549 @@
+"""Checkpoints: written by whoever notices, opened in few requests, never lowered, never believed when damaged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from formats.checkpoint import decode_checkpoint
+from formats.entries import Position
+from formats.keys import boundary_key, checkpoint_key, checkpoint_number, manifest_prefix, record_key, record_number
+from formats.manifest import (
+    Assign,
+    Failed,
+    Gap,
+    LedgerClosed,
+    LedgersDeleted,
+    OpenEpoch,
+    Retire,
+    decode_boundary,
+    encode_boundary,
+)
+from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
+from offloader.manifest.boundary import read_boundary
+from offloader.manifest.checkpointer import checkpoint_now, write_checkpoint
+from offloader.manifest.expiry import expire_records
+from offloader.manifest.load import load_manifest_view_at
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.sealing import RUN_ROWS_MIN
+from offloader.manifest.state import SegmentStatus
+from offloader.settings import ManifestSettings
+from offloader.store.base import OVERWRITE
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from tests.support.manifests import many_segments, segment_edits, uuid_of
+
+STREAM = "public/default/persistent/orders"
+HOURS_24_S = 24 * 3600.0
+_names = count()
+
+
+class Bench:
+    """A store in memory that counts calls, and logs over it."""
+
+    def __init__(self, **settings: float) -> None:
+        self.clock = ManualClock()
+        self.memory = MemoryStore(f"checkpoints-{next(_names)}", "", self.clock)
+        self.store = FaultyStore(self.memory)
+        self.settings = ManifestSettings(**{"checkpoint_records": 10, **settings})  # type: ignore[arg-type]
+
+    def log(self, **settings: float) -> ManifestLog:
+        chosen = replace(self.settings, **settings)  # type: ignore[arg-type]
+        return ManifestLog(self.store, STREAM, clock=self.clock, settings=chosen)
+
+    def calls_of(self, call: Callable[[], object]) -> list[tuple[str, str]]:
+        before = len(self.store.calls)
+        call()
+        return list(self.store.calls[before:])
+
+    def expire(self) -> object:
+        return expire_records(self.memory, load_manifest(self.memory, STREAM), clock=self.clock, settings=self.settings)
+
+
+def close(log: ManifestLog, *ledger_ids: int) -> None:
+    for ledger_id in ledger_ids:
+        log.commit([LedgerClosed(ledger_id, 9)])
+
+
+def keys_in(bench: Bench, log: ManifestLog) -> list[str]:
+    prefix = manifest_prefix(STREAM, log.state.incarnation)
+    return [info.key[len(prefix) :] for info in bench.memory.list(prefix).objects]
+
+
+def test_whoever_commits_the_hundredth_record_writes_a_checkpoint() -> None:
+    bench = Bench(checkpoint_records=100)
+    log = bench.log()
+    log.open_epoch()
+    close(log, *range(98))
+    assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == 0
+
+    calls = bench.calls_of(lambda: close(log, 98))
+
+    # The commit itself, and then two more PUT-class requests for a hundred records.
+    assert [verb for verb, _ in calls] == ["put", "get", "put", "put"]
+    assert checkpoint_number(calls[2][1]) == 100
+    assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == 100
+    assert load_manifest(bench.memory, STREAM) == log.state
+
+
+def test_a_checkpoint_says_all_that_its_records_say() -> None:
+    bench = Bench(checkpoint_records=1000)
+    log = bench.log()
+    log.open_epoch()
+    for number in range(6):
+        log.commit(segment_edits(number))
+    log.commit([LedgerClosed(1, 59), Gap(Position(2, 0), Position(2, 4), "lost"), LedgerClosed(2, 4)])
+    log.commit([LedgersDeleted((7,)), Assign(uuid_of(99), 2, Position(3, 0), None, 9, {})])
+    by_records = load_manifest(bench.memory, STREAM)
+
+    log.checkpoint()
+
+    by_checkpoint = load_manifest(bench.memory, STREAM)
+    assert by_checkpoint == by_records
+    assert by_checkpoint.checkpoint_id == by_checkpoint.record_id
+    assert by_checkpoint.committed_end() == Position(2, 4)
+    assert [s.uuid for s in by_checkpoint.assigned()] == [uuid_of(99)]
+    assert by_checkpoint.totals() == by_records.totals()
+
+
+def test_opening_takes_the_same_few_requests_whatever_the_history() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    found = []
+    for _ in range(3):
+        close(log, *range(len(log.state.closed_ledgers), len(log.state.closed_ledgers) + 200))
+        log.checkpoint()
+        found.append([verb for verb, _ in bench.calls_of(lambda: load_manifest(bench.store, STREAM))])
+
+    # Catalogue entry, boundary, checkpoint, the number after it and one more, boundary.
+    assert found == [["get"] * 6] * 3
+
+
+def test_the_tail_after_a_checkpoint_is_bounded_and_read_by_number() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    for number in range(200):
+        close(log, number)
+        boundary = read_boundary(bench.memory, STREAM, log.state.incarnation).boundary
+        assert log.state.record_id - boundary.checkpoint_id < bench.settings.checkpoint_records
+    calls = bench.calls_of(lambda: load_manifest(bench.store, STREAM))
+    assert not [call for call in calls if call[0] == "list"]
+    assert load_manifest(bench.memory, STREAM) == log.state
+
+
+def test_a_long_tail_is_read_whole_and_in_order() -> None:
+    bench = Bench(checkpoint_records=1000)
+    log = bench.log()
+    log.open_epoch()
+    for length in range(1, 70):
+        close(log, length)
+        assert load_manifest(bench.memory, STREAM) == log.state
+
+
+def test_a_record_missing_in_the_middle_is_named_and_nothing_is_built_on_the_hole() -> None:
+    for lost in range(2, 9):
+        bench = Bench(checkpoint_records=1000)
+        log = bench.log()
+        log.open_epoch()
+        close(log, *range(8))
+        bench.memory.delete([record_key(STREAM, log.state.incarnation, lost)])
+
+        with pytest.raises(Corrupt, match=f"record {lost} is missing, later ones are there"):
+            load_manifest(bench.memory, STREAM)
+        with pytest.raises(Corrupt):
+            bench.log().open_epoch()
+        assert f"{lost:020d}.json" not in keys_in(bench, log)
+
+
+def test_runs_are_sealed_and_a_checkpoint_costs_only_what_is_new() -> None:
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    for edits in many_segments(0, RUN_ROWS_MIN + 100, of_record=500):
+        log.commit(edits)
+    log.checkpoint()
+    [run] = [key for key in keys_in(bench, log) if key.endswith(".segments.parquet")]
+    log.commit(segment_edits(RUN_ROWS_MIN + 100))
+
+    written = [
+        (key, bench.memory.head(key).size_bytes) for verb, key in bench.calls_of(log.checkpoint) if verb == "put"
+    ]
+
+    assert [key for key, _ in written] == [
+        checkpoint_key(STREAM, log.state.incarnation, log.state.record_id),
+        boundary_key(STREAM, log.state.incarnation),
+    ]
+    size = bench.memory.head(f"{manifest_prefix(STREAM, log.state.incarnation)}{run}").size_bytes
+    assert written[0][1] < size / 5
+    state = load_manifest(bench.memory, STREAM)
+    assert state == log.state
+    assert len(state.segments) == RUN_ROWS_MIN + 101
+
+
+def test_retired_segments_of_a_sealed_run_are_overlaid_not_rewritten() -> None:
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    for edits in many_segments(0, RUN_ROWS_MIN, of_record=512):
+        log.commit(edits)
+    log.checkpoint()
+    log.commit([LedgersDeleted((1,)), Retire((uuid_of(1 << 32), uuid_of(1 << 32 | 77)))])
+    puts = [key for verb, key in bench.calls_of(log.checkpoint) if verb == "put"]
+    assert len(puts) == 2
+
+    state = load_manifest(bench.memory, STREAM)
+
+    assert state == log.state
+    assert state.segments[uuid_of(1 << 32 | 77)].status is SegmentStatus.RETIRED
+    assert len(state.offloaded()) == RUN_ROWS_MIN - 2
+    assert state.totals().segments == RUN_ROWS_MIN - 2
+    assert state.first_position() == Position(1, 10)
+
+
+def test_a_failing_checkpoint_leaves_the_commit_alone_and_is_tried_again_later() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    close(log, *range(8))
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="checkpoint", error=StoreUnavailable)])
+
+    close(log, 8)
+
+    assert load_manifest(bench.memory, STREAM).record_id == 10
+    assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == 0
+    close(log, *range(9, 19))
+    assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == 20
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+@pytest.mark.parametrize("key_part", ["segments", "checkpoint", "boundary"])
+def test_a_lost_answer_anywhere_in_a_checkpoint_harms_nothing(key_part: str, fault: str) -> None:
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    for edits in many_segments(0, RUN_ROWS_MIN, of_record=1024):
+        log.commit(edits)
+    expected = load_manifest(bench.memory, STREAM)
+    bench.store.set_faults([Fault(call=1, verb="put", key_part=key_part, after=fault == "after", error=OutcomeUnknown)])
+    try:
+        log.checkpoint()
+    except OutcomeUnknown:
+        assert load_manifest(bench.memory, STREAM) == expected
+        log.checkpoint()
+
+    assert load_manifest(bench.memory, STREAM) == expected
+    log.commit(segment_edits(RUN_ROWS_MIN))
+    assert load_manifest(bench.memory, STREAM) == log.state
+    assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == expected.record_id
+
+
+def test_of_two_checkpointers_at_once_one_object_stands_and_both_go_on() -> None:
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    for edits in many_segments(0, RUN_ROWS_MIN, of_record=1024):
+        log.commit(edits)
+    state = log.state
+    stored = read_boundary(bench.memory, STREAM, state.incarnation)
+
+    first = write_checkpoint(bench.memory, state, stored, os.urandom)
+    second = write_checkpoint(bench.memory, state, stored, os.urandom)
+
+    assert first is not None
+    assert second is not None
+    assert second.boundary is not None
+    assert first.boundary == second.boundary
+    runs = [key for key in keys_in(bench, log) if key.endswith(".segments.parquet")]
+    assert len(runs) == 2, "each wrote a run of its own; one is named by nobody"
+    assert load_manifest(bench.memory, STREAM) == state
+
+
+def test_a_stalled_checkpointer_never_lowers_the_boundary() -> None:
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    stale = log.state
+    stored = read_boundary(bench.memory, STREAM, stale.incarnation)
+    close(log, 1, 2)
+    log.checkpoint()
+    after = read_boundary(bench.memory, STREAM, stale.incarnation)
+
+    assert write_checkpoint(bench.memory, stale, stored, os.urandom) is None
+
+    assert read_boundary(bench.memory, STREAM, stale.incarnation) == after
+    assert load_manifest(bench.memory, STREAM) == log.state
+    assert checkpoint_now(bench.memory, stale, os.urandom).boundary == after
+
+
+def test_a_checkpoint_left_by_a_stalled_checkpointer_is_not_named_when_its_runs_may_be_gone() -> None:
+    """The boundary has moved to a checkpoint that merged those runs into others: they are garbage by now."""
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    for edits in many_segments(0, RUN_ROWS_MIN, of_record=1024):
+        log.commit(edits)
+    log.checkpoint()
+    base = log.state
+    [run] = [part.run for part in base.segments.sealed if part.run is not None]
+    # The stalled one: it had read the boundary at `base`, and writes the checkpoint of a record that comes later.
+    gone = [LedgersDeleted((1,)), Retire(tuple(uuid_of(1 << 32 | n) for n in range(RUN_ROWS_MIN * 3 // 4)))]
+    log.commit(gone)
+    log.checkpoint()  # more than half of the run is dead: its rows are written anew
+    assert run.name not in {part.run.name for part in log.state.segments.sealed if part.run is not None}
+    close(log, 5)
+    stalled = base
+    for number in (base.record_id + 1, base.record_id + 2):
+        stalled = load_manifest_view_at(bench.memory, log.state, number)
+    stalled = replace(
+        stalled, segments=replace_runs(stalled, base), checkpoint_id=base.checkpoint_id, record_id=log.state.record_id
+    )
+    stored = read_boundary(bench.memory, STREAM, base.incarnation)
+    old = stored._replace(boundary=replace(stored.boundary, checkpoint_id=base.checkpoint_id), etag='"stale"')
+    assert write_checkpoint(bench.memory, stalled, old, os.urandom) is None
+    key = checkpoint_key(STREAM, base.incarnation, log.state.record_id)
+    assert run.name in [r.name for r in decode_checkpoint(bench.memory.get(key)[0])[0].runs]
+
+    log.checkpoint()
+
+    named = [r.name for r in decode_checkpoint(bench.memory.get(key)[0])[0].runs]
+    assert run.name not in named
+    bench.memory.delete([f"{manifest_prefix(STREAM, base.incarnation)}{run.name}"])
+    assert load_manifest(bench.memory, STREAM) == log.state
+
+
+def replace_runs(state, base):  # type: ignore[no-untyped-def]
+    return base.segments if state.segments is not base.segments else state.segments
+
+
+@pytest.mark.parametrize("target", ["boundary", "checkpoint", "segments", "ledgers"])
+def test_a_flipped_bit_anywhere_in_a_manifest_is_named(target: str) -> None:
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    for edits in many_segments(0, RUN_ROWS_MIN, of_record=1024):
+        log.commit(edits)
+    log.commit([LedgerClosed(100 + n, 9) for n in range(RUN_ROWS_MIN)])
+    log.checkpoint()
+    [key] = [key for key in keys_in(bench, log) if target in key]
+    full = f"{manifest_prefix(STREAM, log.state.incarnation)}{key}"
+    body = bench.memory.get(full)[0]
+    for at in {0, 4, len(body) // 3, len(body) // 2, len(body) - 9, len(body) - 1}:
+        damaged = bytearray(body)
+        damaged[at] ^= 0x10
+        bench.memory.put(full, damaged, mode=OVERWRITE)
+        with pytest.raises(Corrupt):
+            load_manifest(bench.memory, STREAM)
+    bench.memory.delete([full])
+    if target != "boundary":
+        with pytest.raises(Corrupt, match="missing"):
+            load_manifest(bench.memory, STREAM)
+    bench.memory.put(full, body)
+    assert load_manifest(bench.memory, STREAM) == log.state
+
+
+def test_a_load_that_a_checkpoint_and_the_deletion_behind_it_overtake_starts_over() -> None:
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    close(log, 1, 2, 3)
+
+    class Overtaken(FaultyStore):
+        """Once the boundary was read, everything moves on before the next call."""
+
+        def get(self, key: str, byte_range: object = None) -> tuple[bytes, object]:  # type: ignore[override]
+            answer = super().get(key, byte_range)  # type: ignore[arg-type]
+            if key.endswith("boundary") and len(self.calls) == 2:
+                log.checkpoint()
+                bench.clock.advance(HOURS_24_S + 1)
+                bench.expire()
+            return answer
+
+    overtaken = Overtaken(bench.memory)
+
+    assert load_manifest(overtaken, STREAM) == log.state
+    assert [key for verb, key in overtaken.calls if key.endswith("boundary")] == [
+        boundary_key(STREAM, log.state.incarnation)
+    ] * 4
+
+
+# -- deleting old records
+
+
+def test_old_records_go_below_the_boundary_and_only_when_they_are_old() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    close(log, *range(25))
+    assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == 20
+    before = keys_in(bench, log)
+    bench.clock.advance(HOURS_24_S - 60)
+    bench.expire()
+    assert keys_in(bench, log) == before, "younger than orphan_age_hours_min"
+
+    bench.clock.advance(120)
+    bench.expire()
+
+    boundary = read_boundary(bench.memory, STREAM, log.state.incarnation).boundary
+    assert (boundary.first_kept_id, boundary.checkpoint_id) == (21, 20)
+    assert [n for key in keys_in(bench, log) if (n := record_number(key)) is not None] == [21, 22, 23, 24, 25, 26]
+    assert [n for key in keys_in(bench, log) if (n := checkpoint_number(key)) is not None] == [20]
+    assert load_manifest(bench.memory, STREAM) == log.state
+    close(log, 50)
+    assert load_manifest(bench.memory, STREAM) == log.state
+
+
+def test_views_stay_readable_from_the_newest_old_checkpoint_on() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    states = {}
+    for number in range(15):
+        close(log, number)
+        states[log.state.record_id] = log.state
+    bench.clock.advance(HOURS_24_S + 1)
+    for number in range(15, 40):
+        close(log, number)
+        states[log.state.record_id] = log.state
+    bench.expire()
+
+    for record_id in range(10, 41):
+        assert load_manifest_view_at(bench.memory, log.state, record_id) == states[record_id]
+    from offloader.errors import InvalidCall
+
+    with pytest.raises(InvalidCall, match="records below 11 are gone"):
+        load_manifest_view_at(bench.memory, log.state, 9)
+
+
+def test_runs_that_nobody_names_are_deleted_and_those_of_kept_checkpoints_are_not() -> None:
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    for edits in many_segments(0, RUN_ROWS_MIN, of_record=1024):
+        log.commit(edits)
+    log.checkpoint()
+    log.commit([LedgersDeleted((1,)), Retire(tuple(uuid_of(1 << 32 | n) for n in range(RUN_ROWS_MIN * 3 // 4)))])
+    log.checkpoint()
+    bench.clock.advance(HOURS_24_S + 1)
+    log.commit([LedgerClosed(9, 9)])
+    log.checkpoint()
+    assert len([key for key in keys_in(bench, log) if key.endswith(".segments.parquet")]) == 2
+
+    bench.expire()
+
+    left = [key for key in keys_in(bench, log) if key.endswith(".segments.parquet")]
+    assert len(left) == 1
+    assert load_manifest(bench.memory, STREAM) == log.state
+
+
+def test_a_dry_run_counts_and_deletes_nothing() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    close(log, *range(25))
+    bench.clock.advance(HOURS_24_S + 1)
+    before = keys_in(bench, log), bench.memory.get(boundary_key(STREAM, log.state.incarnation))[0]
+
+    found = expire_records(bench.memory, log.state, clock=bench.clock, settings=bench.settings, dry_run=True)
+
+    assert (found.first_kept_id, found.records, found.checkpoints) == (21, 20, 1)
+    assert (keys_in(bench, log), bench.memory.get(boundary_key(STREAM, log.state.incarnation))[0]) == before
+    assert decode_boundary(before[1]).first_kept_id == 1
+    assert encode_boundary(decode_boundary(before[1])) == before[1]
+
+
+# -- stalled writers
+
+
+def test_a_stalled_writer_that_wins_a_deleted_number_has_lost() -> None:
+    bench = Bench()
+    stalled, other = bench.log(), bench.log()
+    stalled.open_epoch()
+    other.open_epoch()
+    close(other, *range(20, 40))
+    bench.clock.advance(HOURS_24_S + 1)
+    bench.expire()
+    assert f"{2:020d}.json" not in keys_in(bench, other)
+
+    with pytest.raises(Fenced, match="owned by epoch 2"):
+        close(stalled, 1)
+
+    assert f"{2:020d}.json" in keys_in(bench, other), "it won the number, which means nothing"
+    state = load_manifest(bench.memory, STREAM)
+    assert state == other.state
+    assert 1 not in state.closed_ledgers
+
+
+def test_a_record_that_was_won_folded_and_deleted_while_its_writer_stalled_is_recognised() -> None:
+    """Its number alone doesn't tell: the writer loads and looks, and doesn't assign the same segment twice."""
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.open_epoch()
+    edits = [Assign(uuid_of(1), 2, Position(1, 0), None, 5, {})]
+    bench.store.set_faults([Fault(call=1, verb="put", after=True, error=OutcomeUnknown)])
+
+    class Stalls(FaultyStore):
+        def put(self, key: str, body: object, **more: object) -> object:  # type: ignore[override]
+            if record_number(key) == 2 and [k for v, k in self.calls if v == "put" and k == key]:
+                # The first answer was lost; before the repeat the record is folded and deleted.
+                checkpoint_now(bench.memory, load_manifest(bench.memory, STREAM), os.urandom)
+                bench.clock.advance(HOURS_24_S + 1)
+                bench.expire()
+            return super().put(key, body, **more)  # type: ignore[arg-type]
+
+    log.store = Stalls(bench.memory, [Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknown)])
+
+    state = log.commit(edits)
+
+    assert [s.uuid for s in state.assigned()] == [uuid_of(1)]
+    assert state.record_id == 2
+    log.commit([Failed(uuid_of(1), "x")])
+    assert load_manifest(bench.memory, STREAM) == log.state
+
+
+def test_an_epoch_that_was_opened_folded_and_deleted_while_its_writer_stalled_is_its_own() -> None:
+    bench = Bench(checkpoint_records=10**5)
+    log = bench.log()
+    log.load(create=True)
+
+    class Stalls(FaultyStore):
+        def put(self, key: str, body: object, **more: object) -> object:  # type: ignore[override]
+            if record_number(key) == 1 and [k for v, k in self.calls if v == "put" and k == key]:
+                checkpoint_now(bench.memory, load_manifest(bench.memory, STREAM), os.urandom)
+                bench.clock.advance(HOURS_24_S + 1)
+                bench.expire()
+            return super().put(key, body, **more)  # type: ignore[arg-type]
+
+    log.store = Stalls(bench.memory, [Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknown)])
+
+    assert log.open_epoch() == 1
+    close(log, 1)
+    assert load_manifest(bench.memory, STREAM) == log.state
+    assert decode_record_edits(bench, log, 2) == (LedgerClosed(1, 9),)
+
+
+def decode_record_edits(bench: Bench, log: ManifestLog, number: int) -> tuple[object, ...]:
+    from formats.manifest import decode_record
+
+    return decode_record(bench.memory.get(record_key(STREAM, log.state.incarnation, number))[0]).edits
+
+
+def test_edits_by_others_take_a_number_from_the_owner_without_fencing_it() -> None:
+    bench = Bench()
+    owner, other = bench.log(), bench.log()
+    owner.open_epoch()
+    other.load()
+
+    other.amend([LedgersDeleted((4,))])
+    close(owner, 1)
+
+    state = load_manifest(bench.memory, STREAM)
+    assert (state.epoch, state.record_id) == (1, 3)
+    assert set(state.deleted_ledgers) == {4}
+    assert OpenEpoch(1) in decode_record_edits(bench, owner, 1)
