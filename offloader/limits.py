@@ -112,6 +112,7 @@ class Limiter:
                     turn.event.clear()
                     if left_s <= 0 or closing.is_set():
                         self._turns.withdraw(turn)
+                        self._wake_all()
             for other in going:
                 other.event.set()
             if turn.admitted is not None:
@@ -130,13 +131,19 @@ class Limiter:
     def wake(self) -> None:
         """Lets everyone who waits look whether their store was closed."""
         with self._lock:
-            for turn in self._turns.waiting:
-                turn.event.set()
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        """What they wait for changed otherwise than by time; the lock is held."""
+        for turn in self._turns.waiting:
+            turn.event.set()
 
     def settle(self, turn: Turn, moved_bytes: int) -> None:
         """What the request moved, when that wasn't known before it was sent."""
         with self._lock:
             self._turns.settle(turn, moved_bytes)
+            if moved_bytes < turn.size_bytes:
+                self._wake_all()
 
     def slow_down(self, turn: Turn) -> None:
         """The store refused the request of ``turn`` and asks for fewer."""

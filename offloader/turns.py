@@ -219,9 +219,15 @@ class Turns:
         return going
 
     def ready_in_s(self, turn: Turn, now_s: float) -> float:
-        """When it is worth asking again for this turn."""
-        needs = self._needs(turn, self.pace.bucket(now_s))
-        return max([_WAIT_S_MIN, *(bucket.ready_in_s(amount, now_s) for bucket, amount in needs)])
+        """When it is worth asking again for this turn: its buckets have room, and so have those it waits behind."""
+        pace = self.pace.bucket(now_s)
+        ready_s: dict[str, float] = {}
+        for other in self.waiting:
+            for bucket, amount in self._needs(other, pace):
+                ready_s[bucket.name] = max(ready_s.get(bucket.name, 0.0), bucket.ready_in_s(amount, now_s))
+            if other is turn:
+                break
+        return max([_WAIT_S_MIN, *(ready_s.get(bucket.name, 0.0) for bucket, _ in self._needs(turn, pace))])
 
     def lacks(self, turn: Turn, now_s: float) -> str:
         """The limit that ``turn`` waits for longest, with its value."""

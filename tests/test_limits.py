@@ -89,6 +89,35 @@ def test_a_lower_priority_takes_nothing_that_a_higher_one_waits_for() -> None:
     assert turns.admit(0.95) == [small]
 
 
+def test_who_waits_behind_a_large_request_asks_again_when_that_has_gone_not_all_the_time() -> None:
+    turns = Turns(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
+    turns.ask(Priority.LIVE, Traffic.UPLOAD, 95)
+    turns.admit(0.0)
+    large = turns.ask(Priority.LIVE, Traffic.UPLOAD, 95)
+    small = turns.ask(Priority.BACKFILL, Traffic.UPLOAD, 5)
+    assert turns.ready_in_s(large, 0.0) == pytest.approx(0.9)
+    assert turns.ready_in_s(small, 0.0) == pytest.approx(0.9)
+    turns.withdraw(large)
+    assert turns.ready_in_s(small, 0.0) == pytest.approx(0.001)
+
+
+def test_who_gives_up_lets_those_behind_go() -> None:
+    clock = ManualClock(waits_pass=False)
+    limiter = Limiter(LimitSettings(bytes_per_s=1.0, burst_s=100.0), clock)
+    limiter.take_turn(Traffic.UPLOAD, 90, NEVER, what="first")
+    closing = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        large = pool.submit(limiter.take_turn, Traffic.UPLOAD, 100, closing, what="large")
+        eventually(lambda: limiter.status().waiting["live"] == 1)
+        small = pool.submit(limiter.take_turn, Traffic.READ, 5, NEVER, what="small")
+        eventually(lambda: limiter.status().waiting["read"] == 1)
+        closing.set()
+        limiter.wake()
+        assert small.result(timeout=30).admitted == 2
+        with pytest.raises(StoreUnavailable):
+            large.result(timeout=30)
+
+
 def test_who_waits_for_another_limit_is_overtaken() -> None:
     turns = Turns(LimitSettings(upload_bytes_per_s=100.0, read_requests_per_s=1.0))
     turns.ask(Priority.LIVE, Traffic.UPLOAD, 100)
