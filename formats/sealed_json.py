@@ -10,6 +10,7 @@ import dataclasses
 import json
 import types
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 from uuid import UUID
 
@@ -111,7 +112,7 @@ def _is_scalar(kind: type, value: object) -> bool:
 def _dataclass(kind: Any, value: object, object_name: str, path: str) -> Any:
     if not isinstance(value, dict):
         raise _mismatch("an object", value, object_name, path)
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
     unknown, missing = sorted(set(value) - set(names)), [name for name in names if name not in value]
     if unknown:
@@ -121,6 +122,12 @@ def _dataclass(kind: Any, value: object, object_name: str, path: str) -> Any:
     if missing:
         raise Inconsistent(f"field {path}{missing[0]} is missing", object_name=object_name)
     return kind(**{name: from_json(hints[name], value[name], object_name, f"{path}{name}.") for name in names})
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    # Evaluating the annotations takes longer than all the rest of decoding a record.
+    return get_type_hints(kind)
 
 
 def _position(value: object, object_name: str, path: str) -> Position:

@@ -74,7 +74,7 @@ class LedgerSource(Protocol):
     def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> Subscription:
         """Calls ``listener`` for each batch appended after this returns.
 
-        ``closed`` hears of the end of each ledger that is full, before ``listener`` hears of the next one's first batch.
+        ``closed`` hears of the end of each ledger, before ``listener`` hears of the next one's first batch.
         """
         ...
 

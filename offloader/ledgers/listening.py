@@ -27,7 +27,7 @@ class Listeners:
         self._subscriptions: tuple[ListenerSubscription, ...] = ()
 
     def add(self, listener: Listener, closed: ClosedListener | None = None) -> ListenerSubscription:
-        """``listener`` hears of every call of ``tell``, ``closed`` of ``tell_closed``, that begins after this returns."""
+        """``listener`` hears of each ``tell``, ``closed`` of each ``tell_closed``, that begins after this returns."""
         subscription = ListenerSubscription(self, listener, closed)
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)

@@ -53,6 +53,7 @@ class LedgerOffloader:
         clock, entropy: time and randomness, for tests and simulations.
         recorder: takes the metrics of the streams.
         observe: looks at the streams now and then (watchdog); also done for a status file or a recorder.
+        workers: who runs its tasks, for simulations; it is closed with the offloader.
 
     Raises:
         InvalidCall: ``settings.limits`` aren't those that the store was opened with.
@@ -67,13 +68,14 @@ class LedgerOffloader:
         entropy: Callable[[int], bytes] = os.urandom,
         recorder: Recorder = NO_TELEMETRY,
         observe: bool = False,
+        workers: Workers | None = None,
     ) -> None:
         self.store = store
         self.settings = settings or Settings()
         require_limits(store, self.settings.limits)
         self._clock = clock or SystemClock()
         self._entropy = entropy
-        self._workers = Workers(self.settings.offload.workers_max, self._clock)
+        self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
         relieve = SerialTask(self._workers, lambda: self._budget.relieve())
         self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, relieve.schedule)
         self._lock = threading.Lock()
@@ -82,6 +84,11 @@ class LedgerOffloader:
             self.settings, self._clock, recorder=recorder, limits=lambda: limits_of(self.store)
         )
         self._observe = observe or recorder is not NO_TELEMETRY or bool(self.settings.telemetry.status_file)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Granted to all streams now, at most ``offload_memory_bytes_max`` and what encoding adds to it."""
+        return self._budget.granted_bytes
 
     def streaming_offload(
         self,

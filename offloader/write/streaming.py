@@ -128,12 +128,9 @@ class StreamOffload:
         """
         wait_s = self._settings.drain_seconds_max if timeout_s is None else timeout_s
         deadline_s = self._clock.monotonic_s() + wait_s
-        with self._steps.changed:
-            target = self._steps.tail if until is None or self._steps.tail is None else min(until, self._steps.tail)
-            if target is None:
-                return None
-            self._steps.close_at = target if self._steps.close_at is None else max(self._steps.close_at, target)
-        self._steps.schedule()
+        target = self.request_offload(until)
+        if target is None:
+            return None
         with self._steps.changed:
             while self._steps.committed is None or self._steps.committed < target:
                 if self._steps.mode is Mode.STOPPED:
@@ -150,6 +147,22 @@ class StreamOffload:
                     )
                 self._steps.changed.wait(min(left_s, _WAIT_S_MAX))
             return self._steps.committed
+
+    def request_offload(self, until: Position | None = None) -> Position | None:
+        """Asks for what ``offload`` does, and doesn't wait; what will be committed, ``None``: there are no entries."""
+        with self._steps.changed:
+            target = self._steps.tail if until is None or self._steps.tail is None else min(until, self._steps.tail)
+            if target is None:
+                return None
+            close_at = self._steps.close_at
+            self._steps.close_at = target if close_at is None else max(close_at, target)
+        self._steps.schedule()
+        return target
+
+    def forget(self) -> None:
+        """Hears of no more entries and lets go of nothing: what a crash of its process does."""
+        if self._subscription is not None:
+            self._subscription.cancel()
 
     def stop(self) -> None:
         """Takes no more entries and gives unfinished segments up: the next start offloads them again."""

@@ -1,0 +1,119 @@
+"""A hot tier in memory: one stream's ledgers that outlive every writer over them.
+
+Owns what a ``LedgerSource`` promises, and a record of what was appended and acknowledged. Must never forget an entry
+unless a ledger is deleted.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from formats.entries import EntryBatch, Position
+from offloader.clock import Clock
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
+from offloader.ledgers.listening import Listeners, ListenerSubscription
+
+__all__ = ["MemoryLedgers"]
+
+
+@dataclass(slots=True)
+class _Ledger:
+    info: LedgerInfo
+    batches: list[EntryBatch] = field(default_factory=list)
+    first_ids: list[int] = field(default_factory=list)
+
+
+class MemoryLedgers:
+    """See ``LedgerSource``.
+
+    Args:
+        stream: its name, for the log.
+        clock: for the ledgers' times.
+
+    Attributes:
+        appended: position and payload of every entry, in order.
+        released: what was acknowledged last.
+    """
+
+    def __init__(self, stream: str, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ledgers: dict[int, _Ledger] = {}
+        self._next_id = 1
+        self._listeners = Listeners(stream)
+        self.appended: list[tuple[Position, bytes]] = []
+        self.released: Position | None = None
+
+    @property
+    def tail(self) -> Position | None:
+        """The newest entry."""
+        return self.appended[-1][0] if self.appended else None
+
+    def append(self, payloads: Sequence[bytes]) -> EntryBatch:
+        """Adds entries to the open ledger; opens one when there is none."""
+        with self._lock:
+            newest = self._ledgers[max(self._ledgers)] if self._ledgers else None
+            if newest is None or newest.info.closed:
+                info = LedgerInfo(
+                    ledger_id=self._next_id, closed=False, entries=0, size_bytes=0, created_ms=self._clock.now_ms()
+                )
+                newest = self._ledgers[self._next_id] = _Ledger(info)
+                self._next_id += 1
+            info = newest.info
+            batch = EntryBatch.build(info.ledger_id, info.entries, payloads, self._clock.now_ms())
+            newest.batches.append(batch)
+            newest.first_ids.append(info.entries)
+            newest.info = replace(
+                info, entries=info.entries + len(batch), size_bytes=info.size_bytes + batch.payload_bytes
+            )
+            self.appended += [(entry.position, entry.payload) for entry in batch.entries()]
+        self._listeners.tell(batch)
+        return batch
+
+    def close_ledger(self) -> LedgerInfo | None:
+        """Closes the open ledger, ``None`` when there is none."""
+        with self._lock:
+            newest = self._ledgers[max(self._ledgers)] if self._ledgers else None
+            if newest is None or newest.info.closed:
+                return None
+            info = newest.info = replace(newest.info, closed=True, closed_ms=self._clock.now_ms())
+        self._listeners.tell_closed(info)
+        return info
+
+    def ledgers(self) -> list[LedgerInfo]:
+        with self._lock:
+            return [self._ledgers[ledger_id].info for ledger_id in sorted(self._ledgers)]
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        with self._lock:
+            for ledger_id in sorted(self._ledgers):
+                ledger = self._ledgers[ledger_id]
+                first = start.entry_id if ledger_id == start.ledger_id else 0
+                if ledger_id >= start.ledger_id and first < ledger.info.entries:
+                    return _read(ledger, first, max_bytes)
+        return None
+
+    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> ListenerSubscription:
+        return self._listeners.add(listener, closed)
+
+    def release(self, position: Position) -> None:
+        with self._lock:
+            self.released = position if self.released is None else max(self.released, position)
+
+    def delete(self, ledger_id: int) -> None:
+        with self._lock:
+            self._ledgers.pop(ledger_id, None)
+
+
+def _read(ledger: _Ledger, first: int, max_bytes: int) -> EntryBatch:
+    number = bisect_right(ledger.first_ids, first) - 1
+    batch = ledger.batches[number]
+    rest = batch.slice(first - ledger.first_ids[number], len(batch))
+    count, size_bytes = 1, int(rest.lengths[0])
+    while count < len(rest) and size_bytes + int(rest.lengths[count]) <= max_bytes:
+        size_bytes += int(rest.lengths[count])
+        count += 1
+    return rest.slice(0, count)
