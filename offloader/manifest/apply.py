@@ -272,7 +272,8 @@ class _Rules(Draft):
     def hold(self, edit: Hold) -> None:
         self.changes["held"] = edit.on
 
-    def delete_stream(self, _edit: StreamDeleted) -> None:
+    def delete_stream(self, edit: StreamDeleted) -> None:
+        self._require_no_hold(edit)
         self.changes["stream_deleted"] = True
 
 

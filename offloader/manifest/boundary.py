@@ -43,8 +43,8 @@ def read_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> StoredB
         ) from error
 
 
-def create_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> None:
-    """Creates the first boundary unless there is one."""
+def create_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
+    """Creates the first boundary unless there is one; whether there was none."""
     key = boundary_key(stream, incarnation)
     try:
         store.head(key)
@@ -52,7 +52,9 @@ def create_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> None:
         try:
             store.put(key, encode_boundary(FIRST_BOUNDARY), mode=CREATE)
         except PreconditionFailed:
-            return
+            return False
+        return True
+    return False
 
 
 def raise_boundary(

@@ -16,7 +16,7 @@ from formats.manifest import CatalogEntry, decode_catalog_entry, encode_catalog_
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
-__all__ = ["create_entry", "list_streams", "read_entry", "release_entry", "replace_entry"]
+__all__ = ["create_entry", "is_released", "list_streams", "read_entry", "release_entry", "replace_entry"]
 
 #: Body of an entry that names no stream any more.
 _VOID = b""
@@ -42,6 +42,12 @@ def list_streams(store: ObjectStore, *, prefix: str = "") -> list[str]:
         found += [name for name in names if name is not None and name.startswith(prefix)]
         after = page.next_after
     return sorted(found)
+
+
+def is_released(store: ObjectStore, stream: str) -> bool:
+    """Whether the stream had an entry that was let go."""
+    existing, etag = _read(store, stream)
+    return existing is None and etag is not None
 
 
 def create_entry(store: ObjectStore, stream: str, incarnation: UUID, created_ms: int) -> CatalogEntry:

@@ -22,7 +22,7 @@ from offloader.manifest.store_time import time_for_deletion_ms
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectInfo, ObjectStore
 
-__all__ = ["ExpiredObjects", "delete_keys", "expire_records", "listed"]
+__all__ = ["ExpiredObjects", "delete_keys", "expire_records", "listed", "runs_named_by"]
 
 #: Keys of one delete request.
 DELETE_KEYS_MAX = 1000
@@ -72,7 +72,7 @@ def expire_records(
     stored, base_id = _raised(store, state, old_checkpoints, dry_run=dry_run)
     if base_id == 0:
         return ExpiredObjects(first_kept_id=stored.boundary.first_kept_id, records=0, checkpoints=0, runs=0)
-    named = _named_by(store, state, base_id) | _named_by(store, state, stored.boundary.checkpoint_id)
+    named = runs_named_by(store, state, base_id) | runs_named_by(store, state, stored.boundary.checkpoint_id)
     # Only now, below a boundary that is raised. From the oldest on, so that what is left has no hole.
     numbered = [(info, record_number(info.key)) for info in found]
     records = [info.key for info, number in numbered if number is not None and number <= base_id]
@@ -122,8 +122,8 @@ def _raised(
     raise StoreUnavailable(f"stream {state.stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")
 
 
-def _named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) -> set[str]:
-    """The runs that a checkpoint names."""
+def runs_named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) -> set[str]:
+    """The names of the runs that a checkpoint of the stream has."""
     key = checkpoint_key(state.stream, state.incarnation, checkpoint_id)
     try:
         header, _ = decode_checkpoint(store.get(key)[0], object_name=key)

@@ -36,6 +36,8 @@ __all__ = ["LoadedManifest", "load_manifest", "load_manifest_view", "load_manife
 RESTARTS_MAX = 20
 #: Records of the tail asked for together: the first time, then doubling up to this many.
 WINDOW_MIN, WINDOW_MAX = 2, 16
+#: Records after which an old view isn't brought up to date but loaded anew, from the newest checkpoint.
+REFRESHED_RECORDS_MAX = 256
 #: GETs of records in flight of one load.
 RECORD_REQUESTS_MAX = 8
 
@@ -88,10 +90,12 @@ def load_manifest_view(store: ObjectStore, empty: ManifestState) -> LoadedManife
 
 def refreshed(store: ObjectStore, state: ManifestState) -> LoadedManifest:
     """The newest view, from ``state`` on where that is still possible."""
-    try:
-        return _with_tail(store, state)
-    except _Passed:
-        return load_manifest_view(store, ManifestState(stream=state.stream, incarnation=state.incarnation))
+    if state.record_id:
+        try:
+            return _with_tail(store, state, records_max=REFRESHED_RECORDS_MAX)
+        except _Passed:
+            pass
+    return load_manifest_view(store, ManifestState(stream=state.stream, incarnation=state.incarnation))
 
 
 def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: int) -> ManifestState:
@@ -187,12 +191,12 @@ def _run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
     return data
 
 
-def _with_tail(store: ObjectStore, state: ManifestState) -> LoadedManifest:
+def _with_tail(store: ObjectStore, state: ManifestState, records_max: int | None = None) -> LoadedManifest:
     """``state`` and every record after it; raises ``_Passed`` when the boundary has left some of them behind."""
     first = state.record_id + 1
     problem: Corrupt | None = None
     try:
-        state = _tail(store, state)
+        state = _tail(store, state, records_max)
     except Corrupt as error:
         problem = error  # or only a record that was deleted, or deleted and created again: the boundary knows
     try:
@@ -208,7 +212,8 @@ def _with_tail(store: ObjectStore, state: ManifestState) -> LoadedManifest:
     return LoadedManifest(state, stored)
 
 
-def _tail(store: ObjectStore, state: ManifestState) -> ManifestState:
+def _tail(store: ObjectStore, state: ManifestState, records_max: int | None) -> ManifestState:
+    start = state.record_id
     window = WINDOW_MIN
     bodies: list[bytes | None] = []
     while True:
@@ -232,6 +237,8 @@ def _tail(store: ObjectStore, state: ManifestState) -> ManifestState:
         # One absent record at the end of the window might be a lost one: the next window tells.
         if window - absent >= WINDOW_MIN:
             return state
+        if records_max is not None and state.record_id - start > records_max:
+            raise _Passed
         if len(state.segments.tail) > RUN_ROWS_MIN:
             state = compacted(state)
         bodies = bodies[absent:]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from formats.keys import record_key
-from formats.manifest import Edit, OpenEpoch, Record, Writer, encode_record
+from formats.manifest import CatalogEntry, Edit, OpenEpoch, Record, Writer, encode_record
 from offloader.clock import Clock
 from offloader.errors import (
     Fenced,
@@ -61,6 +61,7 @@ class ManifestLog:
         writer_url: where that writer can be reached, empty when it can't.
         entropy: source of random bytes for nonces, incarnations and names of runs.
         settings: when a checkpoint is written.
+        incarnation: only this one, whatever the catalogue says: for who deletes or rebuilds. It has its boundary.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ManifestLog:
         writer_url: str = "",
         entropy: Callable[[int], bytes] = os.urandom,
         settings: ManifestSettings | None = None,
+        incarnation: UUID | None = None,
     ) -> None:
         self.store = store
         self.stream = stream
@@ -82,7 +84,7 @@ class ManifestLog:
         self._entropy = entropy
         self._settings = settings or ManifestSettings()
         self._lock = threading.Lock()
-        self._state: ManifestState | None = None
+        self._state = None if incarnation is None else ManifestState(stream=stream, incarnation=incarnation)
         self._epoch: int | None = None
         self._in_doubt: tuple[Record, bytes] | None = None
         self._checkpoint_from = 0
@@ -117,11 +119,20 @@ class ManifestLog:
                     entry = create_entry(self.store, self.stream, incarnation, self._clock.now_ms())
                 if entry is None:
                     raise NotFound(f"stream {self.stream} isn't in {self.store.url}")
-                if create:
-                    create_boundary(self.store, self.stream, entry.incarnation)
+                if create and create_boundary(self.store, self.stream, entry.incarnation):
+                    self._require_alive(entry)
                 self._state = ManifestState(stream=self.stream, incarnation=entry.incarnation)
             self._state = refreshed(self.store, self._state).state
             return self._state
+
+    def _require_alive(self, entry: CatalogEntry) -> None:
+        """After creating a boundary: nobody deleted the stream since its entry was read.
+
+        A deletion lets go of the entry before it deletes the boundary. So where there was no boundary and the entry
+        stands, there never was one; where it doesn't, the new boundary would make a dead incarnation look alive.
+        """
+        if read_entry(self.store, self.stream) != entry:
+            raise NotFound(f"stream {self.stream} was deleted meanwhile", hint="open it again to create it anew")
 
     def open_epoch(self) -> int:
         """Takes the stream: commits the next epoch, which fences whoever had the one before.

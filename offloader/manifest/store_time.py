@@ -6,16 +6,17 @@ Owns reading the store's clock. Must never be asked whether something is right, 
 from __future__ import annotations
 
 import contextlib
-import uuid
 
 from offloader.clock import Clock
-from offloader.errors import ErrorKind, OffloaderError
+from offloader.errors import ErrorKind, NotFound, OffloaderError, StoreUnavailable
 from offloader.store.base import ObjectStore
 
-__all__ = ["TIME_PREFIX", "ClockSkew", "store_time_ms", "time_for_deletion_ms"]
+__all__ = ["TIME_KEY", "ClockSkew", "store_time_ms", "time_for_deletion_ms"]
 
-#: Where scratch objects live whose modification time is read: no stream's name begins like this.
-TIME_PREFIX = "_time/"
+#: A scratch object whose modification time is read: no stream's name begins like this.
+TIME_KEY = "_time/now"
+#: How often it is written again because somebody else who wanted to know the time removed it.
+ATTEMPTS_MAX = 10
 
 
 class ClockSkew(OffloaderError):
@@ -26,14 +27,17 @@ class ClockSkew(OffloaderError):
 
 def store_time_ms(store: ObjectStore) -> int:
     """The store's clock, ms since 1970 UTC: the modification time of a fresh object, which is removed again."""
-    key = f"{TIME_PREFIX}{uuid.uuid4().hex}"
-    try:
-        store.put(key, b"")
-        return store.head(key).modified_ms
-    finally:
-        # What can't be removed stays as an empty object under a name that nothing else uses.
-        with contextlib.suppress(OffloaderError):
-            store.delete([key])
+    for _ in range(ATTEMPTS_MAX):
+        store.put(TIME_KEY, b"")
+        try:
+            return store.head(TIME_KEY).modified_ms
+        except NotFound:
+            continue
+        finally:
+            # What can't be removed stays as one empty object.
+            with contextlib.suppress(OffloaderError):
+                store.delete([TIME_KEY])
+    raise StoreUnavailable(f"{TIME_KEY} vanished {ATTEMPTS_MAX} times from {store.url} before its time could be read")
 
 
 def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float) -> int:

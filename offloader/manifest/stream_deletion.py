@@ -1,0 +1,192 @@
+"""Deleting a stream, and sweeping what dead incarnations left.
+
+Owns the order of steps, each of which can be repeated by anybody after a crash. Must never delete a data object itself
+(whoever calls brings the step that does), nor an object of an incarnation that the catalogue names.
+
+The order keeps every stalled writer from acting: `stream_deleted` fences them; a checkpoint of it and a boundary past
+it make a number that they create worthless; only then objects and records go. The boundary stays for
+``orphan_age_hours_min``, and where it is gone a writer finds no boundary: deleted as well.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from formats.keys import boundary_key, checkpoint_key, manifest_prefix, record_key, stream_prefix
+from formats.manifest import OpenEpoch, StreamDeleted
+from offloader.clock import Clock
+from offloader.errors import Fenced, InvalidCall, NotFound, StoreUnavailable
+from offloader.manifest.boundary import create_boundary, raise_boundary, read_boundary
+from offloader.manifest.catalog import is_released, read_entry, release_entry
+from offloader.manifest.checkpointer import checkpoint_now
+from offloader.manifest.expiry import delete_keys, listed, runs_named_by
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.store_time import time_for_deletion_ms
+from offloader.settings import ManifestSettings
+from offloader.store.base import ObjectStore
+
+__all__ = ["StreamDeletion", "delete_stream", "sweep_dead_incarnations"]
+
+#: How often a step is tried while others change the manifest.
+ATTEMPTS_MAX = 10
+_MS_PER_HOUR = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDeletion:
+    """How far a deletion is.
+
+    Attributes:
+        incarnation: what was deleted.
+        is_finished: whether nothing of it is left, and the stream may be created again.
+        deleted_objects: of the manifest, by this call.
+    """
+
+    incarnation: UUID
+    is_finished: bool
+    deleted_objects: int
+
+
+def delete_stream(
+    store: ObjectStore,
+    stream: str,
+    *,
+    clock: Clock,
+    delete_objects: Callable[[ManifestState], None],
+    settings: ManifestSettings | None = None,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> StreamDeletion:
+    """Deletes a stream as far as that is safe now; call it again after ``orphan_age_hours_min`` to finish.
+
+    Args:
+        delete_objects: deletes the data of the view it gets (segments, index objects, unfinished uploads) and returns
+            when nothing of it is left; it is called again when a call was interrupted.
+
+    Raises:
+        NotFound: no such stream.
+        EditRefused: the stream is on hold.
+        ClockSkew: the clocks differ too much to call anything old.
+    """
+    chosen = settings or ManifestSettings()
+    entry = read_entry(store, stream)
+    if entry is None:
+        raise NotFound(f"stream {stream} isn't in {store.url}")
+    if create_boundary(store, stream, entry.incarnation) and read_entry(store, stream) != entry:
+        raise NotFound(f"stream {stream} isn't in {store.url} any more")
+    # Whoever stalls here and wakes up after a re-creation must go on with the incarnation that it meant.
+    log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=chosen, incarnation=entry.incarnation)
+    state = _marked(log)
+    try:
+        checkpoint_now(store, state, entropy)
+        _raise_past(store, state)
+        delete_objects(state)
+    except NotFound:
+        # Another deleter has got further: what remains is the same for both.
+        return _finish(store, state, clock, chosen)
+    return _finish(store, state, clock, chosen)
+
+
+def sweep_dead_incarnations(
+    store: ObjectStore,
+    stream: str,
+    *,
+    clock: Clock,
+    settings: ManifestSettings | None = None,
+    dry_run: bool = False,
+) -> dict[UUID, int]:
+    """Deletes manifests of the stream's incarnations that its catalogue entry doesn't name; how many objects of each.
+
+    Only where every object of one is older than ``orphan_age_hours_min``, and never while the stream has no catalogue
+    entry at all: that one may be lost, and `manifest rebuild` then needs what is here.
+
+    Raises:
+        InvalidCall: the stream has no catalogue entry.
+        ClockSkew: the clocks differ too much to call anything old.
+    """
+    chosen = settings or ManifestSettings()
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000)
+    # Listed first, looked up after: an entry is created before the first object of its incarnation.
+    found: dict[UUID, list[str]] = {}
+    young: set[UUID] = set()
+    prefix = f"{stream_prefix(stream)}manifest/"
+    for info in listed(store, prefix):
+        incarnation = _incarnation_of(info.key[len(prefix) :])
+        if incarnation is not None:
+            found.setdefault(incarnation, []).append(info.key)
+            if now_ms - info.modified_ms < chosen.orphan_age_hours_min * _MS_PER_HOUR:
+                young.add(incarnation)
+    entry = read_entry(store, stream)
+    if entry is None and not is_released(store, stream):
+        raise InvalidCall(
+            f"stream {stream} has no catalogue entry, so nothing says which of its manifests is alive",
+            hint="`offloader manifest rebuild` first",
+        )
+    dead = {i: keys for i, keys in found.items() if i not in young and (entry is None or i != entry.incarnation)}
+    if not dry_run:
+        for keys in dead.values():
+            delete_keys(store, keys)
+    return {incarnation: len(keys) for incarnation, keys in dead.items()}
+
+
+def _marked(log: ManifestLog) -> ManifestState:
+    """The view with ``stream_deleted`` in it, committed unless somebody has."""
+    for _ in range(ATTEMPTS_MAX):
+        state = log.load()
+        if state.stream_deleted:
+            return state
+        try:
+            return log.amend([OpenEpoch(state.epoch + 1), StreamDeleted()])
+        except Fenced as error:
+            raise NotFound(f"stream {log.stream} was deleted by somebody else meanwhile") from error
+        except EditRefused:
+            if log.load().held:
+                raise
+    raise StoreUnavailable(f"stream {log.stream}: others changed its manifest {ATTEMPTS_MAX} times meanwhile")
+
+
+def _raise_past(store: ObjectStore, state: ManifestState) -> None:
+    for _ in range(ATTEMPTS_MAX):
+        stored = read_boundary(store, state.stream, state.incarnation)
+        if stored.boundary.first_kept_id > state.record_id:
+            return
+        wanted = replace(stored.boundary, first_kept_id=state.record_id + 1)
+        if raise_boundary(store, state.stream, state.incarnation, stored, wanted) is not None:
+            return
+    raise StoreUnavailable(f"stream {state.stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")
+
+
+def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: ManifestSettings) -> StreamDeletion:
+    """Deletes the records, and once the tombstone is old the rest."""
+    stream, incarnation = state.stream, state.incarnation
+    found = list(listed(store, manifest_prefix(stream, incarnation)))
+    tombstone = checkpoint_key(stream, incarnation, state.record_id)
+    # The boundary needs its checkpoint, so that who opens the stream learns that it is deleted and not damaged.
+    kept = {boundary_key(stream, incarnation), tombstone, record_key(stream, incarnation, state.record_id)}
+    if any(info.key == tombstone for info in found):
+        prefix = manifest_prefix(stream, incarnation)
+        kept |= {f"{prefix}{name}" for name in runs_named_by(store, state, state.record_id)}
+    doomed = [info.key for info in found if info.key not in kept]
+    delete_keys(store, doomed)
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000)
+    born_ms = max((info.modified_ms for info in found if info.key == tombstone), default=now_ms)
+    if now_ms - born_ms < settings.orphan_age_hours_min * _MS_PER_HOUR:
+        return StreamDeletion(incarnation=incarnation, is_finished=False, deleted_objects=len(doomed))
+    # The entry first, if it is still this incarnation's: from here on the stream may be created again, under other
+    # keys; what a crash leaves is of an incarnation that no entry names.
+    release_entry(store, stream, incarnation)
+    rest = [info.key for info in found if info.key in kept]
+    delete_keys(store, rest)
+    return StreamDeletion(incarnation=incarnation, is_finished=True, deleted_objects=len(doomed) + len(rest))
+
+
+def _incarnation_of(rest: str) -> UUID | None:
+    name, separator, _ = rest.partition("/")
+    try:
+        found = UUID(name)
+    except ValueError:
+        return None
+    return found if separator and str(found) == name else None

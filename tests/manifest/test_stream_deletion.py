@@ -1,0 +1,256 @@
+"""Deleting and re-creating a stream: nothing is left, and nobody of the old one touches the new one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from itertools import count
+from uuid import UUID
+
+import pytest
+
+from formats.entries import Position
+from formats.keys import boundary_key, catalog_key, manifest_prefix, record_key
+from formats.manifest import Assign, Hold, LedgerClosed, encode_boundary
+from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
+from offloader.manifest.boundary import FIRST_BOUNDARY
+from offloader.manifest.log import ManifestLog, list_streams, load_manifest
+from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.store_time import TIME_KEY, ClockSkew
+from offloader.manifest.stream_deletion import StreamDeletion, delete_stream, sweep_dead_incarnations
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from tests.support.manifests import segment_edits
+
+STREAM = "public/default/persistent/orders"
+HOURS_24_S = 24 * 3600.0
+_names = count()
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.memory = MemoryStore(f"deletion-{next(_names)}", "", self.clock)
+        self.store = FaultyStore(self.memory)
+        self.swept: list[ManifestState] = []
+
+    def log(self) -> ManifestLog:
+        return ManifestLog(self.store, STREAM, clock=self.clock)
+
+    def delete(self, *, objects: Callable[[ManifestState], None] | None = None) -> StreamDeletion:
+        return delete_stream(self.store, STREAM, clock=self.clock, delete_objects=objects or self.swept.append)
+
+    def all_keys(self) -> list[str]:
+        return [info.key for info in self.memory.list("").objects if info.key != TIME_KEY]
+
+
+def test_deleting_goes_in_order_and_in_the_end_nothing_is_left_but_an_empty_entry() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    log.commit(segment_edits(0))
+
+    first = bench.delete()
+
+    assert not first.is_finished
+    assert [(s.stream_deleted, s.epoch, len(s.offloaded())) for s in bench.swept] == [(True, 2, 1)]
+    puts = [key.rpartition("/")[2] for verb, key in bench.store.calls if verb == "put" and "_time" not in key][-4:]
+    assert puts == [f"{3:020d}.json", f"{3:020d}.checkpoint.parquet", "boundary", "boundary"]
+    prefix = manifest_prefix(STREAM, first.incarnation)
+    left = {key[len(prefix) :] for key in bench.all_keys() if key.startswith(prefix)}
+    assert left == {"boundary", f"{3:020d}.json", f"{3:020d}.checkpoint.parquet"}
+    with pytest.raises(NotFound, match="was deleted"):
+        bench.log().open_epoch()
+
+    bench.clock.advance(HOURS_24_S + 1)
+    second = bench.delete()
+
+    assert second.is_finished
+    assert bench.all_keys() == [catalog_key(STREAM)]
+    assert bench.memory.get(catalog_key(STREAM))[0] == b""
+    assert list_streams(bench.memory) == []
+    with pytest.raises(NotFound):
+        load_manifest(bench.memory, STREAM)
+
+
+def test_a_stream_can_be_created_again_under_keys_of_its_own() -> None:
+    bench = Bench()
+    old = bench.log()
+    old.open_epoch()
+    bench.delete()
+    bench.clock.advance(HOURS_24_S + 1)
+    bench.delete()
+
+    new = bench.log()
+    assert new.open_epoch() == 1
+
+    assert new.state.incarnation != old.state.incarnation
+    assert list_streams(bench.memory) == [STREAM]
+    with pytest.raises(Fenced, match="was deleted"):
+        old.commit([LedgerClosed(1, 9)])
+    assert load_manifest(bench.memory, STREAM) == new.state
+
+
+def test_a_stalled_writer_of_a_deleted_stream_stops_at_every_stage() -> None:
+    bench = Bench()
+    stalled = bench.log()
+    stalled.open_epoch()
+    early = bench.log()
+    early.load()
+    for later_s in (0.0, HOURS_24_S + 1):
+        bench.clock.advance(later_s)
+        bench.delete()
+        with pytest.raises(Fenced):
+            stalled.commit([Assign(UUID(int=1), 2, Position(1, 0), None, 1, {})])
+        with pytest.raises((NotFound, Fenced)):
+            early.open_epoch()
+
+
+def test_a_second_deleter_that_wakes_up_late_takes_nothing_of_the_new_stream() -> None:
+    """It stalls before its last requests; meanwhile the first one finishes and the stream is created again."""
+    for stalls_at in range(1, 40):
+        bench = Bench()
+        bench.log().open_epoch()
+        bench.delete()
+        bench.clock.advance(HOURS_24_S + 1)
+        again: list[ManifestLog] = []
+
+        class Stalled(FaultyStore):
+            def _next(self, verb: str, key: str, bench=bench, again=again, at=stalls_at) -> Fault | None:  # type: ignore[no-untyped-def,override]
+                if len(self.calls) + 1 == at:
+                    delete_stream(bench.memory, STREAM, clock=bench.clock, delete_objects=lambda _: None)
+                    again.append(ManifestLog(bench.memory, STREAM, clock=bench.clock))
+                    again[0].open_epoch()
+                    again[0].commit(segment_edits(0))
+                return super()._next(verb, key)
+
+        store = Stalled(bench.memory)
+        with contextlib.suppress(NotFound):
+            delete_stream(store, STREAM, clock=bench.clock, delete_objects=lambda _: None)
+        if not again:
+            assert stalls_at > 10, "every request of the second deleter was one to stall at"
+            return
+        if stalls_at == 1:
+            continue  # it read the new stream's entry: then it deletes that one, as it is told
+        assert load_manifest(bench.memory, STREAM) == again[0].state
+        assert not again[0].state.stream_deleted
+        again[0].commit([LedgerClosed(1, 9)])
+        assert load_manifest(bench.memory, STREAM) == again[0].state
+    raise AssertionError("the second deleter never came to an end")
+
+
+def test_a_creator_that_stalled_over_a_whole_deletion_doesn_t_revive_the_dead_incarnation() -> None:
+    bench = Bench()
+    bench.log().load(create=True)
+    [key] = [k for k in bench.all_keys() if k.endswith("boundary")]
+    bench.memory.delete([key])  # a stream whose creator got no further than its entry
+
+    class Stalled(FaultyStore):
+        def put(self, key: str, body: object, **more: object) -> object:  # type: ignore[override]
+            if key.endswith("boundary"):
+                bench.delete()
+                bench.clock.advance(HOURS_24_S + 1)
+                bench.delete()
+            return super().put(key, body, **more)  # type: ignore[arg-type]
+
+    late = ManifestLog(Stalled(bench.memory), STREAM, clock=bench.clock)
+    with pytest.raises(NotFound, match="deleted meanwhile"):
+        late.open_epoch()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_deletion_that_stops_anywhere_is_finished_by_the_next_one(after: bool) -> None:
+    for call in range(1, 60):
+        bench = Bench()
+        log = bench.log()
+        log.open_epoch()
+        log.commit(segment_edits(0))
+        bench.store.set_faults([Fault(call=call, after=after)])
+        before = len(bench.store.calls)
+        finished = False
+        for _ in range(3):
+            try:
+                finished |= bench.delete().is_finished
+            except NotFound:
+                finished = True
+            except (StoreUnavailable, OutcomeUnknown) as error:
+                assert "fault" in error.message or "may be committed" in error.message  # noqa: PT017
+            bench.clock.advance(HOURS_24_S + 1)
+        assert finished
+        # Between letting go of the entry and deleting the last objects nobody knows them any more but the sweeper.
+        sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock)
+        assert bench.all_keys() == [catalog_key(STREAM)]
+        if len(bench.store.calls) - before < call:
+            return
+    raise AssertionError("no run was without a fault")
+
+
+def test_a_stream_on_hold_is_not_deleted() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    log.commit([Hold(True, "court")])
+    with pytest.raises(EditRefused, match="on hold"):
+        bench.delete()
+    assert not load_manifest(bench.memory, STREAM).stream_deleted
+    assert bench.swept == []
+
+
+def test_clocks_that_differ_stop_the_deletion_of_anything_by_age() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    bench.delete()
+    fast = ManualClock(bench.clock.now_ms() + 61_000 + 1000)
+    with pytest.raises(ClockSkew, match="differ by 61 s"):
+        delete_stream(bench.memory, STREAM, clock=fast, delete_objects=lambda _: None)
+    fast.set_now_ms(bench.clock.now_ms() + int(HOURS_24_S * 1000) + 2000)
+    with pytest.raises(ClockSkew):
+        delete_stream(bench.memory, STREAM, clock=fast, delete_objects=lambda _: None)
+    assert load_manifest(bench.memory, STREAM).stream_deleted
+
+
+def test_the_earlier_of_the_two_clocks_counts() -> None:
+    bench = Bench()
+    bench.log().open_epoch()
+    bench.delete()
+    bench.clock.advance(HOURS_24_S - 30)
+    ahead = ManualClock(bench.clock.now_ms() + 50_000)
+    assert not delete_stream(bench.memory, STREAM, clock=ahead, delete_objects=lambda _: None).is_finished
+    bench.clock.advance(31)
+    behind = ManualClock(bench.clock.now_ms() - 50_000)
+    assert not delete_stream(bench.memory, STREAM, clock=behind, delete_objects=lambda _: None).is_finished
+    assert bench.delete().is_finished
+
+
+def test_dead_incarnations_are_swept_when_they_are_old_and_the_living_one_never() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    dead = UUID(int=77)
+    bench.memory.put(record_key(STREAM, dead, 1), b"{}")
+    bench.memory.put(boundary_key(STREAM, dead), encode_boundary(FIRST_BOUNDARY))
+    foreign = f"{STREAM}/manifest/notes.txt"
+    bench.memory.put(foreign, b"not ours")
+
+    assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock) == {}
+    bench.clock.advance(HOURS_24_S + 1)
+    assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock, dry_run=True) == {dead: 2}
+    assert boundary_key(STREAM, dead) in bench.all_keys()
+    assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock) == {dead: 2}
+
+    assert boundary_key(STREAM, dead) not in bench.all_keys()
+    assert foreign in bench.all_keys()
+    assert load_manifest(bench.memory, STREAM) == log.state
+
+
+def test_nothing_is_swept_while_a_catalogue_entry_is_missing() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    bench.memory.delete([catalog_key(STREAM)])
+    bench.clock.advance(HOURS_24_S + 1)
+    with pytest.raises(InvalidCall, match="no catalogue entry"):
+        sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock)
+    assert record_key(STREAM, log.state.incarnation, 1) in bench.all_keys()
