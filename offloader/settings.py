@@ -67,6 +67,24 @@ class OffloadSettings:
     method: str = _choice(
         "streaming", "streaming (PIP-76), ledger (a closed ledger an object) or none", ("streaming", "ledger", "none")
     )
+    offload_threshold_bytes: int = _setting(
+        0,
+        "method ledger: bytes not yet offloaded above which the oldest closed ledgers go; 0: as soon as closed, -1: off",
+        low=-1,
+        high=2**60,
+    )
+    offload_threshold_seconds: int = _setting(
+        -1, "method ledger: age at which a closed ledger goes; 0: as soon as closed, -1: off", low=-1, high=2**31
+    )
+    backfill_segments_in_flight_max: int = _setting(
+        4, "segments of one stream's history uploaded at once", low=1, high=64
+    )
+    deletion_lag_minutes: float = _setting(
+        240.0,
+        "time after which the hot copy of an offloaded ledger is deleted; -1: never",
+        low=-1,
+        high=10 * 365 * 24 * 60,
+    )
     tail_cache_bytes_max: int = _setting(
         8 * _MIB, "newest entries kept in memory for a stream that catches up", low=0, high=2**40
     )

@@ -14,11 +14,12 @@ import numpy as np
 
 from formats.compression import Codec
 from formats.entries import EntryBatch, Position
-from formats.segment import FinishedSegment, Layout, LedgerFacts, SegmentBuilder, SegmentSummary
+from formats.segment import FinishedSegment, Layout, SegmentBuilder, SegmentSummary
 from offloader.errors import Closed, Corrupt, InvalidCall, Unsupported
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import part_bytes_for
+from offloader.write.ledger_facts import facts_of
 from offloader.write.upload import SegmentUpload
 
 __all__ = ["LedgerHandle", "LedgerPiece", "SourceLedger", "offload_ledger", "offload_pieces", "pieces_between"]
@@ -64,8 +65,12 @@ class LedgerPiece:
 def pieces_between(
     source: LedgerSource, ledgers: Sequence[LedgerInfo], begin: Position, end: Position
 ) -> list[LedgerPiece]:
-    """The pieces that make up ``begin`` .. ``end``, both included, of ledgers that the source has."""
-    return [
+    """The pieces that make up ``begin`` .. ``end``, both included, of ledgers that the source has.
+
+    Raises:
+        Corrupt: it has the first or the last of them no more.
+    """
+    pieces = [
         LedgerPiece(
             SourceLedger(source, info),
             begin.entry_id if info.ledger_id == begin.ledger_id else 0,
@@ -74,6 +79,11 @@ def pieces_between(
         for info in ledgers
         if info.entries and begin.ledger_id <= info.ledger_id <= end.ledger_id
     ]
+    found = {piece.ledger.info.ledger_id for piece in pieces}
+    gone = {begin.ledger_id, end.ledger_id} - found
+    if gone:
+        raise Corrupt(f"ledger {min(gone)} isn't in the hot tier any more, {begin}..{end} was to be offloaded")
+    return pieces
 
 
 def offload_ledger(ledger: LedgerHandle, upload: SegmentUpload, settings: OffloadSettings) -> SegmentSummary:
@@ -128,7 +138,7 @@ def offload_pieces(
                 for part in builder.append(batch):
                     multipart = True
                     upload.send_part(part)
-        finished = builder.finish({piece.ledger.info.ledger_id: _facts_of(piece.ledger.info) for piece in pieces})
+        finished = builder.finish({piece.ledger.info.ledger_id: facts_of(piece.ledger.info) for piece in pieces})
         _require_whole(pieces, finished.summary)
         _send_rest(finished, upload, multipart)
     except BaseException:
@@ -177,16 +187,6 @@ def _require_no_gap(batch: EntryBatch, expected: int) -> None:
             f"ledger {batch.ledger_id} has a gap at entry {missing} and can't be offloaded as a whole",
             hint="only the streaming method records gaps",
         )
-
-
-def _facts_of(info: LedgerInfo) -> LedgerFacts:
-    return LedgerFacts(
-        ledger_id=info.ledger_id,
-        closed=info.closed,
-        size_bytes=info.size_bytes,
-        closed_ms=info.closed_ms or 0,
-        created_ms=info.created_ms,
-    )
 
 
 def _require_whole(pieces: Sequence[LedgerPiece], summary: SegmentSummary) -> None:

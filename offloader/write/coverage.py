@@ -106,10 +106,10 @@ def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Pos
     return Position(earlier[-1].ledger_id, earlier[-1].last_entry_id) if earlier else None
 
 
-def partly_offloaded(state: ManifestState, info: LedgerInfo) -> bool:
+def partly_offloaded(state: ManifestState, info: LedgerInfo, given_up: Collection[UUID] = ()) -> bool:
     """Whether a V2 segment holds or promises some of a ledger's entries: then the rest of it goes the same way."""
     ends = Position(info.ledger_id, 0), Position(info.ledger_id, _ENTRY_ID_MAX)
-    return any(segment.layout != 1 for segment in state.segments.in_order(*ends))
+    return any(segment.layout != 1 and segment.uuid not in given_up for segment in state.segments.in_order(*ends))
 
 
 def _begins_by(state: ManifestState, position: Position) -> bool:

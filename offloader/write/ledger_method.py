@@ -1,69 +1,119 @@
-"""The ledger method: closed ledgers go into the store one after another, an object pair each (PIP-17).
+"""The ledger method: closed ledgers go into the store, an object pair each (PIP-17).
 
-Owns which ledgers are due and the two commits around each. Must never record a ledger as offloaded before its
-objects are proven.
+Owns which ledgers are due. Must never make a V1 object of a ledger that has entries in a V2 segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
 from formats.entries import Position
-from formats.keys import new_segment_uuid
-from formats.manifest import Assign, Failed, LedgerClosed, Offloaded
 from formats.segment import Layout
-from offloader.clock import Clock
-from offloader.ledgers.base import LedgerInfo, LedgerSource
-from offloader.manifest.log import ManifestLog
-from offloader.write.by_ledger import LedgerHandle, SourceLedger
-from offloader.write.handle import OffloadResult
-from offloader.write.leftovers import give_up_leftovers
+from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.state import ManifestState
+from offloader.write.coverage import partly_offloaded, uncovered
+from offloader.write.history import PlannedSegment
+from offloader.write.split import HistoryRange
 
-__all__ = ["ledgers_due", "offload_closed_ledgers"]
+__all__ = ["OFF", "LedgerMethodPlan", "due_ledgers", "ledgers_of_method"]
 
-
-def ledgers_due(ledgers: list[LedgerInfo], committed_end: Position | None) -> list[LedgerInfo]:
-    """Closed ledgers with entries that lie wholly after the committed end."""
-    return [
-        info
-        for info in ledgers
-        if info.closed and info.entries and (committed_end is None or info.ledger_id > committed_end.ledger_id)
-    ]
+#: A threshold that never triggers.
+OFF = -1
 
 
-def offload_closed_ledgers(
-    source: LedgerSource,
-    log: ManifestLog,
-    *,
-    offload: Callable[[LedgerHandle, UUID], Future[OffloadResult]],
-    driver: Mapping[str, str],
-    clock: Clock,
-    entropy: Callable[[int], bytes],
-) -> Position | None:
-    """Offloads every closed ledger that isn't yet; the committed end afterwards.
+def due_ledgers(
+    ledgers: Sequence[LedgerInfo], *, now_ms: int, threshold_bytes: int, threshold_seconds: int
+) -> list[LedgerInfo]:
+    """Which ledgers go now, the oldest first.
 
-    Raises:
-        What the first failing ledger raised; those before it are committed, its own attempt is recorded as failed.
+    A ledger is due when it and everything newer hold more than ``threshold_bytes`` bytes (walking from the newest to
+    the oldest), or when it was closed ``threshold_seconds`` ago or earlier. 0: as soon as it is closed; negative: off.
+
+    Args:
+        ledgers: what isn't offloaded yet, ascending, the open one too: its bytes count.
+        now_ms: ms since 1970 UTC.
     """
-    due = ledgers_due(source.ledgers(), log.load(create=True).committed_end())
-    if not due:
-        return log.state.committed_end()
-    if log.epoch is None:
-        log.open_epoch()
-    failed = give_up_leftovers(log)
-    for info in due:
-        uuid = new_segment_uuid(log.state.incarnation, int.from_bytes(entropy(8), "big"))
-        begin, end = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
-        log.commit([*failed, Assign(uuid, int(Layout.V1), begin, end, clock.now_ms(), driver)])
-        failed = []
-        try:
-            summary = offload(SourceLedger(source, info), uuid).result().summary
-        except Exception as error:
-            log.commit([Failed(uuid, str(error))])
-            raise
-        assert summary is not None, "a ledger with entries gives a segment with entries"
-        log.commit([LedgerClosed(info.ledger_id, info.last_entry_id), Offloaded(uuid, summary, clock.now_ms())])
-        source.release(end)
-    return log.state.committed_end()
+    due: list[LedgerInfo] = []
+    tail_bytes = 0
+    for info in reversed(ledgers):
+        tail_bytes += info.size_bytes
+        if not info.closed or not info.entries:
+            continue
+        large = threshold_bytes == 0 or 0 < threshold_bytes < tail_bytes
+        age_s = (now_ms - (info.closed_ms or 0)) / 1000
+        old = threshold_seconds == 0 or 0 < threshold_seconds <= age_s
+        if large or old:
+            due.append(info)
+    return due[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMethodPlan:
+    """What the ledger method does now.
+
+    Attributes:
+        segments: the oldest first.
+        refused: due ledgers with a recorded gap, which no V1 object can express.
+    """
+
+    segments: list[PlannedSegment]
+    refused: list[LedgerInfo]
+
+
+def ledgers_of_method(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    *,
+    now_ms: int,
+    threshold_bytes: int = 0,
+    threshold_seconds: int = OFF,
+    given_up: Collection[UUID] = (),
+) -> LedgerMethodPlan:
+    """What the ledger method uploads now.
+
+    A ledger that streaming began stays in V2: its rest goes as a V2 segment once it is closed, whatever the thresholds.
+
+    Args:
+        state: the manifest.
+        ledgers: the hot tier's, ascending.
+        now_ms: ms since 1970 UTC.
+        threshold_bytes, threshold_seconds: as for ``due_ledgers``; the defaults make every closed ledger due.
+        given_up: segments that don't count.
+    """
+    missing = _by_ledger(uncovered(state, ledgers, given_up=given_up), ledgers)
+    infos = {info.ledger_id: info for info in ledgers}
+    begun = {ledger_id for ledger_id in missing if partly_offloaded(state, infos[ledger_id], given_up)}
+    untouched = [infos[ledger_id] for ledger_id in missing if ledger_id not in begun]
+    due = due_ledgers(untouched, now_ms=now_ms, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
+    refused = [info for info in due if missing[info.ledger_id] != [_whole(info)]]
+    planned = [PlannedSegment(Layout.V1, *_ends(info)) for info in due if info not in refused]
+    rests = [each for ledger_id in begun if infos[ledger_id].closed for each in missing[ledger_id]]
+    planned += [PlannedSegment(Layout.V2, each.begin, each.end) for each in rests]
+    return LedgerMethodPlan(sorted(planned, key=lambda each: each.begin), refused)
+
+
+def _by_ledger(ranges: Sequence[HistoryRange], ledgers: Sequence[LedgerInfo]) -> dict[int, list[HistoryRange]]:
+    """The ranges, cut where ledgers end; ascending."""
+    found: dict[int, list[HistoryRange]] = {}
+    filled = [info for info in ledgers if info.entries]
+    at = 0
+    for each in ranges:
+        while filled[at].ledger_id < each.begin.ledger_id:
+            at += 1
+        for info in filled[at:]:
+            if info.ledger_id > each.end.ledger_id:
+                break
+            begin, end = _ends(info)
+            piece = HistoryRange(max(each.begin, begin), min(each.end, end))
+            found.setdefault(info.ledger_id, []).append(piece)
+    return found
+
+
+def _ends(info: LedgerInfo) -> tuple[Position, Position]:
+    return Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+
+
+def _whole(info: LedgerInfo) -> HistoryRange:
+    return HistoryRange(*_ends(info))

@@ -27,11 +27,12 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.throttled import limits_of, require_limits
 from offloader.telemetry import NO_TELEMETRY, Recorder
+from offloader.write.backfill import HistoryTools
 from offloader.write.buffer import StreamBuffer
 from offloader.write.by_ledger import LedgerHandle, offload_ledger
 from offloader.write.handle import OffloadHandle, OffloadResult
-from offloader.write.ledger_method import offload_closed_ledgers
 from offloader.write.memory import MemoryBudget
+from offloader.write.runs import HistoryRuns
 from offloader.write.streaming import StreamOffload
 from offloader.write.upload import SegmentUpload
 from offloader.write.workers import SerialTask, Workers
@@ -78,6 +79,17 @@ class LedgerOffloader:
         self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
         relieve = SerialTask(self._workers, lambda: self._budget.relieve())
         self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, relieve.schedule)
+        tools = HistoryTools(
+            upload_of=lambda log, uuid, ledger_id: self._upload(
+                log.stream, uuid, ledger_id, log.state.incarnation, log.epoch or 0
+            ),
+            driver=dict(store.driver_metadata),
+            settings=self.settings.offload,
+            workers=self._workers,
+            clock=self._clock,
+            entropy=entropy,
+        )
+        self.history = HistoryRuns(store, tools)
         self._lock = threading.Lock()
         self._uuids: OrderedDict[UUID, None] = OrderedDict()
         self.observation = Observation(
@@ -255,18 +267,15 @@ class LedgerOffloader:
         return offload
 
     def offload_ledgers(self, source: LedgerSource, stream: str) -> Position | None:
-        """The ledger method: every closed ledger that isn't offloaded yet, in order; the committed end then."""
-        log = ManifestLog(self.store, stream, clock=self._clock, entropy=self._entropy)
-        return offload_closed_ledgers(
-            source,
-            log,
-            offload=lambda ledger, uuid: self.offload(
-                ledger, uuid, {}, stream=stream, incarnation=log.state.incarnation, epoch=log.epoch or 0
-            ),
-            driver=dict(self.store.driver_metadata),
-            clock=self._clock,
-            entropy=self._entropy,
-        )
+        """The ledger method: every closed ledger that isn't offloaded yet, in order; the committed end then.
+
+        Raises:
+            What the first ledger raised that couldn't be offloaded; all others were tried.
+        """
+        result = self.history.ledgers(source, stream)
+        if result.errors:
+            raise result.errors[0]
+        return result.committed
 
     def close(self) -> None:
         """Ends the workers; stop the streams first. Closing twice is fine."""

@@ -6,25 +6,26 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from formats.entries import EntryBatch, Position
 from formats.keys import parse_object_key
-from formats.manifest import Failed, decode_record
+from formats.manifest import Failed, Gap, decode_record
 from offloader.clock import SystemClock
-from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
+from offloader.errors import Corrupt, Fenced, InvalidCall, StoreUnavailable, Unsupported
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.manifest.log import load_manifest
+from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.by_ledger import SourceLedger
-from offloader.write.ledger_method import ledgers_due
+from offloader.write.ledger_method import due_ledgers
 from offloader.write.offloader import LedgerOffloader
-from tests.support.readback import stored_entries
+from tests.support.readback import stored_entries, unaccounted_keys
 
 STREAM = "a/b"
 MIB = 1024 * 1024
@@ -143,7 +144,7 @@ def test_a_wrong_recorded_size_neither_truncates_nor_prevents(bench: Bench, size
 
 def test_a_failed_attempt_is_recorded_and_the_next_one_has_another_name(bench: Bench) -> None:
     bench.append(300)
-    bench.store.set_faults([Fault(call=1, calls=10, verb="put", key_part="-index", error=StoreUnavailable)])
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailable)])
     with pytest.raises(StoreUnavailable):
         bench.offload()
     bench.store.set_faults([])
@@ -160,14 +161,160 @@ def test_a_failed_attempt_is_recorded_and_the_next_one_has_another_name(bench: B
     assert stored_entries(bench.memory, STREAM) == [item for item in bench.expected if item[0] <= end]
 
 
-def test_ledgers_are_due_when_they_are_closed_hold_entries_and_lie_after_the_committed_end() -> None:
-    def ledger(ledger_id: int, *, closed: bool = True, entries: int = 5) -> LedgerInfo:
-        return LedgerInfo(ledger_id=ledger_id, closed=closed, entries=entries, size_bytes=1, created_ms=0)
+def test_an_attempt_whose_data_is_there_is_adopted_and_no_byte_sent_again(bench: Bench) -> None:
+    bench.append(300)
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1-index", error=StoreUnavailable)])
+    with pytest.raises(StoreUnavailable):
+        bench.offload()
+    sent = [key for verb, key in bench.store.calls if verb == "put" and key.endswith("-ledger-1")]
 
-    ledgers = [ledger(1), ledger(2), ledger(3, entries=0), ledger(4), ledger(5, closed=False)]
+    end = bench.offload()
 
-    assert [info.ledger_id for info in ledgers_due(ledgers, None)] == [1, 2, 4]
-    assert [info.ledger_id for info in ledgers_due(ledgers, Position(1, 4))] == [2, 4]
+    assert [key for verb, key in bench.store.calls if verb == "put" and key.endswith("-ledger-1")] == sent
+    assert stored_entries(bench.memory, STREAM) == [item for item in bench.expected if item[0] <= end]
+
+
+def _ledger(ledger_id: int, size: int = 100, *, closed: bool = True, closed_ms: int = 0) -> LedgerInfo:
+    return LedgerInfo(
+        ledger_id=ledger_id, closed=closed, entries=5, size_bytes=size, created_ms=0, closed_ms=closed_ms or None
+    )
+
+
+@pytest.mark.parametrize(
+    ("threshold_bytes", "due"),
+    [(-1, []), (0, [1, 2, 3]), (250, [1, 2]), (249, [1, 2, 3]), (350, [1]), (349, [1, 2]), (450, []), (449, [1])],
+)
+def test_the_tail_above_the_size_threshold_is_due_oldest_first_equal_is_not_above(
+    threshold_bytes: int, due: list[int]
+) -> None:
+    """The open ledger's bytes belong to the tail; it itself is never due."""
+    ledgers = [_ledger(1), _ledger(2), _ledger(3), _ledger(4, 150, closed=False)]
+    found = due_ledgers(ledgers, now_ms=0, threshold_bytes=threshold_bytes, threshold_seconds=-1)
+    assert [info.ledger_id for info in found] == due
+
+
+@pytest.mark.parametrize(
+    ("threshold_seconds", "due"), [(-1, []), (0, [1, 2, 3]), (70, [1]), (71, []), (60, [1, 2]), (50, [1, 2, 3])]
+)
+def test_a_closed_ledger_is_due_at_the_age_threshold(threshold_seconds: int, due: list[int]) -> None:
+    ledgers = [_ledger(n, closed_ms=10_000 * n) for n in (1, 2, 3)] + [_ledger(4, closed=False)]
+    found = due_ledgers(ledgers, now_ms=80_000, threshold_bytes=-1, threshold_seconds=threshold_seconds)
+    assert [info.ledger_id for info in found] == due
+
+
+def test_a_closed_ledger_of_empty_payloads_is_due_as_soon_as_it_is_closed() -> None:
+    assert due_ledgers([_ledger(1, 0)], now_ms=0, threshold_bytes=0, threshold_seconds=-1) == [_ledger(1, 0)]
+
+
+def test_a_failing_ledger_does_not_stop_the_others_and_its_error_is_reported(bench: Bench) -> None:
+    bench.append(700)
+    first = bench.source.ledgers()[0]
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailable)])
+
+    with pytest.raises(StoreUnavailable, match=r"fault before put of .*-ledger-1"):
+        bench.offload()
+
+    state = load_manifest(bench.memory, STREAM)
+    assert [segment.v1_ledger_id for segment in state.offloaded()] == [2, 3]
+    assert state.committed_end() is None, "nothing is readable in order before the first ledger is there"
+    assert bench.source.released_position() is None, "the source hears of nothing that lies behind a hole"
+
+    bench.store.set_faults([])
+    assert bench.offload() == bench.source.released_position() == Position(3, first.last_entry_id)
+    assert stored_entries(bench.memory, STREAM) == [item for item in bench.expected if item[0].ledger_id <= 3]
+
+
+class Trimming:
+    """A source that loses a ledger when that is read for the first time."""
+
+    def __init__(self, inner: EmbeddedStream, ledger_id: int) -> None:
+        self._inner = inner
+        self._ledger_id = ledger_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        if start.ledger_id == self._ledger_id:
+            self._inner.delete(self._ledger_id)
+        return self._inner.read(start, max_bytes)
+
+
+def test_a_ledger_that_is_trimmed_while_it_is_read_is_no_error_of_the_run(bench: Bench) -> None:
+    bench.append(700)
+    trimming = Trimming(bench.source, 2)
+
+    result = bench.offloader.history.ledgers(trimming, STREAM)
+
+    assert result.errors == []
+    assert [segment.begin for segment in result.trimmed] == [Position(2, 0)]
+    state = load_manifest(bench.memory, STREAM)
+    assert [segment.v1_ledger_id for segment in state.offloaded()] == [1, 3]
+    assert state.assigned() == []
+    assert unaccounted_keys(bench.memory, STREAM) == set()
+
+
+class Holed(Trimming):
+    """A source whose ledger lacks an entry in the middle."""
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        batch = self._inner.read(start, max_bytes)
+        if batch is None or batch.ledger_id != self._ledger_id or start.entry_id >= 20:
+            return batch
+        return batch.slice(0, 10) if start.entry_id < 10 else batch.slice(21 - start.entry_id, len(batch))
+
+
+def test_a_ledger_with_a_gap_is_refused_by_name_and_the_others_go(bench: Bench) -> None:
+    bench.append(700)
+    result = bench.offloader.history.ledgers(Holed(bench.source, 2), STREAM)
+
+    assert [type(error) for error in result.errors] == [Unsupported]
+    assert "ledger 2 has a gap at entry 10" in str(result.errors[0])
+    assert [segment.v1_ledger_id for segment in load_manifest(bench.memory, STREAM).offloaded()] == [1, 3]
+
+
+def test_a_ledger_with_a_recorded_gap_is_refused_by_name(bench: Bench) -> None:
+    bench.append(700)
+    log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
+    log.open_epoch()
+    log.commit([Gap(Position(2, 5), Position(2, 8), "lost")])
+
+    result = bench.offloader.history.ledgers(bench.source, STREAM)
+
+    assert [str(error)[:40] for error in result.errors] == ["stream a/b: ledger 2 has a gap, which th"]
+    assert [segment.v1_ledger_id for segment in load_manifest(bench.memory, STREAM).offloaded()] == [1, 3]
+
+
+def test_an_attempt_that_is_not_the_current_one_any_more_is_not_recorded_as_complete(bench: Bench) -> None:
+    """Between upload and record another writer takes the stream: the record is refused, whatever was uploaded."""
+    bench.append(300)
+
+    class Usurped(Trimming):
+        def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+            log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
+            log.open_epoch()
+            return self._inner.read(start, max_bytes)
+
+    with pytest.raises(Fenced):
+        bench.offloader.history.ledgers(Usurped(bench.source, 1), STREAM)
+
+    state = load_manifest(bench.memory, STREAM)
+    assert list(state.offloaded()) == []
+    assert len(state.assigned()) == 1
+
+
+def test_a_living_owner_is_not_disturbed_unless_that_is_asked_for(bench: Bench) -> None:
+    bench.append(300)
+    ManifestLog(bench.memory, STREAM, clock=SystemClock()).open_epoch()
+    with pytest.raises(Fenced, match="--take-over"):
+        bench.offloader.history.ledgers(bench.source, STREAM, take_over=False)
+    assert bench.offloader.history.ledgers(bench.source, STREAM).errors == []
+
+
+def test_with_nothing_due_no_epoch_is_opened(bench: Bench) -> None:
+    bench.append(5)
+    assert bench.offload() is None
+    assert load_manifest(bench.memory, STREAM).epoch == 0
 
 
 def test_reading_stops_at_the_ledgers_end(bench: Bench) -> None:

@@ -1,0 +1,199 @@
+"""A stream's history as segments of about the segment size, uploaded several at once.
+
+Owns the plan of such a run and its progress. Must never cut where the manifest already has or promises something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from formats.entries import Position
+from formats.segment import Layout, LedgerSpan, SegmentSummary
+from offloader.clock import Clock
+from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.limits import Priority, working_at
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import ManifestState
+from offloader.settings import OffloadSettings
+from offloader.write.assignment import segment_bytes_max
+from offloader.write.by_ledger import offload_pieces, pieces_between
+from offloader.write.commits import Commits
+from offloader.write.coverage import uncovered
+from offloader.write.history import HistoryOffload, HistoryPlan, PlannedSegment
+from offloader.write.ownership import Ownership
+from offloader.write.split import HistoryBytes, HistoryRange
+from offloader.write.upload import SegmentUpload
+from offloader.write.workers import Workers
+
+__all__ = ["ATTEMPTS_MAX", "BackfillPlan", "FixedPlan", "HistoryTools", "OwnedStream", "plan_of_history"]
+
+#: Attempts at one segment of a backfill; the store has its own retries.
+ATTEMPTS_MAX = 3
+
+
+class BackfillPlan:
+    """Cuts ranges one segment after another; what was read of a ledger corrects the sizes of what is left of it.
+
+    Args:
+        ranges: to be offloaded, in order.
+        ledgers: that hold them, ascending.
+        segment_bytes: size of a segment.
+    """
+
+    goes_on_after_failure = False
+
+    def __init__(self, ranges: Iterable[HistoryRange], ledgers: Sequence[LedgerInfo], segment_bytes: int) -> None:
+        self._left = list(ranges)
+        self._ledgers = ledgers
+        self._segment_bytes = segment_bytes
+        self._measured: dict[int, list[LedgerSpan]] = {}
+        self._sizes = HistoryBytes(ledgers)
+        self.segments = sum(self._sizes.segments(each, segment_bytes) for each in self._left)
+        self.wire_bytes = round(sum(self._sizes.between(each.begin, each.end) for each in self._left))
+
+    def next(self) -> PlannedSegment | None:
+        if not self._left:
+            return None
+        wanted = self._left[0]
+        cut = self._sizes.cut(wanted, self._segment_bytes)
+        if cut.end == wanted.end:
+            del self._left[0]
+        else:
+            self._left[0] = HistoryRange(_after(cut.end, self._ledgers), wanted.end)
+        return PlannedSegment(Layout.V2, cut.begin, cut.end)
+
+    def uploaded(self, summary: SegmentSummary) -> None:
+        if not self._left:
+            return
+        # Only a ledger that is still to be cut has something to learn from.
+        spans = [span for span in summary.ledgers if span.ledger_id >= self._left[0].begin.ledger_id]
+        for span in spans:
+            self._measured.setdefault(span.ledger_id, []).append(span)
+            self._measured[span.ledger_id].sort(key=lambda each: each.first_entry_id)
+        if spans:
+            self._sizes = HistoryBytes(self._ledgers, self._measured)
+
+
+@dataclass(slots=True)
+class FixedPlan:
+    """Segments that are known beforehand, each independent of the others."""
+
+    segments: list[PlannedSegment]
+    goes_on_after_failure: bool = True
+    _next: int = field(default=0, init=False)
+
+    def next(self) -> PlannedSegment | None:
+        if self._next == len(self.segments):
+            return None
+        self._next += 1
+        return self.segments[self._next - 1]
+
+    def uploaded(self, summary: SegmentSummary) -> None:
+        """Nothing depends on it."""
+
+
+def plan_of_history(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    settings: OffloadSettings,
+    *,
+    last: Position | None = None,
+    given_up: Collection[UUID] = (),
+) -> BackfillPlan:
+    """What of a stream is still to be offloaded, up to ``last`` (default: everything), in segments."""
+    ranges = uncovered(state, ledgers, last=last, given_up=given_up)
+    return BackfillPlan(ranges, ledgers, segment_bytes_max(settings))
+
+
+def _after(end: Position, ledgers: Sequence[LedgerInfo]) -> Position:
+    """The next entry there is after ``end``, which isn't the last."""
+    info = next(info for info in ledgers if info.ledger_id == end.ledger_id)
+    if end.entry_id < info.last_entry_id:
+        return Position(end.ledger_id, end.entry_id + 1)
+    following = next(info for info in ledgers if info.ledger_id > end.ledger_id and info.entries)
+    return Position(following.ledger_id, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryTools:
+    """What runs over a stream's history need of the process.
+
+    Attributes:
+        upload_of: the upload of a segment, for (log, name, ledger id of a V1 object or ``None``).
+        driver: recorded with each segment.
+    """
+
+    upload_of: Callable[[ManifestLog, UUID, int | None], SegmentUpload]
+    driver: dict[str, str]
+    settings: OffloadSettings
+    workers: Workers
+    clock: Clock
+    entropy: Callable[[int], bytes]
+
+    def upload_segment(
+        self,
+        source: LedgerSource,
+        log: ManifestLog,
+        uuid: UUID,
+        planned: PlannedSegment,
+        is_stopped: Callable[[], bool],
+    ) -> SegmentSummary:
+        """Reads and uploads one segment, behind everything that is written live."""
+        pieces = pieces_between(source, source.ledgers(), planned.begin, planned.end)
+        ledger_id = planned.begin.ledger_id if planned.layout is Layout.V1 else None
+        with working_at(Priority.BACKFILL):
+            upload = self.upload_of(log, uuid, ledger_id)
+            return offload_pieces(pieces, planned.layout, upload, self.settings, is_stopped=is_stopped)
+
+
+class OwnedStream:
+    """A stream whose epoch this process opened, for runs over its history, one after another.
+
+    Args:
+        take_over: take the stream from an owner that gives signs of life.
+
+    Raises:
+        Fenced: a living owner has the stream, and ``take_over`` is off.
+    """
+
+    def __init__(self, tools: HistoryTools, source: LedgerSource, log: ManifestLog, *, take_over: bool) -> None:
+        self.log = log
+        self._tools = tools
+        self._source = source
+        self._commits = Commits(log, tools.driver, tools.clock)
+        ownership = Ownership(log, source, tools.settings, tools.clock, take_over=take_over)
+        ownership.take(self._commits)
+        self.given_up = ownership.given_up
+
+    def run(
+        self,
+        plan: HistoryPlan,
+        *,
+        segments_max: int,
+        attempts_max: int,
+        acknowledges: bool = True,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> HistoryOffload:
+        """A run that isn't started yet."""
+        given_up, self.given_up = self.given_up, []
+        return HistoryOffload(
+            self._source,
+            self.log,
+            plan,
+            upload=lambda uuid, planned, is_stopped: self._tools.upload_segment(
+                self._source, self.log, uuid, planned, is_stopped
+            ),
+            driver=self._tools.driver,
+            settings=self._tools.settings,
+            workers=self._tools.workers,
+            clock=self._tools.clock,
+            entropy=self._tools.entropy,
+            commits=self._commits,
+            given_up=given_up,
+            segments_max=segments_max,
+            attempts_max=attempts_max,
+            acknowledges=acknowledges,
+            on_progress=on_progress,
+        )

@@ -1,0 +1,332 @@
+"""Segments with a fixed begin and end, several on their way at once, finished in any order.
+
+Owns their attempts: assigned in order, uploaded by workers, committed as they finish, tried again under another name.
+Must never upload a byte of a segment before the record that assigns it is durable, nor tell the source that entries
+are safe while anything before them is missing.
+
+What a run leaves unfinished stays assigned: so the committed end never passes over it, and the next owner of the
+stream adopts it or starts the same range again (spec: restart).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import UUID
+
+from formats.entries import Position
+from formats.keys import data_key, index_key, new_segment_uuid
+from formats.manifest import Assign, Edit, Failed, LedgerClosed, Offloaded
+from formats.segment import Layout, SegmentSummary
+from offloader.clock import Clock
+from offloader.errors import Fenced, OffloaderError
+from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.logs import log_segment_offloaded
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import EditRefused, ManifestState
+from offloader.settings import OffloadSettings
+from offloader.write.commits import Commits
+from offloader.write.coverage import acknowledged_end
+from offloader.write.workers import SerialTask, Workers
+
+__all__ = ["HistoryOffload", "HistoryPlan", "HistoryResult", "PlannedSegment"]
+
+_log = logging.getLogger("offloader.history")
+
+#: Wait before the first retry; doubles up to ``retry_seconds_max``.
+RETRY_DELAY_FIRST_S = 0.2
+#: Times a step is tried that the store or the source refuses, before the run ends; the store has its own retries.
+COMMIT_ATTEMPTS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSegment:
+    """What becomes one segment."""
+
+    layout: Layout
+    begin: Position
+    end: Position
+
+
+class HistoryPlan(Protocol):
+    """Which segments, in order. Asked by one thread at a time."""
+
+    #: Whether the segments after one that can't be offloaded are offloaded all the same.
+    goes_on_after_failure: bool
+
+    def next(self) -> PlannedSegment | None:
+        """The next segment, ``None``: that was all."""
+        ...
+
+    def uploaded(self, summary: SegmentSummary) -> None:
+        """One of them is in the store."""
+        ...
+
+
+@dataclass(slots=True)
+class HistoryResult:
+    """What a run did.
+
+    Attributes:
+        offloaded: name and summary of each segment that is in the manifest now, in the order of commits.
+        trimmed: segments whose ledger left the source meanwhile; no error.
+        errors: of each segment that couldn't be offloaded, in the order in which they came up.
+        committed: the committed end afterwards.
+    """
+
+    offloaded: list[tuple[UUID, SegmentSummary]] = field(default_factory=list)
+    trimmed: list[PlannedSegment] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+    committed: Position | None = None
+
+
+@dataclass(slots=True)
+class _Attempt:
+    planned: PlannedSegment
+    uuid: UUID
+    number: int = 1
+    outcome: Future[SegmentSummary] = field(default_factory=Future)
+
+
+class HistoryOffload:
+    """Offloads what a plan says. ``start`` it once.
+
+    Args:
+        source: the hot tier.
+        log: the stream's manifest, its epoch open.
+        plan: which segments.
+        upload: reads and uploads one segment, for (name, segment, whether to stop); on a worker.
+        driver: recorded with each segment.
+        commits: of the same log, when some went before; none of them unfinished, and nobody else commits meanwhile.
+        given_up: edits for what an earlier owner left; they go into the first record.
+        segments_max: on their way at once.
+        attempts_max: of one segment; the store has its own retries.
+        acknowledges: whether to tell the source what is safe.
+        on_progress: called after each commit that made something readable.
+    """
+
+    def __init__(
+        self,
+        source: LedgerSource,
+        log: ManifestLog,
+        plan: HistoryPlan,
+        *,
+        upload: Callable[[UUID, PlannedSegment, Callable[[], bool]], SegmentSummary],
+        driver: dict[str, str],
+        settings: OffloadSettings,
+        workers: Workers,
+        clock: Clock,
+        entropy: Callable[[int], bytes],
+        commits: Commits | None = None,
+        given_up: Sequence[Failed] = (),
+        segments_max: int = 1,
+        attempts_max: int = 1,
+        acknowledges: bool = True,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> None:
+        self._source, self._log, self._plan, self._upload = source, log, plan, upload
+        self._driver, self._settings, self._workers, self._clock = driver, settings, workers, clock
+        self._entropy = entropy
+        self._segments_max, self._attempts_max = segments_max, attempts_max
+        self._acknowledges, self._on_progress = acknowledges, on_progress
+        self._done: Future[HistoryResult] = Future()
+        self._task = SerialTask(workers, self._step)
+        self._stopped = False
+
+        # Touched by steps only.
+        self._commits = commits or Commits(log, driver, clock)
+        self._given_up = list(given_up)
+        self._ledgers: Sequence[LedgerInfo] = ()
+        self._running: list[_Attempt] = []
+        self._proposed: list[_Attempt] = []
+        self._result = HistoryResult(committed=log.state.committed_end())
+        self._facts_to = -1
+        self._exhausted = False
+        self._ends = False
+        self._failures = 0
+
+    def start(self) -> Future[HistoryResult]:
+        """Begins; the result arrives when nothing is on its way any more.
+
+        Raises (in the future):
+            Fenced, EditRefused, StoreUnavailable, OutcomeUnknown: the manifest took no commit. What can't be offloaded
+            is in the result's ``errors``.
+        """
+        self._task.schedule()
+        return self._done
+
+    def stop(self) -> None:
+        """Uploads end soon, unfinished; the result arrives then."""
+        self._stopped = True
+        self._task.schedule()
+
+    # -- steps, one at a time
+
+    def _step(self) -> None:
+        if self._done.done():
+            return
+        try:
+            self._commits.finish()
+            self._move()
+        except (Fenced, EditRefused) as error:
+            self._fail(error)
+        except OffloaderError as error:
+            self._failures += 1
+            if self._failures >= COMMIT_ATTEMPTS_MAX:
+                self._fail(error)
+            else:
+                delay_s = RETRY_DELAY_FIRST_S * 2 ** (self._failures - 1)
+                self._workers.call_after(min(delay_s, self._settings.retry_seconds_max), self._task.schedule)
+        except Exception as error:
+            _log.exception("stream %s: a step failed", self._log.stream)
+            self._fail(error)
+
+    def _move(self) -> None:
+        """Commits what arrived together with what starts next, as one record."""
+        arrived = [attempt for attempt in self._running if attempt.outcome.done()]
+        self._ledgers = self._source.ledgers()
+        edits: list[Edit] = []
+        settled: list[tuple[_Attempt, SegmentSummary]] = []
+        given_up: list[_Attempt] = []
+        for attempt in arrived:
+            error = attempt.outcome.exception()
+            if error is None:
+                settled.append((attempt, attempt.outcome.result()))
+            else:
+                given_up += self._judge(attempt, error)
+        self._propose()
+        edits += [*self._given_up, *(Failed(a.uuid, str(a.outcome.exception())) for a in given_up)]
+        edits += self._closed_edits([a.planned.end for a in (*self._proposed, *(a for a, _ in settled))])
+        edits += [self._assign(attempt) for attempt in self._proposed]
+        edits += [Offloaded(attempt.uuid, summary, self._clock.now_ms()) for attempt, summary in settled]
+        if edits:
+            self._commits.commit(edits, lambda state: self._committed(state, arrived, settled, given_up))
+            closed = [edit.ledger_id for edit in edits if isinstance(edit, LedgerClosed)]
+            self._facts_to = max(closed, default=self._facts_to)
+        else:
+            self._running = [attempt for attempt in self._running if attempt not in arrived]
+        if not self._running and not self._proposed and (self._exhausted or self._ends or self._stopped):
+            self._result.committed = self._log.state.committed_end()
+            self._done.set_result(self._result)
+
+    def _judge(self, attempt: _Attempt, error: BaseException) -> list[_Attempt]:
+        """Decides what becomes of a failed attempt; itself, when the manifest is to forget it."""
+        planned = attempt.planned
+        if self._stopped:
+            return []
+        held = {info.ledger_id for info in self._ledgers}
+        if planned.begin.ledger_id == planned.end.ledger_id and planned.begin.ledger_id not in held:
+            if planned not in self._result.trimmed:
+                self._result.trimmed.append(planned)
+            return [attempt]
+        if isinstance(error, OffloaderError) and error.retryable and attempt.number < self._attempts_max:
+            if not any(each.planned == planned for each in self._proposed):
+                self._proposed.append(_Attempt(planned, self._new_uuid(), attempt.number + 1))
+            return [attempt]
+        if error not in self._result.errors:
+            self._result.errors.append(error)
+            _log.warning("stream %s: %s..%s: %s", self._log.stream, planned.begin, planned.end, error)
+        self._ends = self._ends or not self._plan.goes_on_after_failure
+        return []
+
+    def _propose(self) -> None:
+        """Takes segments off the plan; they stay proposed until a record assigns them."""
+        under_way = sum(1 for attempt in self._running if not attempt.outcome.done())
+        while not (self._ends or self._stopped or self._exhausted):
+            if under_way + len(self._proposed) >= self._segments_max:
+                return
+            planned = self._plan.next()
+            if planned is None:
+                self._exhausted = True
+            else:
+                self._proposed.append(_Attempt(planned, self._new_uuid()))
+
+    def _committed(
+        self,
+        state: ManifestState,
+        arrived: list[_Attempt],
+        settled: list[tuple[_Attempt, SegmentSummary]],
+        given_up: list[_Attempt],
+    ) -> None:
+        """After a record: what it assigned starts, what it ended is forgotten."""
+        left, self._given_up = self._given_up, []
+        starting, self._proposed = self._proposed, []
+        self._running = [attempt for attempt in self._running if attempt not in arrived] + starting
+        self._failures = 0
+        for attempt in starting:
+            self._launch(attempt)
+        for attempt, summary in settled:
+            self._result.offloaded.append((attempt.uuid, summary))
+            self._plan.uploaded(summary)
+            log_segment_offloaded(_log, self._log.stream, attempt.uuid, summary)
+            self._on_progress(summary)
+        if settled and self._acknowledges:
+            self._acknowledge(state)
+        ended = [(edit.uuid, None) for edit in left] + [(attempt.uuid, attempt.planned) for attempt in given_up]
+        for uuid, planned in ended:
+            self._clean(uuid, planned)
+        self._task.schedule()
+
+    def _launch(self, attempt: _Attempt) -> None:
+        def run() -> None:
+            try:
+                attempt.outcome.set_result(self._upload(attempt.uuid, attempt.planned, lambda: self._stopped))
+            except BaseException as error:
+                attempt.outcome.set_exception(error)
+            self._task.schedule()
+
+        if attempt.number == 1:
+            self._workers.submit(run)
+        else:
+            delay_s = RETRY_DELAY_FIRST_S * 2 ** (attempt.number - 2)
+            self._workers.call_after(min(delay_s, self._settings.retry_seconds_max), run)
+
+    def _acknowledge(self, state: ManifestState) -> None:
+        if state.committed_end() == self._result.committed:
+            return
+        self._result.committed = state.committed_end()
+        end = acknowledged_end(state, self._ledgers)
+        if end is None:
+            return
+        try:
+            self._source.release(end)
+        except OffloaderError as error:
+            # It deletes nothing and is said again later: not worth failing what is committed.
+            _log.warning("stream %s: the source wasn't told that %s is safe: %s", self._log.stream, end, error)
+
+    def _clean(self, uuid: UUID, planned: PlannedSegment | None) -> None:
+        """Deletes what a failed attempt may have left, once; anything that still arrives is swept later."""
+        if planned is None:
+            return  # another epoch's: its PUT may still be on its way, only the sweeper knows when it's over
+        ledger_id = planned.begin.ledger_id if planned.layout is Layout.V1 else None
+        keys = [data_key(self._log.stream, uuid, ledger_id), index_key(self._log.stream, uuid, ledger_id)]
+        try:
+            self._log.store.delete(keys)
+        except OffloaderError as error:
+            _log.warning("stream %s: the failed attempt %s is left to the sweeper: %s", self._log.stream, uuid, error)
+
+    # -- small things
+
+    def _assign(self, attempt: _Attempt) -> Assign:
+        planned = attempt.planned
+        now_ms = self._clock.now_ms()
+        return Assign(attempt.uuid, int(planned.layout), planned.begin, planned.end, now_ms, self._driver)
+
+    def _closed_edits(self, ends: list[Position]) -> list[Edit]:
+        """The source's facts about the ledgers that these segments reach, all that the manifest lacks."""
+        if not ends:
+            return []
+        known, newest = self._log.state.closed_ledgers, max(ends).ledger_id
+        infos = [info for info in self._ledgers if self._facts_to < info.ledger_id <= newest and info.closed]
+        return [LedgerClosed(i.ledger_id, i.last_entry_id) for i in infos if i.ledger_id not in known]
+
+    def _new_uuid(self) -> UUID:
+        return new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._entropy(8), "big"))
+
+    def _fail(self, error: BaseException) -> None:
+        """The manifest takes nothing more: uploads end soon, what they were stays assigned."""
+        self._stopped = True
+        self._done.set_exception(error)

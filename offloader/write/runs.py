@@ -1,0 +1,178 @@
+"""Offloading what a stream already has: a backfill, or the ledger method once.
+
+Owns a run from looking at the manifest to its result. Must never open an epoch, which fences the stream's owner, when
+there is nothing to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from uuid import UUID
+
+from formats.entries import Position
+from formats.manifest import SetMethod
+from formats.segment import SegmentSummary
+from offloader.errors import Unsupported
+from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import ManifestState
+from offloader.store.base import ObjectStore
+from offloader.write.backfill import ATTEMPTS_MAX, BackfillPlan, FixedPlan, HistoryTools, OwnedStream, plan_of_history
+from offloader.write.history import HistoryOffload, HistoryResult
+from offloader.write.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
+
+__all__ = ["HistoryRuns"]
+
+
+class HistoryRuns:
+    """Runs over the history of streams. Each call is one run; of one stream one at a time.
+
+    Args:
+        store: where the manifests are.
+        tools: of the process.
+    """
+
+    def __init__(self, store: ObjectStore, tools: HistoryTools) -> None:
+        self._store = store
+        self._tools = tools
+
+    def backfill(
+        self,
+        source: LedgerSource,
+        stream: str,
+        *,
+        last: Position | None = None,
+        take_over: bool = True,
+        acknowledges: bool = True,
+        on_plan: Callable[[BackfillPlan], None] = lambda _: None,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> HistoryResult:
+        """Offloads everything up to ``last`` (default: the newest entry now) that isn't yet, as V2 segments.
+
+        Safe to interrupt: what was committed stays, the next run goes on with the rest.
+
+        Args:
+            source: the hot tier; a view will do.
+            take_over: take the stream from an owner that gives signs of life.
+            acknowledges: tell the source what is safe; a view can't be told.
+            on_plan: called with what is going to happen before it does.
+            on_progress: called with each segment that became readable, on a worker.
+
+        Returns:
+            What was done; ``errors`` holds why a segment couldn't be offloaded: then none after it was begun.
+
+        Raises:
+            Fenced: a living owner has the stream, or took it meanwhile.
+            StoreUnavailable, OutcomeUnknown: the manifest can't be read or takes no commit.
+        """
+        log = self._log(stream)
+        ledgers = source.ledgers()
+        state = log.load(create=True)
+        plan = plan_of_history(state, ledgers, self._tools.settings, last=last, given_up=_promised(state))
+        on_plan(plan)
+        if not plan.segments:
+            return HistoryResult(committed=log.state.committed_end())
+        owned = OwnedStream(self._tools, source, log, take_over=take_over)
+        plan = plan_of_history(
+            log.state, ledgers, self._tools.settings, last=last, given_up={e.uuid for e in owned.given_up}
+        )
+        run = owned.run(
+            plan,
+            segments_max=self._tools.settings.backfill_segments_in_flight_max,
+            attempts_max=ATTEMPTS_MAX,
+            acknowledges=acknowledges,
+            on_progress=on_progress,
+        )
+        return _finished(run)
+
+    def ledgers(
+        self,
+        source: LedgerSource,
+        stream: str,
+        *,
+        every: bool = True,
+        take_over: bool = True,
+        acknowledges: bool = True,
+        on_plan: Callable[[LedgerMethodPlan], None] = lambda _: None,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> HistoryResult:
+        """The ledger method, once: each ledger that is due, the oldest first, an object pair each.
+
+        Args:
+            every: all closed ledgers; else those that the thresholds of the settings name.
+            others: as for ``backfill``.
+
+        Returns:
+            What was done; ``errors`` holds why ledgers couldn't be offloaded: the others were all tried.
+
+        Raises: as ``backfill``.
+        """
+        log = self._log(stream)
+        ledgers = source.ledgers()
+        state = log.load(create=True)
+        plan = self._plan_of_ledgers(state, ledgers, _promised(state), every=every)
+        on_plan(plan)
+        result = HistoryResult(committed=state.committed_end())
+        if plan.segments:
+            owned = OwnedStream(self._tools, source, log, take_over=take_over)
+            plan = self._plan_of_ledgers(log.state, ledgers, {edit.uuid for edit in owned.given_up}, every=every)
+            run = owned.run(
+                FixedPlan(plan.segments),
+                segments_max=1,
+                attempts_max=1,
+                acknowledges=acknowledges,
+                on_progress=on_progress,
+            )
+            result = _finished(run)
+        result.errors += [_has_gap(stream, info) for info in plan.refused]
+        return result
+
+    def switch(self, source: LedgerSource, stream: str, method: str, *, take_over: bool = True) -> bool:
+        """Records how the stream is offloaded from here on; False: it was so already.
+
+        End what offloads it first, and begin what does afterwards: this opens an epoch.
+
+        Args:
+            method: ``streaming``, ``ledger`` or ``none``.
+        """
+        log = self._log(stream)
+        if log.load(create=True).method == method:
+            return False
+        OwnedStream(self._tools, source, log, take_over=take_over)
+        log.commit([SetMethod(method)])
+        return True
+
+    def _plan_of_ledgers(
+        self, state: ManifestState, ledgers: Sequence[LedgerInfo], given_up: Collection[UUID], *, every: bool
+    ) -> LedgerMethodPlan:
+        settings = self._tools.settings
+        return ledgers_of_method(
+            state,
+            ledgers,
+            now_ms=self._tools.clock.now_ms(),
+            threshold_bytes=0 if every else settings.offload_threshold_bytes,
+            threshold_seconds=OFF if every else settings.offload_threshold_seconds,
+            given_up=given_up,
+        )
+
+    def _log(self, stream: str) -> ManifestLog:
+        return ManifestLog(self._store, stream, clock=self._tools.clock, entropy=self._tools.entropy)
+
+
+def _promised(state: ManifestState) -> set[UUID]:
+    """What nobody may finish any more once the epoch is ours."""
+    return {segment.uuid for segment in state.assigned()}
+
+
+def _finished(run: HistoryOffload) -> HistoryResult:
+    try:
+        return run.start().result()
+    finally:
+        run.stop()
+
+
+def _has_gap(stream: str, info: LedgerInfo) -> Unsupported:
+    return Unsupported(
+        f"stream {stream}: ledger {info.ledger_id} has a gap, which the ledger method can't express",
+        hint="offload it with the streaming method",
+    )

@@ -1,0 +1,221 @@
+"""History goes up in segments of about the segment size, in any order; a run that was interrupted goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import count, pairwise
+from pathlib import Path
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from formats.entries import ENTRY_HEADER_BYTES, Position
+from formats.manifest import Assign, Edit, Failed, Offloaded, decode_record
+from formats.segment import SegmentSummary
+from offloader.clock import SystemClock
+from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.settings import Settings
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.write.offloader import LedgerOffloader
+from tests.support.readback import stored_entries, unaccounted_keys
+
+STREAM = "a/b"
+SEGMENT_BYTES = 16_384
+SETTINGS = Settings.of(
+    {
+        "offload": {
+            "block_bytes": 1024,
+            "max_size_per_offload_segment_mbytes": SEGMENT_BYTES / 2**20,
+            "max_offload_segment_rollover_time_minutes": 60,
+            "takeover_after_seconds": 0.01,
+        },
+        "ledgers": {"ledger_bytes_max": 25_000},
+    }
+)
+_names = count()
+
+
+class Bench:
+    def __init__(self, directory: Path) -> None:
+        self.memory = MemoryStore(f"backfill-{next(_names)}", "", SystemClock())
+        self.store = FaultyStore(self.memory)
+        self.database = EmbeddedLedgers(str(directory / "ledgers.db"), settings=SETTINGS.ledgers)
+        self.source: EmbeddedStream = self.database.open_stream(STREAM)
+        self.expected: list[tuple[Position, bytes]] = []
+        self._random = Random(3)
+        self.offloader = LedgerOffloader(self.store, SETTINGS)
+
+    def append(self, entries: int, *, size_max: int = 300) -> None:
+        payloads = [self._random.randbytes(self._random.randint(0, size_max)) for _ in range(entries)]
+        for batch in self.source.append(payloads, 0):
+            self.expected += [(entry.position, entry.payload) for entry in batch.entries()]
+
+    def edits(self) -> list[Edit]:
+        """Everything that was ever recorded, in order."""
+        keys = [info.key for info in self.memory.list("").objects if info.key.endswith(".json")]
+        return [edit for key in sorted(keys) for edit in decode_record(self.memory.get(key)[0]).edits]
+
+    def data_puts(self) -> int:
+        return sum(verb == "put" and "/manifest/" not in key and "index" not in key for verb, key in self.store.calls)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.offloader.close()
+    made.database.close()
+
+
+def test_everything_so_far_is_offloaded_once_in_segments_of_about_the_segment_size(bench: Bench) -> None:
+    bench.append(1000)
+
+    result = bench.offloader.history.backfill(bench.source, STREAM)
+
+    assert result.errors == []
+    state = load_manifest(bench.memory, STREAM)
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    assert result.committed == state.committed_end() == bench.expected[-1][0] == bench.source.released_position()
+    sizes = [s.payload_bytes + ENTRY_HEADER_BYTES * s.entries for _, s in result.offloaded]
+    assert len(sizes) >= 9
+    assert all(SEGMENT_BYTES / 2 < size < SEGMENT_BYTES * 1.2 for size in sizes)
+    assert unaccounted_keys(bench.memory, STREAM) == set()
+
+
+def test_segments_are_assigned_in_order_with_both_ends_before_their_bytes_are_sent(bench: Bench) -> None:
+    bench.append(600)
+    bench.offloader.history.backfill(bench.source, STREAM)
+    assigned = [edit for edit in bench.edits() if isinstance(edit, Assign)]
+    assert all(edit.end is not None for edit in assigned)
+    assert [edit.begin for edit in assigned] == sorted(edit.begin for edit in assigned)
+    calls = bench.store.calls
+    for edit in assigned:
+        first_byte = next(i for i, (verb, key) in enumerate(calls) if verb == "put" and str(edit.uuid) in key)
+        before = [key for verb, key in calls[:first_byte] if verb == "put" and key.endswith(".json")]
+        records = [decode_record(bench.memory.get(key)[0]) for key in before]
+        assert any(edit in record.edits for record in records)
+
+
+def test_until_ends_the_run_exactly_there(bench: Bench) -> None:
+    bench.append(500)
+    until = bench.expected[321][0]
+    result = bench.offloader.history.backfill(bench.source, STREAM, last=until)
+    assert result.committed == until
+    assert stored_entries(bench.memory, STREAM) == bench.expected[:322]
+
+
+def test_a_second_run_has_nothing_to_do_and_opens_no_epoch(bench: Bench) -> None:
+    bench.append(300)
+    bench.offloader.history.backfill(bench.source, STREAM)
+    before = load_manifest(bench.memory, STREAM)
+    planned: list[int] = []
+    result = bench.offloader.history.backfill(bench.source, STREAM, on_plan=lambda plan: planned.append(plan.segments))
+    assert (planned, result.offloaded) == ([0], [])
+    assert load_manifest(bench.memory, STREAM).record_id == before.record_id
+
+
+def test_a_failed_attempt_is_made_again_under_another_name_and_its_objects_are_cleaned(bench: Bench) -> None:
+    bench.append(300)
+    bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=StoreUnavailable)])
+
+    assert bench.offloader.history.backfill(bench.source, STREAM).errors == []
+
+    assert len([edit for edit in bench.edits() if isinstance(edit, Failed)]) == 1
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    assert unaccounted_keys(bench.memory, STREAM) == set()
+
+
+def test_the_end_is_the_contiguous_prefix_and_an_interrupted_run_goes_on_with_what_is_missing(bench: Bench) -> None:
+    bench.append(1000)
+    planned: list[UUID] = []
+    bench.offloader.history.backfill(bench.source, STREAM, last=bench.expected[50][0])
+    before = load_manifest(bench.memory, STREAM)
+    # The first data object of what follows can't be written, whatever its name.
+    bench.store.set_faults([Fault(call=1, calls=1, verb="put", key_part="-index", error=Corrupt)])
+
+    stopped = bench.offloader.history.backfill(bench.source, STREAM)
+
+    assert [type(error) for error in stopped.errors] == [Corrupt]
+    half = load_manifest(bench.memory, STREAM)
+    planned = [segment.uuid for segment in half.assigned()]
+    assert len(planned) == 1
+    hole = half.assigned()[0]
+    assert hole.end is not None
+    assert all(not (hole.begin <= each.begin <= hole.end) for each in half.offloaded())
+    assert half.committed_end() is not None
+    assert half.committed_end() < hole.begin
+    done = {segment.uuid for segment in half.offloaded()}
+    assert len(done) > len(before.offloaded())
+
+    bench.store.set_faults([])
+    sent = bench.data_puts()
+    result = bench.offloader.history.backfill(bench.source, STREAM)
+
+    whole = load_manifest(bench.memory, STREAM)
+    assert done <= {segment.uuid for segment in whole.offloaded()}, "nothing that was there is sent again"
+    assert bench.data_puts() - sent < len(whole.offloaded())
+    assert result.committed == bench.expected[-1][0]
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+@pytest.mark.parametrize("call", range(1, 40, 3))
+@pytest.mark.parametrize(("error", "after"), [(StoreUnavailable, False), (OutcomeUnknown, True)])
+def test_whatever_call_fails_a_later_run_makes_it_whole(
+    bench: Bench, call: int, error: type[StoreUnavailable], after: bool
+) -> None:
+    bench.append(300)
+    bench.store.set_faults([Fault(call=call, calls=2, error=error, after=after)])
+    with contextlib.suppress(StoreUnavailable, OutcomeUnknown):
+        bench.offloader.history.backfill(bench.source, STREAM)
+    bench.store.set_faults([])
+    stored = list(bench.expected)
+    result = bench.offloader.history.backfill(bench.source, STREAM)
+    assert result.errors == []
+    assert stored_entries(bench.memory, STREAM) == stored
+
+
+def test_a_run_that_loses_the_stream_ends_fenced_and_commits_nothing_more(bench: Bench) -> None:
+    bench.append(1000)
+    taken: list[int] = []
+
+    def take(_: SegmentSummary) -> None:
+        if not taken:
+            taken.append(ManifestLog(bench.memory, STREAM, clock=SystemClock()).open_epoch())
+
+    with pytest.raises(Fenced):
+        bench.offloader.history.backfill(bench.source, STREAM, on_progress=take)
+    bench.offloader.close()
+    edits = bench.edits()
+    after = edits[edits.index(next(e for e in edits if getattr(e, "epoch", 0) == taken[0])) :]
+    assert [edit for edit in after if isinstance(edit, (Assign, Offloaded))] == []
+
+
+def test_the_live_segment_starts_exactly_where_the_backfill_ended(bench: Bench) -> None:
+    bench.append(400)
+    bench.offloader.history.backfill(bench.source, STREAM)
+    last = bench.expected[-1][0]
+    bench.append(200)
+
+    stream = bench.offloader.offload_stream(bench.source, STREAM)
+    stream.offload(timeout_s=60)
+    stream.stop()
+
+    state = load_manifest(bench.memory, STREAM)
+    begins = [segment.begin for segment in state.offloaded() if segment.begin > last]
+    assert state.follows(last, begins[0])
+    assert all(state.follows(a.end, b.begin) for a, b in pairwise(state.offloaded()) if a.end is not None)
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_view_of_a_stream_that_somebody_else_writes_will_do(bench: Bench) -> None:
+    bench.append(300)
+    view = bench.database.view_stream(STREAM)
+    result = bench.offloader.history.backfill(view, STREAM, acknowledges=False)
+    assert result.errors == []
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    bench.append(5)  # the writer wasn't disturbed
