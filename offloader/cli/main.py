@@ -28,6 +28,7 @@ __all__ = ["VERBS", "main"]
 VERBS = {
     "demo": "Run the whole path once on real data.",
     "ls": "List the streams of a store.",
+    "offload": "Bring what a stream's ledgers hold into the store.",
     "segments": "List a stream's segments.",
     "read": "Print a stream's entries.",
     "status": "Show what the streams are doing.",

@@ -18,7 +18,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
 from offloader.write.backfill import ATTEMPTS_MAX, BackfillPlan, FixedPlan, HistoryTools, OwnedStream, plan_of_history
-from offloader.write.history import HistoryOffload, HistoryResult
+from offloader.write.history import HistoryOffload, HistoryResult, PlannedSegment
 from offloader.write.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
 
 __all__ = ["HistoryRuns"]
@@ -90,7 +90,9 @@ class HistoryRuns:
         source: LedgerSource,
         stream: str,
         *,
-        every: bool = True,
+        last: Position | None = None,
+        threshold_bytes: int = 0,
+        threshold_seconds: int = OFF,
         take_over: bool = True,
         acknowledges: bool = True,
         on_plan: Callable[[LedgerMethodPlan], None] = lambda _: None,
@@ -99,7 +101,8 @@ class HistoryRuns:
         """The ledger method, once: each ledger that is due, the oldest first, an object pair each.
 
         Args:
-            every: all closed ledgers; else those that the thresholds of the settings name.
+            last: only ledgers that end there or before.
+            threshold_bytes, threshold_seconds: see ``due_ledgers``; the defaults mean every closed ledger.
             others: as for ``backfill``.
 
         Returns:
@@ -110,12 +113,14 @@ class HistoryRuns:
         log = self._log(stream)
         ledgers = source.ledgers()
         state = log.load(create=True)
-        plan = self._plan_of_ledgers(state, ledgers, _promised(state), every=every)
+        thresholds = {"threshold_bytes": threshold_bytes, "threshold_seconds": threshold_seconds}
+        plan = self._plan_of_ledgers(state, ledgers, _promised(state), last, **thresholds)
         on_plan(plan)
         result = HistoryResult(committed=state.committed_end())
         if plan.segments:
             owned = OwnedStream(self._tools, source, log, take_over=take_over)
-            plan = self._plan_of_ledgers(log.state, ledgers, {edit.uuid for edit in owned.given_up}, every=every)
+            given_up = {edit.uuid for edit in owned.given_up}
+            plan = self._plan_of_ledgers(log.state, ledgers, given_up, last, **thresholds)
             run = owned.run(
                 FixedPlan(plan.segments),
                 segments_max=1,
@@ -142,18 +147,41 @@ class HistoryRuns:
         log.commit([SetMethod(method)])
         return True
 
+    def preview(
+        self, state: ManifestState, ledgers: Sequence[LedgerInfo], *, last: Position | None, threshold_bytes: int
+    ) -> list[PlannedSegment]:
+        """What a run would do now, by the stream's method, without sending a request. Sizes inside ledgers are
+        estimated, so that a backfill's cuts may lie elsewhere when it runs.
+
+        Args:
+            state: the manifest as it is.
+            ledgers: the hot tier's.
+            last, threshold_bytes: as for ``ledgers``.
+        """
+        if state.method == "ledger":
+            plan = self._plan_of_ledgers(state, ledgers, _promised(state), last, threshold_bytes, OFF)
+            return plan.segments
+        history = plan_of_history(state, ledgers, self._tools.settings, last=last, given_up=_promised(state))
+        return list(iter(history.next, None))
+
     def _plan_of_ledgers(
-        self, state: ManifestState, ledgers: Sequence[LedgerInfo], given_up: Collection[UUID], *, every: bool
+        self,
+        state: ManifestState,
+        ledgers: Sequence[LedgerInfo],
+        given_up: Collection[UUID],
+        last: Position | None,
+        threshold_bytes: int,
+        threshold_seconds: int,
     ) -> LedgerMethodPlan:
-        settings = self._tools.settings
-        return ledgers_of_method(
+        plan = ledgers_of_method(
             state,
             ledgers,
             now_ms=self._tools.clock.now_ms(),
-            threshold_bytes=0 if every else settings.offload_threshold_bytes,
-            threshold_seconds=OFF if every else settings.offload_threshold_seconds,
+            threshold_bytes=threshold_bytes,
+            threshold_seconds=threshold_seconds,
             given_up=given_up,
         )
+        return LedgerMethodPlan([each for each in plan.segments if last is None or each.end <= last], plan.refused)
 
     def _log(self, stream: str) -> ManifestLog:
         return ManifestLog(self._store, stream, clock=self._tools.clock, entropy=self._tools.entropy)

@@ -1,0 +1,146 @@
+"""``offloader offload STREAM``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import SetMethod
+from offloader.clock import SystemClock
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest.log import ManifestLog, list_streams, load_manifest
+from offloader.settings import LedgerSettings
+from offloader.store import open_store
+from tests.cli.reading_verbs import Offloader
+from tests.support.readback import stored_entries
+
+STREAM = "public/default/persistent/orders"
+#: Beyond the time for which a command leaves another writer's stream alone.
+LONG_AGO_MS = 3_600_000
+
+
+class Bench:
+    def __init__(self, directory: Path) -> None:
+        self.url = f"file://{directory}/store"
+        (directory / "store").mkdir()
+        self.ledgers = f"sqlite:///{directory}/ledgers.db"
+        self.database = EmbeddedLedgers(self.ledgers, settings=LedgerSettings(ledger_bytes_max=2000))
+        self.source: EmbeddedStream = self.database.open_stream(STREAM)
+        self.expected: list[tuple[Position, bytes]] = []
+        for batch in self.source.append([f"entry {n}".encode().ljust(100, b".") for n in range(50)], 0):
+            self.expected += [(entry.position, entry.payload) for entry in batch.entries()]
+
+    def set_method(self, method: str) -> None:
+        log = ManifestLog(open_store(self.url), STREAM, clock=LongAgo())
+        log.open_epoch()
+        log.commit([SetMethod(method)])
+
+
+class LongAgo(SystemClock):
+    def now_ms(self) -> int:
+        return super().now_ms() - LONG_AGO_MS
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    made = Bench(tmp_path)
+    monkeypatch.setenv("OFFLOADER_STORE", made.url)
+    monkeypatch.setenv("OFFLOADER_LEDGERS", made.ledgers)
+    return made
+
+
+@pytest.fixture
+def offloader(capsys: pytest.CaptureFixture[str], bench: Bench) -> Offloader:
+    return Offloader(capsys)
+
+
+def test_everything_goes_and_each_object_is_named_and_was_checked(offloader: Offloader, bench: Bench) -> None:
+    (done,) = offloader("offload", STREAM, "--json").rows
+
+    store = open_store(bench.url)
+    assert stored_entries(store, STREAM) == bench.expected
+    assert (done["segments"], done["objects"], done["entries"]) == (1, 2, 50)
+    assert (done["committed"], done["payload_bytes"]) == ("3:9", 5000)
+    (row,) = done["offloaded"]
+    assert store.head(row["data"]).size_bytes + store.head(row["index"]).size_bytes == row["object_bytes"]
+    bench.source.append([b"the writer wasn't disturbed"], 0)
+
+
+def test_for_people_it_is_a_table_and_a_sentence(offloader: Offloader, bench: Bench) -> None:
+    done = offloader("offload", STREAM)
+    assert done.code == 0
+    heading, row, sentence = done.out.splitlines()
+    assert heading.split() == ["SEGMENT", "LAYOUT", "FIRST", "LAST", "ENTRIES", "PAYLOAD", "STORED"]
+    assert row.split()[1:5] == ["V2", "1:0", "3:9", "50"]
+    assert sentence == f"50 entries, 4.9 KiB, in 2 objects, each checked in {bench.url}; committed is 3:9"
+
+
+def test_nothing_to_offload_is_said_as_such(offloader: Offloader) -> None:
+    offloader("offload", STREAM)
+    again = offloader("offload", STREAM)
+    assert (again.code, again.out) == (0, f"nothing to offload of {STREAM}: committed is 3:9\n")
+    assert offloader("offload", STREAM, "--json").rows[0]["offloaded"] == []
+    assert offloader("offload", STREAM, "--dry-run").out == f"nothing to offload of {STREAM}\n"
+
+
+def test_until_and_size_threshold_leave_the_rest_behind(offloader: Offloader, bench: Bench) -> None:
+    (done,) = offloader("offload", STREAM, "--until", "2:4", "--json", "--take-over").rows
+    assert done["committed"] == "2:4"
+    (done,) = offloader("offload", STREAM, "--size-threshold", "1500", "--json", "--take-over").rows
+    assert done["committed"] == "2:14"
+    (done,) = offloader("offload", STREAM, "--size-threshold", "100000", "--json").rows
+    assert done["offloaded"] == []
+    assert stored_entries(open_store(bench.url), STREAM) == bench.expected[:35]
+
+
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(offloader: Offloader, bench: Bench) -> None:
+    done = offloader("offload", STREAM, "--dry-run")
+    assert [line.split() for line in done.out.splitlines()] == [
+        ["LAYOUT", "FIRST", "LAST", "ABOUT"],
+        ["V2", "1:0", "3:9", "5.5", "KiB"],
+    ]
+    (planned,) = offloader("offload", STREAM, "--dry-run", "--json").rows
+    assert planned["segments"] == [{"layout": "V2", "first": "1:0", "last": "3:9", "bytes": 5600}]
+    assert list_streams(open_store(bench.url)) == []
+
+
+def test_the_ledger_method_offloads_closed_ledgers(offloader: Offloader, bench: Bench) -> None:
+    bench.set_method("ledger")
+    planned = offloader("offload", STREAM, "--dry-run", "--json").rows[0]["segments"]
+    assert [(each["layout"], each["first"], each["last"]) for each in planned] == [
+        ("V1", "1:0", "1:19"),
+        ("V1", "2:0", "2:19"),
+    ]
+    (done,) = offloader("offload", STREAM, "--json", "--size-threshold", "3000").rows
+    assert [row["first"] for row in done["offloaded"]] == ["1:0"]
+    (done,) = offloader("offload", STREAM, "--json", "--take-over").rows
+    assert [row["first"] for row in done["offloaded"]] == ["2:0"]
+    assert [s.layout for s in load_manifest(open_store(bench.url), STREAM).offloaded()] == [1, 1]
+
+
+def test_progress_goes_to_standard_error(offloader: Offloader) -> None:
+    done = offloader("offload", STREAM, "--progress", "--json")
+    assert done.err == "1 of about 1 segments, 4.9 KiB: 1:0..3:9\n"
+    assert len(done.rows) == 1
+
+
+def test_a_living_writer_keeps_its_stream_without_take_over(offloader: Offloader, bench: Bench) -> None:
+    ManifestLog(open_store(bench.url), STREAM, clock=SystemClock()).open_epoch()
+    code, line, hint = offloader.refuses("offload", STREAM)
+    assert code == 5
+    assert "is owned by" in line
+    assert "--take-over" in hint
+    assert offloader("offload", STREAM, "--take-over").code == 0
+
+
+def test_what_is_wrong_is_refused_before_anything_is_written(
+    offloader: Offloader, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert offloader.refuses("offload", "nobody")[0] == 3
+    assert offloader.refuses("offload", STREAM, "--until", "soon")[0] == 2
+    bench.set_method("none")
+    assert "method is none" in offloader.refuses("offload", STREAM)[1]
+    monkeypatch.delenv("OFFLOADER_LEDGERS")
+    assert offloader.refuses("offload", STREAM)[:2] == (2, "no ledger database was named")
