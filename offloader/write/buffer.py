@@ -96,7 +96,8 @@ class StreamBuffer:
                 self._budget.force(self, -spare)
                 self.granted_bytes = self.held_bytes
                 return
-            kept = min(self.held_bytes, CHUNK_BYTES_MAX)
+            # A chunk is kept, so that a steady stream rarely asks; not while somebody waits for it.
+            kept = 0 if self._budget.waiting else min(self.held_bytes, CHUNK_BYTES_MAX)
             if spare > 2 * kept:
                 self.granted_bytes -= spare - kept
                 self._budget.give_back(self, spare - kept)

@@ -127,6 +127,13 @@ class OffloadHandle:
             moving = self._ready or self._in_flight or self._intake.waiting_bytes or self._encoding_bytes
             return bool(moving) or not self._open
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether some held bytes are on their way into the store, or will be without another event: then they are
+        given back one day. Bytes that are only being encoded may stay."""
+        with self._lock:
+            return not self._open or bool(self._sending and (self._ready or self._in_flight))
+
     def can_offer(self, size: int) -> bool:
         """Whether an entry of ``size`` payload bytes would be taken now."""
         return self._open and self._failure is None and self._buffer.room_bytes >= size + ENTRY_HEADER_BYTES

@@ -86,21 +86,29 @@ class MemoryBudget:
     def take(self, who: Hashable, bytes_min: int, held_bytes: int) -> int:
         """Grants at least ``bytes_min`` more, a chunk where there is one, or nothing (0)."""
         with self._lock:
-            member = self._members.get(who)
-            if member is None:
-                return 0
-            pending, member.pending_bytes = member.pending_bytes, 0
-            if pending >= bytes_min:
-                return pending
-            missing = bytes_min - pending
-            free = self._free()
-            if missing > free or (self._waiting and who not in self._waiting):
-                member.pending_bytes = pending
-                return 0
-            more = max(missing, min(free, max(CHUNK_BYTES_MIN, min(held_bytes, CHUNK_BYTES_MAX))))
-            self._waiting.pop(who, None)
-            self._grant(member, more)
-            return pending + more
+            granted = self._taken(who, bytes_min, held_bytes)
+            pressed = bool(granted and self._waiting)
+        if pressed:
+            # What is held from now on wasn't there when ``relieve`` looked last.
+            self.on_pressure()
+        return granted
+
+    def _taken(self, who: Hashable, bytes_min: int, held_bytes: int) -> int:
+        member = self._members.get(who)
+        if member is None:
+            return 0
+        pending, member.pending_bytes = member.pending_bytes, 0
+        if pending >= bytes_min:
+            return pending
+        missing = bytes_min - pending
+        free = self._free()
+        if missing > free or not self._is_next(who):
+            member.pending_bytes = pending
+            return 0
+        more = max(missing, min(free, max(CHUNK_BYTES_MIN, min(held_bytes, CHUNK_BYTES_MAX))))
+        self._waiting.pop(who, None)
+        self._grant(member, more)
+        return pending + more
 
     def force(self, who: Hashable, size_bytes: int) -> None:
         """Counts bytes that are held already (what encoding added), also above the limit."""
@@ -128,7 +136,7 @@ class MemoryBudget:
             member = self._members.get(who)
             if member is None:
                 return 0
-            return member.pending_bytes + (0 if self._waiting and who not in self._waiting else self._free())
+            return member.pending_bytes + (self._free() if self._is_next(who) else 0)
 
     def turn_bytes(self) -> int:
         """What it makes sense to wait for: a part of a fair share."""
@@ -149,8 +157,13 @@ class MemoryBudget:
                 self._grant(member, more)
                 member.pending_bytes += more
                 return True
+            # A grant that isn't enough goes back: if each in line kept a bit, there might never be enough for one.
+            pending, member.pending_bytes = member.pending_bytes, 0
+            self._grant(member, -pending)
             # Who is in line keeps its place, whatever it asks for now.
             self._waiting[who] = min(size_bytes, self.limit_bytes)
+            woken = self._serve()
+        _wake(woken)
         self.on_pressure()
         return False
 
@@ -188,6 +201,9 @@ class MemoryBudget:
             moving += member.relieve()
         return moving
 
+    def _is_next(self, who: Hashable) -> bool:
+        return not self._waiting or next(iter(self._waiting)) == who
+
     def _free(self) -> int:
         return max(0, self.limit_bytes - self._granted_bytes)
 
@@ -202,12 +218,11 @@ class MemoryBudget:
         while self._waiting:
             who, wanted = next(iter(self._waiting.items()))
             member = self._members[who]
-            more = max(0, wanted - member.pending_bytes)
-            if more > self._free():
+            if wanted > self._free():
                 break
             del self._waiting[who]
-            self._grant(member, more)
-            member.pending_bytes += more
+            self._grant(member, wanted)
+            member.pending_bytes += wanted
             woken.append(member)
         return woken
 

@@ -90,6 +90,10 @@ class SegmentQueue:
             if count < fit:
                 self._refused_bytes = int(rest.lengths[count]) + ENTRY_HEADER_BYTES
             if count == 0:
+                if segment.handle.last_offered() is None:
+                    # Opened for an entry that there was no room for: nothing of it will ever be assigned or sent.
+                    self._segments.remove(segment)
+                    segment.handle.close()
                 break
             taken += count
             self.offered = Position(batch.ledger_id, int(batch.entry_ids[taken - 1]))
@@ -135,6 +139,11 @@ class SegmentQueue:
     def can_drain(self) -> bool:
         """Whether held bytes will leave without another offer or a close."""
         return any(segment.handle.can_drain for segment in self._segments)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether some held bytes will be given back without another close."""
+        return any(segment.handle.is_leaving for segment in self._segments)
 
     def _turn_bytes(self, size_bytes: int) -> int:
         return max(self._refused_bytes, self._buffer.turn_bytes(size_bytes))

@@ -289,7 +289,7 @@ class StreamSteps:
                     self._gap = meet_hole(self.stream, offered, batch.first, read.ledgers)
                     break
                 if self.queue.offer(batch) < len(batch):
-                    return
+                    break  # the next step gets in line for room
         self._step_task.schedule()
 
     def _pass_gap(self) -> None:
@@ -370,7 +370,7 @@ class StreamSteps:
             if self._backoff.waiting and not first.assigned:
                 dropped = self.queue.clear(self.committed)
                 self.mode = Mode.CATCH_UP
-            elif self.queue.can_drain:
+            elif self.queue.is_leaving:
                 return held_bytes
         for other in dropped:
             other.handle.abandon(Closed("its bytes are needed elsewhere; it is read again"), abort=True)

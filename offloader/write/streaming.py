@@ -12,7 +12,7 @@ from uuid import UUID
 
 from formats.entries import Position
 from offloader.clock import Clock
-from offloader.errors import Closed, ErrorKind, StoreUnavailable
+from offloader.errors import AccessDenied, BucketMissing, Closed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource, Subscription
 from offloader.manifest.log import ManifestLog
 from offloader.settings import OffloadSettings
@@ -31,7 +31,7 @@ _log = logging.getLogger("offloader.stream")
 #: Wait before the first retry of a failed step; doubles up to ``retry_seconds_max``.
 RETRY_DELAY_FIRST_S = 0.2
 #: Errors that waiting doesn't mend: who waits for an offload hears of them at once. The stream itself goes on trying.
-_HOPELESS = (ErrorKind.DENIED, ErrorKind.NOT_FOUND)
+_HOPELESS = (AccessDenied, BucketMissing)
 #: Longest sleep of a waiting caller before it looks at the clock again.
 _WAIT_S_MAX = 1.0
 
@@ -124,7 +124,7 @@ class StreamOffload:
 
         Raises:
             StoreUnavailable: not committed within ``timeout_s``.
-            Fenced, Closed and what else stopped the stream; AccessDenied, NotFound: the store can't be used.
+            Fenced, Closed and what else stopped the stream; AccessDenied, BucketMissing: the store can't be used.
         """
         wait_s = self._settings.drain_seconds_max if timeout_s is None else timeout_s
         deadline_s = self._clock.monotonic_s() + wait_s
@@ -135,7 +135,7 @@ class StreamOffload:
             while self._steps.committed is None or self._steps.committed < target:
                 if self._steps.mode is Mode.STOPPED:
                     raise self._steps.error or Closed(f"stream {self.stream} was stopped")
-                if self._steps.error is not None and self._steps.error.kind in _HOPELESS:
+                if isinstance(self._steps.error, _HOPELESS):
                     raise self._steps.error
                 left_s = deadline_s - self._clock.monotonic_s()
                 if left_s <= 0:

@@ -1,0 +1,232 @@
+"""The process's memory: exact, first come first served, and never full with nothing moving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from offloader.clock import SystemClock
+from offloader.settings import Settings
+from offloader.store.memory import MemoryStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.testing.memory_ledgers import MemoryLedgers
+from offloader.testing.simulated_workers import SimulatedWorkers
+from offloader.write.buffer import StreamBuffer
+from offloader.write.memory import MemoryBudget
+from offloader.write.offloader import LedgerOffloader
+from tests.support.readback import stored_entries
+
+KIB = 1024
+_names = count()
+
+
+class BudgetMachine(RuleBasedStateMachine):
+    """Buffers that take, give back and wait, in any order; the sums are always right and nobody waits for nothing."""
+
+    @initialize(limit=st.sampled_from([64 * KIB, 100_000, 512 * KIB]), members=st.integers(1, 6))
+    def begin(self, limit: int, members: int) -> None:
+        self.budget = MemoryBudget(limit)
+        self.woken: set[int] = set()
+        self.buffers = [
+            StreamBuffer(200 * KIB, self.budget, wake=lambda number=number: self.woken.add(number))  # type: ignore[misc]
+            for number in range(members)
+        ]
+        self.held = [0] * members
+
+    @rule(data=st.data(), size=st.integers(1, 80 * KIB))
+    def take(self, data: st.DataObject, size: int) -> None:
+        number = data.draw(st.integers(0, len(self.buffers) - 1))
+        room = self.buffers[number].room_bytes
+        taken = self.buffers[number].take(size)
+        assert taken == (size <= room), "room_bytes is what take admits"
+        self.held[number] += size if taken else 0
+
+    @rule(data=st.data(), share=st.floats(0, 1))
+    def give_back(self, data: st.DataObject, share: float) -> None:
+        number = data.draw(st.integers(0, len(self.buffers) - 1))
+        change = int(self.held[number] * share)
+        self.buffers[number].adjust(-change)
+        self.held[number] -= change
+
+    @rule(data=st.data(), size=st.integers(1, 2 * KIB))
+    def encoding_adds(self, data: st.DataObject, size: int) -> None:
+        number = data.draw(st.integers(0, len(self.buffers) - 1))
+        if self.budget.granted_bytes + size <= self.budget.limit_bytes:
+            self.buffers[number].adjust(size)
+            self.held[number] += size
+
+    @rule(data=st.data(), size=st.integers(1, 60 * KIB))
+    def wait(self, data: st.DataObject, size: int) -> None:
+        number = data.draw(st.integers(0, len(self.buffers) - 1))
+        if self.buffers[number].wait_for_room(size):
+            assert self.buffers[number].take(size), "what was waited for is there"
+            self.held[number] += size
+
+    @rule(data=st.data())
+    def stop_waiting(self, data: st.DataObject) -> None:
+        self.buffers[data.draw(st.integers(0, len(self.buffers) - 1))].stop_waiting()
+
+    @invariant()
+    def the_sums_are_exact_and_bounded(self) -> None:
+        if not hasattr(self, "budget"):
+            return
+        assert [buffer.held_bytes for buffer in self.buffers] == self.held
+        assert sum(self.held) <= self.budget.granted_bytes <= self.budget.limit_bytes
+
+    def teardown(self) -> None:
+        """When everything is given back, nobody is left in line and nothing is counted."""
+        if not hasattr(self, "budget"):
+            return
+        for number, buffer in enumerate(self.buffers):
+            buffer.adjust(-self.held[number])
+        for _ in self.buffers:
+            for buffer in self.buffers:
+                buffer.stop_waiting()
+        assert self.budget.waiting == 0
+        assert self.budget.granted_bytes == 0
+
+
+TestBudget = BudgetMachine.TestCase
+TestBudget.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def test_who_waits_goes_first_whatever_the_others_ask_for() -> None:
+    woken: list[str] = []
+    budget = MemoryBudget(100 * KIB)
+    busy = StreamBuffer(200 * KIB, budget, wake=lambda: woken.append("busy"))
+    other = StreamBuffer(200 * KIB, budget, wake=lambda: woken.append("other"))
+    assert busy.take(90 * KIB)
+    assert not other.wait_for_room(40 * KIB)
+
+    busy.adjust(-20 * KIB)
+    assert not busy.take(5 * KIB + busy.granted_bytes - busy.held_bytes), "the free bytes are somebody else's turn"
+    busy.adjust(-30 * KIB)
+
+    assert woken == ["other"]
+    assert other.take(40 * KIB)
+
+
+def test_pressure_is_told_when_somebody_has_to_wait_and_the_fullest_are_asked_first() -> None:
+    asked: list[str] = []
+    told: list[bool] = []
+    budget = MemoryBudget(64 * KIB, on_pressure=lambda: told.append(True))
+
+    def relieve(name: str, size: int) -> int:
+        asked.append(name)
+        return size
+
+    small = StreamBuffer(64 * KIB, budget, relieve=lambda: relieve("small", 10 * KIB))
+    large = StreamBuffer(64 * KIB, budget, relieve=lambda: relieve("large", 50 * KIB))
+    late = StreamBuffer(64 * KIB, budget)
+    assert small.take(10 * KIB)
+    assert large.take(50 * KIB)
+    assert budget.relieve() == 0, "nobody waits"
+    assert not late.wait_for_room(20 * KIB)
+    assert told
+
+    assert budget.relieve() == 50 * KIB
+    assert asked == ["large"]
+
+
+def test_a_stream_that_stops_gives_everything_back() -> None:
+    budget = MemoryBudget(64 * KIB)
+    buffer = StreamBuffer(64 * KIB, budget)
+    assert buffer.take(50 * KIB)
+    buffer.leave()
+    assert budget.granted_bytes == 0
+    assert not buffer.take(1)
+
+
+class World:
+    """Many streams of one process, without threads."""
+
+    def __init__(self, streams: int, seed: int, **offload: object) -> None:
+        self.clock = ManualClock()
+        self.random = Random(seed)
+        self.store = MemoryStore(f"memory-{next(_names)}", "", SystemClock())
+        self.workers = SimulatedWorkers(self.clock, Random(seed + 1))
+        settings = Settings.of({"offload": {"block_bytes": 4 * KIB, **offload}})
+        self.offloader = LedgerOffloader(self.store, settings, clock=self.clock, workers=self.workers)
+        self.ledgers = {f"many/s{number}": MemoryLedgers(f"many/s{number}", self.clock) for number in range(streams)}
+        self.streams = {name: self.offloader.offload_stream(source, name) for name, source in self.ledgers.items()}
+        self.limit_bytes = settings.offload.offload_memory_bytes_max
+
+    def run(self) -> None:
+        """Until no task is ready; timers aren't waited for."""
+        while self.workers.run_one():
+            assert self.offloader.memory_bytes <= self.limit_bytes + 64 * KIB
+
+    def settle(self) -> None:
+        """Nothing but the pressure on memory closes a segment: no size, no age, no request."""
+        for _ in range(1000):
+            self.run()
+            if all(self.streams[name].status().offered == source.tail for name, source in self.ledgers.items()):
+                return
+            next_s = self.workers.next_timer_s
+            assert next_s is not None, "streams wait, and nothing is ready: the budget is full and nothing moves"
+            assert next_s < 60, "only retries may be waited for, not a segment's age"
+            self.clock.advance(next_s - self.clock.monotonic_s())
+        raise AssertionError("no end")
+
+
+@pytest.fixture
+def worlds() -> Iterator[list[World]]:
+    made: list[World] = []
+    yield made
+    for world in made:
+        world.offloader.close()
+
+
+def test_two_thousand_streams_with_half_a_block_each_all_get_on(worlds: list[World]) -> None:
+    """Half a block of 2,000 streams is 4 MiB; the budget is one: whoever waits gets a turn, nobody is left out."""
+    world = World(2000, 1, offload_memory_bytes_max=1024 * KIB)
+    worlds.append(world)
+    for source in world.ledgers.values():
+        source.append([world.random.randbytes(2 * KIB)])
+
+    world.settle()
+
+    assert world.offloader.memory_bytes <= 1024 * KIB + 64 * KIB
+    done = [name for name in world.streams if world.streams[name].status().committed is not None]
+    assert len(done) >= 1000, "what didn't fit was moved into the store"
+    for name in [*done[:3], *done[-3:]]:
+        assert stored_entries(world.store, name) == world.ledgers[name].appended
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    streams=st.integers(1, 30),
+    seed=st.integers(0, 2**32),
+    budget_kib=st.sampled_from([64, 100, 300]),
+    buffer_kib=st.sampled_from([64, 200]),
+)
+def test_no_arrangement_of_streams_leaves_the_budget_full_and_nothing_moving(
+    streams: int, seed: int, budget_kib: int, buffer_kib: int
+) -> None:
+    world = World(streams, seed, offload_memory_bytes_max=budget_kib * KIB, offload_buffer_bytes_max=buffer_kib * KIB)
+    for _ in range(5):
+        for source in world.ledgers.values():
+            sizes = [world.random.choice([1, 200, 5_000, 40_000]) for _ in range(world.random.randint(0, 5))]
+            if sizes:
+                source.append([bytes(size) for size in sizes])
+            if world.random.random() < 0.3:
+                source.close_ledger()
+            for _ in range(world.random.randint(0, 5)):
+                world.workers.run_one()
+
+    world.settle()
+    for stream in world.streams.values():
+        stream.request_offload()
+    world.run()
+
+    for name, source in world.ledgers.items():
+        if source.appended:
+            assert world.streams[name].status().committed == source.tail
+            assert world.streams[name].status().buffer_bytes == 0
+    world.offloader.close()
