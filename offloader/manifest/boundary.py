@@ -14,8 +14,10 @@ from formats.manifest import Boundary, decode_boundary, encode_boundary
 from offloader.errors import Corrupt, NotFound, OutcomeUnknown, PreconditionFailed
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
-__all__ = ["FIRST_BOUNDARY", "StoredBoundary", "create_boundary", "raise_boundary", "read_boundary"]
+__all__ = ["FIRST_BOUNDARY", "GIVEN_UP_ID", "StoredBoundary", "create_boundary", "raise_boundary", "read_boundary"]
 
+#: First kept id of a manifest that was given up: no number of it counts any more.
+GIVEN_UP_ID = 2**62
 FIRST_BOUNDARY = Boundary(first_kept_id=1, checkpoint_id=0, checkpoint_crc32c=0)
 
 

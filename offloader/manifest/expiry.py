@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 from formats.checkpoint import decode_checkpoint, run_record_id
 from formats.errors import FormatError
@@ -22,7 +23,7 @@ from offloader.manifest.store_time import time_for_deletion_ms
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectInfo, ObjectStore
 
-__all__ = ["ExpiredObjects", "delete_keys", "expire_records", "listed", "runs_named_by"]
+__all__ = ["ExpiredObjects", "delete_keys", "expire_records", "incarnation_in", "listed", "runs_named_by"]
 
 #: Keys of one delete request.
 DELETE_KEYS_MAX = 1000
@@ -90,6 +91,16 @@ def listed(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
         page = store.list(prefix, after=after)
         yield from page.objects
         after = page.next_after
+
+
+def incarnation_in(rest: str) -> UUID | None:
+    """The incarnation in a key after ``<stream>/manifest/``; ``None`` when it is none of a manifest's objects."""
+    name, separator, _ = rest.partition("/")
+    try:
+        found = UUID(name)
+    except ValueError:
+        return None
+    return found if separator and str(found) == name else None
 
 
 def delete_keys(store: ObjectStore, keys: list[str]) -> None:

@@ -24,7 +24,7 @@ from formats.keys import checkpoint_key, manifest_prefix, record_key
 from formats.manifest import decode_record
 from offloader.errors import Corrupt, InvalidCall, NotFound, StoreUnavailable
 from offloader.manifest.apply import fold
-from offloader.manifest.boundary import StoredBoundary, read_boundary
+from offloader.manifest.boundary import GIVEN_UP_ID, StoredBoundary, read_boundary
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.sealing import RUN_ROWS_MIN, compacted, restored
 from offloader.manifest.state import EditRefused, ManifestState
@@ -80,6 +80,8 @@ def load_manifest_view(store: ObjectStore, empty: ManifestState) -> LoadedManife
         except NotFound:
             # Created before the first record, deleted after the last: there is nothing else.
             return LoadedManifest(empty, None)
+        if stored.boundary.first_kept_id >= GIVEN_UP_ID:
+            raise Corrupt(f"the manifest of stream {empty.stream} was given up to be rebuilt", hint=_REBUILD)
         try:
             state = _from_checkpoint(store, empty, stored)
             return _with_tail(store, state)

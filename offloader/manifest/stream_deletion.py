@@ -22,7 +22,7 @@ from offloader.errors import Fenced, InvalidCall, NotFound, StoreUnavailable
 from offloader.manifest.boundary import create_boundary, raise_boundary, read_boundary
 from offloader.manifest.catalog import is_released, read_entry, release_entry
 from offloader.manifest.checkpointer import checkpoint_now
-from offloader.manifest.expiry import delete_keys, listed, runs_named_by
+from offloader.manifest.expiry import delete_keys, incarnation_in, listed, runs_named_by
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.manifest.store_time import time_for_deletion_ms
@@ -114,7 +114,7 @@ def sweep_dead_incarnations(
     young: set[UUID] = set()
     prefix = f"{stream_prefix(stream)}manifest/"
     for info in listed(store, prefix):
-        incarnation = _incarnation_of(info.key[len(prefix) :])
+        incarnation = incarnation_in(info.key[len(prefix) :])
         if incarnation is not None:
             found.setdefault(incarnation, []).append(info.key)
             if now_ms - info.modified_ms < chosen.orphan_age_hours_min * _MS_PER_HOUR:
@@ -181,12 +181,3 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
     rest = [info.key for info in found if info.key in kept]
     delete_keys(store, rest)
     return StreamDeletion(incarnation=incarnation, is_finished=True, deleted_objects=len(doomed) + len(rest))
-
-
-def _incarnation_of(rest: str) -> UUID | None:
-    name, separator, _ = rest.partition("/")
-    try:
-        found = UUID(name)
-    except ValueError:
-        return None
-    return found if separator and str(found) == name else None

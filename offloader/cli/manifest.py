@@ -1,0 +1,295 @@
+"""``offloader manifest show | rebuild | checkpoint STREAM``: the manifest itself.
+
+Owns what is printed of it. Must never write with ``--dry-run``, nor rebuild without having asked for the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from formats.errors import FormatError
+from formats.keys import record_key
+from formats.manifest import Record, decode_record
+from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store, position_of
+from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.clock import SystemClock
+from offloader.errors import Corrupt, InvalidCall, NotFound
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.load import LoadedManifest, load_manifest_view
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.rebuild import Rebuild, rebuild_manifest
+from offloader.manifest.salvage import FoundSegment
+from offloader.manifest.sealing import plan_checkpoint
+from offloader.manifest.state import ManifestState
+from offloader.read.times import time_text
+from offloader.store.base import ObjectStore
+
+__all__ = ["Action", "run"]
+
+HEAD_FIRST = "first"
+
+
+class Action(StrEnum):
+    """What to do with the manifest."""
+
+    SHOW = "show"
+    REBUILD = "rebuild"
+    CHECKPOINT = "checkpoint"
+
+
+def run(
+    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)],
+    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    records: Annotated[int, typer.Option("--records", min=0, help="show: the newest records too, so many.")] = 0,
+    head: Annotated[
+        str,
+        typer.Option(
+            "--head",
+            metavar="LEDGER:ENTRY|first",
+            help="rebuild: where the stream begins, which no object tells; 'first' = the first entry found.",
+            show_default=False,
+        ),
+    ] = "",
+    closed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--closed",
+            metavar="LEDGER:ENTRY",
+            help="rebuild: that ledger ends there, where the objects don't prove it. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="rebuild, checkpoint: say what would be written.")] = False,
+    json: Json = False,
+) -> None:
+    """Look after a stream's manifest.
+
+    show: what it says, in short. checkpoint: write a checkpoint now. rebuild: a new manifest from the objects, where
+    the old one can't be read; objects are neither changed nor deleted.
+    """
+    _check_options(action, records, head, closed or [], dry_run)
+    writes = action is not Action.SHOW and not dry_run
+    opened = open_chosen_store(store, endpoint_url, region, read_only=not writes)
+    if action is Action.REBUILD:
+        ends = [position_of(text, option="--closed") for text in closed or []]
+        done = rebuild_manifest(
+            opened,
+            stream,
+            head=None if head == HEAD_FIRST else position_of(head, option="--head"),
+            clock=SystemClock(),
+            closed_ledgers={end.ledger_id: end.entry_id for end in ends},
+            dry_run=dry_run,
+        )
+        _print_rebuild(done, as_json=json)
+        return
+    if action is Action.CHECKPOINT and not dry_run:
+        log = ManifestLog(opened, stream, clock=SystemClock())
+        log.load()
+        log.checkpoint()
+    loaded = _load(opened, stream)
+    if action is Action.CHECKPOINT and dry_run:
+        _print_plan(loaded, as_json=json)
+        return
+    facts = _facts(loaded)
+    if json:
+        print(json_line(facts))
+    else:
+        width = max(map(len, facts))
+        for name, value in facts.items():
+            print(f"{name.ljust(width)}  {_text(name, value)}")
+    print_rows(_record_rows(opened, loaded, records), _RECORD_COLUMNS, as_json=json)
+
+
+def _check_options(action: Action, records: int, head: str, closed: Sequence[str], dry_run: bool) -> None:
+    if action is Action.REBUILD and not head:
+        raise InvalidCall(
+            "where does the stream begin? No object says what was truncated",
+            hint="give --head LEDGER:ENTRY, or --head first when nothing ever was",
+        )
+    if action is not Action.REBUILD and (head or closed):
+        raise InvalidCall("--head and --closed are for rebuilding", hint="`offloader manifest rebuild STREAM`")
+    if action is not Action.SHOW and records:
+        raise InvalidCall("--records is for showing", hint="`offloader manifest show STREAM --records N`")
+    if action is Action.SHOW and dry_run:
+        raise InvalidCall("showing writes nothing anyway", hint="leave out --dry-run")
+
+
+def _load(store: ObjectStore, stream: str) -> LoadedManifest:
+    entry = read_entry(store, stream)
+    if entry is None:
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    return load_manifest_view(store, ManifestState(stream=stream, incarnation=entry.incarnation))
+
+
+def _facts(loaded: LoadedManifest) -> Mapping[str, object]:
+    state, stored = loaded
+    totals = state.totals()
+    boundary = None if stored is None else stored.boundary
+    checkpoint = 0 if boundary is None else boundary.checkpoint_id
+    return {
+        "stream": state.stream,
+        "incarnation": state.incarnation,
+        "record": state.record_id,
+        "time_ms": state.time_ms or None,
+        "epoch": state.epoch,
+        "owner": state.owner.name or None,
+        "owner_url": state.owner.url or None,
+        "method": state.method,
+        "paused": state.paused,
+        "held": state.held,
+        "deleted": state.stream_deleted,
+        "head": state.head,
+        "first": state.first_position(),
+        "committed_end": state.committed_end(),
+        "newest_end": state.newest_end,
+        "segments": totals.segments,
+        "assigned": len(state.assigned()),
+        "retired": len(state.segments) - totals.segments - len(state.assigned()),
+        "entries": totals.entries,
+        "payload_bytes": totals.payload_bytes,
+        "object_bytes": totals.object_bytes,
+        "gaps": len(state.gaps),
+        "checkpoint": checkpoint or None,
+        "records_since_checkpoint": state.record_id - checkpoint,
+        "first_kept_record": None if boundary is None else boundary.first_kept_id,
+    }
+
+
+def _text(name: str, value: object) -> str:
+    if value is None:
+        return "-"
+    if name.endswith("_bytes") and isinstance(value, int):
+        return bytes_text(value)
+    if name == "time_ms" and isinstance(value, int):
+        return time_text(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+_RECORD_COLUMNS = [
+    Column("record", "RECORD", right=True),
+    Column("time_ms", "TIME", time_text),
+    Column("epoch", "EPOCH", right=True),
+    Column("writer", "WRITER"),
+    Column("edits", "EDITS", ", ".join),
+]
+
+
+def _record_rows(store: ObjectStore, loaded: LoadedManifest, count: int) -> Iterator[Mapping[str, object]]:
+    """The newest records, the newest first, as far as they are kept."""
+    state, stored = loaded
+    first_kept = 1 if stored is None else stored.boundary.first_kept_id
+    for number in range(state.record_id, max(state.record_id - count, first_kept - 1), -1):
+        record = _record(store, state, number)
+        yield {
+            "record": record.record_id,
+            "time_ms": record.time_ms,
+            "epoch": record.epoch,
+            "writer": record.writer.name,
+            "edits": [edit.kind for edit in record.edits],
+        }
+
+
+def _record(store: ObjectStore, state: ManifestState, number: int) -> Record:
+    key = record_key(state.stream, state.incarnation, number)
+    try:
+        return decode_record(store.get(key)[0], object_name=key)
+    except FormatError as error:
+        raise Corrupt(f"manifest of stream {state.stream}, record {number}: {error}") from error
+
+
+def _print_plan(loaded: LoadedManifest, *, as_json: bool) -> None:
+    state, stored = loaded
+    newest = 0 if stored is None else stored.boundary.checkpoint_id
+    plan = None if newest == state.record_id else plan_checkpoint(state, lambda: 0)
+    facts = {
+        "stream": state.stream,
+        "record": state.record_id,
+        "checkpoint": newest or None,
+        "runs": 0 if plan is None else len(plan.runs),
+        "bytes": 0 if plan is None else len(plan.body) + sum(len(body) for _, body in plan.runs),
+    }
+    if as_json:
+        print(json_line(facts))
+    elif plan is None:
+        print(f"record {newest:,} has its checkpoint already: nothing would be written")
+    else:
+        print(f"would write a checkpoint of record {state.record_id:,}: {facts['runs']} runs, {facts['bytes']:,} bytes")
+
+
+_FOUND_COLUMNS = [
+    Column("what", "WHAT"),
+    Column("segment", "SEGMENT"),
+    Column("layout", "LAYOUT"),
+    Column("first", "FIRST", right=True),
+    Column("last", "LAST", right=True),
+    Column("entries", "ENTRIES", right=True),
+    Column("epoch", "EPOCH", right=True),
+    Column("owned", "OURS", lambda owned: "-" if owned is None else "yes" if owned else "no"),
+    Column("why", "WHY", lambda why: why or ""),
+]
+
+
+def _print_rebuild(done: Rebuild, *, as_json: bool) -> None:
+    chosen, state = done.chosen, done.state
+    print_rows(_found_rows(done), _FOUND_COLUMNS, as_json=as_json)
+    summary: Mapping[str, object] = {
+        "what": "summary",
+        "attached": done.attached,
+        "incarnation": None if state is None else state.incarnation,
+        "recorded": len(chosen.recorded),
+        "overlapping": len(chosen.overlapping),
+        "before_head": len(chosen.before_head),
+        "problems": len(done.problems),
+        "ledgers_without_proven_end": list(chosen.unproven),
+        "committed_end": None if state is None else state.committed_end(),
+    }
+    if as_json:
+        print(json_line(summary))
+        return
+    for position in chosen.unproven:
+        print(
+            f"ledger {position.ledger_id} may go on after {position}: nothing is readable past it. If it ends there, "
+            f"say --closed {position}"
+        )
+    if done.attached is not None:
+        print(f"manifest {done.attached} can be read, only its catalogue entry was missing")
+    verb = "would record" if state is None else "recorded"
+    print(
+        f"{verb} {len(chosen.recorded):,} segments; {len(chosen.overlapping):,} overlapping, "
+        f"{len(chosen.before_head):,} before the head, {len(done.problems):,} not usable: those stay as they are"
+    )
+
+
+def _found_rows(done: Rebuild) -> Iterator[Mapping[str, object]]:
+    chosen = done.chosen
+    for what, segments in (
+        ("recorded", chosen.recorded),
+        ("overlapping", chosen.overlapping),
+        ("before head", chosen.before_head),
+    ):
+        yield from (_found_row(what, segment) for segment in segments)
+    for key, why in done.problems:
+        yield {"what": "not usable", "segment": key, "why": why}
+
+
+def _found_row(what: str, segment: FoundSegment) -> Mapping[str, object]:
+    return {
+        "what": what,
+        "segment": str(segment.uuid),
+        "layout": f"V{int(segment.summary.layout)}",
+        "first": segment.summary.begin,
+        "last": segment.summary.end,
+        "entries": segment.summary.entries,
+        "epoch": segment.epoch,
+        "owned": segment.owned,
+        "why": "its index is made anew" if segment.index is not None else "",
+    }

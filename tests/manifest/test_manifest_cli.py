@@ -1,0 +1,144 @@
+"""``offloader manifest``."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from formats.keys import index_key, manifest_prefix, record_key
+from formats.manifest import Truncate
+from offloader.cli.main import main
+from offloader.manifest.log import load_manifest
+from offloader.store import open_store
+from offloader.store.base import OVERWRITE, ObjectStore
+from tests.support.streams import StreamWriter, batch_of
+
+STREAM = "public/default/persistent/orders"
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("OFFLOADER_", "AWS_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    return open_store(f"file://{tmp_path}/store")
+
+
+@pytest.fixture
+def writer(store: ObjectStore) -> StreamWriter:
+    writer = StreamWriter(store, STREAM)
+    writer.add([batch_of(1, 0, 50)])
+    writer.add([batch_of(1, 50, 50), batch_of(2, 0, 30)], closes=[1])
+    return writer
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(["manifest", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def break_record(writer: StreamWriter) -> None:
+    key = record_key(STREAM, writer.log.state.incarnation, 2)
+    writer.store.put(key, writer.store.get(key)[0][:-1], mode=OVERWRITE)
+
+
+def test_show_says_what_the_manifest_says(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter
+) -> None:
+    writer.log.commit([Truncate(Position(1, 10))])
+    code, out, err = said(capsys, "show", STREAM, "--store", store.url, "--json", "--records", "2")
+    assert (code, err) == (0, "")
+    facts, *records = [json.loads(line) for line in out.splitlines()]
+    assert facts["incarnation"] == str(writer.log.state.incarnation)
+    assert (facts["record"], facts["epoch"], facts["segments"], facts["entries"]) == (4, 1, 2, 130)
+    assert (facts["head"], facts["first"], facts["committed_end"]) == ("1:10", "1:10", "2:29")
+    assert (facts["checkpoint"], facts["records_since_checkpoint"], facts["first_kept_record"]) == (None, 4, 1)
+    assert [(record["record"], record["edits"]) for record in records] == [
+        (4, ["truncate"]),
+        (3, ["assign", "offloaded", "ledger_closed"]),
+    ]
+    code, out, _ = said(capsys, "show", STREAM, "--store", store.url)
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert (lines["committed_end"], lines["entries"], lines["deleted"]) == ("2:29", "130", "no")
+
+
+def test_a_checkpoint_is_written_once_and_a_dry_run_writes_none(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter
+) -> None:
+    prefix = manifest_prefix(STREAM, writer.log.state.incarnation)
+    before = [info.key for info in store.list(prefix).objects]
+    code, out, _ = said(capsys, "checkpoint", STREAM, "--store", store.url, "--dry-run")
+    assert (code, out.split(":")[0]) == (0, "would write a checkpoint of record 3")
+    assert [info.key for info in store.list(prefix).objects] == before
+
+    for _ in range(2):
+        code, out, _ = said(capsys, "checkpoint", STREAM, "--store", store.url, "--json")
+        assert code == 0
+        assert json.loads(out)["checkpoint"] == 3
+
+    assert len(store.list(prefix).objects) == len(before) + 1
+    code, out, _ = said(capsys, "checkpoint", STREAM, "--store", store.url, "--dry-run")
+    assert "nothing would be written" in out
+    assert load_manifest(store, STREAM) == writer.log.state
+
+
+def test_rebuild_asks_for_the_head(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter
+) -> None:
+    break_record(writer)
+    code, _, err = said(capsys, "rebuild", STREAM, "--store", store.url)
+    assert code == 2
+    assert "--head first" in err
+
+
+def test_rebuild_prints_what_it_would_do_and_then_does_it(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter
+) -> None:
+    break_record(writer)
+    store.delete([index_key(STREAM, writer.uuids[0])])
+    code, _, err = said(capsys, "show", STREAM, "--store", store.url)
+    assert code == 6
+    assert "offloader manifest rebuild" in err
+
+    arguments = ("rebuild", STREAM, "--store", store.url, "--head", "first")
+    code, out, _ = said(capsys, *arguments, "--dry-run", "--json")
+    *rows, summary = [json.loads(line) for line in out.splitlines()]
+    assert [row["segment"] for row in rows] == [str(uuid) for uuid in writer.uuids]
+    assert (summary["recorded"], summary["incarnation"]) == (2, None)
+    assert said(capsys, "show", STREAM, "--store", store.url)[0] == 6
+
+    code, out, err = said(capsys, *arguments)
+    assert (code, err) == (0, "")
+    assert "recorded 2 segments" in out
+    assert "its index is made anew" in out
+    assert load_manifest(store, STREAM).committed_end() == Position(2, 29)
+    code, _, err = said(capsys, *arguments)
+    assert code == 2
+    assert "can be read" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "because"),
+    [
+        (("show", STREAM, "--head", "first"), "--head and --closed are for rebuilding"),
+        (("checkpoint", STREAM, "--records", "3"), "--records is for showing"),
+        (("show", STREAM, "--dry-run"), "writes nothing anyway"),
+        (("rebuild", STREAM, "--head", "7"), "--head"),
+        (("show", "no/such"), "isn't in"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, arguments: tuple[str, ...], because: str
+) -> None:
+    code, out, err = said(capsys, *arguments, "--store", store.url)
+    assert code in (2, 3)
+    assert out == ""
+    assert because in err
