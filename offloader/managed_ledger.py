@@ -25,6 +25,7 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
 from offloader.telemetry import NO_TELEMETRY, Recorder
+from offloader.write.hot_release import HotRelease
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.status import StreamStatus
 from offloader.write.streaming import StreamOffload
@@ -75,7 +76,10 @@ def open_managed_ledger(
         if own is not None:
             own.close()
         raise
-    return ManagedLedger(_Parts(stream, source, store, settings, offloader, offload, own))
+    hot_release = offloader.history.hot_release(source, stream)
+    if settings.offload.method != "none":
+        hot_release.start()
+    return ManagedLedger(_Parts(stream, source, store, settings, offloader, offload, own, hot_release))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class _Parts:
     offloader: LedgerOffloader
     offload: StreamOffload | None
     own_database: EmbeddedLedgers | None
+    hot_release: HotRelease
 
 
 class ManagedLedger:
@@ -158,6 +163,18 @@ class ManagedLedger:
             raise InvalidCall(f"stream {self.stream} isn't offloaded: offload.method is none")
         return self._parts.offloader.offload_ledgers(self._parts.source, self.stream)
 
+    def release_hot(self) -> list[int]:
+        """Deletes now the hot copies that the deletion lag lets go (this also happens by itself); their ledgers.
+
+        Raises:
+            ObjectMissing, ObjectChanged: an object of a ledger isn't in the store as recorded: its hot copy stays.
+            StoreUnavailable: the store or the database doesn't answer; it goes on at the next time.
+        """
+        done = self._parts.hot_release.look()
+        if done.errors:
+            raise done.errors[0]
+        return done.deleted
+
     def close_ledger(self) -> LedgerInfo | None:
         """Closes the open ledger, so that the next append opens another; what was closed."""
         return self._parts.source.close_ledger()
@@ -195,6 +212,7 @@ class ManagedLedger:
             except OffloaderError as error:
                 failure = error
             self._parts.offload.stop()
+        self._parts.hot_release.stop()
         self._parts.offloader.close()
         if self._parts.own_database is not None:
             self._parts.own_database.close()

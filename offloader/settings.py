@@ -132,6 +132,11 @@ class StoreSettings:
 class ReadSettings:
     """How readers fetch."""
 
+    read_priority: str = _choice(
+        "tiered-storage-first",
+        "where entries are read that both tiers have",
+        ("tiered-storage-first", "bookkeeper-first"),
+    )
     request_bytes: int = _setting(4 * _MIB, "size of one ranged GET", low=4 * _KIB, high=1024 * _MIB)
     requests_in_flight_max: int = _setting(4, "ranged GETs of one reader at once", low=1, high=64)
     cache_bytes_max: int = _setting(64 * _MIB, "decoded blocks kept for single reads", low=0, high=2**40)

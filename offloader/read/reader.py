@@ -193,7 +193,8 @@ class Reader:
         """
         self._checked_range(first, last)
         ends = self._cold.ends
-        batches = self._cold.cached(first, last) if ends is not None and last <= ends[1] else None
+        cold = ends is not None and last <= ends[1] and not self._prefers_hot
+        batches = self._cold.cached(first, last) if cold else None
         if batches is None:
             batches = list(self._all(first, last))
         return Entries(tuple(batch for batch in batches if len(batch)))
@@ -274,6 +275,9 @@ class Reader:
 
     def _all(self, first: Position, last: Position) -> Iterator[EntryBatch]:
         """The entries from both tiers, one batch per block or hot read."""
+        if self._source is not None and self._prefers_hot:
+            yield from self._hot_first(self._source, first, last)
+            return
         ends = self._cold.ends
         if ends is not None and first <= ends[1]:
             yield from self._cold.batches(first, min(last, ends[1]))
@@ -302,6 +306,38 @@ class Reader:
             if len(part):
                 yield part
             expected = _after(batch.last)
+
+    @property
+    def _prefers_hot(self) -> bool:
+        return self._source is not None and self._fetcher.settings.read_priority == "bookkeeper-first"
+
+    def _hot_first(self, source: LedgerSource, first: Position, last: Position) -> Iterator[EntryBatch]:
+        """Entries from the hot tier as far as it has them, the others from the cold one."""
+        expected = first
+        while expected <= last:
+            batch = source.read(expected, self._fetcher.settings.batch_bytes)
+            before = Position(expected.ledger_id, expected.entry_id - 1)
+            if batch is None or not (batch.first == expected or self.state.follows(before, batch.first)):
+                # Maybe the end of a ledger, maybe one that the hot tier gave away, maybe just now.
+                until = last if batch is None else min(last, Position(batch.ledger_id, batch.first.entry_id - 1))
+                yield from self._cold_between(expected, until)
+            if batch is None:
+                return
+            part = batch.between(expected, last)
+            if len(part):
+                yield part
+            expected = _after(batch.last)
+
+    def _cold_between(self, first: Position, last: Position) -> Iterator[EntryBatch]:
+        """What the cold tier has of a range that the hot one doesn't have."""
+        cold = self._cold
+        if cold.ends is None or last > cold.ends[1]:
+            state = self._newest_or_pinned()
+            cold = ColdTier(self._fetcher, state)
+            if cold.ends is not None and first <= cold.ends[1]:
+                self._require_kept(state, first)
+        if cold.ends is not None and first <= min(last, cold.ends[1]):
+            yield from cold.batches(first, min(last, cold.ends[1]))
 
     def _newest_or_pinned(self) -> ManifestState:
         try:

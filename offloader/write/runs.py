@@ -19,6 +19,7 @@ from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
 from offloader.write.backfill import ATTEMPTS_MAX, BackfillPlan, FixedPlan, HistoryTools, OwnedStream, plan_of_history
 from offloader.write.history import HistoryOffload, HistoryResult, PlannedSegment
+from offloader.write.hot_release import HotRelease
 from offloader.write.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
 
 __all__ = ["HistoryRuns"]
@@ -132,10 +133,10 @@ class HistoryRuns:
         result.errors += [_has_gap(stream, info) for info in plan.refused]
         return result
 
-    def switch(self, source: LedgerSource, stream: str, method: str, *, take_over: bool = True) -> bool:
+    def switch(self, stream: str, method: str) -> bool:
         """Records how the stream is offloaded from here on; False: it was so already.
 
-        End what offloads it first, and begin what does afterwards: this opens an epoch.
+        Whoever offloads it goes on until told; this only says what holds from the next start on.
 
         Args:
             method: ``streaming``, ``ledger`` or ``none``.
@@ -143,9 +144,18 @@ class HistoryRuns:
         log = self._log(stream)
         if log.load(create=True).method == method:
             return False
-        OwnedStream(self._tools, source, log, take_over=take_over)
-        log.commit([SetMethod(method)])
+        log.amend([SetMethod(method)])
         return True
+
+    def hot_release(self, source: LedgerSource, stream: str) -> HotRelease:
+        """What deletes a stream's hot copies after ``deletion_lag_minutes``; not started yet."""
+        return HotRelease(
+            source,
+            self._log(stream),
+            lag_minutes=self._tools.settings.deletion_lag_minutes,
+            workers=self._tools.workers,
+            clock=self._tools.clock,
+        )
 
     def preview(
         self, state: ManifestState, ledgers: Sequence[LedgerInfo], *, last: Position | None, threshold_bytes: int

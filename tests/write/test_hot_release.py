@@ -1,0 +1,223 @@
+"""The hot copy of a ledger goes when every entry of it is provably in the cold tier, after the lag, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formats.entries import Position
+from formats.keys import data_key, index_key
+from formats.manifest import HotReleased, decode_record
+from offloader.errors import ObjectChanged, ObjectMissing, OutcomeUnknown, StoreUnavailable
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.read.reader import open_reader
+from offloader.settings import ReadSettings, Settings
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.write.hot_release import HotRelease, ReleasedLedgers, release_hot_ledgers
+from offloader.write.offloader import LedgerOffloader
+from tests.support.waiting import eventually
+
+STREAM = "a/b"
+LAG_MINUTES = 10
+SETTINGS = Settings.of(
+    {
+        "offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 0.004, "deletion_lag_minutes": 10},
+        "ledgers": {"ledger_bytes_max": 5000},
+    }
+)
+_names = count()
+
+
+class Bench:
+    def __init__(self, directory: Path) -> None:
+        self.clock = ManualClock(waits_pass=False)
+        self.memory = MemoryStore(f"hot-release-{next(_names)}", "", self.clock)
+        self.store = FaultyStore(self.memory)
+        self.database = EmbeddedLedgers(str(directory / "ledgers.db"), settings=SETTINGS.ledgers, clock=self.clock)
+        self.source: EmbeddedStream = self.database.open_stream(STREAM)
+        self.offloader = LedgerOffloader(self.store, SETTINGS, clock=self.clock)
+        self.expected: list[tuple[Position, bytes]] = []
+        for batch in self.source.append([bytes([n]) * 100 for n in range(220)], 0):
+            self.expected += [(entry.position, entry.payload) for entry in batch.entries()]
+
+    def ledgers(self) -> list[int]:
+        return [info.ledger_id for info in self.source.ledgers() if info.entries]
+
+    def backfill(self, last: Position | None = None) -> None:
+        self.offloader.history.backfill(self.source, STREAM, last=last)
+
+    def pass_minutes(self, minutes: float) -> None:
+        self.clock.advance(minutes * 60)
+
+    def release(self, source: Any = None) -> ReleasedLedgers:
+        log = ManifestLog(self.store, STREAM, clock=self.clock)
+        now_ms = self.clock.now_ms()
+        return release_hot_ledgers(source or self.source, log, now_ms=now_ms, lag_ms=LAG_MINUTES * 60_000)
+
+    def first_of(self, ledger_id: int) -> Position:
+        return next(position for position, _ in self.expected if position.ledger_id == ledger_id)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    assert made.ledgers() == [1, 2, 3, 4, 5]
+    yield made
+    made.offloader.close()
+    made.database.close()
+
+
+def test_closed_ledgers_go_after_the_lag_and_stay_until_then(bench: Bench) -> None:
+    bench.backfill()
+    bench.pass_minutes(LAG_MINUTES - 0.01)
+    assert bench.release().deleted == []
+    bench.pass_minutes(0.01)
+    assert bench.release() == ReleasedLedgers(deleted=[1, 2, 3, 4])
+    assert bench.ledgers() == [5], "the open ledger stays"
+    assert set(load_manifest(bench.memory, STREAM).hot_released_ledgers) == {1, 2, 3, 4}
+    assert bench.release().deleted == []
+
+
+def test_a_ledger_with_one_entry_that_is_not_offloaded_stays(bench: Bench) -> None:
+    bench.backfill(Position(3, bench.source.ledgers()[2].last_entry_id - 1))
+    bench.pass_minutes(60)
+    assert bench.release().deleted == [1, 2]
+
+
+def test_a_ledger_before_the_committed_end_that_no_segment_holds_stays(bench: Bench) -> None:
+    """The stream's first range need not begin at the source's first entry."""
+    bench.offloader.history.ledgers(Hiding(bench.source, 1), STREAM)
+    state = load_manifest(bench.memory, STREAM)
+    assert state.committed_end() == Position(4, bench.source.ledgers()[3].last_entry_id)
+    bench.pass_minutes(60)
+    assert bench.release().deleted == [2, 3, 4]
+
+
+class Hiding:
+    """A source that doesn't tell of one ledger."""
+
+    def __init__(self, inner: EmbeddedStream, ledger_id: int) -> None:
+        self._inner = inner
+        self._ledger_id = ledger_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def ledgers(self) -> list[Any]:
+        return [info for info in self._inner.ledgers() if info.ledger_id != self._ledger_id]
+
+
+def _missing(store: MemoryStore, data: str, index: str) -> None:
+    store.delete([index])
+
+
+def _shorter(store: MemoryStore, data: str, index: str) -> None:
+    store.put(data, store.get(data)[0][:-1])
+
+
+@pytest.mark.parametrize(("damage", "error"), [(_missing, ObjectMissing), (_shorter, ObjectChanged)])
+def test_a_ledger_whose_objects_are_not_as_recorded_stays(
+    bench: Bench, damage: Callable[[MemoryStore, str, str], None], error: type[Exception]
+) -> None:
+    bench.backfill()
+    segment = load_manifest(bench.memory, STREAM).find(bench.first_of(2))
+    assert segment is not None
+    damage(bench.memory, data_key(STREAM, segment.uuid), index_key(STREAM, segment.uuid))
+    bench.pass_minutes(60)
+
+    done = bench.release()
+
+    assert {type(each) for each in done.errors} == {error}
+    assert 2 in bench.ledgers()
+    assert 4 not in bench.ledgers()
+    assert 2 not in load_manifest(bench.memory, STREAM).hot_released_ledgers
+
+
+class Failing(Hiding):
+    """A source whose deletions fail."""
+
+    def ledgers(self) -> list[Any]:
+        return self._inner.ledgers()
+
+    def delete(self, ledger_id: int) -> None:
+        records = [i.key for i in self.records() if i.key.endswith(".json")]
+        edits = [edit for key in records for edit in decode_record(self.store.get(key)[0]).edits]
+        assert any(isinstance(edit, HotReleased) and ledger_id in edit.ledger_ids for edit in edits), "recorded first"
+        raise StoreUnavailable(f"ledger {ledger_id} stays for now")
+
+    def records(self) -> Any:
+        return self.store.list("").objects
+
+    store: MemoryStore
+
+
+def test_it_is_recorded_first_and_a_deletion_that_failed_is_made_later(bench: Bench) -> None:
+    bench.backfill()
+    bench.pass_minutes(60)
+    failing = Failing(bench.source, 0)
+    failing.store = bench.memory
+    assert len(bench.release(failing).errors) == 4
+    assert bench.ledgers() == [1, 2, 3, 4, 5]
+    assert bench.release().deleted == [1, 2, 3, 4]
+
+
+def test_nothing_is_deleted_while_the_record_is_in_doubt(bench: Bench) -> None:
+    bench.backfill()
+    bench.pass_minutes(60)
+    bench.store.set_faults([Fault(call=1, calls=50, verb="put", key_part="manifest", error=OutcomeUnknown)])
+    with pytest.raises(OutcomeUnknown):
+        bench.release()
+    assert bench.ledgers() == [1, 2, 3, 4, 5]
+
+
+def test_it_happens_by_itself_and_costs_no_request_while_nothing_is_old_enough(bench: Bench) -> None:
+    bench.backfill()
+    release = bench.offloader.history.hot_release(bench.source, STREAM)
+    before = len(bench.store.calls)
+    assert release.look() == ReleasedLedgers()
+    assert len(bench.store.calls) == before
+    release.start()
+    bench.pass_minutes(LAG_MINUTES)
+    eventually(lambda: bench.ledgers() == [5])
+    release.stop()
+
+
+def test_a_negative_lag_means_never(bench: Bench) -> None:
+    bench.backfill()
+    bench.pass_minutes(10_000_000)
+    log = ManifestLog(bench.store, STREAM, clock=bench.clock)
+    release = HotRelease(bench.source, log, lag_minutes=-1, workers=bench.offloader._workers, clock=bench.clock)
+    release.start()
+    assert release.look() == ReleasedLedgers()
+
+
+@pytest.mark.parametrize("priority", ["tiered-storage-first", "bookkeeper-first"])
+def test_a_reader_moves_over_without_an_error_when_the_hot_copy_goes(bench: Bench, priority: str) -> None:
+    settings = ReadSettings(read_priority=priority, batch_bytes=300)
+    with open_reader(bench.memory, STREAM, source=bench.source, settings=settings) as reader:
+        scan = reader.scan()
+        found = [*next(scan).entries()]
+        bench.backfill()
+        bench.pass_minutes(60)
+        assert bench.release().deleted == [1, 2, 3, 4]
+        found += [entry for batch in scan for entry in batch.entries()]
+    assert [(entry.position, entry.payload) for entry in found] == bench.expected
+
+
+def test_the_read_priority_says_which_tier_is_asked_for_what_both_have(bench: Bench) -> None:
+    bench.backfill()
+    for priority, cold in (("bookkeeper-first", False), ("tiered-storage-first", True)):
+        before = len(bench.store.calls)
+        settings = ReadSettings(read_priority=priority)
+        with open_reader(bench.store, STREAM, source=bench.source, settings=settings) as reader:
+            entries = list(reader.read(bench.expected[0][0], bench.expected[-1][0]))
+        assert [(entry.position, entry.payload) for entry in entries] == bench.expected
+        read = [key for verb, key in bench.store.calls[before:] if verb == "get" and "manifest" not in key]
+        assert any("_catalog" not in key for key in read) is cold
