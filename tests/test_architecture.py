@@ -20,6 +20,7 @@ LAYERS = [
     {"formats"},
     {
         "offloader",
+        "offloader.effective_settings",
         "offloader.errors",
         "offloader.settings",
         "offloader.clock",

@@ -1,0 +1,245 @@
+"""Settings in layers, process -> namespace -> topic, from a TOML file, and where each value comes from.
+
+Owns the file's shape and which layer wins. Must never take a setting that would have no effect, nor report one problem
+when there are several.
+
+The file::
+
+    streaming_offload = true          # the proposal's name; default false: the ledger method
+    [offload]                         # sections and names as in ``Settings``
+    block_bytes = 65536
+    [namespaces."public/default".offload]
+    codec = "zstd"
+    [topics."public/default/persistent/orders"]
+    streaming_offload = false
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from offloader.errors import InvalidCall, NotFound
+from offloader.settings import Settings
+
+__all__ = ["EffectiveValue", "SettingsFile", "read_settings_file"]
+
+#: The proposal's switch; on the topic level and the others.
+STREAMING = "streaming_offload"
+#: Sections that hold for the whole process: what they describe is shared by all streams.
+PROCESS_SECTIONS = frozenset({"store", "limits", "telemetry", "manifest"})
+#: Settings of other sections that do.
+PROCESS_SETTINGS = frozenset({"offload.workers_max", "offload.offload_memory_bytes_max"})
+#: Settings that only one method looks at.
+METHOD_OF = {
+    "offload.offload_threshold_bytes": "ledger",
+    "offload.offload_threshold_seconds": "ledger",
+    "offload.max_offload_segment_rollover_time_minutes": "streaming",
+    "offload.offload_buffer_bytes_max": "streaming",
+    "offload.on_gap": "streaming",
+    "offload.tail_cache_bytes_max": "streaming",
+}
+_SCOPES = ("namespaces", "topics")
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveValue:
+    """One setting of one stream.
+
+    Attributes:
+        name: section and name, ``offload.block_bytes``.
+        value: what counts.
+        source: ``default``, or the file and the table that says so.
+    """
+
+    name: str
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsFile:
+    """A file whose every setting is known and has an effect.
+
+    Attributes:
+        name: of the file, for messages.
+        layers: scope (``""`` process, ``namespaces.X``, ``topics.X``) -> setting -> value.
+    """
+
+    name: str = ""
+    layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def values_of(self, stream: str) -> dict[str, EffectiveValue]:
+        """Every setting of a stream, by name."""
+        found = {
+            f"{section.name}.{each.name}": EffectiveValue(f"{section.name}.{each.name}", each.default, "default")
+            for section in fields(Settings)
+            for each in fields(getattr(Settings(), section.name))
+        }
+        found[STREAMING] = EffectiveValue(STREAMING, False, "default")
+        found["offload.method"] = EffectiveValue("offload.method", "ledger", f"{STREAMING} = false (default)")
+        for scope in _scopes_of(stream):
+            for name, value in self.layers.get(scope, {}).items():
+                found[name] = EffectiveValue(name, value, self._place(scope))
+                if name == STREAMING:
+                    method = "streaming" if value else "ledger"
+                    found["offload.method"] = EffectiveValue("offload.method", method, found[name].source)
+                elif name == "offload.method":
+                    found[STREAMING] = EffectiveValue(STREAMING, value == "streaming", found[name].source)
+        return found
+
+    def settings_of(self, stream: str) -> Settings:
+        """The settings of a stream; ``""``: of the process.
+
+        Raises:
+            InvalidCall: values that are out of range.
+        """
+        sections: dict[str, dict[str, Any]] = {}
+        for value in self.values_of(stream).values():
+            section, _, name = value.name.partition(".")
+            if name:
+                sections.setdefault(section, {})[name] = value.value
+        return Settings.of(sections, origin=self.name or "settings")
+
+    def _place(self, scope: str) -> str:
+        kind, _, name = scope.partition(".")
+        return f"{self.name} [{kind[:-1]} {name}]" if kind else f"{self.name} [process]"
+
+
+def read_settings_file(path: str) -> SettingsFile:
+    """Reads and checks a file.
+
+    Raises:
+        NotFound: no such file.
+        InvalidCall: not TOML; or unknown, ineffective or contradictory settings: all of them, each with its table.
+    """
+    try:
+        given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as cause:
+        raise NotFound(f"settings file {path} doesn't exist", hint="check the path") from cause
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
+        raise InvalidCall(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
+    except OSError as cause:
+        raise InvalidCall(f"settings file {path}: {cause.strerror}", hint="is it a readable file?") from cause
+    layers, problems = _layers(given)
+    found = SettingsFile(path, layers)
+    problems += list(_range_problems(layers)) or list(_conflicts(found))
+    if problems:
+        raise InvalidCall(f"{path}: {'; '.join(problems)}", hint="nothing was changed; every problem is listed")
+    return found
+
+
+def _scopes_of(stream: str) -> list[str]:
+    levels = stream.split("/")
+    namespace = [f"namespaces.{'/'.join(levels[:2])}"] if len(levels) > 2 else []
+    return ["", *namespace, *([f"topics.{stream}"] if stream else [])]
+
+
+def _layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The file's tables by scope, and what of it isn't one."""
+    problems: list[str] = []
+    tables: dict[str, Any] = {"": {name: value for name, value in given.items() if name not in _SCOPES}}
+    for kind in _SCOPES:
+        named = given.get(kind, {})
+        if not isinstance(named, dict):
+            problems.append(f"{kind}: not a table of names")
+            continue
+        tables |= {f"{kind}.{name}": table for name, table in named.items()}
+    layers: dict[str, dict[str, Any]] = {}
+    for scope, table in tables.items():
+        layer: dict[str, Any] = {}
+        if not isinstance(table, dict):
+            problems.append(f"{_key(scope, '')}: not a table")
+            continue
+        for name, value in table.items():
+            if isinstance(value, dict):
+                layer |= {f"{name}.{inner}": each for inner, each in value.items()}
+            else:
+                layer[name] = value
+        layers[scope] = layer
+    return layers, problems
+
+
+def _range_problems(layers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Unknown names, wrong types, values out of range, and what can't be set for a part of the streams."""
+    for scope, layer in layers.items():
+        for name, value in layer.items():
+            section, _, inner = name.partition(".")
+            if name == STREAMING:
+                if not isinstance(value, bool):
+                    yield f"{_key(scope, name)}: {value!r} is neither true nor false"
+                continue
+            if not inner:
+                yield f"{_key(scope, name)}: no such setting"
+                continue
+            try:
+                Settings.of({section: {inner: value}})
+            except InvalidCall as error:
+                yield f"{_key(scope, '')}{error.message.removeprefix('settings: ')}"
+                continue
+            if scope and (section in PROCESS_SECTIONS or name in PROCESS_SETTINGS):
+                yield f"{_key(scope, name)}: holds for the whole process, set it at the top of the file"
+
+
+def _conflicts(found: SettingsFile) -> Iterator[str]:
+    """Settings that contradict each other, and those that nothing looks at."""
+    methods = {scope: _methods_below(found, scope) for scope in found.layers}
+    for scope, layer in found.layers.items():
+        method = layer.get("offload.method")
+        if STREAMING in layer and method is not None and layer[STREAMING] != (method == "streaming"):
+            yield f"{_key(scope, STREAMING)} = {str(layer[STREAMING]).lower()} contradicts offload.method = {method!r}"
+            continue
+        for name in layer:
+            wanted = METHOD_OF.get(name)
+            if wanted is not None and wanted not in methods[scope]:
+                yield f"{_key(scope, name)}: has no effect, only the method {wanted} looks at it"
+    for scope in found.layers:
+        yield from _size_conflicts(found, scope)
+
+
+def _methods_below(found: SettingsFile, scope: str) -> set[str]:
+    """The methods of the streams for which a layer counts."""
+    kind, _, name = scope.partition(".")
+    topics = [other.partition(".")[2] for other in found.layers if other.startswith("topics.")]
+    namespaces = [other.partition(".")[2] for other in found.layers if other.startswith("namespaces.")]
+    if kind == "topics":
+        streams = [name]
+    elif kind == "namespaces":
+        streams = [f"{name}/persistent/any", *(topic for topic in topics if topic.startswith(f"{name}/"))]
+    else:
+        streams = ["", *topics, *(f"{each}/persistent/any" for each in namespaces)]
+    return {found.values_of(stream)["offload.method"].value for stream in streams}
+
+
+def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
+    """Values that are fine each, but not together; only those that this layer says."""
+    kind, _, name = scope.partition(".")
+    stream = name if kind == "topics" else f"{name}/persistent/any" if kind else ""
+    values = {key: each.value for key, each in found.values_of(stream).items()}
+    segment_bytes = values["offload.max_size_per_offload_segment_mbytes"] * 1024 * 1024
+    pairs = [
+        ("offload.block_bytes", values["offload.block_bytes"], segment_bytes, "the segment size"),
+        (
+            "offload.entry_bytes_max",
+            values["offload.entry_bytes_max"],
+            values["offload.offload_buffer_bytes_max"],
+            "offload_buffer_bytes_max",
+        ),
+        (
+            "store.retry_delay_first_s",
+            values["store.retry_delay_first_s"],
+            values["store.retry_delay_max_s"],
+            "retry_delay_max_s",
+        ),
+    ]
+    for key, value, limit, what in pairs:
+        if key in found.layers[scope] and value > limit:
+            yield f"{_key(scope, key)} = {value} is above {what} ({limit:g})"
+
+
+def _key(scope: str, name: str) -> str:
+    kind, _, inner = scope.partition(".")
+    return f'{kind}."{inner}".{name}' if kind else name

@@ -1,0 +1,149 @@
+"""Settings: checked all at once, in layers, each value with its origin."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from offloader.effective_settings import SettingsFile, read_settings_file
+from offloader.errors import InvalidCall, NotFound
+from offloader.settings import Settings
+
+ORDERS = "public/default/persistent/orders"
+FILE = """
+streaming_offload = true
+[offload]
+block_bytes = 4096
+[namespaces."public/default".offload]
+block_bytes = 8192
+codec = "zstd"
+[topics."public/default/persistent/orders"]
+streaming_offload = false
+[topics."public/default/persistent/orders".offload]
+offload_threshold_bytes = 1000
+"""
+
+
+def write(directory: Path, text: str) -> str:
+    path = directory / "offloader.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def problems_of(directory: Path, text: str) -> list[str]:
+    with pytest.raises(InvalidCall) as refused:
+        read_settings_file(write(directory, text))
+    assert refused.value.message.startswith(f"{directory}/offloader.toml: ")
+    return refused.value.message.removeprefix(f"{directory}/offloader.toml: ").split("; ")
+
+
+def test_the_topic_wins_over_the_namespace_and_that_over_the_process(tmp_path: Path) -> None:
+    found = read_settings_file(write(tmp_path, FILE))
+    orders, other, foreign = (
+        found.settings_of(stream).offload for stream in (ORDERS, "public/default/persistent/other", "a/b/persistent/c")
+    )
+    assert (orders.method, orders.block_bytes, orders.codec) == ("ledger", 8192, "zstd")
+    assert orders.offload_threshold_bytes == 1000
+    assert (other.method, other.block_bytes, other.codec) == ("streaming", 8192, "zstd")
+    assert (foreign.method, foreign.block_bytes, foreign.codec) == ("streaming", 4096, "none")
+
+
+def test_each_value_says_where_it_comes_from(tmp_path: Path) -> None:
+    path = write(tmp_path, FILE)
+    values = read_settings_file(path).values_of(ORDERS)
+    assert values["offload.codec"].source == f"{path} [namespace public/default]"
+    assert values["offload.method"].source == values["streaming_offload"].source == f"{path} [topic {ORDERS}]"
+    assert values["offload.part_bytes"].source == "default"
+    sections = [getattr(Settings(), each.name) for each in fields(Settings)]
+    assert len(values) == 1 + sum(len(fields(section)) for section in sections)
+
+
+def test_streaming_is_off_by_default_as_the_proposal_says() -> None:
+    values = SettingsFile().values_of(ORDERS)
+    assert (values["streaming_offload"].value, values["offload.method"].value) == (False, "ledger")
+
+
+def test_a_method_at_a_later_layer_overrides_the_switch(tmp_path: Path) -> None:
+    text = f'streaming_offload = true\n[topics."{ORDERS}".offload]\nmethod = "none"\n'
+    values = read_settings_file(write(tmp_path, text)).values_of(ORDERS)
+    assert (values["streaming_offload"].value, values["offload.method"].value) == (False, "none")
+
+
+def test_unknown_names_wrong_types_and_values_out_of_range_are_all_reported_at_once(tmp_path: Path) -> None:
+    text = f"""
+    streaming_offload = "yes"
+    ofload = 1
+    [offload]
+    block_bytes = 1
+    blok_bytes = 5
+    [unheard]
+    of = 1
+    [topics."{ORDERS}".offload]
+    codec = "rar"
+    """
+    assert problems_of(tmp_path, text) == [
+        "streaming_offload: 'yes' is neither true nor false",
+        "ofload: no such setting",
+        "offload.block_bytes: 1 is not between 256 and 1073741824",
+        "offload.blok_bytes: no such setting",
+        "unheard: no such section (sections: " + ", ".join(Settings.__dataclass_fields__) + ")",
+        f"topics.\"{ORDERS}\".offload.codec: 'rar' is none of none, zstd",
+    ]
+
+
+def test_contradictions_and_settings_without_effect_are_all_reported_at_once(tmp_path: Path) -> None:
+    text = f"""
+    streaming_offload = true
+    [offload]
+    method = "ledger"
+    entry_bytes_max = 200000
+    offload_buffer_bytes_max = 100000
+    [namespaces."a/b"]
+    streaming_offload = true
+    [namespaces."a/b".offload]
+    offload_threshold_bytes = 5
+    [topics."{ORDERS}".offload]
+    on_gap = "record"
+    """
+    assert problems_of(tmp_path, text) == [
+        "streaming_offload = true contradicts offload.method = 'ledger'",
+        'namespaces."a/b".offload.offload_threshold_bytes: has no effect, only the method ledger looks at it',
+        f'topics."{ORDERS}".offload.on_gap: has no effect, only the method streaming looks at it',
+        "offload.entry_bytes_max = 200000 is above offload_buffer_bytes_max (100000)",
+    ]
+
+
+def test_a_setting_of_one_method_is_fine_where_one_of_the_streams_below_has_that_method(tmp_path: Path) -> None:
+    text = f'[offload]\non_gap = "record"\n[topics."{ORDERS}"]\nstreaming_offload = true\n'
+    assert read_settings_file(write(tmp_path, text)).settings_of(ORDERS).offload.on_gap == "record"
+
+
+def test_what_holds_for_the_whole_process_is_refused_for_a_part_of_it(tmp_path: Path) -> None:
+    text = f"""
+    [topics."{ORDERS}".store]
+    retries_max = 3
+    [namespaces."a/b".offload]
+    workers_max = 3
+    """
+    assert problems_of(tmp_path, text) == [
+        'namespaces."a/b".offload.workers_max: holds for the whole process, set it at the top of the file',
+        f'topics."{ORDERS}".store.retries_max: holds for the whole process, set it at the top of the file',
+    ]
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="doesn't exist"):
+        read_settings_file(str(tmp_path / "none.toml"))
+    with pytest.raises(InvalidCall, match=r"isn't TOML: .*line 1"):
+        read_settings_file(write(tmp_path, "a = = b"))
+
+
+def test_settings_from_mappings_report_everything_at_once() -> None:
+    with pytest.raises(InvalidCall, match="nothing was changed") as refused:
+        Settings.of({"offload": {"block_bytes": True, "x": 1}, "y": {}}, origin="here")
+    assert refused.value.message == (
+        "here: offload.x: no such setting; offload.block_bytes: True is not a whole number; y: no such section "
+        f"(sections: {', '.join(Settings.__dataclass_fields__)})"
+    )
