@@ -7,6 +7,7 @@ never know which documents there are.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 from collections.abc import Mapping
@@ -107,6 +108,13 @@ def _is_scalar(kind: type, value: object) -> bool:
     if issubclass(kind, int):
         return isinstance(value, int) and abs(value) < 2**63
     return issubclass(kind, str) and isinstance(value, str)
+
+
+@functools.cache
+def _field_kinds(kind: Any) -> Mapping[str, Any]:
+    """Name -> type of each field. There are as many entries as kinds of documents."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _dataclass(kind: Any, value: object, object_name: str, path: str) -> Any:

@@ -194,6 +194,7 @@ class ManifestSettings:
     orphan_age_hours_min: float = _setting(
         24.0, "age below which nothing that nothing names is deleted", low=0, high=365 * 24
     )
+    record_requests_max: int = _setting(8, "records of a manifest asked for at once while it is loaded", low=1, high=64)
     clock_skew_seconds_max: float = _setting(
         60.0, "difference between this clock and the store's that stops all deletion", low=0, high=24 * 3600
     )

@@ -38,6 +38,8 @@ RESTARTS_MAX = 20
 WINDOW_MIN, WINDOW_MAX = 2, 16
 #: Records after which an old view isn't brought up to date but loaded anew, from the newest checkpoint.
 REFRESHED_RECORDS_MAX = 256
+#: A few are asked for one after the other: threads cost more than they save.
+SEQUENTIAL_RECORDS_MAX = 4
 #: GETs of records in flight of one load.
 RECORD_REQUESTS_MAX = 8
 
@@ -69,10 +71,15 @@ def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
     return load_manifest_view(store, ManifestState(stream=stream, incarnation=entry.incarnation)).state
 
 
-def load_manifest_view(store: ObjectStore, empty: ManifestState) -> LoadedManifest:
+def load_manifest_view(
+    store: ObjectStore, empty: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX
+) -> LoadedManifest:
     """The newest view of the incarnation that ``empty`` names, from its newest checkpoint on.
 
     Requests: boundary, checkpoint, its runs, the records since (two absent ones end them), boundary.
+
+    Args:
+        requests_max: records asked for at once; 1: one after the other, on this thread.
     """
     for _ in range(RESTARTS_MAX):
         try:
@@ -84,20 +91,21 @@ def load_manifest_view(store: ObjectStore, empty: ManifestState) -> LoadedManife
             raise Corrupt(f"the manifest of stream {empty.stream} was given up to be rebuilt", hint=_REBUILD)
         try:
             state = _from_checkpoint(store, empty, stored)
-            return _with_tail(store, state)
+            return _with_tail(store, state, requests_max)
         except _Passed:
             continue
     raise StoreUnavailable(f"stream {empty.stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
 
 
-def refreshed(store: ObjectStore, state: ManifestState) -> LoadedManifest:
+def refreshed(store: ObjectStore, state: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX) -> LoadedManifest:
     """The newest view, from ``state`` on where that is still possible."""
     if state.record_id:
         try:
-            return _with_tail(store, state, records_max=REFRESHED_RECORDS_MAX)
+            return _with_tail(store, state, requests_max, records_max=REFRESHED_RECORDS_MAX)
         except _Passed:
             pass
-    return load_manifest_view(store, ManifestState(stream=state.stream, incarnation=state.incarnation))
+    empty = ManifestState(stream=state.stream, incarnation=state.incarnation)
+    return load_manifest_view(store, empty, requests_max=requests_max)
 
 
 def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: int) -> ManifestState:
@@ -193,12 +201,14 @@ def _run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
     return data
 
 
-def _with_tail(store: ObjectStore, state: ManifestState, records_max: int | None = None) -> LoadedManifest:
+def _with_tail(
+    store: ObjectStore, state: ManifestState, requests_max: int, records_max: int | None = None
+) -> LoadedManifest:
     """``state`` and every record after it; raises ``_Passed`` when the boundary has left some of them behind."""
     first = state.record_id + 1
     problem: Corrupt | None = None
     try:
-        state = _tail(store, state, records_max)
+        state = _tail(store, state, requests_max, records_max)
     except Corrupt as error:
         problem = error  # or only a record that was deleted, or deleted and created again: the boundary knows
     try:
@@ -214,14 +224,14 @@ def _with_tail(store: ObjectStore, state: ManifestState, records_max: int | None
     return LoadedManifest(state, stored)
 
 
-def _tail(store: ObjectStore, state: ManifestState, records_max: int | None) -> ManifestState:
+def _tail(store: ObjectStore, state: ManifestState, requests_max: int, records_max: int | None) -> ManifestState:
     start = state.record_id
     window = WINDOW_MIN
     bodies: list[bytes | None] = []
     while True:
         first = state.record_id + 1
         keys = [record_key(state.stream, state.incarnation, first + offset) for offset in range(window)]
-        bodies += _records(store, keys[len(bodies) :])
+        bodies += _records(store, keys[len(bodies) :], requests_max)
         absent = bodies.index(None) if None in bodies else window
         while any(body is not None for body in bodies[absent:]):
             # Created after it was asked for, like the ones behind it; or lost.
@@ -247,10 +257,10 @@ def _tail(store: ObjectStore, state: ManifestState, records_max: int | None) -> 
         window = WINDOW_MIN if bodies else min(window * 2, WINDOW_MAX)
 
 
-def _records(store: ObjectStore, keys: Sequence[str]) -> list[bytes | None]:
-    if len(keys) <= WINDOW_MIN:
+def _records(store: ObjectStore, keys: Sequence[str], requests_max: int) -> list[bytes | None]:
+    if len(keys) <= SEQUENTIAL_RECORDS_MAX or requests_max == 1:
         return [_record(store, key) for key in keys]
-    with ThreadPoolExecutor(RECORD_REQUESTS_MAX) as threads:
+    with ThreadPoolExecutor(min(len(keys), requests_max)) as threads:
         # Whatever this thread's requests are marked with (their priority) goes with them.
         return list(threads.map(lambda pair: pair[0].run(_record, store, pair[1]), [(copy_context(), k) for k in keys]))
 

@@ -34,7 +34,7 @@ from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.boundary import StoredBoundary, create_boundary, read_boundary
 from offloader.manifest.catalog import create_entry, list_streams, read_entry
 from offloader.manifest.checkpointer import checkpoint_now, write_checkpoint
-from offloader.manifest.load import load_manifest, refreshed
+from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
 from offloader.manifest.sealing import RUN_ROWS_MIN, compacted
 from offloader.manifest.state import EditRefused, ManifestState, Requirement
 from offloader.settings import ManifestSettings
@@ -122,7 +122,7 @@ class ManifestLog:
                 if create and create_boundary(self.store, self.stream, entry.incarnation):
                     self._require_alive(entry)
                 self._state = ManifestState(stream=self.stream, incarnation=entry.incarnation)
-            self._state = refreshed(self.store, self._state).state
+            self._state = self._refreshed().state
             return self._state
 
     def _require_alive(self, entry: CatalogEntry) -> None:
@@ -288,12 +288,15 @@ class ManifestLog:
         self._shorten(stored)
         return True
 
+    def _refreshed(self) -> LoadedManifest:
+        return refreshed(self.store, self.state, requests_max=self._settings.record_requests_max)
+
     def _look_for(self, record: Record) -> bool:
         """Loads, and answers whether what ``record`` says is in the manifest after all.
 
         It lost its number, or its number was deleted: perhaps after it had been won, and folded into a checkpoint.
         """
-        self._state, boundary = refreshed(self.store, self.state)
+        self._state, boundary = self._refreshed()
         self._in_doubt = None
         if boundary is None:
             raise Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing")
