@@ -132,7 +132,8 @@ class OffloadHandle:
         """Whether some held bytes are on their way into the store, or will be without another event: then they are
         given back one day. Bytes that are only being encoded may stay."""
         with self._lock:
-            return not self._open or bool(self._sending and (self._ready or self._in_flight))
+            closing = not self._open and self._held() > 0
+            return closing or bool(self._sending and (self._ready or self._in_flight))
 
     def can_offer(self, size: int) -> bool:
         """Whether an entry of ``size`` payload bytes would be taken now."""

@@ -1,0 +1,46 @@
+"""kill -9 at named points, in a process of its own: what was appended is offloaded by the next process, once."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offloader.managed_ledger import open_managed_ledger
+from offloader.store.base import open_store
+from tests.support.readback import stored_entries
+from tests.write.killed_writer import SETTINGS, STREAM, drawn_payloads
+
+ROOT = Path(__file__).resolve().parents[2]
+POINTS = [
+    pytest.param("put", f"{1:020d}.json", id="open-epoch"),
+    pytest.param("put", f"{2:020d}.json", id="assign"),
+    pytest.param("put", r"killed/stream/[0-9a-f-]{36}$", id="data-object"),
+    pytest.param("put", "-index", id="index"),
+    pytest.param("put", f"{3:020d}.json", id="commit"),
+    pytest.param("begin_upload", "", id="begin-upload"),
+    pytest.param("upload_part", "", id="part"),
+    pytest.param("complete_upload", "", id="complete"),
+]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("verb", "key_part"), POINTS)
+def test_a_killed_writer_loses_and_repeats_nothing(tmp_path: Path, verb: str, key_part: str, when: str) -> None:
+    command = [sys.executable, "-m", "tests.write.killed_writer", str(tmp_path), verb, key_part, when]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    appended = [payload for payloads in drawn_payloads()[: 2 if "upload" in verb else 1] for payload in payloads]
+
+    store = open_store(f"file://{tmp_path}/store")
+    with open_managed_ledger(STREAM, ledgers=f"{tmp_path}/ledgers.db", store=store, settings=SETTINGS) as topic:
+        topic.append(b"and on")
+        topic.offload()
+
+    stored = [payload for _, payload in stored_entries(store, STREAM)]
+    assert stored == [*appended, b"and on"]
+    assert store.list_uploads("") == []
+    store.close()
