@@ -264,6 +264,8 @@ def _drawn_settings(random: Random) -> Settings:
                 "offload_memory_bytes_max": memory_bytes,
                 "retry_seconds_max": 1.0,
                 "codec": random.choice(["none", "zstd"]),
-            }
+            },
+            # Checkpoints as often as there can be any; and no request on a thread of its own: those come in any order.
+            "manifest": {"checkpoint_records": random.choice([1, 3, 10, 100]), "record_requests_max": 1},
         }
     )

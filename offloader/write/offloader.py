@@ -31,6 +31,7 @@ from offloader.write.backfill import HistoryTools
 from offloader.write.buffer import StreamBuffer
 from offloader.write.by_ledger import LedgerHandle, offload_ledger
 from offloader.write.handle import OffloadHandle, OffloadResult
+from offloader.write.holes import fill_holes
 from offloader.write.memory import MemoryBudget
 from offloader.write.runs import HistoryRuns
 from offloader.write.streaming import StreamOffload
@@ -79,7 +80,7 @@ class LedgerOffloader:
         self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
         relieve = SerialTask(self._workers, lambda: self._budget.relieve())
         self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, relieve.schedule)
-        tools = HistoryTools(
+        self._tools = HistoryTools(
             upload_of=lambda log, uuid, ledger_id: self._upload(
                 log.stream, uuid, ledger_id, log.state.incarnation, log.epoch or 0
             ),
@@ -89,7 +90,7 @@ class LedgerOffloader:
             clock=self._clock,
             entropy=entropy,
         )
-        self.history = HistoryRuns(store, tools)
+        self.history = HistoryRuns(store, self._tools, self.settings.manifest)
         self._lock = threading.Lock()
         self._uuids: OrderedDict[UUID, None] = OrderedDict()
         self.observation = Observation(
@@ -230,7 +231,7 @@ class LedgerOffloader:
             stream: its name.
             take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
         """
-        log = ManifestLog(self.store, stream, clock=self._clock, entropy=self._entropy)
+        log = ManifestLog(self.store, stream, clock=self._clock, entropy=self._entropy, settings=self.settings.manifest)
         driver = dict(self.store.driver_metadata)
 
         def make_handle(
@@ -259,6 +260,7 @@ class LedgerOffloader:
             entropy=self._entropy,
             budget=self._budget,
             take_over=take_over,
+            fill_holes=lambda commits, given_up: fill_holes(source, log, self._tools, commits, given_up),
         )
         offload.start()
         self.observation.add(offload)

@@ -16,6 +16,7 @@ from offloader.errors import Unsupported
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
+from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 from offloader.write.backfill import ATTEMPTS_MAX, BackfillPlan, FixedPlan, HistoryTools, OwnedStream, plan_of_history
 from offloader.write.history import HistoryOffload, HistoryResult, PlannedSegment
@@ -31,11 +32,13 @@ class HistoryRuns:
     Args:
         store: where the manifests are.
         tools: of the process.
+        manifest: how the manifests are kept.
     """
 
-    def __init__(self, store: ObjectStore, tools: HistoryTools) -> None:
+    def __init__(self, store: ObjectStore, tools: HistoryTools, manifest: ManifestSettings | None = None) -> None:
         self._store = store
         self._tools = tools
+        self._manifest = manifest
 
     def backfill(
         self,
@@ -194,7 +197,9 @@ class HistoryRuns:
         return LedgerMethodPlan([each for each in plan.segments if last is None or each.end <= last], plan.refused)
 
     def _log(self, stream: str) -> ManifestLog:
-        return ManifestLog(self._store, stream, clock=self._tools.clock, entropy=self._tools.entropy)
+        return ManifestLog(
+            self._store, stream, clock=self._tools.clock, entropy=self._tools.entropy, settings=self._manifest
+        )
 
 
 def _promised(state: ManifestState) -> set[UUID]:
