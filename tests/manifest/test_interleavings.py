@@ -1,0 +1,355 @@
+"""The interleaving that each rule of the protocol prevents, request by request.
+
+After the counterexamples of the protocol's model: without the rule named, the schedule below ends in loss. A is an
+owner, B another one, K checkpoints and deletes old records, R reads, D deletes the stream, C creates it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from itertools import count
+from uuid import UUID
+
+import pytest
+
+from formats.entries import Position
+from formats.keys import record_key, record_number
+from formats.manifest import Assign, Failed, LedgerClosed, LedgersDeleted, decode_record
+from offloader.errors import Fenced, NotFound, OutcomeUnknown, StoreUnavailable
+from offloader.manifest.checkpointer import checkpoint_now
+from offloader.manifest.expiry import expire_records
+from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
+from offloader.manifest.state import ManifestState
+from offloader.manifest.stream_deletion import delete_stream
+from offloader.settings import ManifestSettings
+from offloader.store.base import ObjectStore
+from offloader.store.memory import MemoryStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.testing.schedule import Fate, Schedule
+from tests.support.manifests import segment_edits, uuid_of
+
+STREAM = "public/default/persistent/orders"
+HOURS_24_S = 24 * 3600.0
+#: One request after the other: a schedule has one order.
+SETTINGS = ManifestSettings(checkpoint_records=10**5, record_requests_max=1)
+_names = count()
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(f"interleavings-{next(_names)}", "", self.clock)
+        self.schedule = Schedule(self.store)
+
+    def log(self, store: ObjectStore | None = None) -> ManifestLog:
+        return ManifestLog(store or self.store, STREAM, clock=self.clock, settings=SETTINGS)
+
+    def owner(self, *, commits: int = 0) -> ManifestLog:
+        """An owner whose requests aren't scheduled; give its log to an actor with ``through``."""
+        log = self.log()
+        log.open_epoch()
+        for number in range(commits):
+            log.commit([LedgerClosed(100 + number, 9)])
+        return log
+
+    def start_commit(self, name: str, log: ManifestLog, *edits: object) -> None:
+        def run(store: ObjectStore) -> ManifestState:
+            log.store = store
+            return log.commit(edits)  # type: ignore[arg-type]
+
+        self.schedule.start(name, run)
+
+    def checkpoint_and_delete(self) -> None:
+        """K, without a pause: folds everything, then deletes the records, which are a day old by then."""
+        checkpoint_now(self.store, load_manifest(self.store, STREAM), os.urandom)
+        self.clock.advance(HOURS_24_S + 1)
+        expire_records(self.store, load_manifest(self.store, STREAM), clock=self.clock, settings=SETTINGS)
+
+    def records(self, log: ManifestLog) -> dict[int, tuple[object, ...]]:
+        """Number -> edits of the records that are there."""
+        prefix = record_key(STREAM, log.state.incarnation, 0)[:-25]
+        found = [(info.key, record_number(info.key)) for info in self.store.list(prefix).objects]
+        return {n: decode_record(self.store.get(key)[0]).edits for key, n in found if n is not None}
+
+
+LATE = LedgerClosed(1, 9)
+
+
+def test_get_boundary_a_writer_that_wins_a_deleted_number_doesn_t_act() -> None:
+    """B loads and pauses; A commits, K folds and deletes; B creates the number anew: it has won nothing."""
+    world = World()
+    b = world.owner()
+    world.start_commit("B", b, LATE)
+    assert world.schedule.pending("B") == ("put", record_key(STREAM, b.state.incarnation, 2))
+    a = world.owner(commits=3)
+    world.checkpoint_and_delete()
+    assert 2 not in world.records(a)
+
+    assert world.schedule.step("B")[0] == "put"
+
+    assert 2 in world.records(a), "the store let it create the number"
+    with pytest.raises(Fenced):
+        world.schedule.finish("B")
+    assert 1 not in load_manifest(world.store, STREAM).closed_ledgers
+
+
+def test_get_boundary_also_when_the_number_is_deleted_between_the_put_and_the_look() -> None:
+    """A's record counts: it was folded. The boundary alone says 'below': A has to load and look."""
+    world = World()
+    a = world.owner()
+    world.start_commit("A", a, Assign(uuid_of(1), 2, Position(1, 0), None, 5, {}))
+    world.schedule.step("A")
+    world.checkpoint_and_delete()
+
+    state = world.schedule.finish("A")
+
+    assert [segment.uuid for segment in state.assigned()] == [uuid_of(1)]
+    assert state.record_id == 2
+
+
+@pytest.mark.parametrize("stop_before", range(1, 9))
+def test_reread_boundary_a_load_that_is_overtaken_starts_over(stop_before: int) -> None:
+    """R reads the boundary and pauses; K deletes the tail; R finds no record and would believe an old head."""
+    world = World()
+    a = world.owner(commits=3)
+    world.schedule.start("R", lambda store: load_manifest(store, STREAM))
+    for _ in range(stop_before - 1):
+        if world.schedule.pending("R") is not None:
+            world.schedule.step("R")
+    if world.schedule.pending("R") is None:
+        pytest.fail("R was over before")
+    a.commit([LATE])
+    world.checkpoint_and_delete()
+
+    assert world.schedule.finish("R") == a.state
+
+
+@pytest.mark.parametrize("stop_before", range(2, 9))
+def test_a_load_never_folds_a_record_that_was_deleted_and_created_again(stop_before: int) -> None:
+    """As before, and a stalled writer B puts a record of its own under a number that R is about to read."""
+    world = World()
+    b = world.owner()
+    world.start_commit("B", b, Assign(uuid_of(7), 2, Position(1, 0), None, 5, {}))
+    a = world.owner(commits=2)
+    world.schedule.start("R", lambda store: load_manifest(store, STREAM))
+    for _ in range(stop_before - 1):
+        world.schedule.step("R")
+    world.checkpoint_and_delete()
+    world.schedule.step("B")
+    assert 2 in world.records(a)
+
+    state = world.schedule.finish("R")
+
+    assert state == a.state
+    assert state.assigned() == []
+
+
+def test_repeat_identical_a_record_in_flight_that_lands_late_is_the_writers_own() -> None:
+    """A's record is in flight, a read says 404. If A dropped what it says, the record would land without its object."""
+    world = World()
+    a = world.owner()
+    world.start_commit("A", a, *segment_edits(0))
+    for _ in range(UNKNOWN_REPEATS_MAX + 1):
+        world.schedule.step("A", Fate.IN_FLIGHT)
+    with pytest.raises(OutcomeUnknown):
+        world.schedule.finish("A")
+    assert 2 not in world.records(a)
+    world.schedule.land()
+
+    # Whatever A wants to do next, it first finds out what became of its record: by the same bytes.
+    world.start_commit("A", a, LATE)
+    assert world.schedule.step("A") == ("put", record_key(STREAM, a.state.incarnation, 2))
+    state = world.schedule.finish("A")
+
+    assert len(state.offloaded()) == 1
+    assert state.record_id == 3
+    for _ in range(UNKNOWN_REPEATS_MAX):
+        world.schedule.land()  # the repeats arrive as well
+    assert load_manifest(world.store, STREAM) == state
+
+
+def test_repeat_identical_no_other_record_is_built_while_one_is_in_doubt() -> None:
+    world = World()
+    a = world.owner()
+    world.start_commit("A", a, *segment_edits(0))
+    for _ in range(UNKNOWN_REPEATS_MAX + 1):
+        world.schedule.step("A", Fate.IN_FLIGHT)
+    with pytest.raises(OutcomeUnknown):
+        world.schedule.finish("A")
+    world.start_commit("A", a, LATE)
+    world.schedule.finish("A")
+
+    assert world.records(a)[2] == tuple(segment_edits(0))
+    assert world.records(a)[3] == (LATE,)
+
+
+def test_a_lost_reply_is_looked_up_not_guessed() -> None:
+    world = World()
+    a = world.owner()
+    world.start_commit("A", a, LATE)
+    world.schedule.step("A", Fate.REPLY_LOST)
+    assert world.schedule.finish("A").record_id == 2
+    assert sorted(world.records(a)) == [1, 2]
+
+
+def test_epochs_a_record_in_flight_that_lands_before_the_next_epoch_is_seen_by_it() -> None:
+    """B loads, A's record lands under the number that B wants: B loads again, and has it."""
+    world = World()
+    a = world.owner()
+    world.start_commit("A", a, LATE)
+    b = world.log()
+
+    def open_epoch(store: ObjectStore) -> int:
+        b.store = store
+        return b.open_epoch()
+
+    world.schedule.start("B", open_epoch)
+    world.schedule.until("B", "put", ".json")
+    world.schedule.step("A")
+
+    assert world.schedule.finish("B") == 2
+    assert b.state.closed_ledgers == {1: 9}
+    # A still has its look at the boundary to do: its record counts, the next one doesn't.
+    assert world.schedule.finish("A").record_id == 2
+    a.store = world.store
+    with pytest.raises(Fenced):
+        a.commit([LedgerClosed(2, 9)])
+
+
+def test_epochs_a_record_in_flight_that_lands_after_the_next_epoch_changes_nothing() -> None:
+    world = World()
+    a = world.owner()
+    world.start_commit("A", a, LATE)
+    world.schedule.step("A", Fate.IN_FLIGHT)
+    b = world.owner()
+    world.schedule.land()
+
+    with pytest.raises(Fenced):
+        world.schedule.finish("A")
+    assert load_manifest(world.store, STREAM) == b.state
+    assert 1 not in b.state.closed_ledgers
+
+
+def test_epochs_a_writer_that_crashed_before_its_record_left_nothing() -> None:
+    world = World()
+    a = world.owner()
+    world.start_commit("A", a, LATE)
+    world.schedule.step("A", Fate.CRASH)
+    assert world.owner().epoch == 2
+    assert 1 not in load_manifest(world.store, STREAM).closed_ledgers
+
+
+def test_losing_a_number_to_somebody_who_isn_t_an_owner_is_a_retry() -> None:
+    world = World()
+    a = world.owner()
+    other = world.log()
+    other.load()
+    world.start_commit("A", a, *segment_edits(0))
+    other.amend([LedgersDeleted((4,))])
+
+    assert world.schedule.finish("A").record_id == 3
+    state = load_manifest(world.store, STREAM)
+    assert (state.epoch, len(state.offloaded()), set(state.deleted_ledgers)) == (1, 1, {4})
+
+
+def test_an_owner_whose_edits_don_t_fit_any_more_builds_nothing() -> None:
+    """Its requirement is checked again on top of what came first, not only its epoch."""
+    world = World()
+    a = world.owner()
+    a.commit([Assign(uuid_of(1), 2, Position(1, 0), None, 5, {})])
+    twin = world.log()
+    twin.load()
+    world.start_commit("A", a, Failed(uuid_of(1), "store down"))
+    twin.amend([Failed(uuid_of(1), "by hand")])
+    with pytest.raises(Exception, match="unknown, not assigned"):
+        world.schedule.finish("A")
+    assert sorted(world.records(a)) == [1, 2, 3]
+
+
+# -- a stream that is deleted and created again
+
+
+def delete_whole(world: World) -> None:
+    for _ in range(2):
+        delete_stream(world.store, STREAM, clock=world.clock, delete_objects=lambda _: None, settings=SETTINGS)
+        world.clock.advance(HOURS_24_S + 1)
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_incarnation_a_commit_that_waits_for_its_look_while_the_stream_is_created_again(committed: bool) -> None:
+    """A's look at the boundary must not be answered by the new stream's."""
+    world = World()
+    a = world.owner()
+    world.start_commit("A", a, LATE)
+    if committed:
+        world.schedule.step("A")
+    delete_whole(world)
+    c = world.owner(commits=2)
+
+    with pytest.raises(Fenced, match="was deleted"):
+        world.schedule.finish("A")
+
+    assert load_manifest(world.store, STREAM) == c.state
+    assert 1 not in c.state.closed_ledgers
+
+
+def test_delete_below_boundary_a_number_of_a_stream_that_is_being_deleted_is_worthless() -> None:
+    """D deletes the records; A creates one of them anew: the boundary, raised before, says that it is worthless."""
+    world = World()
+    a = world.owner(commits=1)
+    world.start_commit("A", a, LATE)
+
+    def delete(store: ObjectStore) -> object:
+        return delete_stream(store, STREAM, clock=world.clock, delete_objects=lambda _: None, settings=SETTINGS)
+
+    world.schedule.start("D", delete)
+    world.schedule.until("D", "delete", record_key(STREAM, a.state.incarnation, 1))
+    world.schedule.step("D")
+    assert 1 not in world.records(a)
+    with pytest.raises(Fenced):
+        world.schedule.finish("A")
+    world.schedule.finish("D")
+    with pytest.raises(NotFound):
+        world.log().open_epoch()
+
+
+@pytest.mark.parametrize("stop_before", range(2, 30))
+def test_incarnation_in_keys_a_paused_deleter_takes_nothing_of_the_new_stream(stop_before: int) -> None:
+    world = World()
+    world.owner(commits=1)
+    delete_stream(world.store, STREAM, clock=world.clock, delete_objects=lambda _: None, settings=SETTINGS)
+    world.clock.advance(HOURS_24_S + 1)
+
+    def delete(store: ObjectStore) -> object:
+        return delete_stream(store, STREAM, clock=world.clock, delete_objects=lambda _: None, settings=SETTINGS)
+
+    world.schedule.start("D", delete)
+    for _ in range(stop_before - 1):
+        if world.schedule.pending("D") is not None:
+            world.schedule.step("D")
+    if world.schedule.pending("D") is not None:
+        with contextlib.suppress(NotFound):  # the paused one had let go of the entry already
+            delete(world.store)
+    c = world.owner(commits=2)
+    with contextlib.suppress(NotFound, StoreUnavailable):  # it is gone, or somebody else deletes: look again
+        world.schedule.finish("D")
+
+    assert load_manifest(world.store, STREAM) == c.state
+    c.commit([LATE])
+
+
+def test_a_creator_that_is_overtaken_takes_the_stream_that_is_there() -> None:
+    world = World()
+    b = world.log()
+
+    def open_epoch(store: ObjectStore) -> int:
+        b.store = store
+        return b.open_epoch()
+
+    world.schedule.start("B", open_epoch)
+    world.schedule.until("B", "put", "_catalog")
+    a = world.owner()
+    assert world.schedule.finish("B") == 2
+    assert b.state.incarnation == a.state.incarnation
+    assert isinstance(a.state.incarnation, UUID)
