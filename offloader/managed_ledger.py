@@ -7,6 +7,7 @@ the ledger database did, nor decide anything that the write or the read side dec
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -100,6 +101,9 @@ class ManagedLedger:
     def __init__(self, parts: _Parts) -> None:
         self._parts = parts
         self._closed = False
+        self._switching = threading.Lock()
+        self._method = parts.settings.offload.method
+        self._offload = parts.offload
 
     @property
     def stream(self) -> str:
@@ -157,11 +161,44 @@ class ManagedLedger:
             InvalidCall: the method is ``none``.
             StoreUnavailable: not committed in time; nothing is lost.
         """
-        if self._parts.offload is not None:
-            return self._parts.offload.offload(until, timeout_s=timeout_s)
-        if self._parts.settings.offload.method == "none":
-            raise InvalidCall(f"stream {self.stream} isn't offloaded: offload.method is none")
+        if self._offload is not None:
+            return self._offload.offload(until, timeout_s=timeout_s)
+        if self._method == "none":
+            raise InvalidCall(f"stream {self.stream} isn't offloaded: its method is none")
         return self._parts.offloader.offload_ledgers(self._parts.source, self.stream)
+
+    @property
+    def method(self) -> str:
+        """How the stream is offloaded now: ``streaming``, ``ledger`` or ``none``."""
+        return self._method
+
+    def set_method(self, method: str) -> None:
+        """Offloads by another method from here on, while it is appended to; nothing is re-sent, nothing is lost.
+
+        From ``streaming``: the open ledger is closed and its segment completed first, so that streaming ends with a
+        ledger. To ``ledger``: closed ledgers go with the next ``offload``; what streaming began of a ledger is
+        completed in its layout. The manifest records the method; the settings of the next opening decide again.
+
+        Raises:
+            InvalidCall: no such method.
+            StoreUnavailable: the current segment couldn't be completed; the method is as before.
+        """
+        if method not in ("streaming", "ledger", "none"):
+            raise InvalidCall(f"stream {self.stream}: no method {method!r}", hint="streaming, ledger or none")
+        with self._switching:
+            if method == self._method:
+                return
+            if method != "none":
+                require_conditional_puts(self._parts.store, single_writer=self._parts.settings.store.single_writer)
+            if self._offload is not None:
+                self._parts.source.close_ledger()
+                self._offload.offload()
+                self._offload.stop()
+                self._offload = None
+            self._parts.offloader.history.switch(self.stream, method)
+            self._method = method
+            if method == "streaming":
+                self._offload = self._parts.offloader.offload_stream(self._parts.source, self.stream)
 
     def release_hot(self) -> list[int]:
         """Deletes now the hot copies that the deletion lag lets go (this also happens by itself); their ledgers.
@@ -185,7 +222,8 @@ class ManagedLedger:
 
     def status(self) -> StreamStatus | None:
         """What the streaming offload is doing; ``None`` with another method."""
-        return None if self._parts.offload is None else self._parts.offload.status()
+        offload = self._offload
+        return None if offload is None else offload.status()
 
     def get_note(self, key: str) -> bytes | None:
         """A fact recorded with ``append_batch(notes=...)``."""
@@ -205,13 +243,13 @@ class ManagedLedger:
             return
         self._closed = True
         failure: OffloaderError | None = None
-        if self._parts.offload is not None:
+        if self._offload is not None:
             try:
                 if drain:
-                    self._parts.offload.offload()
+                    self._offload.offload()
             except OffloaderError as error:
                 failure = error
-            self._parts.offload.stop()
+            self._offload.stop()
         self._parts.hot_release.stop()
         self._parts.offloader.close()
         if self._parts.own_database is not None:

@@ -123,6 +123,8 @@ class HistoryRuns:
         result = HistoryResult(committed=state.committed_end())
         if plan.segments:
             owned = OwnedStream(self._tools, source, log, take_over=take_over)
+            if log.state.method != "ledger":
+                log.commit([SetMethod("ledger")])
             given_up = {edit.uuid for edit in owned.given_up}
             plan = self._plan_of_ledgers(log.state, ledgers, given_up, last, **thresholds)
             run = owned.run(

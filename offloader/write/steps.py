@@ -1,7 +1,7 @@
 """One stream's steps: read what is behind, offer it, commit what finished, close what is due.
 
-Owns the order of things and everything that the appending thread shares with the workers. Must never do I/O under its
-lock, run two steps at once, or tell the source that entries are safe before the record that says so is durable.
+Owns the order of things and what the appending thread shares with the workers. Must never do I/O under its lock, run
+two steps at once, or tell the source that entries are safe before the record that says so is durable.
 
 How it moves: entries are *offered* to the gathering segment. A closed segment is *completing*; the next one already
 gathers, and sends its first part when the record that ends the former (and assigns the latter) is durable. All steps
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from formats.entries import EntryBatch, Position
@@ -71,9 +71,9 @@ class StreamSteps:
         entropy: Callable[[int], bytes],
         budget: MemoryBudget | None = None,
         take_over: bool = True,
+        fill_holes: Callable[[Commits, Sequence[Failed]], list[Failed]] = lambda _, given_up: list(given_up),
     ) -> None:
-        self._source = source
-        self._log = log
+        self._source, self._log = source, log
         self._make_handle = make_handle
         self._settings = settings
         self._workers = workers
@@ -86,7 +86,7 @@ class StreamSteps:
 
         # Touched by steps only.
         self._commits = Commits(log, driver, clock)
-        self._ownership = Ownership(log, source, settings, clock, take_over=take_over)
+        self._ownership = Ownership(log, source, settings, clock, take_over=take_over, fill_holes=fill_holes)
         self._revival = Revival(
             log.stream, self._ownership, settings, workers, tail=lambda: self.tail, reopen=self.reopen
         )

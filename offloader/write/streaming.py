@@ -7,16 +7,18 @@ appends.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from formats.entries import Position
+from formats.manifest import Failed
 from offloader.clock import Clock
 from offloader.errors import AccessDenied, BucketMissing, Closed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource, Subscription
 from offloader.manifest.log import ManifestLog
 from offloader.settings import OffloadSettings
 from offloader.write.buffer import StreamBuffer
+from offloader.write.commits import Commits
 from offloader.write.handle import OffloadHandle
 from offloader.write.memory import MemoryBudget
 from offloader.write.progress import Lag, lag_of
@@ -49,6 +51,7 @@ class StreamOffload:
         budget: the process's memory, shared with its other streams.
         take_over: take the stream from an owner that gives signs of life. On by default, because a source made this
             writer the active one. A command that isn't told to leaves it off.
+        fill_holes: as for ``Ownership``.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class StreamOffload:
         entropy: Callable[[int], bytes],
         budget: MemoryBudget | None = None,
         take_over: bool = True,
+        fill_holes: Callable[[Commits, Sequence[Failed]], list[Failed]] = lambda _, given_up: list(given_up),
     ) -> None:
         self._source = source
         self._settings = settings
@@ -80,6 +84,7 @@ class StreamOffload:
             entropy=entropy,
             budget=budget,
             take_over=take_over,
+            fill_holes=fill_holes,
         )
 
     @property

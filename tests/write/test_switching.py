@@ -1,0 +1,209 @@
+"""Methods are switched in both directions, off and on: nothing is re-sent, nothing lost, no ledger half and half."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from formats.entries import Position
+from formats.keys import parse_object_key
+from offloader.clock import SystemClock
+from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
+from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+from offloader.manifest.log import list_streams, load_manifest
+from offloader.settings import Settings
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from tests.support.readback import stored_entries
+
+STREAM = "public/default/persistent/orders"
+_names = count()
+
+
+class Bench:
+    def __init__(self, directory: Path) -> None:
+        self.memory = MemoryStore(f"switching-{next(_names)}", "", SystemClock())
+        self.store = FaultyStore(self.memory)
+        self.ledgers = f"sqlite:///{directory}/ledgers-{next(_names)}.db"
+        self.expected: list[tuple[Position, bytes]] = []
+        self.opened: list[ManagedLedger] = []
+
+    def open(self, method: str) -> ManagedLedger:
+        offload = {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64, "method": method}
+        made = Settings.of({"offload": offload, "ledgers": {"ledger_bytes_max": 10_000}})
+        topic = open_managed_ledger(STREAM, ledgers=self.ledgers, store=self.store, settings=made)
+        self.opened.append(topic)
+        return topic
+
+    def append(self, topic: ManagedLedger, entries: int) -> None:
+        for batch in topic.append_batch([f"{len(self.expected) + n} ".encode() * 20 for n in range(entries)]):
+            self.expected += [(entry.position, entry.payload) for entry in batch.entries()]
+
+    def layouts(self) -> dict[int, set[int]]:
+        """Ledger -> layouts of the segments that hold entries of it."""
+        found: dict[int, set[int]] = {}
+        for segment in load_manifest(self.memory, STREAM).offloaded():
+            assert segment.summary is not None
+            for span in segment.summary.ledgers:
+                found.setdefault(span.ledger_id, set()).add(segment.layout)
+        return found
+
+    def require_whole(self) -> None:
+        """Everything that is offloaded is there once, in order, and each ledger in one layout."""
+        if STREAM not in list_streams(self.memory):
+            return  # nothing was offloaded so far
+        stored = stored_entries(self.memory, STREAM)
+        assert stored == self.expected[: len(stored)]
+        assert all(len(layouts) == 1 for layouts in self.layouts().values())
+
+    def sent(self) -> list[str]:
+        """Keys of the segments' objects, as often as they were written."""
+        return [key for verb, key in self.store.calls if verb == "put" and parse_object_key(key, STREAM) is not None]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    for topic in made.opened:
+        topic.close(drain=False)
+
+
+def test_from_streaming_to_the_ledger_method_and_back_while_it_is_appended_to(bench: Bench) -> None:
+    topic = bench.open("streaming")
+    bench.append(topic, 150)
+    topic.set_method("ledger")
+    assert load_manifest(bench.memory, STREAM).method == topic.method == "ledger"
+    streamed = topic.ledgers()[-1].ledger_id
+    bench.append(topic, 250)
+    topic.close_ledger()
+    topic.offload()
+    by_ledger = topic.ledgers()[-1].ledger_id
+    topic.set_method("streaming")
+    bench.append(topic, 150)
+    topic.offload(timeout_s=60)
+
+    assert load_manifest(bench.memory, STREAM).method == "streaming"
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    layouts = bench.layouts()
+    assert {ledger for ledger, found in layouts.items() if found == {1}} == set(range(streamed + 1, by_ledger + 1))
+    assert all(found == {2} for ledger, found in layouts.items() if ledger <= streamed or ledger > by_ledger)
+    entries = topic.read(bench.expected[0][0], bench.expected[-1][0])
+    assert [(entry.position, entry.payload) for entry in entries] == bench.expected
+
+
+def test_off_and_on_again_sends_nothing_twice_and_loses_nothing(bench: Bench) -> None:
+    topic = bench.open("streaming")
+    bench.append(topic, 100)
+    topic.set_method("none")
+    sent = bench.sent()
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    bench.append(topic, 100)
+    with pytest.raises(InvalidCall, match="its method is none"):
+        topic.offload()
+    assert bench.sent() == sent
+
+    topic.set_method("streaming")
+    topic.offload(timeout_s=60)
+
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    assert len(bench.sent()) == 2 * len(load_manifest(bench.memory, STREAM).offloaded())
+
+
+def test_a_ledger_that_streaming_began_is_completed_as_it_began(bench: Bench) -> None:
+    """The method changes at a restart, in the middle of a ledger."""
+    topic = bench.open("streaming")
+    bench.append(topic, 20)
+    topic.offload(timeout_s=60)
+    bench.append(topic, 20)
+    topic.close(drain=False)
+
+    topic = bench.open("ledger")
+    bench.append(topic, 200)
+    topic.close_ledger()
+    topic.offload()
+
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    bench.require_whole()
+    assert bench.layouts()[bench.expected[0][0].ledger_id] == {2}
+    assert {1} in bench.layouts().values()
+
+
+def test_streaming_first_fills_what_a_failing_ledger_left_open(bench: Bench) -> None:
+    topic = bench.open("ledger")
+    bench.append(topic, 300)
+    topic.close_ledger()
+    first = topic.ledgers()[0].ledger_id
+    bench.store.set_faults([Fault(call=1, verb="put", key_part=f"-ledger-{first}", error=StoreUnavailable)])
+    with pytest.raises(StoreUnavailable):
+        topic.offload()
+    assert load_manifest(bench.memory, STREAM).committed_end() is None
+    bench.append(topic, 30)
+
+    topic.set_method("streaming")
+    topic.offload(timeout_s=60)
+
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    bench.require_whole()
+
+
+def test_streaming_first_fills_what_an_interrupted_backfill_left_open(bench: Bench) -> None:
+    topic = bench.open("none")
+    bench.append(topic, 1500)
+    bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=Corrupt)])
+    result = topic._parts.offloader.history.backfill(topic._parts.source, STREAM)
+    assert result.errors
+    bench.store.set_faults([])
+    bench.append(topic, 30)
+
+    topic.set_method("streaming")
+    topic.offload(timeout_s=60)
+
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_method_that_does_not_exist_changes_nothing(bench: Bench) -> None:
+    topic = bench.open("none")
+    with pytest.raises(InvalidCall, match="no method 'teleport'"):
+        topic.set_method("teleport")
+    assert topic.method == "none"
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(
+        st.sampled_from(["append", "append", "close_ledger", "offload", "streaming", "ledger", "none", "reopen"]),
+        min_size=3,
+        max_size=14,
+    )
+)
+def test_whatever_is_switched_when_the_offloaded_part_is_the_streams_beginning(
+    tmp_path: Path, steps: list[str]
+) -> None:
+    bench = Bench(tmp_path)
+    topic = bench.open("streaming")
+    for step in steps:
+        if step == "append":
+            bench.append(topic, 35)
+        elif step == "close_ledger":
+            topic.close_ledger()
+        elif step == "offload":
+            if topic.method != "none":
+                topic.offload(timeout_s=60)
+        elif step == "reopen":
+            topic.close(drain=False)
+            topic = bench.open(topic.method)
+        else:
+            topic.set_method(step)
+        bench.require_whole()
+    bench.append(topic, 1)
+    topic.set_method("streaming")
+    topic.offload(timeout_s=60)
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    bench.require_whole()
+    topic.close()
