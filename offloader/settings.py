@@ -69,7 +69,7 @@ class OffloadSettings:
     )
     offload_threshold_bytes: int = _setting(
         0,
-        "method ledger: bytes not yet offloaded above which the oldest closed ledgers go; 0: as soon as closed, -1: off",
+        "method ledger: bytes not yet offloaded above which the oldest ledgers go; 0: as soon as closed, -1: off",
         low=-1,
         high=2**60,
     )
