@@ -27,6 +27,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
 from offloader.telemetry import NO_TELEMETRY, Recorder
 from offloader.write.hot_release import HotRelease
+from offloader.write.ledger_trigger import LedgerTrigger
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.status import StreamStatus
 from offloader.write.streaming import StreamOffload
@@ -104,6 +105,9 @@ class ManagedLedger:
         self._switching = threading.Lock()
         self._method = parts.settings.offload.method
         self._offload = parts.offload
+        self._trigger: LedgerTrigger | None = None
+        if self._method == "ledger":
+            self._trigger = parts.offloader.offload_closed_ledgers(parts.source, parts.stream)
 
     @property
     def stream(self) -> str:
@@ -165,7 +169,11 @@ class ManagedLedger:
             return self._offload.offload(until, timeout_s=timeout_s)
         if self._method == "none":
             raise InvalidCall(f"stream {self.stream} isn't offloaded: its method is none")
-        return self._parts.offloader.offload_ledgers(self._parts.source, self.stream)
+        assert self._trigger is not None, "the ledger method has one"
+        result = self._trigger.offload()
+        if result.errors:
+            raise result.errors[0]
+        return result.committed
 
     @property
     def method(self) -> str:
@@ -176,8 +184,9 @@ class ManagedLedger:
         """Offloads by another method from here on, while it is appended to; nothing is re-sent, nothing is lost.
 
         From ``streaming``: the open ledger is closed and its segment completed first, so that streaming ends with a
-        ledger. To ``ledger``: closed ledgers go with the next ``offload``; what streaming began of a ledger is
-        completed in its layout. The manifest records the method; the settings of the next opening decide again.
+        ledger. To ``ledger``: closed ledgers go when the thresholds say so, or with the next ``offload``; what
+        streaming began of a ledger is completed in its layout. From ``ledger``: after the run that is under way. The
+        manifest records the method; at the next opening the settings decide again.
 
         Raises:
             InvalidCall: no such method.
@@ -195,10 +204,16 @@ class ManagedLedger:
                 self._offload.offload()
                 self._offload.stop()
                 self._offload = None
+            if self._trigger is not None:
+                self._trigger.stop()
+                self._trigger.wait()
+                self._trigger = None
             self._parts.offloader.history.switch(self.stream, method)
             self._method = method
             if method == "streaming":
                 self._offload = self._parts.offloader.offload_stream(self._parts.source, self.stream)
+            elif method == "ledger":
+                self._trigger = self._parts.offloader.offload_closed_ledgers(self._parts.source, self.stream)
 
     def release_hot(self) -> list[int]:
         """Deletes now the hot copies that the deletion lag lets go (this also happens by itself); their ledgers.
@@ -250,6 +265,8 @@ class ManagedLedger:
             except OffloaderError as error:
                 failure = error
             self._offload.stop()
+        if self._trigger is not None:
+            self._trigger.stop()
         self._parts.hot_release.stop()
         self._parts.offloader.close()
         if self._parts.own_database is not None:

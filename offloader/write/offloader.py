@@ -31,7 +31,9 @@ from offloader.write.backfill import HistoryTools
 from offloader.write.buffer import StreamBuffer
 from offloader.write.by_ledger import LedgerHandle, offload_ledger
 from offloader.write.handle import OffloadHandle, OffloadResult
+from offloader.write.history import HistoryResult
 from offloader.write.holes import fill_holes
+from offloader.write.ledger_trigger import LedgerTrigger
 from offloader.write.memory import MemoryBudget
 from offloader.write.runs import HistoryRuns
 from offloader.write.streaming import StreamOffload
@@ -42,6 +44,8 @@ __all__ = ["NO_INCARNATION", "LedgerOffloader"]
 
 #: Names remembered to refuse a second segment of the same name.
 UUIDS_REMEMBERED_MAX = 65_536
+#: Runs of the ledger method at once, whole process; others wait.
+LEDGER_RUNS_MAX = 2
 #: Marks objects written without a manifest.
 NO_INCARNATION = UUID(int=0)
 
@@ -78,6 +82,7 @@ class LedgerOffloader:
         self._clock = clock or SystemClock()
         self._entropy = entropy
         self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
+        self._run_workers = Workers(LEDGER_RUNS_MAX, self._clock)
         relieve = SerialTask(self._workers, lambda: self._budget.relieve())
         self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, relieve.schedule)
         self._tools = HistoryTools(
@@ -279,9 +284,30 @@ class LedgerOffloader:
             raise result.errors[0]
         return result.committed
 
+    def offload_closed_ledgers(self, source: LedgerSource, stream: str) -> LedgerTrigger:
+        """Starts the ledger method for a stream: from here on closed ledgers go when the thresholds say so.
+
+        Args:
+            source: the hot tier, of the one who appends.
+            stream: its name.
+        """
+
+        def run(threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
+            return self.history.ledgers(
+                source, stream, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds
+            )
+
+        trigger = LedgerTrigger(
+            source, run, settings=self.settings.offload, workers=self._run_workers, clock=self._clock
+        )
+        trigger.start()
+        return trigger
+
     def close(self) -> None:
         """Ends the workers; stop the streams first. Closing twice is fine."""
         self.observation.close()
+        self.history.stop()
+        self._run_workers.close()
         self._workers.close()
 
     def _claim(self, uuid: UUID) -> None:

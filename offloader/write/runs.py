@@ -6,13 +6,14 @@ there is nothing to do.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Sequence
 from uuid import UUID
 
 from formats.entries import Position
 from formats.manifest import SetMethod
 from formats.segment import SegmentSummary
-from offloader.errors import Unsupported
+from offloader.errors import Closed, Unsupported
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
@@ -38,6 +39,9 @@ class HistoryRuns:
     def __init__(self, store: ObjectStore, tools: HistoryTools, manifest: ManifestSettings | None = None) -> None:
         self._store = store
         self._tools = tools
+        self._lock = threading.Lock()
+        self._under_way: list[HistoryOffload] = []
+        self._stopped = False
         self._manifest = manifest
 
     def backfill(
@@ -87,7 +91,7 @@ class HistoryRuns:
             acknowledges=acknowledges,
             on_progress=on_progress,
         )
-        return _finished(run)
+        return self._finished(run)
 
     def ledgers(
         self,
@@ -134,7 +138,7 @@ class HistoryRuns:
                 acknowledges=acknowledges,
                 on_progress=on_progress,
             )
-            result = _finished(run)
+            result = self._finished(run)
         result.errors += [_has_gap(stream, info) for info in plan.refused]
         return result
 
@@ -151,6 +155,14 @@ class HistoryRuns:
             return False
         log.amend([SetMethod(method)])
         return True
+
+    def stop(self) -> None:
+        """Runs under way end soon: what they didn't finish stays for the next one. None begins any more."""
+        with self._lock:
+            self._stopped = True
+            under_way = list(self._under_way)
+        for run in under_way:
+            run.stop()
 
     def hot_release(self, source: LedgerSource, stream: str) -> HotRelease:
         """What deletes a stream's hot copies after ``deletion_lag_minutes``; not started yet."""
@@ -198,6 +210,18 @@ class HistoryRuns:
         )
         return LedgerMethodPlan([each for each in plan.segments if last is None or each.end <= last], plan.refused)
 
+    def _finished(self, run: HistoryOffload) -> HistoryResult:
+        with self._lock:
+            if self._stopped:
+                raise Closed("the offloader was closed")
+            self._under_way.append(run)
+        try:
+            return run.start().result()
+        finally:
+            run.stop()
+            with self._lock:
+                self._under_way.remove(run)
+
     def _log(self, stream: str) -> ManifestLog:
         return ManifestLog(
             self._store, stream, clock=self._tools.clock, entropy=self._tools.entropy, settings=self._manifest
@@ -207,13 +231,6 @@ class HistoryRuns:
 def _promised(state: ManifestState) -> set[UUID]:
     """What nobody may finish any more once the epoch is ours."""
     return {segment.uuid for segment in state.assigned()}
-
-
-def _finished(run: HistoryOffload) -> HistoryResult:
-    try:
-        return run.start().result()
-    finally:
-        run.stop()
 
 
 def _has_gap(stream: str, info: LedgerInfo) -> Unsupported:

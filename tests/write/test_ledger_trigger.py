@@ -1,0 +1,99 @@
+"""The ledger method by itself: when a ledger is closed, when it is old, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from offloader.errors import StoreUnavailable
+from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+from offloader.manifest.log import list_streams, load_manifest
+from offloader.settings import Settings
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from tests.support.waiting import eventually
+
+STREAM = "public/default/persistent/orders"
+_names = count()
+
+
+class Bench:
+    def __init__(self, directory: Path) -> None:
+        self.clock = ManualClock(waits_pass=False)
+        self.memory = MemoryStore(f"trigger-{next(_names)}", "", self.clock)
+        self.store = FaultyStore(self.memory)
+        self.ledgers = f"sqlite:///{directory}/ledgers.db"
+        self.opened: list[ManagedLedger] = []
+
+    def open(self, **offload: object) -> ManagedLedger:
+        made = Settings.of({"offload": {"method": "ledger", **offload}, "ledgers": {"ledger_entries_max": 10}})
+        topic = open_managed_ledger(STREAM, ledgers=self.ledgers, store=self.store, settings=made, clock=self.clock)
+        self.opened.append(topic)
+        return topic
+
+    def offloaded(self) -> list[int | None]:
+        if STREAM not in list_streams(self.memory):
+            return []
+        return [segment.v1_ledger_id for segment in load_manifest(self.memory, STREAM).offloaded()]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    for topic in made.opened:
+        topic.close(drain=False)
+
+
+def test_a_ledger_goes_as_soon_as_it_is_closed(bench: Bench) -> None:
+    topic = bench.open()
+    topic.append_batch([b"x" * 100] * 25)
+    eventually(lambda: bench.offloaded() == [1, 2])
+    topic.append_batch([b"x" * 100] * 10)
+    eventually(lambda: bench.offloaded() == [1, 2, 3])
+
+
+def test_above_the_size_threshold_the_oldest_go(bench: Bench) -> None:
+    topic = bench.open(offload_threshold_bytes=2500)
+    topic.append_batch([b"x" * 100] * 45)
+    eventually(lambda: bench.offloaded() == [1, 2])
+    topic.append_batch([b"x" * 100] * 10)
+    eventually(lambda: bench.offloaded() == [1, 2, 3])
+
+
+def test_at_the_age_threshold_it_goes_without_an_append_and_costs_no_request_before(bench: Bench) -> None:
+    topic = bench.open(offload_threshold_bytes=-1, offload_threshold_seconds=600)
+    before = len(bench.store.calls)
+    topic.append_batch([b"x"] * 25)
+    bench.clock.advance(599)
+    topic.append_batch([b"x"] * 10)
+    assert len(bench.store.calls) == before
+    bench.clock.advance(61)
+    eventually(lambda: bench.offloaded() == [1, 2])
+
+
+def test_with_both_thresholds_off_only_the_command_offloads(bench: Bench) -> None:
+    topic = bench.open(offload_threshold_bytes=-1, offload_threshold_seconds=-1)
+    topic.append_batch([b"x"] * 25)
+    bench.clock.advance(10_000_000)
+    assert bench.offloaded() == []
+    topic.offload()
+    assert bench.offloaded() == [1, 2]
+
+
+def test_a_ledger_that_failed_is_tried_again_after_a_while(bench: Bench) -> None:
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailable)])
+    topic = bench.open()
+    topic.append_batch([b"x"] * 25)
+
+    def is_whole_a_minute_later() -> bool:
+        bench.clock.advance(61)
+        return bench.offloaded() == [1, 2]
+
+    eventually(is_whole_a_minute_later)
+    puts = [key for verb, key in bench.store.calls if verb == "put" and key.endswith("-ledger-1")]
+    assert len(puts) == len(set(puts)) == 2, "each attempt has its own name"
