@@ -28,8 +28,8 @@ __all__ = ["RUN_ROWS_MIN", "CheckpointPlan", "compacted", "plan_checkpoint", "re
 RUN_ROWS_MIN = 4096
 #: So many runs of about one size are merged into one of the next size ...
 MERGED_RUNS = 8
-#: ... up to this size; those are never merged again, so a row is written three times in all.
-RUN_ROWS_MAX = RUN_ROWS_MIN * MERGED_RUNS**2
+#: ... so many times; the runs of then are never merged again, so a row is written three times in all.
+MERGES_MAX = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +49,30 @@ class CheckpointPlan:
     crc32c: int
 
 
-def compacted(state: ManifestState) -> ManifestState:
-    """The same view with its small parts put together; what it says doesn't change."""
-    return replace(state, segments=_compacted_segments(state.segments), ledgers=_compacted_ledgers(state.ledgers))
+def compacted(state: ManifestState, *, run_rows_min: int = RUN_ROWS_MIN) -> ManifestState:
+    """The same view with its small parts put together; what it says doesn't change.
+
+    Args:
+        run_rows_min: rows from which on a part is a run of its own.
+    """
+    return replace(
+        state,
+        segments=_compacted_segments(state.segments, run_rows_min),
+        ledgers=_compacted_ledgers(state.ledgers, run_rows_min),
+    )
 
 
-def plan_checkpoint(state: ManifestState, nonce: Callable[[], int]) -> CheckpointPlan:
+def plan_checkpoint(
+    state: ManifestState, nonce: Callable[[], int], *, run_rows_min: int = RUN_ROWS_MIN
+) -> CheckpointPlan:
     """A checkpoint of ``state``.
 
     Args:
         state: whose runs are those of checkpoint ``state.checkpoint_id``.
         nonce: 64 random bits for the name of each run.
+        run_rows_min: rows from which on a part is a run of its own.
     """
-    state = compacted(state)
+    state = compacted(state, run_rows_min=run_rows_min)
     new: list[tuple[str, bytes]] = []
 
     def run_of(content: str, rows: int, body: bytes) -> RunRef:
@@ -72,7 +83,7 @@ def plan_checkpoint(state: ManifestState, nonce: Callable[[], int]) -> Checkpoin
     sealed: list[SealedSegments] = []
     loose: list[SealedSegments] = []
     for part in state.segments.sealed:
-        if part.run is None and len(part) < RUN_ROWS_MIN:
+        if part.run is None and len(part) < run_rows_min:
             loose.append(part)
         elif part.run is None:
             sealed.append(part.in_run(run_of("segments", len(part.columns), encode_columns(part.columns, {}))))
@@ -171,15 +182,15 @@ def _header(state: ManifestState, runs: Sequence[RunRef], ledger_runs: Sequence[
     )
 
 
-def _compacted_segments(table: SegmentTable) -> SegmentTable:
+def _compacted_segments(table: SegmentTable, run_rows_min: int) -> SegmentTable:
     sealed: list[SealedSegments] = []
     loose: list[SegmentColumns] = []
     for part in table.sealed:
-        if len(part) < RUN_ROWS_MIN and part.run is None:
+        if len(part) < run_rows_min and part.run is None:
             loose.append(_live(part))
         elif 2 * len(part.dead) > len(part.columns):
             # More dead than alive: rewritten without the dead, or too small for a run of its own by now.
-            if len(part) >= RUN_ROWS_MIN:
+            if len(part) >= run_rows_min:
                 sealed.append(SealedSegments(_live(part)))
             else:
                 loose.append(_live(part))
@@ -188,39 +199,36 @@ def _compacted_segments(table: SegmentTable) -> SegmentTable:
     kept = {uuid: record for uuid, record in table.tail.items() if record.status is SegmentStatus.ASSIGNED}
     settled = [record for _, uuid in table.order if (record := table.tail[uuid]).status is not SegmentStatus.ASSIGNED]
     columns = SegmentColumns.concatenated([*loose, columns_of(settled)])
-    if len(columns) >= RUN_ROWS_MIN:
+    if len(columns) >= run_rows_min:
         sealed.append(SealedSegments(columns))
         columns = columns.take(NO_ROWS)
-    while (start := _merge_from([len(part) for part in sealed])) is not None:
+    while (start := _merge_from([len(part) for part in sealed], run_rows_min)) is not None:
         sealed[start:] = [SealedSegments(SegmentColumns.concatenated([_live(part) for part in sealed[start:]]))]
     if len(columns):
         sealed.append(SealedSegments(columns))
     return SegmentTable(tuple(sealed), kept)
 
 
-def _compacted_ledgers(table: LedgerTable) -> LedgerTable:
+def _compacted_ledgers(table: LedgerTable, run_rows_min: int) -> LedgerTable:
     sealed, tail = list(table.sealed), table.tail
-    if len(tail) >= RUN_ROWS_MIN:
+    if len(tail) >= run_rows_min:
         sealed.append(SealedLedgers(table.tail_columns()))
         tail = {}
-    while (start := _merge_from([len(facts.columns) for facts in sealed])) is not None:
+    while (start := _merge_from([len(facts.columns) for facts in sealed], run_rows_min)) is not None:
         sealed[start:] = [SealedLedgers(LedgerColumns.merged([facts.columns for facts in sealed[start:]]))]
     return LedgerTable(tuple(sealed), tail)
 
 
-def _merge_from(rows: Sequence[int]) -> int | None:
+def _merge_from(rows: Sequence[int], run_rows_min: int) -> int | None:
     """From which run on all are merged into one, given their rows from the oldest to the newest; ``None``: not now."""
-    if not rows:
-        return None
-    limit = RUN_ROWS_MIN * MERGED_RUNS
-    while rows[-1] >= limit:
-        limit *= MERGED_RUNS
-    if limit > RUN_ROWS_MAX:
-        return None
-    start = len(rows)
-    while start and rows[start - 1] < limit and len(rows) - start < MERGED_RUNS:
-        start -= 1
-    return start if len(rows) - start == MERGED_RUNS else None
+    for merges in range(1, MERGES_MAX + 1):
+        limit = run_rows_min * MERGED_RUNS**merges
+        small = 0
+        while small < len(rows) and rows[-1 - small] < limit:
+            small += 1
+        if small >= MERGED_RUNS:
+            return len(rows) - small
+    return None
 
 
 def _live(part: SealedSegments) -> SegmentColumns:

@@ -14,13 +14,17 @@ from formats.manifest import (
     Edit,
     Failed,
     Gap,
+    Hold,
+    HotReleased,
     LedgerClosed,
     LedgersDeleted,
     Offloaded,
     OpenEpoch,
+    Pause,
     Purged,
     Record,
     Release,
+    Resume,
     Retire,
     SetMethod,
     StreamDeleted,
@@ -30,6 +34,7 @@ from formats.manifest import (
     Writer,
 )
 from formats.segment import Layout, LedgerSpan, SegmentSummary
+from offloader.manifest.already import says_already
 from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.state import (
     EditRefused,
@@ -275,3 +280,151 @@ def test_a_record_must_be_the_next_one_of_the_same_incarnation_and_epoch() -> No
     ):
         with pytest.raises(EditRefused):
             fold(ONE, wrong)
+
+
+# -- what may be truncated, released and deleted
+
+
+def test_the_head_stays_within_what_is_committed() -> None:
+    """Past it lie entries whose only copy may be the hot one: it would go, and could never be offloaded."""
+    live = after(assign(B, Position(1, 10)), state=ONE)
+    for head in (Position(1, 5), Position(1, 9), Position(1, 10)):
+        assert after(Truncate(head), state=live).head == head
+    refused(Truncate(Position(1, 11)), state=live, because="past the committed end 1:9")
+    refused(Truncate(Position(2, 0)), state=live, because="past the committed end 1:9")
+    closed = after(LedgerClosed(1, 9), state=ONE)
+    assert after(Truncate(Position(2, 0)), state=closed).head == Position(2, 0)
+    refused(Truncate(Position(1, 0)), state=EMPTY, because="past the committed end")
+    assert after(SetMethod("none"), Truncate(Position(7, 0)), state=ONE).head == Position(7, 0)
+
+
+def test_a_forced_truncation_says_what_is_lost_and_the_stream_goes_on_at_its_head() -> None:
+    live = after(assign(B, Position(1, 10)), state=ONE)
+    forced = [Failed(B, "truncated"), Gap(Position(1, 10), Position(1, 99), "truncated"), Truncate(Position(1, 100))]
+
+    state = after(*forced, state=live)
+
+    assert (state.head, state.committed_end()) == (Position(1, 100), Position(1, 99))
+    assert after(assign(C, Position(1, 100)), state=state).assigned()[0].begin == Position(1, 100)
+
+
+def test_after_a_truncation_without_offloading_a_live_segment_begins_at_the_head() -> None:
+    state = after(SetMethod("none"), Truncate(Position(9, 4)), SetMethod("streaming"), state=ONE)
+    refused(assign(B, Position(9, 5)), state=state, because="doesn't follow 1:9")
+    assert after(assign(B, Position(9, 4)), state=state).assigned()[0].begin == Position(9, 4)
+
+
+def test_a_hot_ledger_is_released_only_when_all_of_it_is_committed() -> None:
+    refused(HotReleased((1,)), state=ONE, because="isn't known to be closed")
+    longer = after(LedgerClosed(1, 12), state=ONE)
+    refused(HotReleased((1,)), state=longer, because="ends at 12, committed is only 1:9")
+    whole = after(LedgerClosed(1, 9), LedgerClosed(2, -1), HotReleased((1, 2)), state=ONE)
+    assert whole.hot_released_ledgers == {1, 2}
+
+
+def test_releasing_the_hot_copy_makes_nothing_deletable_in_the_cold_tier() -> None:
+    state = after(LedgerClosed(1, 9), HotReleased((1,)), state=ONE)
+    refused(Retire((A,)), state=state, because="neither before the head")
+
+
+def test_a_segment_is_deletable_when_its_ledgers_are_gone_or_it_lies_before_the_head() -> None:
+    refused(Retire((A,)), state=ONE, because="neither before the head")
+    refused(Truncate(Position(1, 9)), Retire((A,)), state=ONE, because="neither before the head")
+    before = after(Truncate(Position(1, 10)), Retire((A,)), state=ONE)
+    assert before.segments[A].status is SegmentStatus.RETIRED
+    gone = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
+    assert gone.segments[A].status is SegmentStatus.RETIRED
+
+
+def test_what_others_own_is_released_and_never_retired() -> None:
+    adopted = after(Adopt(B, summary(Position(1, 10), Position(1, 14)), {}, False), LedgersDeleted((1,)), state=ONE)
+    refused(Retire((B,)), state=adopted, because="isn't ours: release it")
+
+
+def test_nothing_is_deleted_while_the_stream_is_on_hold() -> None:
+    retired = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
+    held = after(Hold(True, "court"), state=retired)
+    refused(Purged((A,), retired.record_id), state=held, because="on hold")
+    refused(StreamDeleted(), state=held, because="on hold")
+    refused(Hold(True, "x"), LedgersDeleted((1,)), Retire((A,)), state=ONE, because="on hold")
+    assert after(UndoRetire((A,), retired.record_id), state=held).segments[A].status is SegmentStatus.OFFLOADED
+    assert A not in after(Hold(False, ""), Purged((A,), retired.record_id), state=held).segments
+
+
+def test_retention_doesn_t_take_the_committed_end_back() -> None:
+    """Else the next start of a writer would offload from the beginning again."""
+    state = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
+    state = after(Purged((A,), state.record_id), state=state)
+    assert (state.committed_end(), state.first_position()) == (Position(1, 9), None)
+
+
+def test_totals_that_differ_from_the_fold_mean_damage() -> None:
+    wrong = replace(ONE.totals(), entries=6)
+    record = Record(ONE.record_id + 1, INCARNATION, 2, Writer("w", "", "n"), 77, (OpenEpoch(2),), wrong)
+    with pytest.raises(EditRefused, match="totals"):
+        fold(ONE, record)
+
+
+def test_the_owner_is_who_opened_the_epoch_whoever_wrote_since() -> None:
+    opened = Record(2, INCARNATION, 2, Writer("owner", "http://o", "n1"), 5, (OpenEpoch(2),), ONE.totals())
+    state = fold(ONE, opened)
+    other = Record(3, INCARNATION, 2, Writer("cleanup", "", "n2"), 6, (LedgersDeleted((1,)),), ONE.totals())
+    state = fold(state, other)
+    assert (state.owner.name, state.owner.url, state.writer.name) == ("owner", "http://o", "cleanup")
+
+
+ALL_KINDS: list[tuple[list[Edit], list[Edit]]] = [
+    ([], [OpenEpoch(2)]),
+    ([], [LedgerClosed(1, 9)]),
+    ([], [assign(B, Position(1, 10))]),
+    ([assign(B, Position(1, 10))], [offloaded(B, Position(1, 10), Position(1, 12))]),
+    ([assign(B, Position(1, 10))], [Failed(B, "x")]),
+    ([], [Gap(Position(1, 10), Position(1, 12), "lost")]),
+    ([], [Adopt(B, summary(Position(1, 10), Position(1, 12)), {}, False)]),
+    ([Adopt(B, summary(Position(1, 10), Position(1, 12)), {}, False)], [Release((B,))]),
+    ([], [Truncate(Position(1, 3))]),
+    ([], [LedgersDeleted((4,))]),
+    ([LedgerClosed(1, 9)], [HotReleased((1,))]),
+    ([LedgersDeleted((1,))], [Retire((A,))]),
+    ([], [SetMethod("ledger")]),
+    ([], [Pause("x")]),
+    ([Pause("x")], [Resume()]),
+    ([], [Hold(True, "x")]),
+    ([], [StreamDeleted()]),
+]
+
+
+@pytest.mark.parametrize(("first", "edits"), ALL_KINDS, ids=lambda value: value[0].kind if value else "")
+def test_a_view_says_of_every_kind_of_record_whether_it_is_in_it(first: list[Edit], edits: list[Edit]) -> None:
+    """A writer whose number was deleted while it stalled asks this before it commits the same again."""
+    before = after(*first, state=ONE)
+    epoch = 2 if isinstance(edits[0], OpenEpoch) else 1
+    record = Record(3, INCARNATION, epoch, Writer("w", "", "n"), 9, tuple(edits), before.totals())
+    folded = apply_edits(before, edits, record_id=3)
+    owner = replace(folded, owner=record.writer) if epoch == 2 else folded
+
+    assert says_already(owner, record)
+    assert not says_already(before, record)
+    assert not says_already(replace(owner, record_id=2), record), "it can't be in a view that doesn't reach its number"
+    assert not says_already(replace(owner, epoch=7), record)
+    assert not says_already(replace(owner, incarnation=UUID(int=8)), record)
+
+
+def test_another_writers_epoch_of_the_same_number_isn_t_mine() -> None:
+    mine = Record(2, INCARNATION, 2, Writer("w", "", "mine"), 9, (OpenEpoch(2),), ONE.totals())
+    theirs = fold(ONE, replace(mine, writer=Writer("w", "", "theirs")))
+    assert not says_already(theirs, mine)
+    assert says_already(fold(ONE, mine), mine)
+
+
+def test_a_retirement_is_mine_only_by_its_record_and_an_undo_by_what_it_brings_back() -> None:
+    retired = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
+    record = Record(retired.record_id, INCARNATION, 1, Writer("w", "", "n"), 9, (Retire((A,)),), retired.totals())
+    assert says_already(retired, record)
+    assert not says_already(replace(retired, record_id=9), replace(record, record_id=9))
+    undo = replace(record, edits=(UndoRetire((A,), retired.record_id),))
+    assert not says_already(retired, undo)
+    purge = replace(record, edits=(Purged((A,), retired.record_id),))
+    assert not says_already(retired, purge)
+    purged = after(Purged((A,), retired.record_id), state=retired)
+    assert says_already(purged, purge)
