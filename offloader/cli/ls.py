@@ -72,13 +72,13 @@ def _rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iterator[Ma
 def _row(store: ObjectStore, name: str) -> Mapping[str, object]:
     state = load_manifest(store, name)
     ends = plan.whole_range(state)
-    summaries = [record.summary for record in plan.readable_segments(state) if record.summary is not None]
+    sums = plan.readable_segments(state).sums()
     return {
         "stream": name,
-        "segments": len(summaries),
-        "entries": sum(summary.entries for summary in summaries),
-        "payload_bytes": sum(summary.payload_bytes for summary in summaries),
-        "object_bytes": sum(summary.data_bytes + summary.index_bytes for summary in summaries),
+        "segments": sums.segments,
+        "entries": sums.entries,
+        "payload_bytes": sums.payload_bytes,
+        "object_bytes": sums.object_bytes,
         "first": ends[0] if ends else None,
         "last": ends[1] if ends else None,
     }

@@ -71,7 +71,7 @@ def run(
 
 
 def _rows(state: ManifestState) -> Iterator[Mapping[str, object]]:
-    for record in sorted(state.segments.values(), key=lambda record: record.begin):
+    for record in state.segments.in_order():
         summary = record.summary
         known = (
             {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -18,7 +18,7 @@ from formats.checkpoint_columns import NUMBER_COLUMNS, SPAN_NUMBERS, SegmentColu
 from formats.entries import Position
 from formats.segment import Layout, LedgerSpan, SegmentSummary
 
-__all__ = ["OFFLOADED", "SegmentRecord", "SegmentStatus", "assigned_record", "columns_of", "record_of"]
+__all__ = ["OFFLOADED", "SegmentRecord", "SegmentStatus", "SegmentSums", "assigned_record", "columns_of", "record_of"]
 
 _HALF = (1 << 64) - 1
 
@@ -72,6 +72,26 @@ class SegmentRecord:
     def v1_ledger_id(self) -> int | None:
         """The ledger id in the keys of a V1 segment; ``None`` for V2."""
         return self.begin.ledger_id if self.layout == 1 else None
+
+
+class SegmentSums(NamedTuple):
+    """Sums over some offloaded segments."""
+
+    segments: int = 0
+    entries: int = 0
+    payload_bytes: int = 0
+    object_bytes: int = 0
+
+    def plus(self, record: SegmentRecord, sign: int) -> SegmentSums:
+        """With (``sign`` 1) or without (-1) one segment."""
+        summary = record.summary
+        assert summary is not None, "only offloaded segments are counted"
+        return SegmentSums(
+            self.segments + sign,
+            self.entries + sign * summary.entries,
+            self.payload_bytes + sign * summary.payload_bytes,
+            self.object_bytes + sign * (summary.data_bytes + summary.index_bytes),
+        )
 
 
 def record_of(columns: SegmentColumns, row: int) -> SegmentRecord:

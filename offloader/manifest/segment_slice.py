@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.manifest.sealed_segments import Rows, SealedSegments
-from offloader.manifest.segment_record import SegmentRecord
+from offloader.manifest.segment_record import SegmentRecord, SegmentSums
 
 __all__ = ["SegmentSlice"]
 
@@ -102,6 +102,22 @@ class SegmentSlice(Sequence[SegmentRecord]):
         latest = np.array(times, dtype=np.int64)[self._rows[mine]]
         keep[mine] = (latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS)
         return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
+
+    def sums(self) -> SegmentSums:
+        """How many segments, entries and bytes these are."""
+        sums = SegmentSums()
+        for number, part in enumerate(self._sealed):
+            rows = self._rows[self._source == number]
+            columns = part.columns
+            entries, payload, data, index = (
+                int(column[rows].sum(dtype=np.int64))
+                for column in (columns.entries, columns.payload_bytes, columns.data_bytes, columns.index_bytes)
+            )
+            more = SegmentSums(len(rows), entries, payload, data + index)
+            sums = SegmentSums(*(own + its for own, its in zip(sums, more, strict=True)))
+        for row in self._rows[self._source == len(self._sealed)].tolist():
+            sums = sums.plus(self._tail[row], 1)
+        return sums
 
     def not_in(self, other: SegmentSlice) -> SegmentSlice:
         """Those that aren't in ``other``."""

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from uuid import UUID
 
 from formats.entries import Position
 from formats.manifest import Gap, Totals, Writer
 from offloader.errors import ErrorKind, OffloaderError
 from offloader.manifest.ledger_table import ClosedLedgers, LedgerTable, follows
-from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
+from offloader.manifest.segment_record import SegmentRecord, SegmentStatus, SegmentSums
 from offloader.manifest.segment_slice import SegmentSlice
 from offloader.manifest.segment_table import SegmentTable
 
@@ -51,26 +50,6 @@ class Requirement:
 
     incarnation: UUID
     epoch: int | None
-
-
-class SegmentSums(NamedTuple):
-    """Sums over the offloaded segments, kept up to date by every edit."""
-
-    segments: int = 0
-    entries: int = 0
-    payload_bytes: int = 0
-    object_bytes: int = 0
-
-    def plus(self, record: SegmentRecord, sign: int) -> SegmentSums:
-        """With (``sign`` 1) or without (-1) one segment."""
-        summary = record.summary
-        assert summary is not None, "only offloaded segments are counted"
-        return SegmentSums(
-            self.segments + sign,
-            self.entries + sign * summary.entries,
-            self.payload_bytes + sign * summary.payload_bytes,
-            self.object_bytes + sign * (summary.data_bytes + summary.index_bytes),
-        )
 
 
 NOTHING = SegmentSums()

@@ -83,8 +83,10 @@ class ColdTier:
 
     def count(self, first: Position, last: Position) -> int:
         """How many entries a range has; see ``Reader.count``."""
-        total = 0
-        for record in plan.segments_between(self.segments, first, last):
+        records = plan.segments_between(self.segments, first, last)
+        # Only the ones at the ends can be cut by the range.
+        total = records[1:-1].sums().entries
+        for record in (*records[:1], *records[max(len(records) - 1, 1) :]):
             assert record.summary is not None
             if record.summary.begin >= first and record.summary.end <= last:
                 total += record.summary.entries
@@ -110,7 +112,7 @@ class ColdTier:
 
     def position_at(self, publish_time_ms: int) -> Position | None:
         """The earliest position published at that time or later; statistics decide what is fetched."""
-        for record in self.segments:
+        for record in self.segments.published_from(publish_time_ms):
             position = self._time_in_segment(record, publish_time_ms)
             if position is not None:
                 return position

@@ -6,7 +6,7 @@ Owns every choice of what is fetched. Must never fetch: it sees a manifest's vie
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.segment_map import SegmentMap
+from offloader.manifest.segment_slice import SegmentSlice
 from offloader.manifest.state import ManifestState, SegmentRecord
 
 __all__ = [
@@ -103,13 +104,13 @@ def whole_range(state: ManifestState) -> tuple[Position, Position] | None:
     return first, last
 
 
-def readable_segments(state: ManifestState) -> list[SegmentRecord]:
+def readable_segments(state: ManifestState) -> SegmentSlice:
     """The offloaded segments that hold readable entries, in the stream's order."""
     ends = whole_range(state)
-    return [] if ends is None else segments_between(state.offloaded(), *ends)
+    return state.offloaded()[:0] if ends is None else state.offloaded(*ends)
 
 
-def segments_between(segments: Sequence[SegmentRecord], first: Position, last: Position) -> list[SegmentRecord]:
+def segments_between(segments: SegmentSlice, first: Position, last: Position) -> SegmentSlice:
     """Those of ``segments`` that may hold positions of ``first`` .. ``last``.
 
     Args:
@@ -118,7 +119,7 @@ def segments_between(segments: Sequence[SegmentRecord], first: Position, last: P
     """
     start = bisect_left(segments, first, key=_end_of)
     stop = bisect_right(segments, last, lo=start, key=_begin_of)
-    return list(segments[start:stop])
+    return segments[start:stop]
 
 
 def _begin_of(record: SegmentRecord) -> Position:

@@ -19,11 +19,7 @@ _US_PER_MS = 1000
 
 def segment_batch(states: Iterable[ManifestState], schema: pa.Schema) -> pa.RecordBatch:
     """All segments of the streams: in each stream by position; assigned and retired ones too."""
-    rows = [
-        segment_row(state.stream, record)
-        for state in states
-        for record in sorted(state.segments.values(), key=lambda record: record.begin)
-    ]
+    rows = [segment_row(state.stream, record) for state in states for record in state.segments.in_order()]
     columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

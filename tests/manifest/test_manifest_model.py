@@ -137,6 +137,7 @@ def check(state: ManifestState, had_purge: bool) -> None:
         between = [r for r in offloaded if r.begin <= last and r.end is not None and r.end >= probe]
         assert state.offloaded(probe, last) == between
         assert state.find(probe) == next((r for r in between if r.begin <= probe), None)
+    assert state.offloaded().sums() == state.sums
     since = [r for r in offloaded if r.summary is not None and r.summary.publish_time_max_ms >= 6]
     assert state.offloaded().published_from(6) == since
     assert all(a.end is not None and a.end < b.begin for a, b in itertools.pairwise(records))
