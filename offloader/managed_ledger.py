@@ -21,6 +21,7 @@ from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, LimitReached, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.tailing import TailingSource
 from offloader.read.reader import Entries, open_reader
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -72,22 +73,26 @@ def open_managed_ledger(
         database = own or ledgers
         assert isinstance(database, EmbeddedLedgers)
         source = database.open_stream(stream)
+        # Before the offload: what it hears of is in the cache when it looks there.
+        tail = TailingSource(source, settings.offload.tail_cache_bytes_max)
         offloader = LedgerOffloader(store, settings, clock=clock, entropy=entropy, recorder=recorder, observe=True)
-        offload = offloader.offload_stream(source, stream) if settings.offload.method == "streaming" else None
+        offload = offloader.offload_stream(tail, stream) if settings.offload.method == "streaming" else None
     except BaseException:
         if own is not None:
             own.close()
         raise
-    hot_release = offloader.history.hot_release(source, stream)
+    hot_release = offloader.history.hot_release(tail, stream)
     if settings.offload.method != "none":
         hot_release.start()
-    return ManagedLedger(_Parts(stream, source, store, settings, offloader, offload, own, hot_release))
+    return ManagedLedger(_Parts(stream, source, tail, store, settings, offloader, offload, own, hot_release))
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
     stream: str
     source: EmbeddedStream
+    #: The same, for who reads: the newest entries come from memory.
+    tail: TailingSource
     store: ObjectStore
     settings: Settings
     offloader: LedgerOffloader
@@ -107,7 +112,7 @@ class ManagedLedger:
         self._offload = parts.offload
         self._trigger: LedgerTrigger | None = None
         if self._method == "ledger":
-            self._trigger = parts.offloader.offload_closed_ledgers(parts.source, parts.stream)
+            self._trigger = parts.offloader.offload_closed_ledgers(parts.tail, parts.stream)
 
     @property
     def stream(self) -> str:
@@ -149,7 +154,7 @@ class ManagedLedger:
     def read(self, first: Position, last: Position) -> Entries:
         """Exactly the entries from ``first`` to ``last``, from the cold tier where they are committed, else the hot."""
         with open_reader(
-            self._parts.store, self.stream, settings=self._parts.settings.read, source=self._parts.source
+            self._parts.store, self.stream, settings=self._parts.settings.read, source=self._parts.tail
         ) as reader:
             return reader.read(first, last)
 
@@ -211,9 +216,9 @@ class ManagedLedger:
             self._parts.offloader.history.switch(self.stream, method)
             self._method = method
             if method == "streaming":
-                self._offload = self._parts.offloader.offload_stream(self._parts.source, self.stream)
+                self._offload = self._parts.offloader.offload_stream(self._parts.tail, self.stream)
             elif method == "ledger":
-                self._trigger = self._parts.offloader.offload_closed_ledgers(self._parts.source, self.stream)
+                self._trigger = self._parts.offloader.offload_closed_ledgers(self._parts.tail, self.stream)
 
     def release_hot(self) -> list[int]:
         """Deletes now the hot copies that the deletion lag lets go (this also happens by itself); their ledgers.
@@ -269,6 +274,7 @@ class ManagedLedger:
             self._trigger.stop()
         self._parts.hot_release.stop()
         self._parts.offloader.close()
+        self._parts.tail.close()
         if self._parts.own_database is not None:
             self._parts.own_database.close()
         if failure is not None:

@@ -11,13 +11,15 @@ import pyarrow as pa
 import pytest
 
 import offloader
-from formats.entries import Position
+from formats.entries import EntryBatch, Position
 from offloader.clock import SystemClock
 from offloader.errors import BeyondEnd, Fenced, InvalidCall, LimitReached
+from offloader.ledgers.embedded import EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.readback import stored_entries
 
 STREAM = "public/default/persistent/orders"
@@ -31,7 +33,7 @@ def settings(**changes: object) -> Settings:
 
 class Bench:
     def __init__(self, directory: Path) -> None:
-        self.store = MemoryStore(f"managed-{next(_names)}", "", SystemClock())
+        self.store = FaultyStore(MemoryStore(f"managed-{next(_names)}", "", SystemClock()))
         self.ledgers = f"sqlite:///{directory}/data/ledgers.db"
         self.expected: list[tuple[Position, bytes]] = []
         self._random = Random(5)
@@ -174,3 +176,70 @@ def test_notes_become_durable_with_their_batch(bench: Bench) -> None:
     with bench.open() as topic:
         topic.append_batch([b"x"], notes={"input_offset": b"17"})
     assert bench.open().get_note("input_offset") == b"17"
+
+
+@pytest.fixture
+def hot_reads(monkeypatch: pytest.MonkeyPatch) -> list[Position]:
+    """Where each read of the embedded ledgers began."""
+    starts: list[Position] = []
+    read = EmbeddedStream.read
+
+    def counted(stream: EmbeddedStream, start: Position, max_bytes: int) -> EntryBatch | None:
+        starts.append(start)
+        return read(stream, start, max_bytes)
+
+    monkeypatch.setattr(EmbeddedStream, "read", counted)
+    return starts
+
+
+KIB = 1024
+#: Cache, and whether it holds all that is appended while the stream can't keep up: about 150 KB.
+CACHES = [pytest.param(512 * KIB, id="all kept"), pytest.param(80 * KIB, id="some kept"), pytest.param(0, id="none")]
+
+
+@pytest.mark.parametrize("cache_bytes", CACHES)
+def test_a_refused_stream_reads_the_hot_tier_only_for_what_the_cache_gave_up(
+    bench: Bench, hot_reads: list[Position], cache_bytes: int
+) -> None:
+    topic = bench.open(offload_buffer_bytes_max=64 * KIB, tail_cache_bytes_max=cache_bytes)
+    bench.append(topic, 1)
+    topic.offload()
+    hot_reads.clear()
+    bench.store.set_faults([Fault(call=1, calls=10**9)])
+    bench.append(topic, 100)
+    assert topic._parts.tail.held_bytes <= cache_bytes
+    kept = topic._parts.tail._chunks[0].first if cache_bytes else Position(10**9, 0)
+
+    bench.store.set_faults([])
+    topic.offload()
+
+    assert [start for start in hot_reads if start >= kept] == []
+    assert bool(hot_reads) == (cache_bytes < 512 * KIB)
+    assert stored_entries(bench.store, STREAM) == bench.expected
+
+
+@pytest.mark.parametrize("cache_bytes", CACHES)
+def test_a_restarted_stream_reads_the_hot_tier_only_for_what_the_cache_gave_up(
+    bench: Bench, hot_reads: list[Position], cache_bytes: int
+) -> None:
+    topic = bench.open(tail_cache_bytes_max=cache_bytes)
+    bench.append(topic, 1)
+    topic.set_method("none")
+    hot_reads.clear()
+    bench.append(topic, 100)
+    kept = topic._parts.tail._chunks[0].first if cache_bytes else Position(10**9, 0)
+
+    topic.set_method("streaming")
+    topic.offload()
+
+    assert [start for start in hot_reads if start >= kept] == []
+    assert bool(hot_reads) == (cache_bytes < 512 * KIB)
+    assert stored_entries(bench.store, STREAM) == bench.expected
+
+
+def test_a_closed_stream_keeps_no_entries_in_memory(bench: Bench) -> None:
+    topic = bench.open()
+    bench.append(topic, 3)
+    assert topic._parts.tail.held_bytes > 0
+    topic.close()
+    assert topic._parts.tail.held_bytes == 0

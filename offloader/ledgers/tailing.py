@@ -13,40 +13,59 @@ import numpy as np
 from formats.entries import EntryBatch, Position
 from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription
 
-__all__ = ["TailingSource"]
+__all__ = ["TailingSource", "kept_bytes"]
+
+#: Appended batches are joined into chunks of about this size: thousands of one-entry batches would cost more than what
+#: they hold, and be read one entry at a time.
+CHUNK_BYTES = 64 * 1024
+#: Batches that wait to be joined.
+FRESH_BATCHES_MAX = 256
+#: What a chunk takes beside its columns: the objects of the batch.
+_CHUNK_OVERHEAD_BYTES = 4096
+#: What an entry takes beside its payload: its id, its time, its offset.
+_ENTRY_OVERHEAD_BYTES = 8 + 8 + 4
+
+
+def kept_bytes(batch: EntryBatch) -> int:
+    """What a batch of its own memory takes, payloads and all."""
+    return batch.payload_bytes + _ENTRY_OVERHEAD_BYTES * len(batch) + _CHUNK_OVERHEAD_BYTES
 
 
 class TailingSource:
     """A ``LedgerSource`` that reads from memory what was appended last, and the rest from ``inner``.
 
     Correct for a source whose only writer appends through ``inner``: then what was heard is everything there is after
-    the oldest batch kept.
+    the oldest entry kept.
 
     Args:
         inner: the hot tier.
-        bytes_max: payload bytes kept; 0: none.
+        bytes_max: memory for entries, payloads and what they cost beside; 0: none.
     """
 
     def __init__(self, inner: LedgerSource, bytes_max: int) -> None:
         self._inner = inner
         self._bytes_max = bytes_max
+        self._chunk_bytes = min(CHUNK_BYTES, bytes_max // 8)  # the oldest go a chunk at a time
         self._lock = threading.Lock()
-        self._batches: deque[EntryBatch] = deque()
+        self._chunks: deque[EntryBatch] = deque()
+        #: Appended after the last chunk, all of one ledger, and what they will take in a chunk.
+        self._fresh: list[EntryBatch] = []
+        self._fresh_bytes = 0
         self._held_bytes = 0
         self._subscription = inner.subscribe(self._keep) if bytes_max else None
 
     @property
     def held_bytes(self) -> int:
-        """Payload bytes kept now."""
-        return self._held_bytes
+        """Bytes that kept entries take now, at most ``bytes_max``."""
+        with self._lock:
+            return self._held_bytes
 
     def close(self) -> None:
-        """Keeps nothing any more; reads go to the hot tier."""
+        """Keeps nothing any more; reads go to the hot tier. Closing twice is fine."""
         if self._subscription is not None:
             self._subscription.cancel()
         with self._lock:
-            self._batches.clear()
-            self._held_bytes = 0
+            self._forget()
 
     def ledgers(self) -> list[LedgerInfo]:
         return self._inner.ledgers()
@@ -69,22 +88,52 @@ class TailingSource:
 
     def delete(self, ledger_id: int) -> None:
         self._inner.delete(ledger_id)
+        with self._lock:
+            self._join()
+            self._chunks = deque(chunk for chunk in self._chunks if chunk.ledger_id != ledger_id)
+            self._held_bytes = sum(map(kept_bytes, self._chunks))
 
     def _find(self, start: Position) -> EntryBatch | None:
-        """The batch that a read from ``start`` on begins in, ``None`` when that isn't known here."""
-        if not self._batches or start < self._batches[0].first:
+        """The chunk that a read from ``start`` on begins in, ``None`` when that isn't known here."""
+        self._join()
+        if not self._chunks or start < self._chunks[0].first:
             return None
-        return next((batch for batch in self._batches if batch.last >= start), None)
+        return next((chunk for chunk in self._chunks if chunk.last >= start), None)
 
     def _keep(self, batch: EntryBatch) -> None:
-        size_bytes = batch.payload_bytes
+        size_bytes = kept_bytes(batch)
         with self._lock:
             if size_bytes > self._bytes_max:
-                self._batches.clear()
-                self._held_bytes = 0
+                self._forget()
                 return
+            if self._fresh and self._fresh[0].ledger_id != batch.ledger_id:
+                self._join()
             # A copy: the memory of what was appended is the caller's again when the append returns.
-            self._batches.append(batch.copy())
+            self._fresh.append(batch.copy())
+            self._fresh_bytes += size_bytes - _CHUNK_OVERHEAD_BYTES
             self._held_bytes += size_bytes
+            if (
+                self._fresh_bytes >= self._chunk_bytes
+                or len(self._fresh) >= FRESH_BATCHES_MAX
+                or self._held_bytes > self._bytes_max
+            ):
+                self._join()
             while self._held_bytes > self._bytes_max:
-                self._held_bytes -= self._batches.popleft().payload_bytes
+                self._held_bytes -= kept_bytes(self._chunks.popleft())
+
+    def _join(self) -> None:
+        """Makes one chunk of the fresh batches and, when that is small and of their ledger, the one before."""
+        if not self._fresh:
+            return
+        parts, self._fresh, self._fresh_bytes = self._fresh, [], 0
+        newest = self._chunks[-1] if self._chunks else None
+        if newest is not None and newest.ledger_id == parts[0].ledger_id and kept_bytes(newest) < self._chunk_bytes:
+            parts.insert(0, self._chunks.pop())
+        joined = EntryBatch.concat(parts)
+        self._chunks.append(joined)
+        self._held_bytes += kept_bytes(joined) - sum(map(kept_bytes, parts))
+
+    def _forget(self) -> None:
+        self._chunks.clear()
+        self._fresh, self._fresh_bytes = [], 0
+        self._held_bytes = 0

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
-from offloader.ledgers.tailing import TailingSource
+from offloader.ledgers.tailing import TailingSource, kept_bytes
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 
@@ -31,26 +31,39 @@ def everything(source: TailingSource | MemoryLedgers, start: Position, max_bytes
     return found
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32), bytes_max=st.sampled_from([0, 1, 300, 3000]), max_bytes=st.integers(1, 500))
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32),
+    bytes_max=st.sampled_from([0, 1, 6_000, 20_000, 400_000]),
+    max_bytes=st.sampled_from([1, 150, 5_000]),
+)
 def test_reads_through_the_cache_are_those_of_the_hot_tier(seed: int, bytes_max: int, max_bytes: int) -> None:
+    """Appends of one and of many, empty ones too, ledgers that end and are deleted, reads in between."""
     random = Random(seed)
     ledgers = CountingLedgers("s", ManualClock())
     ledgers.append([b"before the cache"])
     source = TailingSource(ledgers, bytes_max)
-    for _ in range(random.randint(1, 20)):
-        ledgers.append([random.randbytes(random.randint(0, 200)) for _ in range(random.randint(1, 6))])
-        if random.random() < 0.3:
+    for _ in range(random.randint(1, 40)):
+        drawn = random.random()
+        if drawn < 0.7:
+            sizes = [random.choice([0, 1, 100, 900]) for _ in range(random.choice([1, 1, 1, 8]))]
+            ledgers.append([random.randbytes(size) for size in sizes])
+        elif drawn < 0.8:
             ledgers.close_ledger()
+        elif drawn < 0.85:
+            source.delete(random.choice([0, *(info.ledger_id for info in ledgers.ledgers()[:-1])]))
+        else:
+            source.read(random.choice(ledgers.appended)[0], max_bytes)
         assert source.held_bytes <= bytes_max
-    starts = [position for position, _ in ledgers.appended]
-    start = random.choice([*starts, Position(0, 0), Position(10**6, 0)])
-    assert everything(source, start, max_bytes) == everything(ledgers, start, max_bytes)
+        parts = [*source._chunks, *source._fresh]
+        assert source.held_bytes == sum(map(kept_bytes, parts)), "the count is exact"
+    for start in [random.choice(ledgers.appended)[0], Position(0, 0), Position(10**6, 0)]:
+        assert everything(source, start, max_bytes) == everything(ledgers, start, max_bytes)
 
 
 def test_what_is_kept_is_not_read_from_the_hot_tier() -> None:
     ledgers = CountingLedgers("s", ManualClock())
-    source = TailingSource(ledgers, 1000)
+    source = TailingSource(ledgers, 100_000)
     first = ledgers.append([b"a" * 100] * 3)
     ledgers.close_ledger()
     ledgers.append([b"b" * 100] * 3)
@@ -60,8 +73,34 @@ def test_what_is_kept_is_not_read_from_the_hot_tier() -> None:
     assert source.read(Position(1, 3), 10_000) is not None, "the next ledger follows"
     assert ledgers.reads == 0
 
-    ledgers.append([b"c" * 900])
+    ledgers.append([b"c" * 95_500])
     source.read(first.first, 10_000)
     assert ledgers.reads == 1, "the oldest were given up for the newest"
     source.close()
     assert source.held_bytes == 0
+
+
+def test_entries_appended_one_by_one_are_kept_and_read_together() -> None:
+    """Each alone would take more memory than it holds, and a read each."""
+    ledgers = CountingLedgers("s", ManualClock())
+    source = TailingSource(ledgers, 1024 * 1024)
+    for _ in range(5_000):
+        ledgers.append([b"x" * 100])
+    reads, start = 0, Position(1, 0)
+    while (batch := source.read(start, 2**20)) is not None:
+        reads, start = reads + 1, Position(1, batch.last.entry_id + 1)
+
+    assert start == Position(1, 5_000)
+    assert ledgers.reads == 1, "only the end is the hot tier's to tell"
+    assert reads < 25
+    assert source.held_bytes < 1024 * 1024
+
+
+def test_empty_entries_count_too() -> None:
+    """Else they would be kept without end."""
+    ledgers = CountingLedgers("s", ManualClock())
+    source = TailingSource(ledgers, 50_000)
+    for _ in range(5_000):
+        ledgers.append([b""])
+        assert source.held_bytes <= 50_000
+    assert sum(map(len, source._chunks)) + len(source._fresh) < 2_500
