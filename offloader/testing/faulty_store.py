@@ -1,29 +1,21 @@
 """A store that fails where it is told to.
 
-Owns faults as data: which verb, which call of it, before or after the effect, as which error. Must never fail at
-random.
+Owns faults as data: which verb, which call of it, before or after the effect or in the middle, how late, as which
+error. Must never fail at random.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from offloader.clock import Clock
 from offloader.errors import OffloaderError, StoreUnavailable
-from offloader.store.base import (
-    OVERWRITE,
-    Body,
-    ByteRange,
-    DeleteFailure,
-    ListPage,
-    ObjectInfo,
-    ObjectStore,
-    PartInfo,
-    PutMode,
-    UploadInfo,
-)
+from offloader.limits import Traffic
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import DeleteFailure, ObjectStore
 
 __all__ = ["Fault", "FaultyStore"]
 
@@ -32,14 +24,17 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One failure.
+    """One failure, or one delay.
 
     Attributes:
         call: which call fails, from 1, counted among the calls that ``verb`` and ``key_part`` match.
         verb: name of the verb; ``*`` for any.
         key_part: only calls whose key (or prefix, or first key) contains this text.
         after: whether the call takes effect before it fails: the lost answer.
-        error: what is raised: an ``offloader.errors`` class.
+        torn: the connection breaks in the middle: of a delete half of the keys go, an upload doesn't count, a read is
+            done and not answered.
+        error: what is raised: an ``offloader.errors`` class; ``None``: the call is only late.
+        latency_s: seconds that pass on the store's clock first.
         calls: how many calls fail in a row, beginning with ``call``.
     """
 
@@ -47,25 +42,31 @@ class Fault:
     verb: str = "*"
     key_part: str = ""
     after: bool = False
-    error: type[OffloaderError] = StoreUnavailable
+    torn: bool = False
+    error: type[OffloaderError] | None = StoreUnavailable
+    latency_s: float = 0.0
     calls: int = 1
 
     def matches(self, verb: str, key: str) -> bool:
         return self.verb in ("*", verb) and self.key_part in key
 
 
-class FaultyStore:
-    """``inner``, failing as ``faults`` say. ``calls`` lists verb and key of every call, in order."""
+class FaultyStore(AroundStore):
+    """``inner``, failing as ``faults`` say. ``calls`` lists verb and key of every call, in order.
 
-    def __init__(self, inner: ObjectStore, faults: Iterable[Fault] = ()) -> None:
-        self.inner = inner
+    Args:
+        inner: the store.
+        faults: what goes wrong.
+        clock: waits when a call is late.
+    """
+
+    def __init__(self, inner: ObjectStore, faults: Iterable[Fault] = (), *, clock: Clock | None = None) -> None:
+        super().__init__(inner)
         self._lock = threading.Lock()
+        self._clock = clock
         self._faults = list(faults)
         self._seen = [0] * len(self._faults)
         self._calls: list[tuple[str, str]] = []
-
-    def __repr__(self) -> str:
-        return f"FaultyStore({self.inner!r})"
 
     @property
     def calls(self) -> Sequence[tuple[str, str]]:
@@ -78,14 +79,33 @@ class FaultyStore:
             self._faults = list(faults)
             self._seen = [0] * len(self._faults)
 
-    def _run(self, verb: str, key: str, call: Callable[[], _Answer]) -> _Answer:
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        # An upload that breaks off never counts, a read that does has been done.
+        return self._failing(request, call, torn=call if request.traffic is Traffic.READ else None)
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        request = Request("delete", Traffic.DELETE, keys[0] if keys else "", keys=len(keys))
+        half = keys[: len(keys) // 2]
+        return self._failing(request, lambda: self.inner.delete(keys), torn=lambda: self.inner.delete(half))
+
+    def _failing(self, request: Request, call: Callable[[], _Answer], torn: Callable[[], object] | None) -> _Answer:
+        verb, key = request.verb, request.key
         fault = self._next(verb, key)
-        if fault is not None and not fault.after:
-            raise fault.error(f"fault before {verb} of {key}")
-        answer = call()
-        if fault is not None:
+        if fault is None:
+            return call()
+        if fault.latency_s:
+            assert self._clock is not None, "a late call needs the store's clock"
+            self._clock.wait(threading.Event(), fault.latency_s)
+        if fault.error is None:
+            return call()
+        if fault.torn:
+            if torn is not None:
+                torn()
+            raise fault.error(f"{verb} of {key} broke off")
+        if fault.after:
+            call()
             raise fault.error(f"fault after {verb} of {key}")
-        return answer
+        raise fault.error(f"fault before {verb} of {key}")
 
     def _next(self, verb: str, key: str) -> Fault | None:
         """Counts the call; the first fault that is due."""
@@ -98,61 +118,3 @@ class FaultyStore:
                     if due is None and fault.call <= self._seen[number] < fault.call + fault.calls:
                         due = fault
         return due
-
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def driver_metadata(self) -> Mapping[str, str]:
-        return self.inner.driver_metadata
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._run("head", key, lambda: self.inner.head(key))
-
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
-        return self._run("get", key, lambda: self.inner.get(key, byte_range))
-
-    def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        mode: PutMode = OVERWRITE,
-        metadata: Mapping[str, str] | None = None,
-        crc32c: int | None = None,
-    ) -> ObjectInfo:
-        def call() -> ObjectInfo:
-            return self.inner.put(key, body, mode=mode, metadata=metadata, crc32c=crc32c)
-
-        return self._run("put", key, call)
-
-    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
-        return self._run("list", prefix, lambda: self.inner.list(prefix, after=after, limit=limit))
-
-    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        return self._run("delete", keys[0] if keys else "", lambda: self.inner.delete(keys))
-
-    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        return self._run("begin_upload", key, lambda: self.inner.begin_upload(key, metadata=metadata))
-
-    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        def call() -> PartInfo:
-            return self.inner.upload_part(key, upload_id, number, body, crc32c=crc32c)
-
-        return self._run("upload_part", key, call)
-
-    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        return self._run("complete_upload", key, lambda: self.inner.complete_upload(key, upload_id, parts))
-
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        self._run("abort_upload", key, lambda: self.inner.abort_upload(key, upload_id))
-
-    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        return self._run("list_uploads", prefix, lambda: self.inner.list_uploads(prefix))
-
-    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        return self._run("list_parts", key, lambda: self.inner.list_parts(key, upload_id))
-
-    def close(self) -> None:
-        self.inner.close()

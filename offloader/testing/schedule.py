@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from offloader.errors import OffloaderError, OutcomeUnknown
+from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
-from offloader.testing.faulty_store import FaultyStore
 
 __all__ = ["Fate", "Schedule"]
 
@@ -52,7 +52,7 @@ class _Actor:
         self.error: BaseException | None = None
 
 
-class _GatedStore(FaultyStore):
+class _GatedStore(AroundStore):
     """The store as one actor sees it."""
 
     def __init__(self, inner: ObjectStore, actor: _Actor, in_flight: list[Callable[[], object]]) -> None:
@@ -60,8 +60,8 @@ class _GatedStore(FaultyStore):
         self._actor = actor
         self._in_flight = in_flight
 
-    def _run(self, verb: str, key: str, call: Callable[[], _Answer]) -> _Answer:
-        actor = self._actor
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        actor, verb, key = self._actor, request.verb, request.key
         with actor.changed:
             actor.pending = (verb, key)
             actor.changed.notify_all()

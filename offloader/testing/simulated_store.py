@@ -5,29 +5,19 @@ Owns faults as data, drawn for each call. Must never lose what it confirmed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
 from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
-from offloader.store.base import (
-    OVERWRITE,
-    Body,
-    ByteRange,
-    DeleteFailure,
-    ListPage,
-    ObjectInfo,
-    ObjectStore,
-    PartInfo,
-    PutMode,
-    UploadInfo,
-)
+from offloader.limits import Traffic
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import OVERWRITE, Body, ObjectInfo, ObjectStore, PartInfo, PutMode
 
 __all__ = ["FaultPlan", "SimulatedStore", "Weather"]
 
 _Answer = TypeVar("_Answer")
-_READS = {"head", "get", "list", "list_uploads", "list_parts"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,22 +56,23 @@ class Weather:
             self.trace.append("late: landed")
 
 
-class SimulatedStore:
+class SimulatedStore(AroundStore):
     """One process's way to ``inner``. ``dead``: the process is gone, and reaches nothing any more."""
 
     def __init__(self, inner: ObjectStore, weather: Weather, plan: FaultPlan, name: str) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.plan = plan
         self.dead = False
         self.calls = 0
         self._weather = weather
         self._name = name
 
-    def _run(self, verb: str, key: str, call: Callable[[], _Answer]) -> _Answer:
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        verb, key = request.verb, request.key
         if self.dead:
             raise StoreUnavailable("this process is dead")
         self.calls += 1
-        fault = self._draw(verb)
+        fault = self._draw(request.traffic)
         self._weather.trace.append(f"{self._name} {verb} {key} {fault}")
         if fault == "crash before":
             self.dead = True
@@ -104,30 +95,18 @@ class SimulatedStore:
             raise OutcomeUnknown(f"lost after {verb} of {key}")
         return answer
 
-    def _draw(self, verb: str) -> str:
+    def _draw(self, traffic: Traffic) -> str:
         if self.calls == self.plan.crash_call:
             return "crash after" if self.plan.crash_after else "crash before"
         random = self._weather.random
         drawn = random.random()
         if drawn < self.plan.refused:
             return random.choice(["refused", "throttled"])
-        if verb not in _READS and drawn < self.plan.refused + self.plan.lost:
+        if traffic is not Traffic.READ and drawn < self.plan.refused + self.plan.lost:
             return random.choice(["lost before", "lost after", "late"])
         return ""
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def driver_metadata(self) -> Mapping[str, str]:
-        return self.inner.driver_metadata
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._run("head", key, lambda: self.inner.head(key))
-
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
-        return self._run("get", key, lambda: self.inner.get(key, byte_range))
+    # What is on its way isn't the caller's any more: a late write must not see memory that was used again.
 
     def put(
         self,
@@ -138,36 +117,7 @@ class SimulatedStore:
         metadata: Mapping[str, str] | None = None,
         crc32c: int | None = None,
     ) -> ObjectInfo:
-        # What is on its way isn't the caller's any more: a late write must not see memory that was used again.
-        sent = bytes(body)
-        return self._run("put", key, lambda: self.inner.put(key, sent, mode=mode, metadata=metadata, crc32c=crc32c))
-
-    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
-        return self._run("list", prefix, lambda: self.inner.list(prefix, after=after, limit=limit))
-
-    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        return self._run("delete", keys[0] if keys else "", lambda: self.inner.delete(keys))
-
-    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        return self._run("begin_upload", key, lambda: self.inner.begin_upload(key, metadata=metadata))
+        return super().put(key, bytes(body), mode=mode, metadata=metadata, crc32c=crc32c)
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        sent = bytes(body)
-        return self._run(
-            "upload_part", key, lambda: self.inner.upload_part(key, upload_id, number, sent, crc32c=crc32c)
-        )
-
-    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        return self._run("complete_upload", key, lambda: self.inner.complete_upload(key, upload_id, parts))
-
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        self._run("abort_upload", key, lambda: self.inner.abort_upload(key, upload_id))
-
-    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        return self._run("list_uploads", prefix, lambda: self.inner.list_uploads(prefix))
-
-    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        return self._run("list_parts", key, lambda: self.inner.list_parts(key, upload_id))
-
-    def close(self) -> None:
-        self.inner.close()
+        return super().upload_part(key, upload_id, number, bytes(body), crc32c=crc32c)

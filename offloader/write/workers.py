@@ -56,11 +56,15 @@ class Workers:
         self._closed = False
 
     def submit(self, run: Callable[[], object]) -> None:
-        """Runs ``run`` on a worker soon; after ``close`` nothing runs any more."""
+        """Runs ``run`` on a worker soon; after ``close``, or when the interpreter ends, nothing runs any more."""
         with self._lock:
             if self._closed:
                 return
-            self._pool.submit(_guarded, run)
+            try:
+                self._pool.submit(_guarded, run)
+            except RuntimeError:
+                # The interpreter is ending, and somebody left a stream open: what is durable is what counts.
+                self._closed = True
 
     def call_after(self, delay_s: float, run: Callable[[], object]) -> Timer:
         """Runs ``run`` on a worker when ``delay_s`` seconds have passed."""

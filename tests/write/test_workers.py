@@ -1,0 +1,127 @@
+"""The worker pool: timers, tasks that never run twice at once, and an end without noise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.store.base import open_store
+from offloader.testing.manual_clock import ManualClock
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.workers import SerialTask, Workers
+from tests.support.readback import stored_entries
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(waits_pass=False)
+
+
+@pytest.fixture
+def workers(clock: ManualClock) -> Iterator[Workers]:
+    made = Workers(4, clock)
+    yield made
+    made.close()
+
+
+def test_timers_run_in_the_order_they_are_due_and_cancelled_ones_never(clock: ManualClock, workers: Workers) -> None:
+    ran: list[str] = []
+    workers.call_after(20, lambda: ran.append("twenty"))
+    workers.call_after(10, lambda: ran.append("ten"))
+    workers.call_after(15, lambda: ran.append("cancelled")).cancel()
+
+    clock.advance(9)
+    done = threading.Event()
+    workers.submit(done.set)
+    assert done.wait(30)
+    assert ran == []
+    clock.advance(2)
+    eventually(lambda: ran == ["ten"])
+    clock.advance(10)
+    eventually(lambda: ran == ["ten", "twenty"])
+
+
+def test_a_serial_task_never_runs_twice_at_once_and_always_after_the_last_request(workers: Workers) -> None:
+    wanted = 0
+    seen: list[int] = []
+    running = 0
+    most = 0
+
+    def run() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        seen.append(wanted)
+        running -= 1
+
+    task = SerialTask(workers, run)
+    for number in range(1, 2001):
+        wanted = number
+        task.schedule()
+    eventually(lambda: bool(seen) and seen[-1] == 2000)
+    assert most == 1
+
+
+def test_a_task_that_raises_runs_again_when_it_is_asked_to(workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
+    runs: list[int] = []
+
+    def run() -> None:
+        runs.append(1)
+        raise ValueError("as a bug would")
+
+    task = SerialTask(workers, run)
+    for number in range(1, 4):
+        task.schedule()
+        eventually(lambda number=number: len(runs) == number and not task._running)  # type: ignore[misc]
+    assert "a worker task failed" in caplog.text
+
+
+def test_after_the_close_nothing_runs(clock: ManualClock) -> None:
+    workers = Workers(2, clock)
+    ran: list[int] = []
+    workers.call_after(5, lambda: ran.append(1))
+    workers.close()
+    workers.submit(lambda: ran.append(2))
+    workers.call_after(0, lambda: ran.append(3))
+    clock.advance(10)
+    workers.close()
+    assert ran == []
+
+
+LEFT_OPEN = """
+import sys
+from offloader import open_managed_ledger, open_store
+from offloader.settings import Settings
+
+small = {"offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64}}
+topic = open_managed_ledger(
+    "orders", ledgers=sys.argv[1] + "/ledgers.db", store=open_store("file://" + sys.argv[1] + "/store"),
+    settings=Settings.of(small),
+)
+for number in range(200):
+    topic.append_batch([number.to_bytes(2, "big") * 150] * 10)
+"""
+
+
+def test_a_program_that_ends_without_closing_its_stream_says_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    program = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (program.returncode, program.stderr) == (0, "")
+
+    store = open_store(f"file://{tmp_path}/store")
+    database = EmbeddedLedgers(str(tmp_path / "ledgers.db"))
+    offloader = LedgerOffloader(store)
+    offloader.offload_stream(database.open_stream("orders"), "orders").offload()
+    offloader.close()
+    database.close()
+    assert [payload for _, payload in stored_entries(store, "orders")] == [
+        number.to_bytes(2, "big") * 150 for number in range(200) for _ in range(10)
+    ]
