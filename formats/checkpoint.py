@@ -22,6 +22,7 @@ __all__ = [
     "AssignedSegment",
     "Checkpoint",
     "LedgerRow",
+    "ReplacedSegment",
     "RowRange",
     "RunRef",
     "decode_checkpoint",
@@ -84,6 +85,21 @@ class AssignedSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplacedSegment:
+    """A segment whose entries are in others since record ``retire_record``; its objects are deleted after the grace.
+
+    Attributes:
+        ledger_id: in the keys of a V1 segment; ``None`` for V2.
+        object_bytes: of both objects.
+    """
+
+    uuid: UUID
+    ledger_id: int | None
+    retire_record: int
+    object_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """The header of a checkpoint: all of a manifest's view but the segments in columns.
 
@@ -95,6 +111,8 @@ class Checkpoint:
         runs, ledger_runs: sealed runs of segments, and of ledgers from the oldest to the newest.
         ledgers: newer than the ledger runs.
         assigned: segments without objects.
+        rewrites: likewise, but of entries that others hold.
+        replaced: segments whose entries are in others, and whose objects aren't deleted yet.
     """
 
     record_id: int
@@ -114,6 +132,8 @@ class Checkpoint:
     stream_deleted: bool
     gaps: tuple[Gap, ...]
     assigned: tuple[AssignedSegment, ...]
+    rewrites: tuple[AssignedSegment, ...]
+    replaced: tuple[ReplacedSegment, ...]
     runs: tuple[RunRef, ...]
     ledger_runs: tuple[RunRef, ...]
     ledgers: tuple[LedgerRow, ...]

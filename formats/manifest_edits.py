@@ -30,8 +30,11 @@ __all__ = [
     "Pause",
     "Purged",
     "Release",
+    "Replace",
     "Resume",
     "Retire",
+    "Rewrite",
+    "Rewritten",
     "SetMethod",
     "StreamDeleted",
     "Truncate",
@@ -172,6 +175,37 @@ class UndoRetire(Edit):
     kind = "undo_retire"
     uuids: tuple[UUID, ...]
     retire_record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite(Edit):
+    """A segment of entries that others hold already exists from now on; it counts only once it has replaced them."""
+
+    kind = "rewrite"
+    uuid: UUID
+    layout: int
+    begin: Position
+    end: Position
+    assigned_ms: int
+    driver: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A segment promised by ``rewrite`` whose objects are in the store, as ``summary`` says."""
+
+    uuid: UUID
+    summary: SegmentSummary
+
+
+@dataclass(frozen=True, slots=True)
+class Replace(Edit):
+    """The segments ``by`` hold now what ``uuids`` held, entry by entry; those are retired and can't come back."""
+
+    kind = "replace"
+    uuids: tuple[UUID, ...]
+    by: tuple[Rewritten, ...]
+    offloaded_ms: int
 
 
 @dataclass(frozen=True, slots=True)

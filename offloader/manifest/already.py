@@ -25,8 +25,10 @@ from formats.manifest import (
     Purged,
     Record,
     Release,
+    Replace,
     Resume,
     Retire,
+    Rewrite,
     SetMethod,
     StreamDeleted,
     Truncate,
@@ -65,8 +67,18 @@ def _is_assigned(state: ManifestState, edit: Assign, _: Record) -> bool:
     return found is not None and found.begin == edit.begin
 
 
+def _has_failed(state: ManifestState, edit: Failed, _: Record) -> bool:
+    return edit.uuid not in state.segments and all(each.uuid != edit.uuid for each in state.rewrites)
+
+
+def _have_replaced(state: ManifestState, edit: Replace, _: Record) -> bool:
+    found = [(state.segments.get(each.uuid), each.summary) for each in edit.by]
+    return all(record is not None and record.summary == summary for record, summary in found)
+
+
 def _are_gone(state: ManifestState, edit: Release | Purged, _: Record) -> bool:
-    return not any(uuid in state.segments for uuid in edit.uuids)
+    replaced = {each.uuid for each in state.replaced}
+    return not any(uuid in state.segments or uuid in replaced for uuid in edit.uuids)
 
 
 _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
@@ -74,7 +86,7 @@ _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
     LedgerClosed: lambda state, edit, _: state.closed_ledgers.get(edit.ledger_id) == edit.last_entry_id,
     Assign: _is_assigned,
     Offloaded: _is_offloaded,
-    Failed: lambda state, edit, _: edit.uuid not in state.segments,
+    Failed: _has_failed,
     Gap: lambda state, edit, _: edit in state.gaps,
     Adopt: lambda state, edit, _: edit.uuid in state.segments,
     Release: _are_gone,
@@ -84,6 +96,8 @@ _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
     Retire: _is_retired,
     Purged: _are_gone,
     UndoRetire: _is_back,
+    Rewrite: lambda state, edit, _: any(each.uuid == edit.uuid for each in state.rewrites),
+    Replace: _have_replaced,
     SetMethod: lambda state, edit, _: state.method == edit.method,
     Pause: lambda state, _edit, _: state.paused,
     Resume: lambda state, _edit, _: not state.paused,

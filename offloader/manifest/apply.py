@@ -30,8 +30,10 @@ from formats.manifest import (
     Purged,
     Record,
     Release,
+    Replace,
     Resume,
     Retire,
+    Rewrite,
     SetMethod,
     StreamDeleted,
     Truncate,
@@ -39,6 +41,7 @@ from formats.manifest import (
 )
 from offloader.manifest.draft import Draft, first_of
 from offloader.manifest.ledger_table import follows
+from offloader.manifest.replacing import promise, replace_segments, without_promise
 from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
 from offloader.manifest.state import EditRefused, ManifestState
 
@@ -101,8 +104,7 @@ class _Rules(Draft):
         self.facts[edit.ledger_id] = fact._replace(last_entry_id=edit.last_entry_id)
 
     def assign(self, edit: Assign) -> None:
-        if self.segments.get(edit.uuid) is not None:
-            raise self.refused(edit, f"segment {edit.uuid} exists already")
+        self.require_new(edit, edit.uuid)
         self.require_free(edit, edit.begin, edit.end)
         newest, head = self.now("newest_end"), self.now("head")
         # After a truncation past everything the stream goes on at its head.
@@ -147,6 +149,8 @@ class _Rules(Draft):
         )
 
     def failed(self, edit: Failed) -> None:
+        if without_promise(self, edit.uuid):
+            return
         self.segment(edit, edit.uuid, SegmentStatus.ASSIGNED)
         self.segments.drop(edit.uuid)
 
@@ -158,8 +162,7 @@ class _Rules(Draft):
         self.changes["gaps"] = tuple(gaps)
 
     def adopt(self, edit: Adopt) -> None:
-        if self.segments.get(edit.uuid) is not None:
-            raise self.refused(edit, f"segment {edit.uuid} exists already")
+        self.require_new(edit, edit.uuid)
         self.require_free(edit, edit.summary.begin, edit.summary.end)
         self.claim(edit.summary.begin, edit.summary.end)
         self.put_counted(
@@ -240,9 +243,14 @@ class _Rules(Draft):
 
     def purged(self, edit: Purged) -> None:
         self._require_no_hold(edit)
+        replaced = {each.uuid: each for each in self.now("replaced")}
         for uuid in edit.uuids:
-            self._retired_by(edit, uuid, edit.retire_record)
-            self.segments.drop(uuid)
+            if uuid in replaced and replaced[uuid].retire_record == edit.retire_record:
+                del replaced[uuid]
+            else:
+                self._retired_by(edit, uuid, edit.retire_record)
+                self.segments.drop(uuid)
+        self.changes["replaced"] = tuple(replaced.values())
 
     def undo_retire(self, edit: UndoRetire) -> None:
         for uuid in edit.uuids:
@@ -257,6 +265,14 @@ class _Rules(Draft):
                 edit, f"segment {uuid} was retired by record {segment.retire_record}, not {retire_record}"
             )
         return segment
+
+    def rewrite(self, edit: Rewrite) -> None:
+        self._require_no_hold(edit)
+        promise(self, edit)
+
+    def replace(self, edit: Replace) -> None:
+        self._require_no_hold(edit)
+        replace_segments(self, edit)
 
     def set_method(self, edit: SetMethod) -> None:
         if edit.method not in ("streaming", "ledger", "none"):
@@ -292,6 +308,8 @@ _HANDLERS: Mapping[type[Edit], Callable[[_Rules, Any], None]] = {
     Retire: _Rules.retire,
     Purged: _Rules.purged,
     UndoRetire: _Rules.undo_retire,
+    Rewrite: _Rules.rewrite,
+    Replace: _Rules.replace,
     SetMethod: _Rules.set_method,
     Pause: _Rules.pause,
     Resume: _Rules.resume,

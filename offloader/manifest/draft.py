@@ -71,6 +71,12 @@ class Draft:
     def refused(self, edit: Edit, why: str) -> EditRefused:
         return EditRefused(f"stream {self.base.stream}: {edit.kind} in record {self.record_id}: {why}")
 
+    def require_new(self, edit: Edit, uuid: UUID) -> None:
+        """A name is used once: for a range, for a rewrite, and not again while objects of that name await deletion."""
+        aside = (each.uuid for name in ("rewrites", "replaced") for each in self.now(name))
+        if self.segments.get(uuid) is not None or uuid in aside:
+            raise self.refused(edit, f"segment {uuid} exists already")
+
     def segment(self, edit: Edit, uuid: UUID, *statuses: SegmentStatus) -> SegmentRecord:
         found = self.segments.get(uuid)
         if found is None or found.status not in statuses:

@@ -135,6 +135,8 @@ def restored(
         segments=SegmentTable(tuple(sealed), {each.uuid: assigned_record(each) for each in header.assigned}),
         ledgers=LedgerTable(tuple(map(SealedLedgers, ledger_runs, header.ledger_runs)), facts),
         gaps=header.gaps,
+        rewrites=header.rewrites,
+        replaced=header.replaced,
         sums=SegmentSums(totals.segments, totals.entries, totals.payload_bytes, totals.object_bytes),
         committed=header.committed_end,
         newest_end=header.newest_end,
@@ -164,6 +166,8 @@ def _header(state: ManifestState, runs: Sequence[RunRef], ledger_runs: Sequence[
         held=state.held,
         stream_deleted=state.stream_deleted,
         gaps=state.gaps,
+        rewrites=state.rewrites,
+        replaced=state.replaced,
         assigned=tuple(
             AssignedSegment(
                 uuid=record.uuid,

@@ -9,6 +9,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from formats.checkpoint import AssignedSegment, ReplacedSegment
 from formats.entries import Position
 from formats.manifest import Gap, Totals, Writer
 from offloader.errors import ErrorKind, OffloaderError
@@ -67,6 +68,9 @@ class ManifestState:
         segments: uuid -> segment.
         ledgers: what the source said of ledgers.
         gaps: entries that were nowhere to be read, in the stream's order.
+        rewrites: segments on their way that are to replace others; their ranges aren't claimed, and objects under these
+            names are nobody's garbage.
+        replaced: segments whose entries are in others; no range is theirs any more, their objects await deletion.
         sums: over the offloaded segments.
         committed: see ``committed_end``.
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
@@ -84,6 +88,8 @@ class ManifestState:
     segments: SegmentTable = field(default_factory=SegmentTable)
     ledgers: LedgerTable = field(default_factory=LedgerTable)
     gaps: tuple[Gap, ...] = ()
+    rewrites: tuple[AssignedSegment, ...] = ()
+    replaced: tuple[ReplacedSegment, ...] = ()
     sums: SegmentSums = NOTHING
     committed: Position | None = None
     newest_end: Position | None = None

@@ -82,7 +82,8 @@ class Ownership:
             )
             self._log.open_epoch()
             self._epoch_open = True
-        given_up = []
+        # An earlier epoch's rewrite can't be finished any more; the segments it was to replace are still there.
+        given_up = [Failed(each.uuid, "its owner was replaced") for each in self._log.state.rewrites]
         leftovers = [segment for segment in self._log.state.assigned() if segment.epoch != self._log.epoch]
         facts = {info.ledger_id: facts_of(info) for info in self._source.ledgers()} if leftovers else {}
         for segment in leftovers:

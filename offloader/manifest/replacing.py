@@ -1,0 +1,171 @@
+"""When segments may take the place of others, and what that changes; pure.
+
+Owns the proof: entry by entry, the new ones hold what the old ones held. Must never make a position readable in two
+segments or in none, nor bring a replaced segment back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from uuid import UUID
+
+from formats.checkpoint import AssignedSegment, ReplacedSegment
+from formats.checkpoint_ledgers import DELETED
+from formats.entries import Position
+from formats.manifest import Replace, Rewrite, Rewritten
+from formats.segment import SegmentSummary
+from offloader.manifest.draft import Draft
+from offloader.manifest.ledger_table import follows
+from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
+
+__all__ = ["promise", "replace_segments", "without_promise"]
+
+#: First entry, last entry, number of entries and payload bytes of one run of entries.
+_Run = tuple[int, int, int, int]
+
+
+def promise(draft: Draft, edit: Rewrite) -> None:
+    """Takes note of a segment on its way; its range stays with those that hold it.
+
+    Raises:
+        EditRefused: the name is known, or the range lies in several ledgers.
+    """
+    draft.require_new(edit, edit.uuid)
+    # Within a ledger, so that what follows what is told by the same facts as before.
+    if edit.begin.ledger_id != edit.end.ledger_id or edit.end < edit.begin:
+        raise draft.refused(edit, f"{edit.begin}..{edit.end} isn't a part of one ledger")
+    promised = AssignedSegment(
+        uuid=edit.uuid,
+        epoch=draft.now("epoch"),
+        layout=edit.layout,
+        begin=edit.begin,
+        end=edit.end,
+        assigned_ms=edit.assigned_ms,
+        driver=edit.driver,
+    )
+    draft.changes["rewrites"] = (*draft.now("rewrites"), promised)
+
+
+def without_promise(draft: Draft, uuid: UUID) -> bool:
+    """Forgets a promise; False: there was none of that name."""
+    left = tuple(each for each in draft.now("rewrites") if each.uuid != uuid)
+    found = len(left) < len(draft.now("rewrites"))
+    draft.changes["rewrites"] = left
+    return found
+
+
+def replace_segments(draft: Draft, edit: Replace) -> None:
+    """The new segments count from here on, the old ones don't.
+
+    Raises:
+        EditRefused: an old one isn't readable or isn't ours, a new one wasn't promised, or together they don't hold the
+            same. Ledgers that are marked as deleted needn't be held any more.
+    """
+    old = [draft.segment(edit, uuid, SegmentStatus.OFFLOADED) for uuid in edit.uuids]
+    foreign = next((each.uuid for each in old if not each.owned), None)
+    if foreign is not None:
+        raise draft.refused(edit, f"segment {foreign} isn't ours")
+    promised = {each.uuid: each for each in draft.now("rewrites")}
+    new = [_record(draft, edit, each, promised.get(each.uuid)) for each in edit.by]
+    _require_same_entries(draft, edit, old, new)
+    _require_known_borders(draft, edit, old, new)
+    replaced = list(draft.now("replaced"))
+    for each in old:
+        draft.sums = draft.sums.plus(each, -1)
+        draft.segments.drop(each.uuid)
+        assert each.summary is not None
+        object_bytes = each.summary.data_bytes + each.summary.index_bytes
+        replaced.append(
+            ReplacedSegment(
+                uuid=each.uuid,
+                ledger_id=each.v1_ledger_id,
+                retire_record=draft.record_id,
+                object_bytes=object_bytes,
+            )
+        )
+    draft.changes["replaced"] = tuple(replaced)
+    for record in new:
+        draft.require_free(edit, record.begin, record.end)
+        without_promise(draft, record.uuid)
+        draft.put_counted(record)
+
+
+def _record(draft: Draft, edit: Replace, each: Rewritten, promised: AssignedSegment | None) -> SegmentRecord:
+    summary = each.summary
+    if promised is None:
+        raise draft.refused(edit, f"segment {each.uuid} wasn't promised, or has failed")
+    found = int(summary.layout), summary.begin, summary.end
+    if found != (promised.layout, promised.begin, promised.end):
+        raise draft.refused(
+            edit, f"{each.uuid} holds {summary.begin}..{summary.end}, promised was {promised.begin}..{promised.end}"
+        )
+    if summary.layout == 1:
+        last = draft.fact(summary.begin.ledger_id).last_entry_id
+        if summary.begin.entry_id != 0 or summary.end.entry_id != last or summary.entries != last + 1:
+            raise draft.refused(edit, f"V1 segment {each.uuid} isn't the whole of a closed ledger")
+    return SegmentRecord(
+        uuid=each.uuid,
+        status=SegmentStatus.OFFLOADED,
+        epoch=promised.epoch,
+        layout=promised.layout,
+        begin=promised.begin,
+        end=summary.end,
+        assigned_ms=promised.assigned_ms,
+        offloaded_ms=edit.offloaded_ms,
+        driver=promised.driver,
+        summary=summary,
+    )
+
+
+def _require_same_entries(
+    draft: Draft, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]
+) -> None:
+    before, after = _runs(draft, old), _runs(draft, new)
+    if before != after:
+        wrong = min(ledger_id for ledger_id in before | after if before.get(ledger_id) != after.get(ledger_id))
+        held, found = _text(before.get(wrong)), _text(after.get(wrong))
+        raise draft.refused(edit, f"of ledger {wrong} the new segments hold {found}, the old ones {held}")
+
+
+def _runs(draft: Draft, records: Iterable[SegmentRecord]) -> dict[int, list[_Run]]:
+    """Ledger -> runs of entries that follow each other; what is gone from the stream doesn't count."""
+    found: dict[int, list[_Run]] = {}
+    for record in sorted(records, key=lambda each: each.begin):
+        for span in _summary(record).ledgers:
+            if draft.fact(span.ledger_id).flags & DELETED:
+                continue
+            runs = found.setdefault(span.ledger_id, [])
+            run = (span.first_entry_id, span.last_entry_id, span.entries, span.payload_bytes)
+            if runs and runs[-1][1] + 1 == run[0]:
+                run = (runs[-1][0], run[1], runs[-1][2] + run[2], runs[-1][3] + run[3])
+                runs.pop()
+            runs.append(run)
+    return found
+
+
+def _text(runs: list[_Run] | None) -> str:
+    return ", ".join(f"{first}..{last} ({count} entries, {size} bytes)" for first, last, count, size in runs or []) or (
+        "nothing"
+    )
+
+
+def _require_known_borders(
+    draft: Draft, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]
+) -> None:
+    """Where an old segment went from one ledger into the next, new ones meet: the manifest must know that they do."""
+    inside = {
+        (Position(one.ledger_id, one.last_entry_id), Position(two.ledger_id, two.first_entry_id))
+        for each in old
+        for one, two in pairwise(_summary(each).ledgers)
+    }
+    closed = draft.ledgers().closed
+    for one, two in pairwise(sorted(new, key=lambda each: each.begin)):
+        assert one.end is not None
+        if (one.end, two.begin) in inside and not follows(one.end, two.begin, closed):
+            raise draft.refused(edit, f"ledger {one.end.ledger_id} isn't known to end at {one.end.entry_id}")
+
+
+def _summary(record: SegmentRecord) -> SegmentSummary:
+    assert record.summary is not None, "an offloaded segment has one"
+    return record.summary
