@@ -195,7 +195,8 @@ class ManagedLedger:
 
         Raises:
             InvalidCall: no such method.
-            StoreUnavailable: the current segment couldn't be completed; the method is as before.
+            StoreUnavailable, OutcomeUnknown: the current segment couldn't be completed, or the manifest takes no
+                record; the method is as before.
         """
         if method not in ("streaming", "ledger", "none"):
             raise InvalidCall(f"stream {self.stream}: no method {method!r}", hint="streaming, ledger or none")
@@ -207,18 +208,28 @@ class ManagedLedger:
             if self._offload is not None:
                 self._parts.source.close_ledger()
                 self._offload.offload()
-                self._offload.stop()
-                self._offload = None
-            if self._trigger is not None:
-                self._trigger.stop()
-                self._trigger.wait()
-                self._trigger = None
-            self._parts.offloader.history.switch(self.stream, method)
-            self._method = method
-            if method == "streaming":
-                self._offload = self._parts.offloader.offload_stream(self._parts.tail, self.stream)
-            elif method == "ledger":
-                self._trigger = self._parts.offloader.offload_closed_ledgers(self._parts.tail, self.stream)
+            self._end()
+            try:
+                self._parts.offloader.history.switch(self.stream, method)
+                self._method = method
+            finally:
+                self._begin()  # by the old method when the manifest took no record
+
+    def _begin(self) -> None:
+        """Starts what brings entries into the cold tier by the method as it is now."""
+        if self._method == "streaming":
+            self._offload = self._parts.offloader.offload_stream(self._parts.tail, self.stream)
+        elif self._method == "ledger":
+            self._trigger = self._parts.offloader.offload_closed_ledgers(self._parts.tail, self.stream)
+
+    def _end(self) -> None:
+        if self._offload is not None:
+            self._offload.stop()
+            self._offload = None
+        if self._trigger is not None:
+            self._trigger.stop()
+            self._trigger.wait()
+            self._trigger = None
 
     def release_hot(self) -> list[int]:
         """Deletes now the hot copies that the deletion lag lets go (this also happens by itself); their ledgers.

@@ -13,7 +13,7 @@ import pytest
 import offloader
 from formats.entries import EntryBatch, Position
 from offloader.clock import SystemClock
-from offloader.errors import BeyondEnd, Fenced, InvalidCall, LimitReached
+from offloader.errors import BeyondEnd, Fenced, InvalidCall, LimitReached, StoreUnavailable
 from offloader.ledgers.embedded import EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
@@ -176,6 +176,25 @@ def test_notes_become_durable_with_their_batch(bench: Bench) -> None:
     with bench.open() as topic:
         topic.append_batch([b"x"], notes={"input_offset": b"17"})
     assert bench.open().get_note("input_offset") == b"17"
+
+
+@pytest.mark.parametrize("method", ["streaming", "ledger"])
+def test_a_switch_that_the_manifest_does_not_take_leaves_the_method_at_work(bench: Bench, method: str) -> None:
+    topic = bench.open(method=method)
+    bench.append(topic, 5)
+    topic.close_ledger()
+    topic.offload()
+    bench.store.set_faults([Fault(call=1, calls=100, verb="put", key_part=".json")])
+
+    with pytest.raises(StoreUnavailable):
+        topic.set_method("none")
+
+    bench.store.set_faults([])
+    assert topic.method == method
+    bench.append(topic, 5)
+    topic.close_ledger()
+    topic.offload()
+    assert stored_entries(bench.store, STREAM) == bench.expected
 
 
 @pytest.fixture
