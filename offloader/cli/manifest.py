@@ -250,6 +250,7 @@ def _print_rebuild(done: Rebuild, *, as_json: bool) -> None:
         "overlapping": len(chosen.overlapping),
         "before_head": len(chosen.before_head),
         "problems": len(done.problems),
+        "unknown": len(done.unknown),
         "ledgers_without_proven_end": list(chosen.unproven),
         "committed_end": None if state is None else state.committed_end(),
     }
@@ -280,6 +281,8 @@ def _found_rows(done: Rebuild) -> Iterator[Mapping[str, object]]:
         yield from (_found_row(what, segment) for segment in segments)
     for key, why in done.problems:
         yield {"what": "not usable", "segment": key, "why": why}
+    for key in done.unknown:
+        yield {"what": "unknown", "segment": key, "why": "not a name that this project gives"}
 
 
 def _found_row(what: str, segment: FoundSegment) -> Mapping[str, object]:

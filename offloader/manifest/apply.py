@@ -213,7 +213,28 @@ class _Rules(Draft):
                 raise self.refused(edit, f"ledger {ledger_id} isn't known to be closed")
             if last >= 0 and (end is None or Position(ledger_id, last) > end):
                 raise self.refused(edit, f"ledger {ledger_id} ends at {last}, committed is only {end or '(nothing)'}")
+            # The prefix begins with the first range there is: a ledger before that was never offloaded.
+            missing = self._first_not_held(ledger_id, last)
+            if missing is not None:
+                raise self.refused(edit, f"entry {missing} is neither in an offloaded segment nor before the head")
         self.mark(edit.ledger_ids, HOT_RELEASED)
+
+    def _first_not_held(self, ledger_id: int, last_entry_id: int) -> Position | None:
+        """The first entry of a ledger that only its hot copy may have."""
+        wanted, last = Position(ledger_id, 0), Position(ledger_id, last_entry_id)
+        head = self.now("head")
+        if self.fact(ledger_id).flags & DELETED:
+            return None
+        if head is not None and head > wanted:
+            wanted = head
+        held = [(s.begin, s.end) for s in self.segments.table().in_order(wanted, last) if s.end and s.summary]
+        held += [(gap.first, gap.last) for gap in self.now("gaps")]
+        for begin, end in sorted(held):
+            if begin <= wanted <= end:
+                wanted = (
+                    Position(ledger_id, end.entry_id + 1) if end.ledger_id == ledger_id else Position(ledger_id + 1, 0)
+                )
+        return wanted if wanted <= last else None
 
     def retire(self, edit: Retire) -> None:
         self._require_no_hold(edit)

@@ -73,13 +73,19 @@ def create_entry(store: ObjectStore, stream: str, incarnation: UUID, created_ms:
 
 
 def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogEntry | None) -> bool:
-    """Makes ``entry`` the stream's, where ``expected`` (``None``: nothing readable) stands now; whether that was so."""
+    """Makes ``entry`` the stream's, where ``expected`` (``None``: nothing readable) stands now; whether that was so.
+
+    Raises:
+        InvalidCall: there is nothing, and another stream's name begins with this one's levels, or the other way round.
+    """
     try:
         existing, etag = _read(store, entry.stream)
     except Corrupt:
         existing, etag = None, store.head(catalog_key(entry.stream)).etag
     if existing != expected:
         return existing == entry
+    if etag is None:
+        _require_own_level(store, entry.stream)
     try:
         store.put(
             catalog_key(entry.stream), encode_catalog_entry(entry), mode=CREATE if etag is None else IfMatch(etag)

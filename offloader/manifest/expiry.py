@@ -8,25 +8,23 @@ that age can still be read, and a load that is under way for less than that isn'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from uuid import UUID
 
 from formats.checkpoint import decode_checkpoint, run_record_id
 from formats.errors import FormatError
-from formats.keys import checkpoint_key, checkpoint_number, manifest_prefix, record_number
+from formats.keys import checkpoint_key
 from offloader.clock import Clock
 from offloader.errors import Corrupt, NotFound, StoreUnavailable
 from offloader.manifest.boundary import StoredBoundary, raise_boundary, read_boundary
+from offloader.manifest.objects import delete_keys, list_manifest
 from offloader.manifest.state import ManifestState
 from offloader.manifest.store_time import time_for_deletion_ms
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectInfo, ObjectStore
 
-__all__ = ["ExpiredObjects", "delete_keys", "expire_records", "incarnation_in", "listed", "runs_named_by"]
+__all__ = ["ExpiredObjects", "expire_records", "runs_named_by"]
 
-#: Keys of one delete request.
-DELETE_KEYS_MAX = 1000
 #: How often raising the boundary is tried while checkpointers raise it too.
 ATTEMPTS_MAX = 10
 _MS_PER_HOUR = 3_600_000
@@ -39,12 +37,14 @@ class ExpiredObjects:
     Attributes:
         first_kept_id: of the boundary now.
         records, checkpoints, runs: how many objects.
+        unknown: keys that this project doesn't give; they stay.
     """
 
     first_kept_id: int
-    records: int
-    checkpoints: int
-    runs: int
+    records: int = 0
+    checkpoints: int = 0
+    runs: int = 0
+    unknown: Sequence[str] = ()
 
 
 def expire_records(
@@ -66,53 +66,25 @@ def expire_records(
     skew_ms_max = chosen.clock_skew_seconds_max * 1000
     now_ms = time_for_deletion_ms(store, clock, skew_ms_max=skew_ms_max)
     old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)
-    found = list(listed(store, manifest_prefix(state.stream, state.incarnation)))
-    old_checkpoints = [
-        number for info in found if info.modified_ms <= old_ms and (number := checkpoint_number(info.key)) is not None
-    ]
+    found = list_manifest(store, state.stream, state.incarnation)
+    old_checkpoints = [number for number, info in found.checkpoints.items() if info.modified_ms <= old_ms]
     stored, base_id = _raised(store, state, old_checkpoints, dry_run=dry_run)
     if base_id == 0:
-        return ExpiredObjects(first_kept_id=stored.boundary.first_kept_id, records=0, checkpoints=0, runs=0)
+        return ExpiredObjects(first_kept_id=stored.boundary.first_kept_id, unknown=found.unknown)
     named = runs_named_by(store, state, base_id) | runs_named_by(store, state, stored.boundary.checkpoint_id)
     # Only now, below a boundary that is raised. From the oldest on, so that what is left has no hole.
-    numbered = [(info, record_number(info.key)) for info in found]
-    records = [info.key for info, number in numbered if number is not None and number <= base_id]
-    checkpoints = [i.key for i in found if (number := checkpoint_number(i.key)) is not None and number < base_id]
-    runs = [info.key for info in found if _is_garbage(info, base_id, named, old_ms)]
+    records = [found.records[number].key for number in sorted(found.records) if number <= base_id]
+    checkpoints = [info.key for number, info in found.checkpoints.items() if number < base_id]
+    runs = [i.key for name, i in found.runs.items() if name not in named and _is_garbage(name, i, base_id, old_ms)]
     if not dry_run:
-        delete_keys(store, [*sorted(records), *checkpoints, *runs])
-    return ExpiredObjects(first_kept_id=base_id + 1, records=len(records), checkpoints=len(checkpoints), runs=len(runs))
-
-
-def listed(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
-    """Every object whose key begins with ``prefix``."""
-    after: str | None = ""
-    while after is not None:
-        page = store.list(prefix, after=after)
-        yield from page.objects
-        after = page.next_after
-
-
-def incarnation_in(rest: str) -> UUID | None:
-    """The incarnation in a key after ``<stream>/manifest/``; ``None`` when it is none of a manifest's objects."""
-    name, separator, _ = rest.partition("/")
-    try:
-        found = UUID(name)
-    except ValueError:
-        return None
-    return found if separator and str(found) == name else None
-
-
-def delete_keys(store: ObjectStore, keys: list[str]) -> None:
-    """Deletes objects, one request after the other.
-
-    Raises:
-        StoreUnavailable: one of them wasn't deleted.
-    """
-    for start in range(0, len(keys), DELETE_KEYS_MAX):
-        failures = store.delete(keys[start : start + DELETE_KEYS_MAX])
-        if failures:
-            raise StoreUnavailable(f"{failures[0].key} in {store.url} wasn't deleted: {failures[0].reason}")
+        delete_keys(store, [*records, *checkpoints, *runs])
+    return ExpiredObjects(
+        first_kept_id=base_id + 1,
+        records=len(records),
+        checkpoints=len(checkpoints),
+        runs=len(runs),
+        unknown=found.unknown,
+    )
 
 
 def _raised(
@@ -145,8 +117,6 @@ def runs_named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) 
     return {run.name for run in (*header.runs, *header.ledger_runs)}
 
 
-def _is_garbage(info: ObjectInfo, base_id: int, named: set[str], old_ms: int) -> bool:
-    """A run that no checkpoint names from ``base_id`` on, nor ever will: see ``offloader.manifest.checkpointer``."""
-    name = info.key.rpartition("/")[2]
-    record_id = run_record_id(name)
-    return record_id is not None and record_id <= base_id and name not in named and info.modified_ms <= old_ms
+def _is_garbage(name: str, info: ObjectInfo, base_id: int, old_ms: int) -> bool:
+    """Of a run that neither checkpoint names: whether no later one will (see ``offloader.manifest.checkpointer``)."""
+    return (run_record_id(name) or 0) <= base_id and info.modified_ms <= old_ms

@@ -18,7 +18,18 @@ from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from formats.keys import record_key
-from formats.manifest import CatalogEntry, Edit, OpenEpoch, Record, Writer, encode_record
+from formats.manifest import (
+    Assign,
+    CatalogEntry,
+    Edit,
+    Failed,
+    Offloaded,
+    OpenEpoch,
+    Record,
+    StreamDeleted,
+    Writer,
+    encode_record,
+)
 from offloader.clock import Clock
 from offloader.errors import (
     Fenced,
@@ -46,6 +57,10 @@ __all__ = ["ManifestLog", "list_streams", "load_manifest"]
 CONFLICTS_MAX = 100
 #: Times one commit repeats a record whose outcome is unknown before it reports that.
 UNKNOWN_REPEATS_MAX = 5
+
+#: What makes or ends a segment: only the owner of its epoch knows what is on its way to the store. Only an owner's
+#: ``failed`` makes an assigned uuid sweepable.
+_OWNERS_EDITS = (Assign, Offloaded, Failed)
 
 _log = logging.getLogger(__name__)
 
@@ -179,10 +194,20 @@ class ManifestLog:
         The record carries whatever epoch is current; its owner goes on with the number after it.
 
         Raises:
+            InvalidCall: edits that are the owner's: who else would fail a segment that its owner is just completing?
             EditRefused: the edits don't fit the manifest as it is by now. Nothing was committed: look, plan anew.
             Fenced: the stream was deleted.
             OutcomeUnknown: the store doesn't tell; commit the same edits again, or nothing.
         """
+        opens = any(isinstance(edit, OpenEpoch) for edit in edits) and not any(
+            isinstance(edit, StreamDeleted) for edit in edits
+        )
+        owners = next((edit for edit in edits if isinstance(edit, _OWNERS_EDITS)), None)
+        if owners is not None or opens:
+            kind = OpenEpoch.kind if owners is None else owners.kind
+            raise InvalidCall(
+                f"stream {self.stream}: {kind} is for the owner of an epoch", hint="call open_epoch() first"
+            )
         return self._commit(Requirement(incarnation=self.state.incarnation, epoch=None), edits)
 
     def checkpoint(self) -> ManifestState:

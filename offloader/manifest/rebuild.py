@@ -15,14 +15,15 @@ from formats.entries import Position
 from formats.errors import FormatError
 from formats.keys import index_key, object_metadata, parse_object_key, stream_prefix
 from formats.manifest import Adopt, CatalogEntry, Edit, LedgerClosed, Truncate
+from formats.stream_names import RESERVED_LEVELS
 from offloader.clock import Clock
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.manifest.attempts import ChosenSegments, choose_segments
 from offloader.manifest.boundary import GIVEN_UP_ID, create_boundary, raise_boundary, read_boundary
 from offloader.manifest.catalog import read_entry, replace_entry
-from offloader.manifest.expiry import incarnation_in, listed
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.objects import incarnations_in, listed
 from offloader.manifest.salvage import FoundSegment, read_segment
 from offloader.manifest.state import ManifestState
 from offloader.settings import ManifestSettings, OffloadSettings
@@ -44,12 +45,14 @@ class Rebuild:
         state: the new manifest's view; ``None`` in a dry run.
         chosen: the segments, by what became of them.
         problems: key and reason of each object that isn't part of a whole segment.
+        unknown: keys under the stream that this project doesn't give; nobody touches them.
         attached: a readable manifest that only lacked its catalogue entry and got one; nothing else was done.
     """
 
     state: ManifestState | None
     chosen: ChosenSegments
     problems: Sequence[tuple[str, str]]
+    unknown: Sequence[str] = ()
     attached: UUID | None = None
 
 
@@ -79,15 +82,15 @@ def rebuild_manifest(
     entry, lost = _require_unreadable(store, stream)
     if lost is not None:
         return _attached(store, stream, lost, clock, dry_run=dry_run)
-    old = _incarnations(store, stream)
+    old = incarnations_in(store, stream)
     for incarnation in () if dry_run else old:
         _give_up(store, stream, incarnation)
-    found, problems = _segments(store, stream)
+    found, problems, unknown = _segments(store, stream)
     if entry is None and not old and not found and not problems:
         raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
     chosen = choose_segments(found, head, closed_ledgers or {})
     if dry_run:
-        return Rebuild(state=None, chosen=chosen, problems=problems)
+        return Rebuild(state=None, chosen=chosen, problems=problems, unknown=unknown)
     incarnation = UUID(bytes=entropy(16), version=4)
     create_boundary(store, stream, incarnation)
     log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=incarnation)
@@ -108,7 +111,7 @@ def rebuild_manifest(
         raise StoreUnavailable(
             f"stream {stream}: its catalogue entry changed meanwhile", hint="somebody else rebuilds it too: look again"
         )
-    return Rebuild(state=state, chosen=chosen, problems=problems)
+    return Rebuild(state=state, chosen=chosen, problems=problems, unknown=unknown)
 
 
 def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, UUID | None]:
@@ -127,7 +130,7 @@ def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry |
             return entry, None
         what = "is being deleted" if state.stream_deleted else "can be read"
         raise InvalidCall(f"the manifest of stream {stream} {what}: it isn't rebuilt", hint="nothing was changed")
-    states = [_readable(store, stream, incarnation) for incarnation in _incarnations(store, stream)]
+    states = [_readable(store, stream, incarnation) for incarnation in incarnations_in(store, stream)]
     alive = [s.incarnation for s in states if s is not None and s.record_id and not s.stream_deleted]
     if len(alive) > 1:
         raise InvalidCall(
@@ -155,12 +158,6 @@ def _readable(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestSta
         return None
 
 
-def _incarnations(store: ObjectStore, stream: str) -> list[UUID]:
-    prefix = f"{stream_prefix(stream)}manifest/"
-    found = {incarnation_in(info.key[len(prefix) :]) for info in listed(store, prefix)}
-    return sorted(each for each in found if each is not None)
-
-
 def _give_up(store: ObjectStore, stream: str, incarnation: UUID) -> None:
     """Makes every number of an old incarnation worthless, so that a writer that still runs there stops."""
     for _ in range(ATTEMPTS_MAX):
@@ -176,14 +173,18 @@ def _give_up(store: ObjectStore, stream: str, incarnation: UUID) -> None:
     raise StoreUnavailable(f"stream {stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")
 
 
-def _segments(store: ObjectStore, stream: str) -> tuple[list[FoundSegment], list[tuple[str, str]]]:
-    """Whole segments directly under the stream's prefix, and what is wrong with the other objects there."""
+def _segments(store: ObjectStore, stream: str) -> tuple[list[FoundSegment], list[tuple[str, str]], list[str]]:
+    """Whole segments directly under the stream's prefix, what is wrong with other objects of segments, unknown keys."""
     data: dict[tuple[UUID, int | None], str] = {}
     indexes: dict[tuple[UUID, int | None], str] = {}
-    for info in listed(store, stream_prefix(stream)):
+    unknown = []
+    prefix = stream_prefix(stream)
+    for info in listed(store, prefix):
         parsed = parse_object_key(info.key, stream)
         if parsed is not None:
             (indexes if parsed.is_index else data)[parsed.uuid, parsed.ledger_id] = info.key
+        elif info.key[len(prefix) :].partition("/")[0] not in RESERVED_LEVELS:
+            unknown.append(info.key)
     problems = [(key, "an index without a data object") for which, key in indexes.items() if which not in data]
     found = []
     part_bytes = OffloadSettings().part_bytes
@@ -193,7 +194,7 @@ def _segments(store: ObjectStore, stream: str) -> tuple[list[FoundSegment], list
             found.append(read_segment(store, stream, uuid, ledger_id, has_index=has_index, part_bytes=part_bytes))
         except FormatError as error:
             problems.append((key, str(error)))
-    return found, problems
+    return found, problems, unknown
 
 
 def _put_indexes(

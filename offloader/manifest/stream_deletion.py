@@ -11,25 +11,26 @@ it make a number that they create worthless; only then objects and records go. T
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from formats.keys import boundary_key, checkpoint_key, manifest_prefix, record_key, stream_prefix
+from formats.keys import boundary_key, checkpoint_key, manifest_prefix, record_key
 from formats.manifest import OpenEpoch, StreamDeleted
 from offloader.clock import Clock
 from offloader.errors import Fenced, InvalidCall, NotFound, StoreUnavailable
 from offloader.manifest.boundary import create_boundary, raise_boundary, read_boundary
 from offloader.manifest.catalog import is_released, read_entry, release_entry
 from offloader.manifest.checkpointer import checkpoint_now
-from offloader.manifest.expiry import delete_keys, incarnation_in, listed, runs_named_by
+from offloader.manifest.expiry import runs_named_by
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.objects import delete_keys, incarnations_in, list_manifest
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.manifest.store_time import time_for_deletion_ms
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 
-__all__ = ["StreamDeletion", "delete_stream", "sweep_dead_incarnations"]
+__all__ = ["DeadIncarnation", "StreamDeletion", "delete_stream", "sweep_dead_incarnations"]
 
 #: How often a step is tried while others change the manifest.
 ATTEMPTS_MAX = 10
@@ -44,11 +45,26 @@ class StreamDeletion:
         incarnation: what was deleted.
         is_finished: whether nothing of it is left, and the stream may be created again.
         deleted_objects: of the manifest, by this call.
+        unknown: keys under the manifest's prefix that this project doesn't give; they stay.
     """
 
     incarnation: UUID
     is_finished: bool
     deleted_objects: int
+    unknown: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadIncarnation:
+    """What was swept of an incarnation that no entry names, or in a dry run would be.
+
+    Attributes:
+        objects: how many were deleted.
+        unknown: keys that this project doesn't give; they stay.
+    """
+
+    objects: int
+    unknown: Sequence[str] = ()
 
 
 def delete_stream(
@@ -97,8 +113,8 @@ def sweep_dead_incarnations(
     clock: Clock,
     settings: ManifestSettings | None = None,
     dry_run: bool = False,
-) -> dict[UUID, int]:
-    """Deletes manifests of the stream's incarnations that its catalogue entry doesn't name; how many objects of each.
+) -> Mapping[UUID, DeadIncarnation]:
+    """Deletes manifests of the stream's incarnations that its catalogue entry doesn't name.
 
     Only where every object of one is older than ``orphan_age_hours_min``, and never while the stream has no catalogue
     entry at all: that one may be lost, and `manifest rebuild` then needs what is here.
@@ -110,26 +126,25 @@ def sweep_dead_incarnations(
     chosen = settings or ManifestSettings()
     now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000)
     # Listed first, looked up after: an entry is created before the first object of its incarnation.
-    found: dict[UUID, list[str]] = {}
-    young: set[UUID] = set()
-    prefix = f"{stream_prefix(stream)}manifest/"
-    for info in listed(store, prefix):
-        incarnation = incarnation_in(info.key[len(prefix) :])
-        if incarnation is not None:
-            found.setdefault(incarnation, []).append(info.key)
-            if now_ms - info.modified_ms < chosen.orphan_age_hours_min * _MS_PER_HOUR:
-                young.add(incarnation)
+    # Listed first, looked up after: an entry is created before the first object of its incarnation.
+    old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)
+    found = {each: list_manifest(store, stream, each) for each in incarnations_in(store, stream)}
     entry = read_entry(store, stream)
     if entry is None and not is_released(store, stream):
         raise InvalidCall(
             f"stream {stream} has no catalogue entry, so nothing says which of its manifests is alive",
             hint="`offloader manifest rebuild` first",
         )
-    dead = {i: keys for i, keys in found.items() if i not in young and (entry is None or i != entry.incarnation)}
-    if not dry_run:
-        for keys in dead.values():
-            delete_keys(store, keys)
-    return {incarnation: len(keys) for incarnation, keys in dead.items()}
+    swept = {}
+    for incarnation, objects in found.items():
+        known = objects.known()
+        is_old = all(info.modified_ms <= old_ms for info in known)
+        if not known or not is_old or (entry is not None and incarnation == entry.incarnation):
+            continue
+        if not dry_run:
+            delete_keys(store, [info.key for info in known])
+        swept[incarnation] = DeadIncarnation(objects=len(known), unknown=objects.unknown)
+    return swept
 
 
 def _marked(log: ManifestLog) -> ManifestState:
@@ -162,22 +177,29 @@ def _raise_past(store: ObjectStore, state: ManifestState) -> None:
 def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: ManifestSettings) -> StreamDeletion:
     """Deletes the records, and once the tombstone is old the rest."""
     stream, incarnation = state.stream, state.incarnation
-    found = list(listed(store, manifest_prefix(stream, incarnation)))
-    tombstone = checkpoint_key(stream, incarnation, state.record_id)
+    found = list_manifest(store, stream, incarnation)
+    tombstone = found.checkpoints.get(state.record_id)
     # The boundary needs its checkpoint, so that who opens the stream learns that it is deleted and not damaged.
-    kept = {boundary_key(stream, incarnation), tombstone, record_key(stream, incarnation, state.record_id)}
-    if any(info.key == tombstone for info in found):
+    kept = {
+        boundary_key(stream, incarnation),
+        checkpoint_key(stream, incarnation, state.record_id),
+        record_key(stream, incarnation, state.record_id),
+    }
+    if tombstone is not None:
         prefix = manifest_prefix(stream, incarnation)
         kept |= {f"{prefix}{name}" for name in runs_named_by(store, state, state.record_id)}
-    doomed = [info.key for info in found if info.key not in kept]
+    doomed = [info.key for info in found.known() if info.key not in kept]
     delete_keys(store, doomed)
     now_ms = time_for_deletion_ms(store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000)
-    born_ms = max((info.modified_ms for info in found if info.key == tombstone), default=now_ms)
+    born_ms = now_ms if tombstone is None else tombstone.modified_ms
+    deletion = StreamDeletion(
+        incarnation=incarnation, is_finished=False, deleted_objects=len(doomed), unknown=found.unknown
+    )
     if now_ms - born_ms < settings.orphan_age_hours_min * _MS_PER_HOUR:
-        return StreamDeletion(incarnation=incarnation, is_finished=False, deleted_objects=len(doomed))
+        return deletion
     # The entry first, if it is still this incarnation's: from here on the stream may be created again, under other
     # keys; what a crash leaves is of an incarnation that no entry names.
     release_entry(store, stream, incarnation)
-    rest = [info.key for info in found if info.key in kept]
+    rest = [info.key for info in found.known() if info.key in kept]
     delete_keys(store, rest)
-    return StreamDeletion(incarnation=incarnation, is_finished=True, deleted_objects=len(doomed) + len(rest))
+    return replace(deletion, is_finished=True, deleted_objects=len(doomed) + len(rest))

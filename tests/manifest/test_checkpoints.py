@@ -27,7 +27,7 @@ from formats.manifest import (
 from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.checkpointer import checkpoint_now, write_checkpoint
-from offloader.manifest.expiry import expire_records
+from offloader.manifest.expiry import ExpiredObjects, expire_records
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.sealing import RUN_ROWS_MIN
@@ -62,7 +62,7 @@ class Bench:
         call()
         return list(self.store.calls[before:])
 
-    def expire(self) -> object:
+    def expire(self) -> ExpiredObjects:
         return expire_records(self.memory, load_manifest(self.memory, STREAM), clock=self.clock, settings=self.settings)
 
 
@@ -458,6 +458,23 @@ def test_a_dry_run_counts_and_deletes_nothing() -> None:
     assert (keys_in(bench, log), bench.memory.get(boundary_key(STREAM, log.state.incarnation))[0]) == before
     assert decode_boundary(before[1]).first_kept_id == 1
     assert encode_boundary(decode_boundary(before[1])) == before[1]
+
+
+def test_what_has_no_name_of_ours_is_named_and_stays() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    close(log, *range(25))
+    prefix = manifest_prefix(STREAM, log.state.incarnation)
+    strangers = [f"{prefix}copies/{1:020d}.json", f"{prefix}{1:020d}.json.bak", f"{prefix}{1:020d}-run.parquet"]
+    for key in strangers:
+        bench.memory.put(key, b"not ours")
+    bench.clock.advance(HOURS_24_S + 1)
+
+    found = bench.expire()
+
+    assert (found.records, sorted(found.unknown)) == (20, sorted(strangers))
+    assert {f"{prefix}{key}" for key in keys_in(bench, log)} >= set(strangers)
 
 
 # -- stalled writers

@@ -15,12 +15,12 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import record_key, record_number
-from formats.manifest import Assign, Failed, LedgerClosed, LedgersDeleted, decode_record
-from offloader.errors import Fenced, NotFound, OutcomeUnknown, StoreUnavailable
+from formats.manifest import Assign, Failed, LedgerClosed, LedgersDeleted, OpenEpoch, Truncate, decode_record
+from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.checkpointer import checkpoint_now
 from offloader.manifest.expiry import expire_records
 from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
-from offloader.manifest.state import ManifestState
+from offloader.manifest.state import EditRefused, ManifestState
 from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
@@ -257,14 +257,27 @@ def test_an_owner_whose_edits_don_t_fit_any_more_builds_nothing() -> None:
     """Its requirement is checked again on top of what came first, not only its epoch."""
     world = World()
     a = world.owner()
-    a.commit([Assign(uuid_of(1), 2, Position(1, 0), None, 5, {})])
-    twin = world.log()
-    twin.load()
-    world.start_commit("A", a, Failed(uuid_of(1), "store down"))
-    twin.amend([Failed(uuid_of(1), "by hand")])
-    with pytest.raises(Exception, match="unknown, not assigned"):
+    a.commit(segment_edits(0))
+    other = world.log()
+    other.load()
+    world.start_commit("A", a, Truncate(Position(1, 2)))
+    other.amend([Truncate(Position(1, 5))])
+    with pytest.raises(EditRefused, match="never goes back"):
         world.schedule.finish("A")
     assert sorted(world.records(a)) == [1, 2, 3]
+
+
+def test_nobody_but_the_owner_makes_or_ends_a_segment() -> None:
+    """A cleanup that fails a segment which its owner is just completing would have its objects swept."""
+    world = World()
+    a = world.owner()
+    a.commit(segment_edits(0)[:1])
+    other = world.log()
+    other.load()
+    for edits in ([Failed(uuid_of(1 << 32), "old")], segment_edits(0)[1:], segment_edits(1)[:1], [OpenEpoch(2)]):
+        with pytest.raises(InvalidCall, match="is for the owner of an epoch"):
+            other.amend(edits)
+    assert len(a.commit(segment_edits(0)[1:]).offloaded()) == 1
 
 
 # -- a stream that is deleted and created again

@@ -325,6 +325,19 @@ def test_a_hot_ledger_is_released_only_when_all_of_it_is_committed() -> None:
     assert whole.hot_released_ledgers == {1, 2}
 
 
+def test_a_hot_ledger_before_the_first_range_was_never_offloaded() -> None:
+    """The committed end is past it, and yet only its hot copy has its entries."""
+    later = after(LedgerClosed(1, 4), *segment(A, Position(2, 0), Position(2, 9)))
+    assert later.committed_end() == Position(2, 9)
+    refused(HotReleased((1,)), state=later, because="entry 1:0 is neither in an offloaded segment")
+    history = [assign(B, Position(1, 3), Position(1, 4)), offloaded(B, Position(1, 3), Position(1, 4))]
+    half = after(*history, state=later)
+    refused(HotReleased((1,)), state=half, because="entry 1:0 is neither")
+    assert after(Gap(Position(1, 0), Position(1, 2), "deleted"), HotReleased((1,)), state=half).hot_released_ledgers
+    assert after(Truncate(Position(1, 3)), HotReleased((1,)), state=half).hot_released_ledgers
+    assert after(LedgersDeleted((1,)), HotReleased((1,)), state=later).hot_released_ledgers
+
+
 def test_releasing_the_hot_copy_makes_nothing_deletable_in_the_cold_tier() -> None:
     state = after(LedgerClosed(1, 9), HotReleased((1,)), state=ONE)
     refused(Retire((A,)), state=state, because="neither before the head")

@@ -286,6 +286,31 @@ def test_a_readable_manifest_that_lost_its_entry_gets_it_back(lost: bytes | None
     writer.log.commit([LedgerClosed(9, 9)])
 
 
+def test_what_has_no_name_of_ours_is_listed_and_makes_no_stream() -> None:
+    writer = filled()
+    break_manifest(writer)
+    strangers = [f"{STREAM}/notes.txt", f"{STREAM}/00000000-0000-0000-0000-000000000001-indexes", f"{STREAM}/sub/x"]
+    for key in strangers:
+        writer.store.put(key, b"not ours")
+
+    done = rebuild(writer)
+
+    assert sorted(done.unknown) == sorted(strangers)
+    assert done.problems == []
+    with pytest.raises(NotFound):
+        rebuild_manifest(writer.store, "public/default", head=None, clock=SystemClock())
+
+
+def test_a_rebuilt_name_is_never_the_beginning_of_another() -> None:
+    writer = filled()
+    objects = [info.key for info in writer.store.list(f"{STREAM}/").objects if "/manifest/" not in info.key]
+    for key in objects:
+        writer.store.put(f"public/{key.rpartition('/')[2]}", writer.store.get(key)[0])
+    with pytest.raises(InvalidCall, match="one name begins with the other"):
+        rebuild_manifest(writer.store, "public", head=None, clock=SystemClock())
+    assert load_manifest(writer.store, STREAM) == writer.log.state
+
+
 def test_nothing_is_rebuilt_of_nothing() -> None:
     store = new_store()
     with pytest.raises(NotFound):

@@ -17,7 +17,7 @@ from offloader.manifest.boundary import FIRST_BOUNDARY
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.manifest.store_time import TIME_KEY, ClockSkew
-from offloader.manifest.stream_deletion import StreamDeletion, delete_stream, sweep_dead_incarnations
+from offloader.manifest.stream_deletion import DeadIncarnation, StreamDeletion, delete_stream, sweep_dead_incarnations
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -233,15 +233,19 @@ def test_dead_incarnations_are_swept_when_they_are_old_and_the_living_one_never(
     bench.memory.put(boundary_key(STREAM, dead), encode_boundary(FIRST_BOUNDARY))
     foreign = f"{STREAM}/manifest/notes.txt"
     bench.memory.put(foreign, b"not ours")
+    stranger = f"{manifest_prefix(STREAM, dead)}copy of 00000000000000000001.json"
+    bench.memory.put(stranger, b"{}")
+    swept = {dead: DeadIncarnation(objects=2, unknown=(stranger,))}
 
     assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock) == {}
     bench.clock.advance(HOURS_24_S + 1)
-    assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock, dry_run=True) == {dead: 2}
+    assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock, dry_run=True) == swept
     assert boundary_key(STREAM, dead) in bench.all_keys()
-    assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock) == {dead: 2}
+    assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock) == swept
 
     assert boundary_key(STREAM, dead) not in bench.all_keys()
     assert foreign in bench.all_keys()
+    assert stranger in bench.all_keys()
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
@@ -254,3 +258,18 @@ def test_nothing_is_swept_while_a_catalogue_entry_is_missing() -> None:
     with pytest.raises(InvalidCall, match="no catalogue entry"):
         sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock)
     assert record_key(STREAM, log.state.incarnation, 1) in bench.all_keys()
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "old/00000000000000000001.json", "0001.json", "boundary.bak"])
+def test_what_has_no_name_of_ours_is_named_and_outlives_its_stream(name: str) -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    stranger = f"{manifest_prefix(STREAM, log.state.incarnation)}{name}"
+    bench.memory.put(stranger, b"not ours")
+    for _ in range(2):
+        deletion = bench.delete()
+        assert deletion.unknown == (stranger,)
+        bench.clock.advance(HOURS_24_S + 1)
+    assert deletion.is_finished
+    assert [key for key in bench.all_keys() if key != catalog_key(STREAM)] == [stranger]

@@ -1,0 +1,109 @@
+"""The objects of one incarnation's manifest, told apart by their names.
+
+Owns listing and deleting them. Must never take an object for one of a manifest unless its name, directly under the
+manifest's prefix, is one that this project gives: what isn't known is named, and left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from formats.checkpoint import run_record_id
+from formats.keys import boundary_key, checkpoint_number, manifest_prefix, record_number, stream_prefix
+from offloader.errors import StoreUnavailable
+from offloader.store.base import ObjectInfo, ObjectStore
+
+__all__ = ["ManifestObjects", "delete_keys", "incarnations_in", "list_manifest", "listed"]
+
+#: Keys of one delete request.
+DELETE_KEYS_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestObjects:
+    """What lies under one incarnation's prefix.
+
+    Attributes:
+        records, checkpoints: by number.
+        runs: by name.
+        boundary: ``None`` where there is none.
+        unknown: keys of everything else.
+    """
+
+    records: Mapping[int, ObjectInfo]
+    checkpoints: Mapping[int, ObjectInfo]
+    runs: Mapping[str, ObjectInfo]
+    boundary: ObjectInfo | None
+    unknown: Sequence[str]
+
+    def known(self) -> list[ObjectInfo]:
+        """All but the unknown ones, in the order in which they may go: the boundary last."""
+        found = [*(self.records[number] for number in sorted(self.records)), *self.checkpoints.values()]
+        found += self.runs.values()
+        return found if self.boundary is None else [*found, self.boundary]
+
+
+def list_manifest(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestObjects:
+    """Lists one incarnation's manifest."""
+    prefix = manifest_prefix(stream, incarnation)
+    records: dict[int, ObjectInfo] = {}
+    checkpoints: dict[int, ObjectInfo] = {}
+    runs: dict[str, ObjectInfo] = {}
+    boundary: ObjectInfo | None = None
+    unknown: list[str] = []
+    for info in listed(store, prefix):
+        name = info.key[len(prefix) :]
+        if info.key == boundary_key(stream, incarnation):
+            boundary = info
+        elif "/" in name:
+            unknown.append(info.key)
+        elif (number := record_number(name)) is not None:
+            records[number] = info
+        elif (number := checkpoint_number(name)) is not None:
+            checkpoints[number] = info
+        elif run_record_id(name) is not None:
+            runs[name] = info
+        else:
+            unknown.append(info.key)
+    return ManifestObjects(
+        records=records, checkpoints=checkpoints, runs=runs, boundary=boundary, unknown=tuple(unknown)
+    )
+
+
+def incarnations_in(store: ObjectStore, stream: str) -> list[UUID]:
+    """Every incarnation under whose prefix anything lies."""
+    prefix = f"{stream_prefix(stream)}manifest/"
+    found = {_incarnation(info.key[len(prefix) :]) for info in listed(store, prefix)}
+    return sorted(each for each in found if each is not None)
+
+
+def _incarnation(rest: str) -> UUID | None:
+    name, separator, _ = rest.partition("/")
+    try:
+        found = UUID(name)
+    except ValueError:
+        return None
+    return found if separator and str(found) == name else None
+
+
+def listed(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
+    """Every object whose key begins with ``prefix``."""
+    after: str | None = ""
+    while after is not None:
+        page = store.list(prefix, after=after)
+        yield from page.objects
+        after = page.next_after
+
+
+def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:
+    """Deletes objects, one request after the other.
+
+    Raises:
+        StoreUnavailable: one of them wasn't deleted.
+    """
+    for start in range(0, len(keys), DELETE_KEYS_MAX):
+        failures = store.delete(keys[start : start + DELETE_KEYS_MAX])
+        if failures:
+            raise StoreUnavailable(f"{failures[0].key} in {store.url} wasn't deleted: {failures[0].reason}")
