@@ -45,7 +45,8 @@ def object_metadata(
 
     Args:
         role: what the object is.
-        stream: the stream's name; written percent-encoded, because metadata is ASCII.
+        stream: the stream's name; written percent-encoded, because metadata is ASCII. Empty: not known, not written
+            (objects at the store's root, in Pulsar's own layout).
         format_version: 1, or 2 when a block is compressed (Pulsar refuses 2 when it opens the object).
         software_version: of this project.
         incarnation: of the stream.
@@ -53,7 +54,7 @@ def object_metadata(
     """
     return {
         "role": role,
-        "managedledgername": encode_stream(stream),
+        **({"managedledgername": encode_stream(stream)} if stream else {}),
         _FORMAT_VERSION: str(format_version),
         _SOFTWARE_VERSION: software_version,
         _INCARNATION: str(incarnation),
