@@ -7,6 +7,7 @@ the folder it is given.
     python -m services.servers up             # in the background; prints what to set
     python -m services.servers down
     python -m services.servers build minio
+    python -m services.servers build pulsar   # a broker for tests; python -m services.pulsar runs one
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from services.binaries import BINARIES, Unavailable, cache_directory, find_binary
+from services.pulsar.build import find_place
 
-__all__ = ["SERVERS", "Endpoint", "RunningServer", "Unavailable", "running", "server"]
+__all__ = ["SERVERS", "Endpoint", "RunningProcess", "RunningServer", "Unavailable", "running", "server"]
 
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -115,11 +118,10 @@ _KINDS: Mapping[str, _Kind] = {
 SERVERS = tuple(_KINDS)
 
 
-class RunningServer:
-    """A server process of ours. ``stop`` ends it and everything it started; the interpreter's exit does so too."""
+class RunningProcess:
+    """A process of ours. ``stop`` ends it and everything it started; the interpreter's exit does so too."""
 
-    def __init__(self, endpoint: Endpoint, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.endpoint = endpoint
+    def __init__(self, process: subprocess.Popen[Any], log: Path) -> None:
         self.process = process
         self.log = log
         atexit.register(self.stop)
@@ -127,9 +129,19 @@ class RunningServer:
     def stop(self) -> None:
         """Ends the process group: asks first, then insists. Twice is fine."""
         atexit.unregister(self.stop)
+        if self.process.poll() is not None:
+            return
         stop_group(self.process.pid, lambda: self.process.poll() is not None)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(STOP_TIMEOUT_S)
+
+
+class RunningServer(RunningProcess):
+    """An S3 server of ours, at ``endpoint``."""
+
+    def __init__(self, endpoint: Endpoint, process: subprocess.Popen[bytes], log: Path) -> None:
+        super().__init__(process, log)
+        self.endpoint = endpoint
 
 
 def stop_group(pid: int, ended: Callable[[], bool]) -> None:
@@ -334,7 +346,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     build = verbs.add_parser("build", help="build and cache the binaries")
     build.add_argument("names", nargs="*", metavar="NAME", help="default: all of them")
     given_arguments = parser.parse_args(arguments)
-    known: Sequence[str] = list(BINARIES) if given_arguments.verb == "build" else list(SERVERS)
+    known: Sequence[str] = [*BINARIES, "pulsar"] if given_arguments.verb == "build" else list(SERVERS)
     unknown = [name for name in getattr(given_arguments, "names", []) if name not in known]
     if unknown:
         parser.error(f"no such server: {', '.join(unknown)} (there are {', '.join(known)})")
@@ -345,12 +357,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _down()
         if given_arguments.verb == "run":
             return _run(given_arguments.name)
-        for name in given_arguments.names or list(BINARIES):
-            print(f"{name}: {find_binary(name, build=True)}")
     except Unavailable as error:
         print(error, file=sys.stderr)
         return 1
-    return 0
+    return _build(given_arguments.names or known)
+
+
+def _build(names: Sequence[str]) -> int:
+    """Builds what isn't there; what can't be had doesn't keep the others from being built."""
+    failed = 0
+    for name in names:
+        try:
+            print(
+                f"{name}: {find_place(build=True) if name == 'pulsar' else find_binary(name, build=True)}", flush=True
+            )
+        except Unavailable as error:
+            print(error, file=sys.stderr)
+            failed = 1
+    return failed
 
 
 if __name__ == "__main__":

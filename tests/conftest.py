@@ -1,7 +1,7 @@
 """Real servers for the tests, and the line at the end of a run that says which stores were exercised.
 
-``OFFLOADER_REQUIRE_SERVICES=minio,versitygw`` makes a missing server a failure. Without it, tests against a server that
-can't be had here aren't collected, and the end of the run says which, why, and how to get it.
+``OFFLOADER_REQUIRE_SERVICES=minio,versitygw,pulsar`` makes a missing server a failure. Without it, tests against a
+server that can't be had here aren't collected, and the end of the run says which, why, and how to get it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from services.binaries import find_binary
+from services.pulsar.build import find_place
 from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket, running
 
 #: Servers that every test of an S3 store runs against; rclone is the one that must be refused.
@@ -36,11 +37,20 @@ _required = tuple(name for name in os.environ.get("OFFLOADER_REQUIRE_SERVICES", 
 _missing: dict[str, str] = {}
 
 
+def _find(name: str, *, build: bool) -> None:
+    """Raises ``Unavailable``, with the reason, where a server can't be had."""
+    if name == "pulsar":
+        find_place(build=build)
+        name = "minio"  # what it offloads to
+    if name in ("minio", "versitygw") and given(name) is None:
+        find_binary(name, build=build)
+
+
 def _can_be_had(name: str) -> bool:
-    if name in _required or name not in ("minio", "versitygw") or given(name) is not None:
+    if name in _required:
         return True
     try:
-        find_binary(name, build=False)
+        _find(name, build=False)
     except Unavailable as error:
         _missing[name] = str(error)
         return False
@@ -48,6 +58,8 @@ def _can_be_had(name: str) -> bool:
 
 
 _available = tuple(name for name in S3_SERVERS if _can_be_had(name))
+#: Tests of a real broker, which are told apart by their folder.
+collect_ignore = [] if _can_be_had("pulsar") else ["interop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +105,15 @@ class Servers:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    unknown = [name for name in _required if name not in SERVERS]
+    unknown = [name for name in _required if name not in (*SERVERS, "pulsar")]
     if unknown:
         raise pytest.UsageError(f"OFFLOADER_REQUIRE_SERVICES: no such server: {', '.join(unknown)}")
     if hasattr(config, "workerinput"):
         return
     for name in _required:
         # Before the first test: building takes minutes, and a test has a time limit. What fails here fails its tests.
-        if name in ("minio", "versitygw") and given(name) is None:
-            with contextlib.suppress(Unavailable):
-                find_binary(name, build=True)
+        with contextlib.suppress(Unavailable):
+            _find(name, build=True)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from services.binaries import BINARIES
+from services.pulsar.build import place
 
 ROOT = Path(__file__).parent.parent
 
@@ -140,7 +141,27 @@ def test_a_run_says_which_stores_it_exercised_and_requires_what_it_is_told_to(re
         assert "Go 1.24 or newer is needed" in found.stdout
 
 
-def test_without_names_both_servers_are_meant(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", ["java", "mvn"])
+def test_a_broker_that_cannot_be_had_is_named_with_the_reason(missing: str, tmp_path: Path) -> None:
+    """No cache; on PATH is one of the two programs that it needs."""
+    (tmp_path / "java").write_text('#!/bin/sh\necho openjdk version \\"17.0.1\\" 2021-10-19 >&2\n')
+    (tmp_path / "mvn").write_text("#!/bin/sh\nexit 1\n")
+    for name in {"java", "mvn"} - {missing}:
+        (tmp_path / name).chmod(0o755)
+    found = run("build", "pulsar", XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path), JAVA_HOME="")
+    assert found.returncode == 1
+    assert (
+        found.stderr
+        == {
+            "java": "there is no Java to run the broker with: install Java 17 or newer\n",
+            "mvn": "there is no Maven to build the Pulsar broker with: install Maven 3.8 or newer\n",
+        }[missing]
+    )
+
+
+def test_without_names_all_of_them_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place().mkdir(parents=True)
     for binary in BINARIES.values():
         built = tmp_path / "offloader" / "bin" / f"{binary.name}-{binary.version}" / binary.name
         built.parent.mkdir(parents=True)
@@ -150,7 +171,7 @@ def test_without_names_both_servers_are_meant(tmp_path: Path) -> None:
     found = run("build", XDG_CACHE_HOME=str(tmp_path))
 
     assert found.returncode == 0, found.stderr
-    assert [line.partition(":")[0] for line in found.stdout.splitlines()] == ["minio", "versitygw"]
+    assert [line.partition(":")[0] for line in found.stdout.splitlines()] == ["minio", "versitygw", "pulsar"]
 
 
 def test_a_server_that_does_not_exist_is_refused_with_those_that_do() -> None:

@@ -1,0 +1,198 @@
+import java.io.BufferedReader;
+import java.io.ByteArrayInputStream;
+import java.io.InputStream;
+import java.io.InputStreamReader;
+import java.io.OutputStream;
+import java.io.PrintStream;
+import java.lang.reflect.Field;
+import java.lang.reflect.Method;
+import java.net.InetAddress;
+import java.net.ServerSocket;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Base64;
+import java.util.Iterator;
+import java.util.Properties;
+import java.util.StringJoiner;
+import java.util.UUID;
+import org.apache.bookkeeper.client.BookKeeper;
+import org.apache.bookkeeper.client.LedgerHandle;
+import org.apache.bookkeeper.client.api.LedgerEntries;
+import org.apache.bookkeeper.client.api.LedgerEntry;
+import org.apache.bookkeeper.client.api.LedgerMetadata;
+import org.apache.bookkeeper.client.api.ReadHandle;
+import org.apache.bookkeeper.mledger.LedgerOffloader;
+import org.apache.pulsar.PulsarStandalone;
+import org.apache.pulsar.PulsarStandaloneStarter;
+import org.apache.pulsar.broker.PulsarService;
+
+/**
+ * A Pulsar broker with a bookie of its own, and questions about the bytes in them.
+ *
+ * <p>Arguments: FOLDER CONFIGURATION [key=value ...]. One line of JSON on standard output says when and where it is ready; every line on
+ * standard input is a question that gets one line of JSON. The end of standard input ends it. Logs go to standard error.
+ *
+ * <ul>
+ *   <li>{@code ledger L}: last entry, length and whether it is closed, from the bookie
+ *   <li>{@code hot L FIRST LAST}: the entries as the bookie has them
+ *   <li>{@code cold L UUID FIRST LAST}: the entries as the broker's offloader reads them out of the object store
+ *   <li>{@code index BASE64 ENTRY...}: an index object as the offloader's own classes parse it, and the block of each entry
+ * </ul>
+ */
+public final class RealBroker {
+    private final PulsarService service;
+
+    private RealBroker(PulsarService service) {
+        this.service = service;
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        PrintStream answers = System.out;
+        System.setOut(System.err);
+        Path folder = Path.of(arguments[0]).toAbsolutePath();
+        Files.createDirectories(folder.resolve("nar"));
+        PulsarStandaloneStarter starter = new PulsarStandaloneStarter(new String[] {
+            "--config", configuration(folder, arguments).toString(),
+            "--no-functions-worker", "--no-stream-storage",
+            "--bookkeeper-port", port(),
+            "--metadata-dir", folder.resolve("metadata").toString(),
+            "--bookkeeper-dir", folder.resolve("bookie").toString(),
+            "--zookeeper-dir", folder.resolve("zookeeper").toString(),
+        });
+        try {
+            starter.start();
+        } catch (Throwable failure) {
+            failure.printStackTrace();
+            Runtime.getRuntime().halt(1); // threads that were started already would go on
+        }
+        Field field = PulsarStandalone.class.getDeclaredField("broker");
+        field.setAccessible(true);
+        RealBroker broker = new RealBroker((PulsarService) field.get(starter));
+        say(answers, String.format("{\"service_url\":%s,\"admin_url\":%s}",
+            quoted(broker.service.getBrokerServiceUrl()), quoted(broker.service.getWebServiceAddress())));
+        broker.answerAll(answers);
+        starter.close();
+        Runtime.getRuntime().halt(0);
+    }
+
+    /** The one file that configures broker and bookie: what is given, and free ports. */
+    private static Path configuration(Path folder, String[] arguments) throws Exception {
+        Properties properties = new Properties();
+        try (InputStream given = Files.newInputStream(Path.of(arguments[1]))) {
+            properties.load(given);
+        }
+        properties.setProperty("brokerServicePort", port());
+        properties.setProperty("webServicePort", port());
+        properties.setProperty("narExtractionDirectory", folder.resolve("nar").toString());
+        for (int i = 2; i < arguments.length; i++) {
+            int sign = arguments[i].indexOf('=');
+            properties.setProperty(arguments[i].substring(0, sign), arguments[i].substring(sign + 1));
+        }
+        Path written = folder.resolve("broker.conf");
+        try (OutputStream out = Files.newOutputStream(written)) {
+            properties.store(out, null);
+        }
+        return written;
+    }
+
+    private static String port() throws Exception {
+        try (ServerSocket socket = new ServerSocket(0, 1, InetAddress.getLoopbackAddress())) {
+            return Integer.toString(socket.getLocalPort());
+        }
+    }
+
+    private void answerAll(PrintStream answers) throws Exception {
+        BufferedReader questions = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = questions.readLine(); line != null; line = questions.readLine()) {
+            try {
+                say(answers, answer(line.trim().split(" ")));
+            } catch (Throwable failure) {
+                Throwable cause = failure.getCause() == null ? failure : failure.getCause();
+                say(answers, "{\"error\":" + quoted(cause.toString()) + "}");
+            }
+        }
+    }
+
+    private String answer(String[] words) throws Exception {
+        switch (words[0]) {
+            case "ledger":
+                try (LedgerHandle ledger = hot(Long.parseLong(words[1]))) {
+                    return String.format("{\"last\":%d,\"length\":%d,\"closed\":%b}",
+                        ledger.getLastAddConfirmed(), ledger.getLength(), ledger.isClosed());
+                }
+            case "hot":
+                try (LedgerHandle ledger = hot(Long.parseLong(words[1]))) {
+                    return entries(ledger, Long.parseLong(words[2]), Long.parseLong(words[3]));
+                }
+            case "cold":
+                LedgerOffloader offloader = offloader();
+                try (ReadHandle ledger = offloader.readOffloaded(
+                        Long.parseLong(words[1]), UUID.fromString(words[2]), offloader.getOffloadDriverMetadata()).get()) {
+                    return entries(ledger, Long.parseLong(words[3]), Long.parseLong(words[4]));
+                }
+            case "index":
+                return index(Base64.getDecoder().decode(words[1]), words);
+            default:
+                throw new IllegalArgumentException("no such question: " + words[0]);
+        }
+    }
+
+    /** Opened without recovery: asking never closes a ledger that is being written. */
+    private LedgerHandle hot(long ledgerId) throws Exception {
+        return service.getBookKeeperClient().openLedgerNoRecovery(ledgerId, BookKeeper.DigestType.CRC32C, new byte[0]);
+    }
+
+    private LedgerOffloader offloader() {
+        return service.getDefaultOffloader();
+    }
+
+    private static String entries(ReadHandle ledger, long first, long last) throws Exception {
+        StringJoiner found = new StringJoiner(",", "[", "]");
+        try (LedgerEntries entries = ledger.read(first, last)) {
+            for (Iterator<LedgerEntry> each = entries.iterator(); each.hasNext();) {
+                found.add('"' + Base64.getEncoder().encodeToString(each.next().getEntryBytes()) + '"');
+            }
+        }
+        return found.toString();
+    }
+
+    /** The offloader's classes live in a class loader of its own. */
+    private String index(byte[] bytes, String[] words) throws Exception {
+        ClassLoader loader = offloader().getClass().getClassLoader();
+        Class<?> builders = loader.loadClass("org.apache.bookkeeper.mledger.offload.jcloud.OffloadIndexBlockBuilder");
+        Object index = builders.getMethod("fromStream", InputStream.class)
+            .invoke(builders.getMethod("create").invoke(null), new ByteArrayInputStream(bytes));
+        StringJoiner blocks = new StringJoiner(",", "[", "]");
+        for (int i = 2; i < words.length; i++) {
+            Object entry = call(index, "getIndexEntryForEntry", long.class, Long.parseLong(words[i]));
+            blocks.add("[" + call(entry, "getEntryId") + "," + call(entry, "getPartId") + "," + call(entry, "getOffset") + "]");
+        }
+        LedgerMetadata ledger = (LedgerMetadata) call(index, "getLedgerMetadata");
+        return String.format(
+            "{\"data_bytes\":%s,\"header_bytes\":%s,\"count\":%s,\"last\":%d,\"length\":%d,\"closed\":%b,\"blocks\":%s}",
+            call(index, "getDataObjectLength"), call(index, "getDataBlockHeaderLength"), call(index, "getEntryCount"),
+            ledger.getLastEntryId(), ledger.getLength(), ledger.isClosed(), blocks);
+    }
+
+    private static Object call(Object on, String name) throws Exception {
+        Method method = on.getClass().getMethod(name);
+        method.setAccessible(true);
+        return method.invoke(on);
+    }
+
+    private static Object call(Object on, String name, Class<?> kind, Object argument) throws Exception {
+        Method method = on.getClass().getMethod(name, kind);
+        method.setAccessible(true);
+        return method.invoke(on, argument);
+    }
+
+    private static String quoted(String text) {
+        return '"' + text.replace("\\", "\\\\").replace("\"", "\\\"").replace("\n", " ").replace("\t", " ") + '"';
+    }
+
+    private static void say(PrintStream answers, String line) {
+        answers.println(line);
+        answers.flush();
+    }
+}
