@@ -62,7 +62,7 @@ class SegmentSummary:
         end: position of the last entry.
         data_bytes: length of the data object.
         index_bytes: length of the index object.
-        data_crc32c: CRC-32C of the data object.
+        data_crc32c: CRC-32C of the data object; 0 when nobody ever read it (adopted by its index alone).
         index_crc32c: CRC-32C of the index object.
         entries: how many.
         payload_bytes: their payloads together.

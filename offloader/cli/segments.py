@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from formats.entries import TIME_UNKNOWN_MS
-from formats.keys import data_key, index_key
 from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
 from offloader.cli.output import Column, bytes_text, print_rows
 from offloader.manifest.state import ManifestState
@@ -73,6 +72,7 @@ def run(
 def _rows(state: ManifestState) -> Iterator[Mapping[str, object]]:
     for record in state.segments.in_order():
         summary = record.summary
+        data, index = record.object_keys(state.stream)
         known = (
             {
                 "entries": summary.entries,
@@ -98,8 +98,9 @@ def _rows(state: ManifestState) -> Iterator[Mapping[str, object]]:
             **known,
             "assigned_ms": record.assigned_ms,
             "offloaded_ms": record.offloaded_ms,
-            "data": data_key(state.stream, record.uuid, record.v1_ledger_id),
-            "index": index_key(state.stream, record.uuid, record.v1_ledger_id),
+            "owned": record.owned,
+            "data": data,
+            "index": index,
         }
 
 

@@ -16,11 +16,31 @@ import numpy as np
 from formats.checkpoint import AssignedSegment
 from formats.checkpoint_columns import NUMBER_COLUMNS, SPAN_NUMBERS, SegmentColumns
 from formats.entries import Position
+from formats.keys import data_key, index_key
 from formats.segment import Layout, LedgerSpan, SegmentSummary
 
-__all__ = ["OFFLOADED", "SegmentRecord", "SegmentStatus", "SegmentSums", "assigned_record", "columns_of", "record_of"]
+__all__ = [
+    "AT_ROOT",
+    "OFFLOADED",
+    "SegmentRecord",
+    "SegmentStatus",
+    "SegmentSums",
+    "assigned_record",
+    "columns_of",
+    "is_at_root",
+    "record_of",
+]
 
 _HALF = (1 << 64) - 1
+
+#: Added to the driver metadata of a segment whose objects lie at the store's root, where Pulsar puts them, and not
+#: below the stream's name.
+AT_ROOT: Mapping[str, str] = {"objectKeys": "root"}
+
+
+def is_at_root(driver: Mapping[str, str]) -> bool:
+    """Whether driver metadata says that the objects lie at the store's root."""
+    return all(driver.get(name) == value for name, value in AT_ROOT.items())
 
 
 class SegmentStatus(Enum):
@@ -72,6 +92,12 @@ class SegmentRecord:
     def v1_ledger_id(self) -> int | None:
         """The ledger id in the keys of a V1 segment; ``None`` for V2."""
         return self.begin.ledger_id if self.layout == 1 else None
+
+    def object_keys(self, stream: str) -> tuple[str, str]:
+        """Keys of the data object and of the index object. The only right way to find the objects of a record: adopted
+        ones aren't where our own would be."""
+        folder = "" if is_at_root(self.driver) else stream
+        return data_key(folder, self.uuid, self.v1_ledger_id), index_key(folder, self.uuid, self.v1_ledger_id)
 
 
 class SegmentSums(NamedTuple):

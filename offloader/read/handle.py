@@ -16,6 +16,7 @@ from formats.errors import FormatError
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
 from formats.segment_map import LedgerGroup, SegmentMap
 from offloader.errors import BeyondEnd, Closed, Corrupt, InvalidCall, NotFound
+from offloader.manifest.segment_record import is_at_root
 from offloader.read import plan
 from offloader.read.cold import require_same_place
 from offloader.read.entries import Entries
@@ -68,10 +69,14 @@ def read_offloaded(
     segments = [segment for segment in context.segments if segment.complete]
     for segment in segments:
         require_same_place(f"ledger {ledger_id}, segment {segment.uuid}", segment.driver_metadata, store)
-    objects = [SegmentObjects(stream=stream, uuid=segment.uuid) for segment in segments]
+    objects = [
+        SegmentObjects(stream=stream, uuid=segment.uuid, at_root=is_at_root(segment.driver_metadata))
+        for segment in segments
+    ]
     # A context with segments carries a uuid of its own only where the ledger was offloaded by V1 as well.
     if context.complete and context.uuid is not None and not objects:
-        objects.append(SegmentObjects(stream=stream, uuid=context.uuid, ledger_id=ledger_id))
+        at_root = is_at_root(context.driver_metadata)
+        objects.append(SegmentObjects(stream=stream, uuid=context.uuid, ledger_id=ledger_id, at_root=at_root))
     if not objects:
         raise InvalidCall(f"ledger {ledger_id}: nothing of it is offloaded completely")
     return ReadHandle(Fetcher(store, settings or ReadSettings()), ledger_id, objects)

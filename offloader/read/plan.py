@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.segment_map import SegmentMap
+from offloader.manifest.segment_record import is_at_root
 from offloader.manifest.segment_slice import SegmentSlice
 from offloader.manifest.state import ManifestState, SegmentRecord
 
@@ -37,6 +38,7 @@ class SegmentObjects:
         stream: the stream's name.
         uuid: the segment's.
         ledger_id: V1's one ledger; ``None`` in V2.
+        at_root: whether the objects lie at the store's root, as Pulsar's do, and not below the stream's name.
         data_bytes, index_bytes: lengths of the objects; ``None`` when nobody recorded them.
         index_crc32c: CRC-32C of the whole index object; ``None`` when nobody recorded it.
         blocks: how many the index has; ``None`` when nobody recorded it.
@@ -45,6 +47,7 @@ class SegmentObjects:
     stream: str
     uuid: UUID
     ledger_id: int | None = None
+    at_root: bool = False
     data_bytes: int | None = None
     index_bytes: int | None = None
     index_crc32c: int | None = None
@@ -59,6 +62,7 @@ class SegmentObjects:
             stream=stream,
             uuid=record.uuid,
             ledger_id=record.v1_ledger_id,
+            at_root=is_at_root(record.driver),
             data_bytes=summary.data_bytes,
             index_bytes=summary.index_bytes,
             index_crc32c=summary.index_crc32c,
@@ -67,11 +71,15 @@ class SegmentObjects:
 
     @property
     def data_key(self) -> str:
-        return data_key(self.stream, self.uuid, self.ledger_id)
+        return data_key(self._folder, self.uuid, self.ledger_id)
 
     @property
     def index_key(self) -> str:
-        return index_key(self.stream, self.uuid, self.ledger_id)
+        return index_key(self._folder, self.uuid, self.ledger_id)
+
+    @property
+    def _folder(self) -> str:
+        return "" if self.at_root else self.stream
 
 
 @dataclass(frozen=True, slots=True, eq=False)

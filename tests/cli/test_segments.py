@@ -63,6 +63,7 @@ def test_as_json_with_the_names_of_the_objects(offloader: Offloader, writer: Str
         "publish_time_max_ms": BASE_MS + 4_019_000,
         "assigned_ms": BASE_MS,
         "offloaded_ms": BASE_MS,
+        "owned": True,
         "data": f"orders/{writer.uuids[0]}",
         "index": f"orders/{writer.uuids[0]}-index",
     }
