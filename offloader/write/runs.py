@@ -23,6 +23,7 @@ from offloader.write.backfill import ATTEMPTS_MAX, BackfillPlan, FixedPlan, Hist
 from offloader.write.history import HistoryOffload, HistoryResult, PlannedSegment
 from offloader.write.hot_release import HotRelease
 from offloader.write.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
+from offloader.write.rewrite import LedgerRewrite, RewriteResult
 
 __all__ = ["HistoryRuns"]
 
@@ -155,6 +156,38 @@ class HistoryRuns:
             return False
         log.amend([SetMethod(method)])
         return True
+
+    def rollback(
+        self,
+        stream: str,
+        *,
+        delete: Sequence[int] = (),
+        take_over: bool = True,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> RewriteResult:
+        """Makes a stream's ledgers readable to a reader from before the streaming method, out of the cold tier alone.
+
+        Each whole ledger becomes a V1 object; the segments it was in are retired. The stream's method becomes
+        ``ledger`` if it was ``streaming``. Safe to interrupt: the next call goes on with the ledgers that are left.
+
+        Args:
+            delete: ledgers to be deleted from the stream instead.
+            others: as for ``backfill``.
+
+        Raises:
+            InvalidCall: the settings compress, or a ledger of ``delete`` isn't one that has to be rewritten.
+            Fenced: a living owner has the stream, or took it meanwhile.
+            EditRefused: the stream is on hold.
+            StoreUnavailable, OutcomeUnknown: the store doesn't answer; call again.
+        """
+        return LedgerRewrite(
+            self._log(stream),
+            self._tools,
+            delete=delete,
+            take_over=take_over,
+            is_stopped=lambda: self._stopped,
+            on_progress=on_progress,
+        ).run()
 
     def stop(self) -> None:
         """Runs under way end soon: what they didn't finish stays for the next one. None begins any more."""
