@@ -22,11 +22,13 @@ from formats.block_table import (
 )
 from formats.buffers import Buffer, byte_array
 from formats.checksum import crc32c
-from formats.entries import EntryBatch, Position
+from formats.compression import Codec
+from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.errors import Inconsistent, LimitExceeded, Truncated
 from formats.extension import FLAG_INDEXED, EntryTable, decode_entry_table
 from formats.index import ObjectIndex, decode_index, encode_index
 from formats.payload import BLOCK_MAGICS
+from formats.segment_index import LedgerSpan, SegmentSummary
 
 __all__ = ["BlockTable", "LedgerGroup", "SegmentMap"]
 
@@ -104,6 +106,37 @@ class SegmentMap:
     def encode(self) -> bytes:
         """The index object this was parsed from, byte for byte, built again from its values."""
         return encode_index(self._index)
+
+    def summary(self, data_crc32c: int) -> SegmentSummary:
+        """What an index with our extension adds up to; the index object's own length and checksum are 0 in it.
+
+        Args:
+            data_crc32c: CRC-32C of the data object, which the index doesn't say.
+        """
+        blocks = self.blocks
+        payload = blocks.uncompressed_bytes - ENTRY_HEADER_BYTES * blocks.entries
+        spans = []
+        for ledger_id in np.unique(blocks.ledger_id).tolist():
+            of = blocks.ledger_id == ledger_id
+            first, last = int(blocks.first_entry_id[of].min()), int(blocks.last_entry_id[of].max())
+            spans.append(LedgerSpan(ledger_id, first, last, int(blocks.entries[of].sum()), int(payload[of].sum())))
+        known = blocks.publish_time_max_ms != TIME_UNKNOWN_MS
+        return SegmentSummary(
+            layout=self.layout,
+            begin=Position(spans[0].ledger_id, spans[0].first_entry_id),
+            end=Position(spans[-1].ledger_id, spans[-1].last_entry_id),
+            data_bytes=self.data_bytes,
+            index_bytes=0,
+            data_crc32c=data_crc32c,
+            index_crc32c=0,
+            entries=sum(span.entries for span in spans),
+            payload_bytes=sum(span.payload_bytes for span in spans),
+            publish_time_min_ms=int(blocks.publish_time_min_ms[known].min()) if known.any() else TIME_UNKNOWN_MS,
+            publish_time_max_ms=int(blocks.publish_time_max_ms[known].max()) if known.any() else TIME_UNKNOWN_MS,
+            blocks=len(blocks),
+            compressed=bool((blocks.codec != int(Codec.NONE)).any()),
+            ledgers=tuple(spans),
+        )
 
     def find(self, first: Position, last: Position) -> Int64s:
         """Numbers of the blocks that may hold entries with ``first <= position <= last``, in the order of positions."""

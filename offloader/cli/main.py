@@ -32,6 +32,7 @@ VERBS = {
     "segments": "List a stream's segments.",
     "manifest": "Show, rebuild or checkpoint a stream's manifest.",
     "read": "Print a stream's entries.",
+    "verify": "Check a stream's objects against its manifest.",
     "rollback": "List what a reader from before the streaming method can't read.",
     "config": "Explain or check settings.",
     "status": "Show what the streams are doing.",

@@ -9,13 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-import numpy as np
-
 from formats.block import BLOCK_HEADER_BYTES, Layout, decode_block_header
-from formats.block_table import BlockTable
 from formats.checksum import crc32c
-from formats.compression import Codec
-from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Position
+from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.errors import FormatError, Inconsistent
 from formats.keys import data_key, index_key, is_segment_uuid_of
 from formats.metadata.messages import PulsarLedger
@@ -111,7 +107,7 @@ def _facts(
     if segment_map is not None and not segment_map.has_extension:
         return b"", _of_plain(store, key, info, segment_map)
     if segment_map is not None and info.crc32c is not None:
-        return b"", _of_table(segment_map, segment_map.blocks, info.crc32c)
+        return b"", segment_map.summary(info.crc32c)
     recovery = SegmentRecovery(
         layout=layout,
         part_bytes=part_bytes,
@@ -123,38 +119,11 @@ def _facts(
     for _, body in _pieces(store, key, info.size_bytes):
         recovery.feed(body)
     index, summary = recovery.finish()
-    if segment_map is not None and _of_table(segment_map, segment_map.blocks, summary.data_crc32c) != replace(
+    if segment_map is not None and segment_map.summary(summary.data_crc32c) != replace(
         summary, index_bytes=0, index_crc32c=0
     ):
         raise Inconsistent("index", object_name=segment_map.object_name, expected="what its data object holds")
     return index, summary
-
-
-def _of_table(segment_map: SegmentMap, blocks: BlockTable, data_crc32c: int) -> SegmentSummary:
-    """The summary that an index with our extension adds up to; its own length and checksum are left out."""
-    payload = blocks.uncompressed_bytes - ENTRY_HEADER_BYTES * blocks.entries
-    spans = []
-    for ledger_id in np.unique(blocks.ledger_id).tolist():
-        of = blocks.ledger_id == ledger_id
-        first, last = int(blocks.first_entry_id[of].min()), int(blocks.last_entry_id[of].max())
-        spans.append(LedgerSpan(ledger_id, first, last, int(blocks.entries[of].sum()), int(payload[of].sum())))
-    known = blocks.publish_time_max_ms != TIME_UNKNOWN_MS
-    return SegmentSummary(
-        layout=segment_map.layout,
-        begin=Position(spans[0].ledger_id, spans[0].first_entry_id),
-        end=Position(spans[-1].ledger_id, spans[-1].last_entry_id),
-        data_bytes=segment_map.data_bytes,
-        index_bytes=0,
-        data_crc32c=data_crc32c,
-        index_crc32c=0,
-        entries=sum(span.entries for span in spans),
-        payload_bytes=sum(span.payload_bytes for span in spans),
-        publish_time_min_ms=int(blocks.publish_time_min_ms[known].min()) if known.any() else TIME_UNKNOWN_MS,
-        publish_time_max_ms=int(blocks.publish_time_max_ms[known].max()) if known.any() else TIME_UNKNOWN_MS,
-        blocks=len(blocks),
-        compressed=bool((blocks.codec != int(Codec.NONE)).any()),
-        ledgers=tuple(spans),
-    )
 
 
 def _of_plain(store: ObjectStore, key: str, info: ObjectInfo, segment_map: SegmentMap) -> SegmentSummary:

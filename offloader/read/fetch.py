@@ -98,18 +98,20 @@ class Fetcher:
         Raises:
             Trimmed, ObjectMissing, ObjectChanged, Corrupt, LimitReached, Unsupported.
         """
-        largest = int(run.segment_map.blocks.length[run.numbers].max())
-        if largest > self.settings.block_bytes_max:
-            raise LimitReached(
-                f"stream {run.objects.stream}, object {run.objects.data_key}: a block of {largest} bytes is larger "
-                f"than read.block_bytes_max = {self.settings.block_bytes_max}",
-                hint="raise that setting",
-            )
-        data = byte_array(self.bytes_of(run.objects, run.segment_map, run.start, run.stop))
+        return self.decode(run, self.run_bytes(run), skip)
+
+    def run_bytes(self, run: BlockRun) -> bytes:
+        """A run's bytes, undecoded; errors as ``run``, but for damaged blocks."""
+        self._require_small_blocks(run)
+        return self.bytes_of(run.objects, run.segment_map, run.start, run.stop)
+
+    def decode(self, run: BlockRun, data: bytes, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
+        """The entries of a run's blocks out of its bytes, one batch per block, in order; errors as ``run``."""
+        view = byte_array(data)
         batches = []
         for number in run.numbers.tolist():
             try:
-                batches.append(self._decode(run, number, data))
+                batches.append(self._decode(run, number, view))
             except Corrupt as error:
                 if skip is None:
                     raise
@@ -182,7 +184,7 @@ class Fetcher:
         try:
             data, info = self.store.get(key, byte_range)
         except NotFound as cause:
-            raise self._missing(objects, key) from cause
+            raise self.missing(objects, key) from cause
         wanted = info.size_bytes if byte_range is None else byte_range.length
         if (expected_bytes is not None and info.size_bytes != expected_bytes) or len(data) != wanted:
             raise ObjectChanged(
@@ -197,8 +199,8 @@ class Fetcher:
                 raise Unsupported(f"stream {objects.stream}: {error}", hint="written by a later release?") from error
         return data
 
-    def _missing(self, objects: SegmentObjects, key: str) -> OffloaderError:
-        """What it means that an object isn't there; looks into the newest manifest once."""
+    def missing(self, objects: SegmentObjects, key: str) -> OffloaderError:
+        """What it means that an object isn't there, by the newest manifest: ``Trimmed`` or ``ObjectMissing``."""
         where = f"stream {objects.stream}, object {key}"
         try:
             # Objects at the store's root are Pulsar's own and have no manifest.
@@ -221,6 +223,15 @@ class Fetcher:
             first_available=first,
             hint="open the stream anew",
         )
+
+    def _require_small_blocks(self, run: BlockRun) -> None:
+        largest = int(run.segment_map.blocks.length[run.numbers].max())
+        if largest > self.settings.block_bytes_max:
+            raise LimitReached(
+                f"stream {run.objects.stream}, object {run.objects.data_key}: a block of {largest} bytes is larger "
+                f"than read.block_bytes_max = {self.settings.block_bytes_max}",
+                hint="raise that setting",
+            )
 
     def _decode(self, run: BlockRun, number: int, data: Bytes) -> EntryBatch:
         offset, length = _extent(run, number)

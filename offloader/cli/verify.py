@@ -1,0 +1,142 @@
+"""``offloader verify STREAM ...``: whether the objects in the store are what the manifests say.
+
+Owns what is printed of it, and the exit code. Must never change anything.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, TextIO
+
+import typer
+
+from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.output import bytes_text, json_line
+from offloader.errors import ErrorKind
+from offloader.manifest.state import ManifestState
+from offloader.read.fetch import Fetcher
+from offloader.read.reader import load_stream
+from offloader.read.unexpected import find_unexpected
+from offloader.read.verify import Finding, check_order, check_segments
+from offloader.settings import ReadSettings
+from offloader.store.base import ObjectStore
+
+__all__ = ["run"]
+
+#: Seconds between two lines of progress.
+PROGRESS_EVERY_S = 1.0
+
+
+def run(
+    streams: Annotated[list[str], typer.Argument(help="The streams' names.", metavar="STREAM...", show_default=False)],
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    deep: Annotated[bool, typer.Option("--deep", help="Read and decode every block, not only the indexes.")] = False,
+    json: Json = False,
+) -> int:
+    """Check the objects of streams against their manifests; every finding is a line, damage ends with exit code 6.
+
+    Without --deep: both objects of every segment are there with the recorded length and checksum, and every index adds
+    up to what the manifest says. With it, every byte is read as well. Objects that no manifest names are notes only.
+    """
+    opened = open_chosen_store(store, endpoint_url, region)
+    damaged = False
+    for stream in streams:
+        damaged |= _verify(opened, stream, deep=deep, as_json=json)
+    return ErrorKind.REPAIR_DATA.value if damaged else 0
+
+
+@dataclass(slots=True)
+class _Totals:
+    segments: int = 0
+    blocks: int = 0
+    entries: int = 0
+    data_bytes: int = 0
+    trimmed: int = 0
+    damage: int = 0
+    notes: int = 0
+
+
+def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bool:
+    state = load_stream(store, stream)
+    totals, progress = _Totals(), _Progress(sys.stderr, of=len(state.offloaded()))
+    for finding in _findings(store, state, totals, progress, deep=deep):
+        if finding.is_damage:
+            totals.damage += 1
+        else:
+            totals.notes += 1
+        progress.clear()
+        print(json_line(finding.as_row()) if as_json else _line(finding), flush=True)
+    progress.clear()
+    _print_totals(stream, state.record_id, totals, deep=deep, as_json=as_json)
+    return totals.damage > 0
+
+
+def _findings(
+    store: ObjectStore, state: ManifestState, totals: _Totals, progress: _Progress, *, deep: bool
+) -> Iterator[Finding]:
+    yield from check_order(state)
+    for check in check_segments(Fetcher(store, ReadSettings()), state, deep=deep):
+        totals.segments += 1
+        totals.trimmed += check.is_trimmed
+        totals.blocks += check.blocks
+        totals.entries += check.entries
+        totals.data_bytes += check.data_bytes
+        progress.show(totals)
+        yield from check.findings
+    yield from find_unexpected(store, state)
+
+
+def _line(finding: Finding) -> str:
+    advice = f" ({finding.advice})" if finding.advice else ""
+    return f"{finding.problem.value}: {finding.message}{advice}"
+
+
+def _print_totals(stream: str, record_id: int, totals: _Totals, *, deep: bool, as_json: bool) -> None:
+    if as_json:
+        counts = {name: getattr(totals, name) for name in totals.__slots__}
+        print(json_line({"stream": stream, "manifest": record_id, "deep": deep, **counts, "ok": not totals.damage}))
+        return
+    looked = _count(totals.segments, "segment")
+    if deep:
+        counts = _count(totals.blocks, "block"), _count(totals.entries, "entry", "entries")
+        looked = ", ".join([looked, *counts, bytes_text(totals.data_bytes)])
+    damage = _count(totals.damage, "finding")
+    verdict = "all as the manifest says" if not totals.damage else f"{damage} of damage"
+    notes = f"; {_count(totals.notes, 'note')}" if totals.notes else ""
+    trimmed = f"; retention took {totals.trimmed:,} meanwhile" if totals.trimmed else ""
+    print(f"{stream}: {looked}: {verdict}{notes}{trimmed}")
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+class _Progress:
+    """One line that is written over itself on a terminal; nothing elsewhere."""
+
+    def __init__(self, out: TextIO, *, of: int) -> None:
+        self._out = out if out.isatty() else None
+        self._of = of
+        self._shown_s = time.monotonic()
+        self._width = 0
+
+    def show(self, totals: _Totals) -> None:
+        now = time.monotonic()
+        if self._out is None or now - self._shown_s < PROGRESS_EVERY_S:
+            return
+        self._shown_s = now
+        text = f"{totals.segments:,} of {self._of:,} segments, {bytes_text(totals.data_bytes)} read"
+        self._out.write("\r" + text.ljust(self._width))
+        self._out.flush()
+        self._width = len(text)
+
+    def clear(self) -> None:
+        if self._out is not None and self._width:
+            self._out.write("\r" + " " * self._width + "\r")
+            self._out.flush()
+            self._width = 0

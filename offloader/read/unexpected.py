@@ -1,0 +1,89 @@
+"""What lies under a stream's prefix and its manifest doesn't name.
+
+Owns telling our own leftovers from what is somebody else's. Must never delete or abort anything: that is cleanup's,
+which proves more before it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import UUID
+
+from formats.checkpoint import run_record_id
+from formats.keys import (
+    checkpoint_number,
+    is_segment_uuid_of,
+    manifest_prefix,
+    parse_object_key,
+    record_number,
+    stream_prefix,
+)
+from offloader.manifest.objects import listed
+from offloader.manifest.state import ManifestState
+from offloader.read.verify import Finding, Problem
+from offloader.store.base import ObjectStore
+
+__all__ = ["find_unexpected", "what_is"]
+
+
+def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Finding]:
+    """A note for each listed object, and each unfinished upload, that the manifest doesn't explain.
+
+    The listing may be older or newer than ``state``: a segment that is being written now is no finding, its record is
+    older than its objects; one that was assigned after ``state`` was loaded looks like a leftover.
+
+    Args:
+        store: where the stream is.
+        state: the manifest's view.
+    """
+    prefix = stream_prefix(state.stream)
+    for info in listed(store, prefix):
+        problem = what_is(info.key, state)
+        if problem is not None:
+            yield _note(state, problem, info.key, f"{info.size_bytes} bytes")
+    for upload in store.list_uploads(prefix):
+        key = parse_object_key(upload.key, state.stream)
+        if key is None or key.uuid not in state.segments:
+            yield _note(state, Problem.UNFINISHED, upload.key, f"an unfinished upload, {upload.upload_id}")
+
+
+def what_is(key: str, state: ManifestState) -> Problem | None:
+    """What a listed key under the stream's prefix is: ``None`` where the manifest explains it.
+
+    Source: spec of the manifest, sections 1 (known key shapes, directly under the stream) and 5 (a uuid proves its
+    origin).
+    """
+    found = parse_object_key(key, state.stream)
+    if found is not None:
+        if found.uuid in state.segments or _is_kept(found.uuid, state):
+            return None
+        return Problem.ORPHAN if is_segment_uuid_of(found.uuid, state.incarnation) else Problem.FOREIGN
+    prefix = manifest_prefix(state.stream, state.incarnation)
+    if key.startswith(prefix):
+        name = key[len(prefix) :]
+        ours = name == "boundary" or record_number(name) is not None or checkpoint_number(name) is not None
+        return None if (ours or run_record_id(name) is not None) and "/" not in name else Problem.FOREIGN
+    folder = key[len(stream_prefix(state.stream)) :].partition("/")[0]
+    return None if folder in ("leases", "retention") else Problem.FOREIGN
+
+
+def _is_kept(uuid: UUID, state: ManifestState) -> bool:
+    rewrites, replaced = (each.uuid for each in state.rewrites), (each.uuid for each in state.replaced)
+    return uuid in rewrites or uuid in replaced
+
+
+def _note(state: ManifestState, problem: Problem, key: str, found: str) -> Finding:
+    words = {
+        Problem.ORPHAN: ("a leftover of a failed attempt, or of one that began just now", "cleanup takes it when old"),
+        Problem.FOREIGN: ("not an object that this stream's manifest knows", "nothing here ever touches it"),
+        Problem.UNFINISHED: ("an upload that no segment is waiting for", "cleanup aborts it when old, if it is ours"),
+    }
+    what, advice = words[problem]
+    return Finding(
+        stream=state.stream,
+        problem=problem,
+        key=key,
+        found=found,
+        message=f"stream {state.stream}, object {key}, {found}: {what}",
+        advice=advice,
+    )

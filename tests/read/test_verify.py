@@ -1,0 +1,201 @@
+"""Verifying: every kind of damage is found and named, and what is whole stays unnamed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+
+from formats.keys import data_key, index_key, new_segment_uuid
+from formats.manifest import Assign
+from formats.segment import Codec, Layout
+from offloader.errors import StoreUnavailable
+from offloader.manifest.log import load_manifest
+from offloader.read.fetch import Fetcher
+from offloader.read.unexpected import find_unexpected
+from offloader.read.verify import Finding, Problem, check_order, check_segment, check_segments
+from offloader.settings import ReadSettings
+from offloader.store import open_store
+from offloader.store.base import ObjectStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from tests.support.streams import StreamWriter, batch_of
+
+names = itertools.count()
+STREAM = "public/default/persistent/orders"
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return open_store(f"memory://verify-{next(names)}")
+
+
+@pytest.fixture
+def writer(store: ObjectStore) -> StreamWriter:
+    made = StreamWriter(store, STREAM)
+    made.add([batch_of(1, 0, 300)])
+    made.add([batch_of(1, 300, 100), batch_of(2, 0, 200)], closes=[1], codec=Codec.ZSTD)
+    made.add([batch_of(2, 200, 50)], extension=False, closes=[2])
+    made.add([batch_of(3, 0, 60)], layout=Layout.V1, closes=[3])
+    return made
+
+
+def all_findings(store: ObjectStore, *, deep: bool, **settings: int) -> list[Finding]:
+    state = load_manifest(store, STREAM)
+    fetcher = Fetcher(store, ReadSettings(**settings))  # type: ignore[arg-type]
+    found = list(check_order(state))
+    found += [finding for check in check_segments(fetcher, state, deep=deep) for finding in check.findings]
+    return found + list(find_unexpected(store, state))
+
+
+def changed(store: ObjectStore, key: str, change: Callable[[bytes], bytes]) -> None:
+    data, info = store.get(key)
+    store.put(key, change(data), metadata=info.metadata)
+
+
+def flipped(at: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("request_bytes", [1024, 8 << 20])
+def test_a_whole_stream_has_no_findings_and_every_block_was_read(
+    store: ObjectStore, writer: StreamWriter, deep: bool, request_bytes: int
+) -> None:
+    state = load_manifest(store, STREAM)
+    checks = list(check_segments(Fetcher(store, ReadSettings(request_bytes=request_bytes)), state, deep=deep))
+    assert all_findings(store, deep=deep, request_bytes=request_bytes) == []
+    assert [check.uuid for check in checks] == writer.uuids
+    assert sum(check.entries for check in checks) == (len(writer.entries) if deep else 0)
+    lengths = sum(record.summary.data_bytes for record in state.offloaded() if record.summary)
+    assert sum(check.data_bytes for check in checks) == (lengths if deep else 0)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("role", ["data", "index"])
+def test_a_missing_object_is_named(
+    store: ObjectStore, writer: StreamWriter, deep: bool, number: int, role: str
+) -> None:
+    key = writer.keys(writer.uuids[number], 3 if number == 3 else None)[role == "index"]
+    store.delete([key])
+    [finding] = all_findings(store, deep=deep)
+    assert (finding.problem, finding.key, finding.segment) == (Problem.MISSING, key, writer.uuids[number])
+    assert finding.is_damage
+    assert key in finding.message
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_an_object_of_another_length_is_named(store: ObjectStore, writer: StreamWriter, deep: bool) -> None:
+    data, index = writer.keys(writer.uuids[0])
+    changed(store, data, lambda data: data[:-1])
+    changed(store, index, lambda data: data + b"x")
+    found = all_findings(store, deep=deep)
+    assert [(each.problem, each.key) for each in found] == [(Problem.CHANGED, data), (Problem.CHANGED, index)]
+    assert "expected" in found[0].message
+    assert "found" in found[0].message
+
+
+def test_a_flipped_bit_in_any_block_is_found_by_the_deep_look_and_the_others_are_still_checked(
+    store: ObjectStore, writer: StreamWriter
+) -> None:
+    data, _ = writer.keys(writer.uuids[0])
+    offsets = Fetcher(store, ReadSettings()).index(_objects(store, writer, 0)).blocks.offset.tolist()
+    for block in (offsets[0], offsets[3], offsets[-1]):
+        changed(store, data, flipped(block + 200))
+    found = [each for each in all_findings(store, deep=True) if each.problem is not Problem.CHANGED]
+    assert [each.problem for each in found] == [Problem.CORRUPT] * 3
+    assert [each.key for each in found] == [data] * 3
+    assert all(each.expected and each.found for each in found)
+    state = load_manifest(store, STREAM)
+    check = check_segment(Fetcher(store, ReadSettings()), STREAM, state.segments[writer.uuids[0]], deep=True)
+    assert check.blocks == len(offsets) - 3
+
+
+def test_a_flipped_bit_of_a_plain_block_shows_in_the_checksum_of_the_whole_object(
+    store: ObjectStore, writer: StreamWriter
+) -> None:
+    """A payload byte: no structure tells, only the manifest's checksum does."""
+    data, _ = writer.keys(writer.uuids[2])
+    at = store.get(data)[0].index(b"2:210 ")
+    changed(store, data, flipped(at))
+    found = all_findings(store, deep=True)
+    assert {each.problem for each in found} <= {Problem.CORRUPT, Problem.CHANGED}
+    assert any("CRC-32C" in each.message and each.key == data for each in found)
+
+
+def test_the_store_tells_of_an_object_with_another_checksum_without_a_byte_being_read(
+    store: ObjectStore, writer: StreamWriter
+) -> None:
+    data, _ = writer.keys(writer.uuids[1])
+    changed(store, data, flipped(1000))
+    assert store.head(data).crc32c is not None
+    found = all_findings(store, deep=False)
+    assert [(each.problem, each.key) for each in found] == [(Problem.CHANGED, data)]
+
+
+@pytest.mark.parametrize("at", [5, 40, -3])
+def test_a_damaged_index_is_named(store: ObjectStore, writer: StreamWriter, at: int) -> None:
+    _, index = writer.keys(writer.uuids[1])
+    size = store.head(index).size_bytes
+    changed(store, index, flipped(at % size))
+    [finding] = all_findings(store, deep=False)
+    assert (finding.problem, finding.key) == (Problem.CORRUPT, index)
+
+
+def test_an_index_that_adds_up_to_something_else_contradicts_the_manifest(
+    store: ObjectStore, writer: StreamWriter
+) -> None:
+    state = load_manifest(store, STREAM)
+    record = state.segments[writer.uuids[0]]
+    assert record.summary is not None
+    other = replace(record, summary=replace(record.summary, entries=299, payload_bytes=1))
+    check = check_segment(Fetcher(store, ReadSettings()), STREAM, other, deep=False)
+    assert [(each.problem, each.expected, each.found) for each in check.findings] == [
+        (Problem.CONTRADICTION, "entries 299", "entries 300"),
+        (Problem.CONTRADICTION, "payload_bytes 1", "payload_bytes 6000"),
+    ]
+
+
+def test_what_nobody_names_is_a_note_and_whose_it_is_shows_in_its_uuid(
+    store: ObjectStore, writer: StreamWriter
+) -> None:
+    ours, theirs = new_segment_uuid(writer.log.state.incarnation, 77), uuid4()
+    for key in (data_key(STREAM, ours), index_key(STREAM, theirs), f"{STREAM}/notes.txt"):
+        store.put(key, b"abc")
+    store.put(f"{STREAM}/leases/{uuid4()}", b"{}")
+    upload = store.begin_upload(data_key(STREAM, theirs))
+    found = all_findings(store, deep=False)
+    assert {(each.problem, each.key) for each in found} == {
+        (Problem.ORPHAN, data_key(STREAM, ours)),
+        (Problem.FOREIGN, index_key(STREAM, theirs)),
+        (Problem.FOREIGN, f"{STREAM}/notes.txt"),
+        (Problem.UNFINISHED, data_key(STREAM, theirs)),
+    }
+    assert not any(each.is_damage for each in found)
+    assert store.list_uploads(data_key(STREAM, theirs))[0].upload_id == upload
+
+
+def test_what_is_being_written_now_is_no_finding(store: ObjectStore, writer: StreamWriter) -> None:
+    end = writer.log.state.newest_end
+    assert end is not None
+    uuid = new_segment_uuid(writer.log.state.incarnation, 78)
+    writer.log.commit([Assign(uuid, 2, end._replace(ledger_id=4, entry_id=0), None, 0, {})])
+    store.put(data_key(STREAM, uuid), b"half")
+    store.begin_upload(data_key(STREAM, uuid))
+    assert all_findings(store, deep=True) == []
+
+
+def test_a_store_that_is_away_is_an_error_and_no_finding(store: ObjectStore, writer: StreamWriter) -> None:
+    state = load_manifest(store, STREAM)
+    faulty = FaultyStore(store, [Fault(call=1, calls=100, verb="head")])
+    with pytest.raises(StoreUnavailable):
+        list(check_segments(Fetcher(faulty, ReadSettings()), state, deep=False))
+
+
+def _objects(store: ObjectStore, writer: StreamWriter, number: int):  # type: ignore[no-untyped-def]
+    from offloader.read.cold import objects_of
+
+    return objects_of(STREAM, load_manifest(store, STREAM).segments[writer.uuids[number]], store)
