@@ -1,0 +1,207 @@
+"""Entries that Pulsar stored -> messages in Arrow columns.
+
+Owns which rows an entry becomes and what happens to entries that can't be read. Must never make another number of
+rows of an entry because other columns are wanted, nor hold more than a batch and one entry in memory.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from formats.entries import TIME_UNKNOWN_MS, EntryBatch
+from formats.errors import FormatError, Inconsistent, LimitExceeded
+from formats.pulsar.batch import MESSAGE_BYTES_MIN, split_batch
+from formats.pulsar.columns import COLUMNS, ROW_COLUMNS, TIME_MS_MAX, schema_of
+from formats.pulsar.compression import PayloadCodec, decompress_payload
+from formats.pulsar.frame import Frame, decode_frame
+from formats.pulsar.rows import MessageRows
+from formats.pulsar.table import record_batch
+
+__all__ = [
+    "BATCH_MESSAGES_MAX",
+    "PAYLOAD_BYTES_MAX",
+    "BadEntry",
+    "MessageDecoder",
+    "MessageOptions",
+    "messages",
+    "publish_times_ms",
+]
+
+#: Default for the most bytes that one payload may have once it is decompressed. Pulsar's brokers take 5 MiB.
+PAYLOAD_BYTES_MAX = 128 * 1024 * 1024
+#: Messages that one entry may claim. Pulsar's producers send 1,000 unless told otherwise.
+BATCH_MESSAGES_MAX = 1_000_000
+#: One entry's bytes come on top of a batch's, and Arrow counts both together in 31 bits.
+_PAYLOAD_BYTES_LIMIT = 1 << 30
+
+
+class BadEntry(enum.Enum):
+    """What to do about an entry that isn't a message, or is damaged."""
+
+    ERROR = "error"
+    NULL = "null"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageOptions:
+    """How to decode.
+
+    Attributes:
+        columns: the wanted ones of ``COLUMNS``, in that order. Without one of ``ROW_COLUMNS`` nothing is decompressed.
+        bad_entries: ``ERROR`` raises; ``NULL`` makes a row whose columns are null as far as they couldn't be read, with
+            the reason in the column ``error``.
+        markers: whether entries that Pulsar's servers wrote for themselves are rows too.
+        payload_bytes_max: most bytes of one entry's payload after decompression; at most 1 GiB.
+        batch_messages_max: most messages of one entry.
+        rows_max, bytes_max: a record batch ends with the entry that reaches one of them.
+    """
+
+    columns: tuple[str, ...] = tuple(COLUMNS)
+    bad_entries: BadEntry = BadEntry.ERROR
+    markers: bool = True
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX
+    batch_messages_max: int = BATCH_MESSAGES_MAX
+    rows_max: int = 16_384
+    bytes_max: int = 4 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.columns if name not in COLUMNS]
+        if unknown:
+            raise ValueError(f"no such columns of messages: {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
+        if not 0 < self.payload_bytes_max <= _PAYLOAD_BYTES_LIMIT:
+            raise ValueError(f"payload_bytes_max is between 1 and {_PAYLOAD_BYTES_LIMIT}, not {self.payload_bytes_max}")
+
+    @property
+    def needs_payloads(self) -> bool:
+        return any(name in ROW_COLUMNS for name in self.columns)
+
+
+class MessageDecoder:
+    """Decodes the entries of one stream.
+
+    Args:
+        options: what is wanted.
+        stream: name of the stream, for error messages.
+    """
+
+    def __init__(self, options: MessageOptions, *, stream: str = "") -> None:
+        self._options = options
+        self._stream = stream
+        self._needs_payloads = options.needs_payloads
+
+    def decode(self, batch: EntryBatch) -> Iterator[pa.RecordBatch]:
+        """The messages of ``batch``, in order, in record batches of about the wanted size (none is empty).
+
+        Raises:
+            FormatError: one of its kinds, unless ``bad_entries`` is ``NULL``; it names stream and position, and the
+                offset in the entry or, after "of a batch", in the decompressed payload.
+        """
+        options, data, bounds = self._options, batch.data, batch.offsets.tolist()
+        rows = MessageRows(batch.ledger_id)
+        for number, entry_id in enumerate(batch.entry_ids.tolist()):
+            self._add(rows, entry_id, data[bounds[number] : bounds[number + 1]])
+            if rows.count >= options.rows_max or rows.payload_bytes >= options.bytes_max:
+                yield record_batch(rows, options.columns)
+                rows = MessageRows(batch.ledger_id)
+        if rows.count:
+            yield record_batch(rows, options.columns)
+
+    def _add(self, rows: MessageRows, entry_id: int, entry: memoryview) -> None:
+        try:
+            frame = decode_frame(entry)
+            if frame.metadata.HasField("marker_type") and not self._options.markers:
+                return
+            count = self._batch_count(frame, len(entry) - frame.payload_start)
+        except FormatError as error:
+            self._refuse(rows.ledger_id, entry_id, error)
+            rows.add_unreadable(entry_id, str(error))
+            return
+        if not self._needs_payloads:
+            rows.add_metadata(entry_id, frame, count)
+            return
+        try:
+            payload = self._payload(frame, entry)
+        except FormatError as error:
+            self._refuse(rows.ledger_id, entry_id, error)
+            rows.add_damaged(entry_id, frame, count, str(error))
+            return
+        if count == 0:
+            rows.add_single(entry_id, frame, payload)
+            return
+        found = split_batch(payload, count)
+        if found.error is not None:
+            self._refuse(rows.ledger_id, entry_id, found.error)
+        rows.add_batch(entry_id, frame, count, payload, found)
+
+    def _batch_count(self, frame: Frame, payload_bytes: int) -> int:
+        """How many messages the payload holds if it can be taken apart; 0 when it isn't a batch, or can't be."""
+        metadata = frame.metadata
+        if not metadata.HasField("num_messages_in_batch") or _is_opaque(metadata):
+            return 0
+        count = int(metadata.num_messages_in_batch)
+        size = payload_bytes if metadata.compression == PayloadCodec.NONE else metadata.uncompressed_size
+        if count < 1 or count * MESSAGE_BYTES_MIN > size:
+            raise Inconsistent("messages of a batch", expected=f"1 to {size // MESSAGE_BYTES_MIN}", found=count)
+        if count > self._options.batch_messages_max:
+            raise LimitExceeded(
+                "messages of a batch", expected=f"at most {self._options.batch_messages_max}", found=count
+            )
+        return count
+
+    def _payload(self, frame: Frame, entry: memoryview) -> memoryview | bytes:
+        """The payload, decompressed unless that is impossible."""
+        metadata, stored = frame.metadata, entry[frame.payload_start :]
+        if _is_opaque(metadata):
+            return stored
+        try:
+            return decompress_payload(
+                metadata.compression, stored, metadata.uncompressed_size, self._options.payload_bytes_max
+            )
+        except FormatError as error:
+            error.offset = frame.payload_start
+            raise
+
+    def _refuse(self, ledger_id: int, entry_id: int, error: FormatError) -> None:
+        """Raises ``error`` with its place, unless bad entries become rows."""
+        where = f"entry {ledger_id}:{entry_id}"
+        error.object_name = f"{self._stream} {where}" if self._stream else where
+        if self._options.bad_entries is BadEntry.ERROR:
+            raise error
+
+
+def _is_opaque(metadata: Any) -> bool:
+    """Whether the payload is a part of a message, or encrypted: then it can be neither decompressed nor taken apart."""
+    return metadata.num_chunks_from_msg > 1 or bool(metadata.encryption_keys)
+
+
+def messages(batch: EntryBatch, options: MessageOptions | None = None, *, stream: str = "") -> pa.Table:
+    """All messages of ``batch`` as one table; what ``MessageDecoder.decode`` says of errors holds here too.
+
+    The whole of it is in memory, decompressed: for a long scan use a decoder, and batch after batch.
+    """
+    options = options or MessageOptions()
+    return pa.Table.from_batches(MessageDecoder(options, stream=stream).decode(batch), schema_of(options.columns))
+
+
+def publish_times_ms(batch: EntryBatch) -> NDArray[np.int64]:
+    """When each entry was published, by its own metadata where the batch doesn't know.
+
+    Returns:
+        int64, shape (n,): milliseconds since 1970 UTC, ``TIME_UNKNOWN_MS`` where the metadata can't be read either.
+    """
+    times, data, bounds = batch.publish_times_ms.copy(), batch.data, batch.offsets.tolist()
+    for number in np.flatnonzero(times == TIME_UNKNOWN_MS).tolist():
+        try:
+            time_ms = decode_frame(data[bounds[number] : bounds[number + 1]]).metadata.publish_time
+        except FormatError:
+            continue
+        if 0 < time_ms <= TIME_MS_MAX:
+            times[number] = time_ms
+    return times
