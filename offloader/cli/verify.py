@@ -6,7 +6,6 @@ Owns what is printed of it, and the exit code. Must never change anything.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, TextIO
@@ -15,6 +14,7 @@ import typer
 
 from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
 from offloader.cli.output import bytes_text, json_line
+from offloader.clock import SystemClock
 from offloader.errors import ErrorKind
 from offloader.manifest.state import ManifestState
 from offloader.read.fetch import Fetcher
@@ -103,8 +103,8 @@ def _print_totals(stream: str, record_id: int, totals: _Totals, *, deep: bool, a
         return
     looked = _count(totals.segments, "segment")
     if deep:
-        counts = _count(totals.blocks, "block"), _count(totals.entries, "entry", "entries")
-        looked = ", ".join([looked, *counts, bytes_text(totals.data_bytes)])
+        blocks, entries = _count(totals.blocks, "block"), _count(totals.entries, "entry", "entries")
+        looked = f"{looked}, {blocks}, {entries}, {bytes_text(totals.data_bytes)}"
     damage = _count(totals.damage, "finding")
     verdict = "all as the manifest says" if not totals.damage else f"{damage} of damage"
     notes = f"; {_count(totals.notes, 'note')}" if totals.notes else ""
@@ -122,11 +122,11 @@ class _Progress:
     def __init__(self, out: TextIO, *, of: int) -> None:
         self._out = out if out.isatty() else None
         self._of = of
-        self._shown_s = time.monotonic()
+        self._shown_s = SystemClock().monotonic_s()
         self._width = 0
 
     def show(self, totals: _Totals) -> None:
-        now = time.monotonic()
+        now = SystemClock().monotonic_s()
         if self._out is None or now - self._shown_s < PROGRESS_EVERY_S:
             return
         self._shown_s = now
