@@ -1,177 +1,207 @@
-"""How fast entries become segments in a store, beside bare puts of objects as large to the same store, in the same run.
+"""How fast a stream's entries become segments in an S3 server, beside bare boto3 in the same run.
 
-    python benchmarks/bench_offload.py [--store URL ...] [--mb 512] [--entry-bytes 1024] [--json]
+    python benchmarks/bench_offload.py [--server NAME ...] [--segment-mb 1024 64] [--delay-ms 0 30] [--mb 1024] [--json]
 
-Without --store: memory, a local directory, and MinIO when its binary is there (`./dev services up`). Entries come
-from memory in batches of 1 MiB through an OffloadHandle and the manifest, so no hot tier is measured. The bare
-reference puts the same number of bytes as multipart uploads of the same part size, as many parts at once.
+A whole stream is offloaded out of memory (manifest, blocks, parts, proof, commit), and the same bytes go as bare
+multipart uploads from as many threads, parts and objects of the same sizes, with the same checksum. The two take
+turns; the figures are medians. The server shares the cores with the client: compare ratios, and processor time.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import tempfile
+import statistics
+import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from uuid import uuid4
 
-import numpy as np
-import pyarrow as pa
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import numpy as np
+
+from benchmarks.endless_ledger import EndlessLedger
+from benchmarks.s3_rig import BUCKET, MIB, Cost, Rig, bare_uploads, measured, medians, rig, through
 from formats.checksum import crc32c
-from formats.entries import EntryBatch, Position
-from formats.keys import new_segment_uuid
-from formats.manifest import Assign, Offloaded
-from formats.manifest_edits import Edit
-from offloader.clock import SystemClock
-from offloader.manifest.log import ManifestLog
+from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, open_store
 from offloader.store.metered import requests_of
 from offloader.write.offloader import LedgerOffloader
-from services.binaries import find_binary
-from services.servers import Unavailable, make_bucket, running
 
-MIB = 1024 * 1024
-BATCH_BYTES = MIB
-SEGMENT_BYTES = 128 * MIB
-PART_BYTES = 16 * MIB
-IN_FLIGHT = 4
+PUT_CLASS = ("put", "begin_upload", "upload_part", "complete_upload", "list", "list_parts", "list_uploads")
 
 
-def batches(total_bytes: int, entry_bytes: int) -> list[EntryBatch]:
-    count = max(1, BATCH_BYTES // entry_bytes)
-    offsets = np.arange(0, entry_bytes * count + 1, entry_bytes, dtype=np.int32)
-    body = pa.py_buffer(os.urandom(entry_bytes * count))
-    payloads = pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), body])
-    made = []
-    for number in range(max(1, total_bytes // (entry_bytes * count))):
-        ids = np.arange(number * count, (number + 1) * count, dtype=np.int64)
-        made.append(EntryBatch(1, ids, payloads, np.full(count, 1_700_000_000_000, dtype=np.int64)))
-    return made
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured: MiB a segment, MiB in all, milliseconds added to each request, and how it is uploaded."""
 
+    segment_mib: float
+    total_mib: int
+    delay_ms: float
+    entry_bytes: int
+    part_bytes: int
+    in_flight: int
+    rounds: int
 
-def offload(store: ObjectStore, given: list[EntryBatch]) -> tuple[float, int, int]:
-    """Seconds, object bytes and PUT-class requests of offloading everything given."""
-    settings = Settings.of({"offload": {"part_bytes": PART_BYTES, "parts_in_flight_max": IN_FLIGHT}})
-    offloader = LedgerOffloader(store, settings)
-    log = ManifestLog(store, f"bench/{uuid4()}", clock=SystemClock())
-    before, started = writes(store), time.perf_counter()
-    log.open_epoch()
-    object_bytes, position = 0, 0
-    after: Position | None = None
-    while position < len(given):
-        uuid = new_segment_uuid(log.state.incarnation, int.from_bytes(os.urandom(8), "big"))
-        edits: list[Edit] = [Assign(uuid, 2, given[position].first, None, 0, dict(store.driver_metadata))]
-        log.commit(edits)
-        handle = offloader.streaming_offload(
-            uuid, {}, stream=log.stream, incarnation=log.state.incarnation, epoch=log.epoch or 0, after=after
+    def settings(self) -> Settings:
+        return Settings.of(
+            {
+                "offload": {
+                    "part_bytes": self.part_bytes,
+                    "parts_in_flight_max": self.in_flight,
+                    "workers_max": self.in_flight + 4,
+                    "max_size_per_offload_segment_mbytes": self.segment_mib,
+                    "offload_buffer_bytes_max": 2 * self.in_flight * self.part_bytes,
+                    "offload_memory_bytes_max": 2 * self.in_flight * self.part_bytes,
+                },
+                "store": {"connections_max": 64},
+            }
         )
-        while position < len(given) and handle.wire_bytes < SEGMENT_BYTES:
-            batch = given[position]
-            taken = handle.offer_batch(batch)
-            if taken == len(batch):
-                position += 1
-            else:
-                given[position] = batch.slice(taken, len(batch))
-                time.sleep(0.001)  # the buffer is full: the source's own pace
-        handle.close()
-        summary = handle.get_offload_result_async().result().summary
-        assert summary is not None
-        log.commit([Offloaded(uuid, summary, 0)])
-        object_bytes += summary.data_bytes + summary.index_bytes
-        after = summary.end
-    seconds = time.perf_counter() - started
+
+
+def offload(store: ObjectStore, case: Case, source: EndlessLedger, stream: str) -> None:
+    """The whole stream, from its opening to the last commit."""
+    offloader = LedgerOffloader(store, case.settings())
+    offloading = offloader.offload_stream(source, stream)
+    done = offloading.offload(timeout_s=600)
+    assert done == source.last, f"{done} instead of {source.last}"
+    offloading.stop()
     offloader.close()
-    return seconds, object_bytes, writes(store) - before
 
 
-def bare_puts(store: ObjectStore, total_bytes: int) -> float:
-    """Seconds that the same bytes take as bare multipart uploads."""
-    body = bytearray(os.urandom(PART_BYTES))
-    checksum = crc32c(body)
-    started = time.perf_counter()
-    with ThreadPoolExecutor(IN_FLIGHT) as pool:
-        left = total_bytes
-        while left > 0:
-            key = f"bench/bare-{uuid4()}"
-            upload = store.begin_upload(key)
-            sizes = [min(PART_BYTES, left - at) for at in range(0, min(SEGMENT_BYTES, left), PART_BYTES)]
+def object_sizes(store: ObjectStore, stream: str) -> list[int]:
+    """Bytes of each data object, as the manifest has them."""
+    segments = load_manifest(store, stream).segments.in_order()
+    return [segment.summary.data_bytes for segment in segments if segment.summary is not None]
 
-            def send(job: tuple[int, int], key: str = key, upload: str = upload) -> object:
-                number, size = job
-                whole = size == PART_BYTES
-                return store.upload_part(
-                    key, upload, number, body if whole else body[:size], crc32c=checksum if whole else None
-                )
 
-            parts = list(pool.map(send, enumerate(sizes, 1)))
-            store.complete_upload(key, upload, parts)  # type: ignore[arg-type]
-            left -= sum(sizes)
-    return time.perf_counter() - started
+def compare(rig: Rig, case: Case) -> Mapping[str, object]:
+    """One case: ours and bare in turns."""
+    source = EndlessLedger(case.entry_bytes, case.total_mib * MIB // case.entry_bytes)
+    parts = [source.pool[at : at + case.part_bytes] for at in range(0, len(source.pool), case.part_bytes)]
+    ours: list[Cost] = []
+    bare: list[Cost] = []
+    keys = {"access_key": rig.endpoint.access_key, "secret_key": rig.endpoint.secret_key}
+    with through(rig, case.delay_ms) as url:
+        store = open_store(f"s3://{BUCKET}/ours", endpoint_url=url, settings=case.settings().store, **keys)
+        client = rig.client(url)
+        for _ in range(case.rounds):
+            stream = f"bench/{uuid4()}"
+            before = writes(store)
+            ours.append(measured(rig, lambda stream=stream: offload(store, case, source, stream)))
+            requests = writes(store) - before
+            sizes = object_sizes(store, stream)
+            bare.append(
+                measured(rig, lambda sizes=sizes: bare_uploads(client, parts, sizes, case.part_bytes, case.in_flight))
+            )
+            rig.clean()
+        store.close()
+        client.close()
+    parts_sent = sum(-(-size // case.part_bytes) for size in sizes)
+    return figures(case, medians(ours), medians(bare), sum(sizes)) | {
+        "wall_ratio_of_each_round": [round(b.wall_s / o.wall_s, 3) for o, b in zip(ours, bare, strict=True)],
+        "segments": len(sizes),
+        "writes_per_segment_beside_parts": (requests - parts_sent) / len(sizes),
+    }
+
+
+def figures(case: Case, ours: Cost, bare: Cost, object_bytes: int) -> dict[str, object]:
+    gigabytes = object_bytes / 1e9
+    return {
+        "segment_mib": case.segment_mib,
+        "delay_ms": case.delay_ms,
+        "mb_s": object_bytes / 1e6 / ours.wall_s,
+        "bare_mb_s": object_bytes / 1e6 / bare.wall_s,
+        "ratio": bare.wall_s / ours.wall_s,
+        "own_cpu_s_per_gb": ours.own_cpu_s / gigabytes,
+        "bare_cpu_s_per_gb": bare.own_cpu_s / gigabytes,
+        "all_cpu_s_per_gb": ours.cpu_s / gigabytes,
+        "bare_all_cpu_s_per_gb": bare.cpu_s / gigabytes,
+        "cpu_ratio": bare.cpu_s / ours.cpu_s,
+        "ours": asdict(ours),
+        "bare": asdict(bare),
+    }
 
 
 def writes(store: ObjectStore) -> int:
+    """PUT-class requests so far: S3 counts listings with them."""
     counts = requests_of(store)
-    verbs = ("put", "begin_upload", "upload_part", "complete_upload")
-    return sum(counts[verb].requests for verb in verbs if verb in counts)
+    return sum(counts[verb].requests for verb in PUT_CLASS if verb in counts)
 
 
-@contextlib.contextmanager
-def places(urls: list[str]) -> Iterator[list[tuple[str, ObjectStore]]]:
-    with contextlib.ExitStack() as stack:
-        if urls:
-            yield [(url, open_store(url)) for url in urls]
-            return
-        directory = stack.enter_context(tempfile.TemporaryDirectory())
-        found = [("memory", open_store("memory://bench")), ("directory", open_store(f"file://{directory}/store"))]
-        with contextlib.suppress(Unavailable):
-            find_binary("minio", build=False)
-            endpoint = stack.enter_context(running("minio"))
-            make_bucket(endpoint, "bench")
-            keys = {"access_key": endpoint.access_key, "secret_key": endpoint.secret_key}
-            found.append(("MinIO", open_store("s3://bench", endpoint_url=endpoint.url, **keys)))
-        yield found
+def limits(directory: Path) -> Mapping[str, float]:
+    """What this machine does at best, MB/s: copying memory, CRC-32C, writing and syncing a file."""
+    body = np.frombuffer(os.urandom(128 * MIB), dtype=np.uint8)
+    target = np.zeros_like(body)
+
+    def rate(work: object) -> float:
+        assert callable(work)
+        found = []
+        for _ in range(3):
+            started = time.perf_counter()
+            work()
+            found.append(len(body) / 1e6 / (time.perf_counter() - started))
+        return statistics.median(found)
+
+    def write() -> None:
+        with (directory / "limit").open("wb", buffering=0) as file:
+            file.write(body.data)
+            os.fsync(file.fileno())
+
+    return {
+        "memory_copy_mb_s": rate(lambda: np.copyto(target, body)),
+        "crc32c_mb_s": rate(lambda: crc32c(body)),
+        "disk_write_mb_s": rate(write),
+    }
 
 
-def described(row: dict[str, object]) -> str:
+def described(server: str, row: Mapping[str, object]) -> str:
     return (
-        "{store:10} {payload_mb_s:7.0f} MB/s offloaded, bare {bare_mb_s:7.0f} MB/s, ratio {ratio:.2f}, "
-        "{bytes_stored_per_byte:.3f} bytes stored per byte, {writes_per_gib:.0f} write requests per GiB"
-    ).format(**row)
+        "{server:9} {segment_mib:5g} MiB segments, +{delay_ms:g} ms: {mb_s:5.0f} MB/s, bare {bare_mb_s:5.0f}, ratio "
+        "{ratio:.2f} {wall_ratio_of_each_round}; CPU-s/GB own {own_cpu_s_per_gb:.2f} (bare {bare_cpu_s_per_gb:.2f}), "
+        "with server {all_cpu_s_per_gb:.2f} ({bare_all_cpu_s_per_gb:.2f}); "
+        "{writes_per_segment_beside_parts:.2f} writes a segment beside parts"
+    ).format(server=server, **row)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", action="append", default=[], metavar="URL")
-    parser.add_argument("--mb", type=int, default=512)
+    parser.add_argument("--server", nargs="*", default=["minio", "versitygw"])
+    parser.add_argument("--segment-mb", nargs="*", type=float, default=[1024.0, 64.0])
+    parser.add_argument("--delay-ms", nargs="*", type=float, default=[0.0, 30.0])
+    parser.add_argument("--mb", type=int, default=1024, help="MiB of payload offloaded in each round")
     parser.add_argument("--entry-bytes", type=int, default=1024)
+    parser.add_argument("--part-mb", type=int, default=16)
+    parser.add_argument("--in-flight", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    rows = []
-    with places(options.store) as found:
-        for name, store in found:
-            given = batches(options.mb * MIB, options.entry_bytes)
-            payload_bytes = sum(batch.payload_bytes for batch in given)
-            seconds, object_bytes, requests = offload(store, given)
-            bare_s = bare_puts(store, object_bytes)
-            rows.append(
-                {
-                    "store": name,
-                    "payload_mb_s": payload_bytes / seconds / 1e6,
-                    "bare_mb_s": object_bytes / bare_s / 1e6,
-                    "ratio": (object_bytes / seconds) / (object_bytes / bare_s),
-                    "bytes_stored_per_byte": object_bytes / payload_bytes,
-                    "writes_per_gib": requests / (payload_bytes / 2**30),
-                }
-            )
-            if not options.json:
-                print(described(rows[-1]))
-    if options.json:
+    given = parser.parse_args()
+    rows: dict[str, object] = {}
+    for server in given.server:
+        with rig(server) as running:
+            rows["limits"] = found = limits(running.data)
+            if not given.json:
+                print(f"this machine: {', '.join(f'{name} {value:.0f}' for name, value in found.items())}")
+            for segment_mib in given.segment_mb:
+                for delay_ms in given.delay_ms:
+                    case = Case(
+                        segment_mib,
+                        given.mb,
+                        delay_ms,
+                        given.entry_bytes,
+                        given.part_mb * MIB,
+                        given.in_flight,
+                        given.rounds,
+                    )
+                    row = rows[f"{server} {segment_mib:g} MiB +{delay_ms:g} ms"] = compare(running, case)
+                    if not given.json:
+                        print(described(server, row), flush=True)
+    if given.json:
         print(json.dumps(rows))
 
 
