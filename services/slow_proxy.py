@@ -95,7 +95,7 @@ class SlowProxy:
         piece = _PIECE_BYTES if self._bytes_per_s else _PIPE_BYTES
         with _closing(client, server), _pipe() as (out, into):
             while count := os.splice(client.fileno(), into, piece):
-                if answered.is_set():
+                if self._delay_s and answered.is_set():
                     answered.clear()
                     self._sleep(self._delay_s)
                 self._wait_for_turn(count)
