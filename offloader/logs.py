@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line, and the one line that each segment gets.
+"""Structured logs: one JSON object per line.
 
 Owns the shape of a log line. Must never configure logging at import, nor let a value break a line in two.
 """
@@ -9,11 +9,8 @@ import json
 import logging
 from datetime import UTC, datetime
 from typing import TextIO
-from uuid import UUID
 
-from formats.segment_index import SegmentSummary
-
-__all__ = ["JsonLines", "log_segment_offloaded", "log_to"]
+__all__ = ["JsonLines", "log_to"]
 
 #: What every record has; the rest was given by ``extra=``.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -64,23 +61,3 @@ def log_to(stream: TextIO, *, level: str = "INFO", as_json: bool = True) -> logg
     logger.addHandler(handler)
     logger.setLevel(level)
     return handler
-
-
-def log_segment_offloaded(logger: logging.Logger, stream: str, uuid: UUID, summary: SegmentSummary) -> None:
-    """The one line of a segment: written when its manifest record is durable, never earlier."""
-    logger.info(
-        "stream %s: segment %s %s..%s, %d entries, %d bytes",
-        *(stream, uuid, summary.begin, summary.end, summary.entries, summary.data_bytes),
-        extra={
-            "event": "segment_offloaded",
-            "stream": stream,
-            "segment": str(uuid),
-            "begin": str(summary.begin),
-            "end": str(summary.end),
-            "entries": summary.entries,
-            "payload_bytes": summary.payload_bytes,
-            "data_bytes": summary.data_bytes,
-            "index_bytes": summary.index_bytes,
-            "blocks": summary.blocks,
-        },
-    )

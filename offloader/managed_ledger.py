@@ -26,7 +26,6 @@ from offloader.read.reader import Entries, open_reader
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
-from offloader.telemetry import NO_TELEMETRY, Recorder
 from offloader.write.hot_release import HotRelease
 from offloader.write.ledger_trigger import LedgerTrigger
 from offloader.write.offloader import LedgerOffloader
@@ -44,7 +43,6 @@ def open_managed_ledger(
     settings: Settings | None = None,
     clock: Clock | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
-    recorder: Recorder = NO_TELEMETRY,
 ) -> ManagedLedger:
     """A stream to append to, whose entries go into ``store`` while they are written.
 
@@ -56,7 +54,6 @@ def open_managed_ledger(
         store: the object store of the cold tier.
         settings: sizes and limits; ``settings.offload.method`` says how it is offloaded.
         clock, entropy: time and randomness, for tests.
-        recorder: takes the stream's metrics, for example ``offloader.telemetry.Metrics``.
 
     Raises:
         InvalidCall: not a stream name.
@@ -75,7 +72,7 @@ def open_managed_ledger(
         source = database.open_stream(stream)
         # Before the offload: what it hears of is in the cache when it looks there.
         tail = TailingSource(source, settings.offload.tail_cache_bytes_max)
-        offloader = LedgerOffloader(store, settings, clock=clock, entropy=entropy, recorder=recorder, observe=True)
+        offloader = LedgerOffloader(store, settings, clock=clock, entropy=entropy, observe=True)
         offload = offloader.offload_stream(tail, stream) if settings.offload.method == "streaming" else None
     except BaseException:
         if own is not None:

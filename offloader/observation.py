@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,10 +18,10 @@ from offloader.errors import OffloaderError
 from offloader.limits import LimitStatus
 from offloader.settings import Settings
 from offloader.status_document import process_document, stream_document, write_status_file
-from offloader.telemetry import NO_TELEMETRY, Recorder
+from offloader.telemetry import NO_TELEMETRY, Reading, Recorder
 from offloader.watchdog import Stall, Watchdog
 from offloader.write.progress import Lag
-from offloader.write.status import StreamStatus
+from offloader.write.status import Mode, StreamStatus
 
 __all__ = ["Observation", "ObservedStream"]
 
@@ -40,16 +41,16 @@ class ObservedStream(Protocol):
 
 #: A look at ten thousand streams takes a quarter of a second: it must stay a small part of the time.
 _IDLE_FACTOR = 50.0
-#: Error of a stream that somebody else owns.
-_FENCED = "Fenced"
-#: Counter of a status -> metric and its label.
-_COUNTERS = {
-    "entries_committed": ("entries_offloaded_total", ""),
-    "bytes_committed": ("bytes_offloaded_total", ""),
-    "segments_committed": ("segments_total", "offloaded"),
-    "segments_failed": ("segments_total", "failed"),
-    "offers_refused": ("offers_refused_total", ""),
-}
+#: Error of a stream that was stopped on purpose: it has no gauges any more.
+_ON_PURPOSE = "Closed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    stream: str
+    status: StreamStatus
+    lag: Lag | None
+    stall: Stall | None
 
 
 class Observation:
@@ -58,7 +59,7 @@ class Observation:
     Args:
         settings: of the process; ``settings.telemetry`` says how often and where to.
         clock: for the watchdog and the time of a document.
-        recorder: takes the metrics of the streams.
+        recorder: asks for the gauges of the streams until this is closed.
         limits: what the store's limits do at the moment.
     """
 
@@ -72,7 +73,6 @@ class Observation:
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._recorder = recorder
         self._limits = limits
         self._watchdog = Watchdog(
             settings.telemetry.watchdog_no_progress_s,
@@ -82,22 +82,16 @@ class Observation:
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()
-        self._counted: weakref.WeakKeyDictionary[ObservedStream, dict[str, int]] = weakref.WeakKeyDictionary()
         self._stalled: set[str] = set()
-        self._waited_s = 0.0
         self._told: str = ""
         self._started = False
         self._closed = False
+        self._unwatch = recorder.watch(self.readings)
 
     def add(self, stream: ObservedStream) -> None:
         """Looks at it from now on, for as long as somebody else holds it."""
         with self._lock:
             self._streams.add(stream)
-
-    def remove(self, stream: ObservedStream) -> None:
-        """Doesn't look at it any more."""
-        with self._lock:
-            self._streams.discard(stream)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
         """Looks every ``status_interval_s``, less often where a look takes long; a second call changes nothing.
@@ -123,29 +117,52 @@ class Observation:
         """Looks for the last time, so that the status file says how it ended. Closing twice is fine."""
         with self._lock:
             closed, self._closed = self._closed, True
-        if self._started and not closed:
-            self.look()
+        if not closed:
+            self._unwatch()
+            if self._started:
+                self.look()
 
     def look(self) -> dict[str, Any]:
-        """Looks once; the document of the process."""
+        """Looks once; the document of the process, which goes to the status file too."""
+        seen = self._see()
+        documents = [stream_document(each.stream, each.status, each.lag, each.stall) for each in seen]
+        document = process_document(
+            documents, settings=self._settings, limits=self._limits(), now_ms=self._clock.now_ms()
+        )
+        self._write(document)
+        return document
+
+    def readings(self) -> Iterator[Reading]:
+        """The gauges of the streams and of what they wait for, as they are now."""
+        for each in self._see():
+            if not _was_closed(each.status):
+                yield from _readings_of(each)
+        limits = self._limits()
+        if limits is None:
+            return
+        for priority, count in limits.waiting.items():
+            yield Reading("turns_waiting", count, label=priority)
+        if limits.pace_requests_per_s is not None:
+            yield Reading("pace_requests_per_second", limits.pace_requests_per_s)
+
+    def _see(self) -> list[_Seen]:
         with self._looking:
             with self._lock:
-                streams = sorted(self._streams, key=lambda stream: stream.stream)
-            statuses = {stream: stream.status() for stream in streams}
-            lags = {stream: _lag_of(stream) for stream in streams}
+                held = sorted(self._streams, key=lambda stream: stream.stream)
+            streams: dict[str, tuple[ObservedStream, StreamStatus]] = {}
+            for stream in held:
+                status = stream.status()
+                # A stream that was stopped and started again may be held twice for a while.
+                if stream.stream not in streams or not _was_closed(status):
+                    streams[stream.stream] = stream, status
+            # Before any source is asked: one that doesn't answer must not keep the watchdog quiet.
             stalls = self._watchdog.look(
-                self._clock.monotonic_s(), {stream.stream: status for stream, status in statuses.items()}
+                self._clock.monotonic_s(), {name: status for name, (_, status) in streams.items()}
             )
             self._warn(stalls)
-            limits = self._limits()
-            self._measure(statuses, lags, stalls, limits)
-            documents = [
-                stream_document(stream.stream, statuses[stream], lags[stream], stalls.get(stream.stream))
-                for stream in streams
+            return [
+                _Seen(name, status, _lag_of(stream), stalls.get(name)) for name, (stream, status) in streams.items()
             ]
-            document = process_document(documents, settings=self._settings, limits=limits, now_ms=self._clock.now_ms())
-            self._write(document)
-            return document
 
     def _warn(self, stalls: Mapping[str, Stall]) -> None:
         """Once when it begins, once when it is over."""
@@ -155,50 +172,6 @@ class Observation:
         for name in self._stalled - stalls.keys():
             _log.info("stream %s: not stalled any more", name, extra={"event": "stream_moves", "stream": name})
         self._stalled = set(stalls)
-
-    def _measure(
-        self,
-        statuses: Mapping[ObservedStream, StreamStatus],
-        lags: Mapping[ObservedStream, Lag | None],
-        stalls: Mapping[str, Stall],
-        limits: LimitStatus | None,
-    ) -> None:
-        gauges: dict[str, dict[tuple[str, str], float]] = {name: {} for name in _GAUGES}
-        for stream, status in statuses.items():
-            self._count(stream, status)
-            at = (stream.stream, "")
-            gauges["streams"][stream.stream, status.mode.value] = 1.0
-            gauges["streams_stalled"][at] = float(stream.stream in stalls)
-            gauges["buffer_bytes"][at] = status.buffer_bytes
-            gauges["buffer_limit_bytes"][at] = status.buffer_bytes_max
-            if status.last_progress_ms is not None:
-                gauges["last_progress_timestamp_seconds"][at] = status.last_progress_ms / 1000
-            lag = lags[stream]
-            if lag is not None:
-                gauges["lag_entries"][at] = lag.entries
-                gauges["lag_bytes"][at] = lag.payload_bytes
-                if lag.seconds is not None:
-                    gauges["lag_seconds"][at] = lag.seconds
-        if limits is not None:
-            gauges["turns_waiting"] = {("", name): float(count) for name, count in limits.waiting.items()}
-            if limits.pace_requests_per_s is not None:
-                gauges["pace_requests_per_second"] = {("", ""): limits.pace_requests_per_s}
-            self._recorder.add("turns_waited_seconds_total", limits.waited_s - self._waited_s)
-            self._waited_s = limits.waited_s
-        for name, values in gauges.items():
-            self._recorder.set(name, values)
-
-    def _count(self, stream: ObservedStream, status: StreamStatus) -> None:
-        """Counters grow by what is new since the last look: a namespace's outlive its streams."""
-        before = self._counted.setdefault(stream, dict.fromkeys(_COUNTERS, 0))
-        if status.error_kind == _FENCED and not before.get(_FENCED):
-            before[_FENCED] = 1
-            self._recorder.add("fenced_total", stream=stream.stream)
-        for name, (metric, label) in _COUNTERS.items():
-            grown = getattr(status, name) - before[name]
-            if grown:
-                self._recorder.add(metric, grown, stream=stream.stream, label=label)
-                before[name] += grown
 
     def _write(self, document: Mapping[str, Any]) -> None:
         if not self._settings.telemetry.status_file:
@@ -212,10 +185,24 @@ class Observation:
             self._told = str(error)
 
 
-_GAUGES = (
-    *("streams", "streams_stalled", "buffer_bytes", "buffer_limit_bytes", "last_progress_timestamp_seconds"),
-    *("lag_entries", "lag_bytes", "lag_seconds", "turns_waiting", "pace_requests_per_second"),
-)
+def _was_closed(status: StreamStatus) -> bool:
+    return status.mode is Mode.STOPPED and status.error_kind == _ON_PURPOSE
+
+
+def _readings_of(seen: _Seen) -> Iterator[Reading]:
+    stream, status = seen.stream, seen.status
+    yield Reading("streams", 1.0, stream, status.mode.value)
+    yield Reading("streams_stalled", float(seen.stall is not None), stream)
+    yield Reading("buffer_bytes", status.buffer_bytes, stream)
+    yield Reading("buffer_limit_bytes", status.buffer_bytes_max, stream)
+    if status.last_progress_ms is not None:
+        yield Reading("last_progress_timestamp_seconds", status.last_progress_ms / 1000, stream)
+    if seen.lag is None:
+        return
+    yield Reading("lag_entries", seen.lag.entries, stream)
+    yield Reading("lag_bytes", seen.lag.payload_bytes, stream)
+    if seen.lag.seconds is not None:
+        yield Reading("lag_seconds", seen.lag.seconds, stream)
 
 
 def _lag_of(stream: ObservedStream) -> Lag | None:

@@ -63,6 +63,7 @@ class ColdTier:
                 for batch in batches:
                     part = batch.between(first, last)
                     if len(part):
+                        fetcher.count_used(self._stream, part)
                         yield part
 
     def cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
@@ -75,11 +76,14 @@ class ColdTier:
         stored_bytes = sum(int(segment_map.blocks.length[numbers].sum()) for _, segment_map, numbers in wanted)
         if stored_bytes > self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE:
             return None
-        return [
+        parts = [
             batch.between(first, last)
             for objects, segment_map, numbers in wanted
             for batch in self._fetcher.kept_blocks(objects, segment_map, numbers)
         ]
+        for part in parts:
+            self._fetcher.count_used(self._stream, part)
+        return parts
 
     def count(self, first: Position, last: Position) -> int:
         """How many entries a range has; see ``Reader.count``."""

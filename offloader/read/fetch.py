@@ -38,6 +38,7 @@ from offloader.read.plan import BlockRun, SegmentObjects, block_runs
 from offloader.read.workers import Workers
 from offloader.settings import ReadSettings
 from offloader.store.base import ByteRange, ObjectStore
+from offloader.store.observed import recorder_of
 
 __all__ = ["Fetcher", "SkipCorrupt"]
 
@@ -70,6 +71,7 @@ class Fetcher:
         self.settings = settings
         self.cache = cache or Cache(settings.cache_bytes_max)
         self.workers = Workers(settings.requests_in_flight_max, executor)
+        self._recorder = recorder_of(store)
 
     def index(self, objects: SegmentObjects, *, keep: bool = True) -> SegmentMap:
         """The segment's index, checked against what ``objects`` says of it.
@@ -85,7 +87,15 @@ class Fetcher:
         if not keep:
             held: SegmentMap | None = self.cache.peek(key)
             return held if held is not None else self._load_index(objects)
-        found: SegmentMap = self.cache.get(key, lambda: self._load_index(objects), _index_held_bytes)
+        misses = 0
+
+        def load() -> SegmentMap:
+            nonlocal misses
+            misses = 1
+            return self._load_index(objects)
+
+        found: SegmentMap = self.cache.get(key, load, _index_held_bytes)
+        self._count_cached(objects, 1 - misses, misses)
         return found
 
     def run(self, run: BlockRun, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
@@ -127,9 +137,11 @@ class Fetcher:
     ) -> list[EntryBatch]:
         """The entries of blocks ``numbers``, one batch per block, through the cache; what isn't there is fetched
         coalesced."""
-        url, data_key = self.store.url, objects.data_key
+        url, data_key, misses = self.store.url, objects.data_key, 0
 
         def load(wanted: list[tuple[str, str, int]]) -> dict[tuple[str, str, int], EntryBatch]:
+            nonlocal misses
+            misses = len(wanted)
             absent = np.array([number for _, _, number in wanted], dtype=np.int64)
             runs = list(block_runs(objects, segment_map, absent, self.settings.request_bytes))
             loaded = [self.run(runs[0])] if len(runs) == 1 else list(self.runs(runs))
@@ -137,6 +149,7 @@ class Fetcher:
 
         keys = [(url, data_key, number) for number in numbers.tolist()]
         found = self.cache.get_many(keys, load, _batch_held_bytes)
+        self._count_cached(objects, len(keys) - misses, misses)
         return [found[key] for key in keys]
 
     def entry_table(self, objects: SegmentObjects, segment_map: SegmentMap, number: int) -> EntryTable:
@@ -155,6 +168,16 @@ class Fetcher:
     def bytes_of(self, objects: SegmentObjects, segment_map: SegmentMap, start: int, stop: int) -> bytes:
         """Bytes ``start`` .. ``stop`` of a segment's data object; exactly as many, of an object of the right length."""
         return self._get(objects, objects.data_key, ByteRange(start, stop), segment_map.data_bytes)
+
+    def count_used(self, stream: str, batch: EntryBatch) -> None:
+        """Notes that a reader got these entries: what was fetched for them and not used shows in the metrics."""
+        self._recorder.add("read_used_bytes_total", batch.payload_bytes, stream=stream)
+
+    def _count_cached(self, objects: SegmentObjects, hits: int, misses: int) -> None:
+        if hits:
+            self._recorder.add("cache_hits_total", hits, stream=objects.stream)
+        if misses:
+            self._recorder.add("cache_misses_total", misses, stream=objects.stream)
 
     def _load_index(self, objects: SegmentObjects) -> SegmentMap:
         key = objects.index_key
@@ -185,6 +208,7 @@ class Fetcher:
             data, info = self.store.get(key, byte_range)
         except NotFound as cause:
             raise self.missing(objects, key) from cause
+        self._recorder.add("read_fetched_bytes_total", len(data), stream=objects.stream)
         wanted = info.size_bytes if byte_range is None else byte_range.length
         if (expected_bytes is not None and info.size_bytes != expected_bytes) or len(data) != wanted:
             raise ObjectChanged(

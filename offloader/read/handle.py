@@ -151,8 +151,12 @@ class ReadHandle:
                 request_bytes = self._fetcher.settings.request_bytes
                 runs = plan.block_runs(piece.objects, piece.segment_map, numbers, request_bytes)
                 found = list(itertools.chain.from_iterable(self._fetcher.runs(runs)))
-            batches += [batch.between(first, last) for batch in found]
-        return Entries(tuple(batch for batch in batches if len(batch)))
+            for batch in found:
+                part = batch.between(first, last)
+                if len(part):
+                    self._fetcher.count_used(piece.objects.stream, part)
+                    batches.append(part)
+        return Entries(tuple(batches))
 
     def close(self) -> None:
         """Later reads raise ``Closed``. Closing twice is fine."""

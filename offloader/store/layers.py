@@ -27,6 +27,6 @@ def layered(raw: ObjectStore, options: StoreOptions) -> ObjectStore:
     counted: ObjectStore = MeteredStore(raw)
     if options.recorder is not NO_TELEMETRY:
         counted = ObservedStore(counted, options.recorder, options.clock)
-    throttled = ThrottledStore(counted, limiter)
+    throttled = ThrottledStore(counted, limiter, options.recorder)
     store = RetryingStore(throttled, options.settings, options.clock, recorder=options.recorder)
     return ReadOnlyStore(store, hint="open the store for writing") if options.read_only else store

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from offloader.errors import InvalidCall, Throttled
-from offloader.limits import Limiter, LimitStatus, Priority, working_at
+from offloader.limits import Limiter, LimitStatus, Priority, turn_waited_s, working_at
 from offloader.settings import LimitSettings
 from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
+from offloader.telemetry import NO_TELEMETRY, Recorder
 
 __all__ = ["PrioritizedStore", "ThrottledStore", "limits_of", "require_limits"]
 
@@ -29,16 +30,23 @@ class ThrottledStore(AroundStore):
     Args:
         inner: the store.
         limiter: shared by all stores that shall be slow together.
+        recorder: is told of waits.
     """
 
-    def __init__(self, inner: ObjectStore, limiter: Limiter) -> None:
+    def __init__(self, inner: ObjectStore, limiter: Limiter, recorder: Recorder = NO_TELEMETRY) -> None:
         super().__init__(inner)
         self.limiter = limiter
+        self._recorder = recorder
         self._closing = threading.Event()
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
         what = f"{request.verb} {request.key} in {self.url}"
-        turn = self.limiter.take_turn(request.traffic, request.size_bytes, self._closing, what=what)
+        before_s = turn_waited_s()
+        try:
+            turn = self.limiter.take_turn(request.traffic, request.size_bytes, self._closing, what=what)
+        finally:
+            if turn_waited_s() > before_s:
+                self._recorder.add("turns_waited_seconds_total", turn_waited_s() - before_s)
         try:
             answer = call()
         except Throttled:

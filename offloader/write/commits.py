@@ -15,6 +15,8 @@ from offloader.clock import Clock
 from offloader.errors import OffloaderError, OutcomeUnknown
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
+from offloader.store.observed import recorder_of
+from offloader.write.announce import announce
 from offloader.write.segment_queue import WritingSegment
 
 __all__ = ["Commits"]
@@ -23,7 +25,7 @@ _Then = Callable[[ManifestState], None]
 
 
 class Commits:
-    """Commits edits, and does what is to be done after them, exactly once.
+    """Commits edits, says so, and does what is to be done after them, exactly once.
 
     Args:
         log: the stream's manifest.
@@ -35,6 +37,7 @@ class Commits:
         self._log = log
         self._driver = dict(driver)
         self._clock = clock
+        self._recorder = recorder_of(log.store)
         self._pending: tuple[Sequence[Edit], _Then] | None = None
 
     def first(
@@ -86,6 +89,7 @@ class Commits:
             self._pending = None
             raise
         self._pending = None
+        announce(edits, state, self._recorder)
         then(state)
 
     def _assign(self, segment: WritingSegment) -> Assign:

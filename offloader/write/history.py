@@ -24,10 +24,10 @@ from formats.segment import Layout, SegmentSummary
 from offloader.clock import Clock
 from offloader.errors import Fenced, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
-from offloader.logs import log_segment_offloaded
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.settings import OffloadSettings
+from offloader.store.observed import recorder_of
 from offloader.write.commits import Commits
 from offloader.write.coverage import acknowledged_end
 from offloader.write.workers import SerialTask, Workers
@@ -261,7 +261,6 @@ class HistoryOffload:
         for attempt, summary in settled:
             self._result.offloaded.append((attempt.uuid, summary))
             self._plan.uploaded(summary)
-            log_segment_offloaded(_log, self._log.stream, attempt.uuid, summary)
             self._on_progress(summary)
         if settled and self._acknowledges:
             self._acknowledge(state)
@@ -329,4 +328,6 @@ class HistoryOffload:
     def _fail(self, error: BaseException) -> None:
         """The manifest takes nothing more: uploads end soon, what they were stays assigned."""
         self._stopped = True
+        if isinstance(error, Fenced):
+            recorder_of(self._log.store).add("fenced_total", stream=self._log.stream)
         self._done.set_exception(error)

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from typing import Any
 from uuid import UUID
 
 from formats.entries import Position
@@ -25,8 +26,9 @@ from offloader.observation import Observation
 from offloader.read.handle import ReadHandle, read_offloaded
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
+from offloader.store.observed import recorder_of
 from offloader.store.throttled import limits_of, require_limits
-from offloader.telemetry import NO_TELEMETRY, Recorder
+from offloader.telemetry import NO_TELEMETRY
 from offloader.write.backfill import HistoryTools
 from offloader.write.buffer import StreamBuffer
 from offloader.write.by_ledger import LedgerHandle, offload_ledger
@@ -57,8 +59,8 @@ class LedgerOffloader:
         store: where segments go.
         settings: sizes, ages and limits.
         clock, entropy: time and randomness, for tests and simulations.
-        recorder: takes the metrics of the streams.
-        observe: looks at the streams now and then (watchdog); also done for a status file or a recorder.
+        observe: looks at the streams now and then (watchdog); also done for a status file, and where the store was
+            opened with a recorder, which then gets the metrics of the streams too.
         workers: who runs its tasks, for simulations; it is closed with the offloader.
 
     Raises:
@@ -72,7 +74,6 @@ class LedgerOffloader:
         *,
         clock: Clock | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
-        recorder: Recorder = NO_TELEMETRY,
         observe: bool = False,
         workers: Workers | None = None,
     ) -> None:
@@ -83,6 +84,8 @@ class LedgerOffloader:
         self._entropy = entropy
         self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
         self._run_workers = Workers(LEDGER_RUNS_MAX, self._clock)
+        # Threads of its own: where all workers hang in the store, somebody must be left to say so.
+        self._observers = Workers(1, self._clock)
         relieve = SerialTask(self._workers, lambda: self._budget.relieve())
         self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, relieve.schedule)
         self._tools = HistoryTools(
@@ -98,6 +101,7 @@ class LedgerOffloader:
         self.history = HistoryRuns(store, self._tools, self.settings.manifest)
         self._lock = threading.Lock()
         self._uuids: OrderedDict[UUID, None] = OrderedDict()
+        recorder = recorder_of(store)
         self.observation = Observation(
             self.settings, self._clock, recorder=recorder, limits=lambda: limits_of(self.store)
         )
@@ -270,7 +274,7 @@ class LedgerOffloader:
         offload.start()
         self.observation.add(offload)
         if self._observe:
-            self.observation.start(self._workers.call_after)
+            self.observation.start(self._observers.call_after)
         return offload
 
     def offload_ledgers(self, source: LedgerSource, stream: str) -> Position | None:
@@ -303,9 +307,15 @@ class LedgerOffloader:
         trigger.start()
         return trigger
 
+    def status(self) -> dict[str, Any]:
+        """What the streams of this process, its limits and its store are doing: the status document
+        (``offloader.status_document``)."""
+        return self.observation.look()
+
     def close(self) -> None:
         """Ends the workers; stop the streams first. Closing twice is fine."""
         self.observation.close()
+        self._observers.close()
         self.history.stop()
         self._run_workers.close()
         self._workers.close()

@@ -6,12 +6,16 @@ Owns the counters behind a status and the arithmetic of lag. Must never do I/O; 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.segment import SegmentSummary
+from offloader.errors import Fenced, OffloaderError
 from offloader.ledgers.base import LedgerInfo
+from offloader.store.base import ObjectStore
+from offloader.store.observed import recorder_of
 from offloader.write.status import StreamStatus
 
 __all__ = ["Lag", "Progress", "lag_between", "lag_of"]
@@ -22,6 +26,7 @@ class Progress:
     """Counters of one stream in this process.
 
     Attributes:
+        tell: is told the name of a metric each time there is one more; may be called with locks held.
         segments_committed, entries_committed, bytes_committed: what became readable from the cold tier; bytes of
             payload.
         segments_failed: segments given up and started again.
@@ -32,6 +37,7 @@ class Progress:
         committed_time_ms: newest publish time of the last committed segment.
     """
 
+    tell: Callable[[str], None] = lambda _: None
     segments_committed: int = 0
     entries_committed: int = 0
     bytes_committed: int = 0
@@ -42,9 +48,25 @@ class Progress:
     tail_time_ms: int | None = None
     committed_time_ms: int | None = None
 
+    @classmethod
+    def told_by(cls, store: ObjectStore, stream: str) -> Progress:
+        """Of a stream; the metrics go where those of the store's requests go."""
+        return cls(partial(recorder_of(store).add, stream=stream))
+
     def fields(self) -> dict[str, Any]:
         """The counters by name, as ``StreamStatus`` takes them."""
-        return asdict(self)
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tell"}
+
+    def refused(self, really: bool) -> None:
+        """An entry was written, and there was no room; ``really``: not only because the stream isn't live."""
+        if really:
+            self.offers_refused += 1
+            self.tell("offers_refused_total")
+
+    def stopped(self, error: OffloaderError) -> None:
+        """The stream stopped by itself."""
+        if isinstance(error, Fenced):
+            self.tell("fenced_total")
 
     def seen(self, batch: EntryBatch) -> None:
         """Entries came by, from the listener or from a read."""

@@ -21,7 +21,6 @@ from formats.manifest import Edit, Failed, LedgersDeleted, Replace, Retire, Rewr
 from formats.segment import Layout, SegmentSummary
 from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
 from offloader.limits import Priority, working_at
-from offloader.logs import log_segment_offloaded
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
@@ -29,6 +28,8 @@ from offloader.read.fetch import Fetcher
 from offloader.read.reader import Reader
 from offloader.read.workers import Workers as Parallel
 from offloader.settings import ReadSettings
+from offloader.store.observed import recorder_of
+from offloader.write.announce import announce
 from offloader.write.assignment import segment_bytes_max
 from offloader.write.backfill import HistoryTools
 from offloader.write.by_ledger import READ_BYTES, LedgerPiece, offload_pieces
@@ -181,10 +182,9 @@ class LedgerRewrite:
                     f"stream {log.stream}: segment {uuid} reads otherwise than {planned.begin}..{planned.end} did",
                     hint="nothing was replaced",
                 )
-        log.commit([edit])
+        announce([edit], log.commit([edit]), recorder_of(log.store))
         self._result.replaced += len(group.old)
         for each in by:
-            log_segment_offloaded(_log, log.stream, each.uuid, each.summary)
             if each.summary.layout is Layout.V1:
                 self._result.rewritten.append((each.uuid, each.summary))
                 self._on_progress(each.summary)

@@ -22,7 +22,6 @@ from formats.segment import SegmentSummary
 from offloader.clock import Clock
 from offloader.errors import Closed, Corrupt, Fenced, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
-from offloader.logs import log_segment_offloaded
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.settings import OffloadSettings
@@ -103,7 +102,7 @@ class StreamSteps:
         self.error: OffloaderError | None = None
         self._backoff = Backoff(workers, settings.retry_seconds_max, self.schedule)
         self.gaps_recorded = 0
-        self.progress = Progress()
+        self.progress = Progress.told_by(log.store, log.stream)
 
     @property
     def stream(self) -> str:
@@ -145,7 +144,7 @@ class StreamSteps:
                 if not ours or self.queue.offer(batch) < len(batch):
                     # The rest is in the hot tier: the next steps read it from there.
                     self.mode = Mode.CATCH_UP
-                    self.progress.offers_refused += ours and before is not None and before.ledger_id == batch.ledger_id
+                    self.progress.refused(ours and before is not None and before.ledger_id == batch.ledger_id)
             first = self.queue.first
             wake = self.mode is Mode.CATCH_UP or first is None or not first.assigned
         if wake:
@@ -229,7 +228,6 @@ class StreamSteps:
             *(segment, summary, following, self._closed_ledgers()),
             then=lambda state: self._settled(state, summary, following),
         )
-        log_segment_offloaded(_log, self.stream, segment.handle.uuid, summary)
 
     def _settled(self, state: ManifestState, summary: SegmentSummary, following: WritingSegment | None) -> None:
         with self.changed:
@@ -394,6 +392,7 @@ class StreamSteps:
             segments = self.queue.clear(self.queue.offered)
             self.changed.notify_all()
         if not isinstance(error, Closed):
+            self.progress.stopped(error)
             _log.error("stream %s stopped: %s", self.stream, error)
         for segment in segments:
             segment.handle.abandon(error, abort=abort)

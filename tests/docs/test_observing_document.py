@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 from offloader.settings import LimitSettings, TelemetrySettings
 from offloader.telemetry import METRICS
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "OBSERVING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "OBSERVING.md").read_text(encoding="utf-8")
+
+
+def fences(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
+
+
+def test_the_sample_runs_and_prints_what_the_text_says(tmp_path: Path) -> None:
+    code = next(each for each in fences("python") if "metrics.exposition()" in each)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    promised = next(each for each in fences("text") if each.startswith("offloader_")).splitlines()
+    assert len(promised) == 5
+    assert set(promised) <= set(done.stdout.splitlines())
+
+
+def test_the_alerts_name_metrics_and_labels_that_exist() -> None:
+    [rules] = (yaml.safe_load(each) for each in fences("yaml"))
+    [group] = rules["groups"]
+    assert len(group["rules"]) == 6
+    for rule in group["rules"]:
+        assert rule.keys() <= {"alert", "expr", "for", "annotations"}
+        assert rule["annotations"]["summary"]
+        found = re.findall(r"offloader_(\w+)(?:\{(\w+)[=!~]+\"([^\"]*)\"\})?", rule["expr"])
+        assert found
+        for name, label, _ in found:
+            assert name in METRICS
+            assert label in ("", *METRICS[name].labels)
 
 
 def test_every_metric_is_in_the_table_as_it_is() -> None:

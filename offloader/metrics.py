@@ -1,0 +1,224 @@
+"""Metrics of a process for Prometheus: counted when something happens, read when somebody asks.
+
+Owns how long a label set lives and how many there are; values, buckets and text are ``prometheus_client``'s. Must never
+touch that library's global registry, fail the caller, or hold its lock while it asks a stream.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+
+from offloader.clock import Clock, SystemClock
+from offloader.settings import TelemetrySettings
+from offloader.telemetry import METRICS, Metric, Reading, namespace_of
+
+__all__ = ["CONTENT_TYPE", "OTHER", "Metrics"]
+
+#: Of what ``exposition`` answers.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: Upper bounds of the histograms, seconds.
+SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+#: Namespace and topic of what is above ``label_sets_max``.
+OTHER = "other"
+
+#: When all label sets are taken, unused ones are looked for so often: a look costs as much as a thousand counts.
+SWEEPS_PER_LIFETIME = 60
+
+_PREFIX = "offloader"
+_STREAM = ("namespace", "topic")
+#: Verbs by how S3 bills them; deletes and aborts are free.
+_WRITES = ("put", "begin_upload", "upload_part", "complete_upload", "list", "list_uploads", "list_parts")
+_READS = ("get", "head")
+_COST = "request_cost_estimate_dollars_total"
+_REFUSED = "label_sets_refused_total"
+
+
+@dataclass(slots=True)
+class _Series:
+    """One label set of one counter or histogram."""
+
+    child: Counter | Histogram
+    used_s: float
+
+
+class Metrics:
+    """Keeps measurements in memory and renders them. Thread-safe; give it to ``open_store(..., recorder=...)``.
+
+    With ``labels = "namespace"`` streams of one namespace are one label set: counters, histograms and most gauges are
+    sums, lag in seconds is the largest, the last progress the earliest. With ``"topic"`` each stream is one.
+
+    Gauges of a stream that was closed are gone at once. Its counters stay for ``label_lifetime_s`` after their last
+    use, so that whoever scrapes sees their last value; those of streams that are open stay. Above ``label_sets_max``
+    new label sets are counted under the namespace ``other``.
+
+    Args:
+        settings: labels, bounds and prices.
+        clock: measures lifetimes.
+
+    Attributes:
+        registry: of this object alone: what else a process wants to expose beside can be registered there.
+    """
+
+    def __init__(self, settings: TelemetrySettings | None = None, clock: Clock | None = None) -> None:
+        self._settings = settings or TelemetrySettings()
+        self._clock = clock or SystemClock()
+        self._names = {
+            metric.name: tuple(n for n in metric.labels if n != "topic" or self._settings.labels == "topic")
+            for metric in METRICS.values()
+        }
+        self._costs = dict.fromkeys(_WRITES, self._settings.write_cost_per_1000 / 1000)
+        self._costs |= dict.fromkeys(_READS, self._settings.read_cost_per_1000 / 1000)
+        # Guards the label sets. A leaf: nothing else is locked and nobody is asked while it is held.
+        self._lock = threading.Lock()
+        self._kept = {metric.name: self._new(metric) for metric in METRICS.values() if metric.kind != "gauge"}
+        self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}
+        self._sweep_due_s = 0.0
+        self._watched: dict[object, Callable[[], Iterable[Reading]]] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
+        cost = self._costs.get(label, 0.0) * amount if name == "requests_total" else 0.0
+        with self._lock:
+            self._child(name, stream, label).inc(amount)  # type: ignore[union-attr]
+            if cost:
+                self._child(_COST, stream, "").inc(cost)  # type: ignore[union-attr]
+
+    def observe(self, name: str, seconds: float, *, stream: str = "") -> None:
+        with self._lock:
+            self._child(name, stream, "").observe(seconds)  # type: ignore[union-attr]
+
+    def watch(self, readings: Callable[[], Iterable[Reading]]) -> Callable[[], None]:
+        token = object()
+        with self._lock:
+            self._watched[token] = readings
+        return lambda: self._forget(token)
+
+    @property
+    def label_sets(self) -> int:
+        """How many are kept, of all counters and histograms."""
+        with self._lock:
+            return len(self._series)
+
+    def exposition(self) -> bytes:
+        """All of it in Prometheus' text format (``CONTENT_TYPE``); asks every stream for its state."""
+        return generate_latest(self.registry)
+
+    def describe(self) -> Iterable[Family]:
+        """The names that are taken in the registry."""
+        return [
+            Family(f"{_PREFIX}_{name.removesuffix('_total')}", metric.help, metric.kind)
+            for name, metric in METRICS.items()
+        ]
+
+    def collect(self) -> Iterator[Family]:
+        """What ``registry`` asks for."""
+        with self._lock:
+            watched = list(self._watched.values())
+        gauges, live = self._merged(reading for readings in watched for reading in readings())
+        with self._lock:
+            self._drop_unused(live)
+            families = [
+                _gauges(metric, self._names[name], gauges[name])
+                if metric.kind == "gauge"
+                else self._counted(metric, live)
+                for name, metric in METRICS.items()
+            ]
+        yield from (family for family in families if family.samples)
+
+    def _new(self, metric: Metric) -> Counter | Histogram:
+        name, names = f"{_PREFIX}_{metric.name}", self._names[metric.name]
+        if metric.kind == "counter":
+            return Counter(name, metric.help, names, registry=None)
+        return Histogram(name, metric.help, names, registry=None, buckets=SECONDS_BUCKETS)
+
+    def _forget(self, token: object) -> None:
+        with self._lock:
+            self._watched.pop(token, None)
+
+    def _labels(self, name: str, stream: str, label: str) -> tuple[str, ...]:
+        return tuple(
+            namespace_of(stream) if each == "namespace" else stream if each == "topic" else label
+            for each in self._names[name]
+        )
+
+    def _child(self, name: str, stream: str, label: str) -> Counter | Histogram:
+        """Where a value goes; the lock is held."""
+        labels = self._labels(name, stream, label)
+        now_s = self._clock.monotonic_s()
+        series = self._series.get((name, labels))
+        if series is None:
+            if len(self._series) >= self._settings.label_sets_max and now_s >= self._sweep_due_s:
+                self._drop_unused(set())
+            if len(self._series) >= self._settings.label_sets_max and "namespace" in METRICS[name].labels:
+                labels = self._as_other(name, labels)
+                self._kept[_REFUSED].inc()  # type: ignore[union-attr]
+            series = self._series.get((name, labels))
+        if series is None:
+            kept = self._kept[name]
+            series = self._series[name, labels] = _Series(kept.labels(*labels) if labels else kept, now_s)
+        series.used_s = now_s
+        return series.child
+
+    def _as_other(self, name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(OTHER if each in _STREAM else value for each, value in zip(self._names[name], labels, strict=True))
+
+    def _drop_unused(self, live: set[tuple[str, ...]]) -> None:
+        """Label sets that nobody used for their lifetime, but for those of streams that are open."""
+        now_s, lifetime_s = self._clock.monotonic_s(), self._settings.label_lifetime_s
+        self._sweep_due_s, oldest_s = now_s + lifetime_s / SWEEPS_PER_LIFETIME, now_s - lifetime_s
+        for (name, labels), series in list(self._series.items()):
+            names = self._names[name]
+            if not names or names[0] != "namespace":
+                continue
+            if labels[: len(_stream_names(names))] in live:
+                series.used_s = max(series.used_s, oldest_s)
+            elif series.used_s < oldest_s:
+                self._kept[name].remove(*labels)
+                del self._series[name, labels]
+
+    def _merged(
+        self, readings: Iterable[Reading]
+    ) -> tuple[dict[str, dict[tuple[str, ...], float]], set[tuple[str, ...]]]:
+        """Gauges by label set, and the streams (or namespaces) that have any."""
+        gauges: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+        live: set[tuple[str, ...]] = set()
+        for name, value, stream, label in readings:
+            labels, kept = self._labels(name, stream, label), gauges[name]
+            if "namespace" in self._names[name]:
+                if labels not in kept and len(kept) >= self._settings.label_sets_max:
+                    labels = self._as_other(name, labels)
+                live.add(labels[: len(_stream_names(self._names[name]))])
+            kept[labels] = METRICS[name].merge(kept[labels], value) if labels in kept else value
+        return gauges, live
+
+    def _counted(self, metric: Metric, live: set[tuple[str, ...]]) -> Family:
+        """A counter or histogram as it is; the lock is held. Streams that are open have their zeros."""
+        (family,) = self._kept[metric.name].collect()
+        # When a series began is known to Prometheus from its first scrape: one line in three would say that again.
+        family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+        names = self._names[metric.name]
+        for labels in sorted(live) if metric.begins_at_zero else ():
+            for label in metric.begins_at_zero:
+                full = (*labels, label) if label else labels
+                if (metric.name, full) not in self._series:
+                    family.add_sample(f"{family.name}_total", dict(zip(names, full, strict=True)), 0.0)
+        return family
+
+
+def _stream_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if name in _STREAM)
+
+
+def _gauges(metric: Metric, names: tuple[str, ...], values: dict[tuple[str, ...], float]) -> Family:
+    family = GaugeMetricFamily(f"{_PREFIX}_{metric.name}", metric.help, labels=names)
+    for labels, value in sorted(values.items()):
+        family.add_metric(labels, value)
+    return family

@@ -1,0 +1,303 @@
+"""Every metric's value where the numbers are known: what was offloaded, asked, refused, lost, read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from offloader.clock import SystemClock
+from offloader.errors import Fenced, OutcomeUnknown, StoreUnavailable, Throttled
+from offloader.limits import Limiter
+from offloader.metrics import Metrics
+from offloader.read.reader import open_reader
+from offloader.settings import LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
+from offloader.store.base import ObjectStore, StoreOptions
+from offloader.store.layers import layered
+from offloader.store.memory import MemoryStore
+from offloader.store.metered import requests_of
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.status import Mode
+from tests.support.metrics import exposed
+from tests.support.waiting import eventually
+from tests.write.streaming_bench import STREAM, Bench, settings
+
+NAMESPACE = "public/default"
+
+
+class Measured:
+    """A stream's hot tier and store; what goes through the store is measured."""
+
+    def __init__(self, directory: Path, given: Settings) -> None:
+        self.bench = Bench(directory, settings=given)
+        self.metrics = Metrics()
+        self.store = opened(self.bench.store, self.metrics)
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        """The value of a metric of the stream's namespace."""
+        return self.metrics.registry.get_sample_value(f"offloader_{name}", {"namespace": NAMESPACE, **labels})
+
+
+def opened(raw: ObjectStore, metrics: Metrics, clock: ManualClock | None = None) -> ObjectStore:
+    fast = StoreSettings(retry_delay_first_s=0.0, retry_delay_max_s=0.0)
+    return layered(raw, StoreOptions(settings=fast, clock=clock or SystemClock(), recorder=metrics))
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Iterator[Measured]:
+    made = Measured(tmp_path, settings(max_size_per_offload_segment_mbytes=100))
+    yield made
+    made.bench.close()
+
+
+def test_entries_bytes_and_segments_of_a_stream(measured: Measured) -> None:
+    source = measured.bench.open()
+    stream = measured.bench.start(source, measured.store)
+    source.append([b"x" * 100] * 7, 1_000)
+    stream.offload()
+    source.append([b"y" * 10] * 2, 2_000)
+    stream.offload()
+    assert measured("entries_offloaded_total") == 9
+    assert measured("bytes_offloaded_total") == 720
+    assert measured("segments_total", status="offloaded") == 2
+    assert measured("segments_total", status="failed") == 0
+    assert measured("gaps_total") == measured("fenced_total") == measured("offers_refused_total") == 0
+    assert measured("streams", mode="live") == 1
+    assert measured("buffer_bytes") == 0
+    assert measured("buffer_limit_bytes") == stream.status().buffer_bytes_max
+
+
+def test_entries_that_wait_in_memory_are_buffered_and_behind(measured: Measured) -> None:
+    source = measured.bench.open()
+    stream = measured.bench.start(source, measured.store)
+    source.append([b"x" * 100] * 3, 1_000)
+    stream.offload()
+    source.append([b"x" * 100] * 5, 4_500)
+    eventually(lambda: stream.status().mode is Mode.LIVE and stream.status().offered == stream.status().tail)
+    assert measured("lag_entries") == 5
+    assert measured("lag_bytes") == 500
+    assert measured("lag_seconds") == 3.5
+    assert measured("buffer_bytes") == stream.status().buffer_bytes
+    assert (measured("buffer_bytes") or 0) >= 500
+    assert measured("last_progress_timestamp_seconds") == pytest.approx((stream.status().last_progress_ms or 0) / 1000)
+
+
+def test_history_and_the_ledger_method_count_like_a_stream(measured: Measured) -> None:
+    source = measured.bench.open()
+    for size in (10, 20):
+        source.append([bytes(size)] * 4, 1_000)
+        source.close_ledger()
+    with_offloader = LedgerOffloader(measured.store, measured.bench.settings)
+    with_offloader.offload_ledgers(source, STREAM)
+    assert measured("segments_total", status="offloaded") == 2
+    source.append([bytes(30)] * 4, 1_000)
+    result = with_offloader.history.backfill(source, STREAM)
+    with_offloader.close()
+    assert len(result.offloaded) == 1
+    assert measured("segments_total", status="offloaded") == 3
+    assert measured("entries_offloaded_total") == 12
+    assert measured("bytes_offloaded_total") == 4 * (10 + 20 + 30)
+
+
+def test_a_record_of_unknown_outcome_counts_once(measured: Measured) -> None:
+    source = measured.bench.open()
+    stream = measured.bench.start(source, measured.store)
+    source.append([b"x" * 100] * 3, 1_000)
+    eventually(lambda: stream.status().offered == stream.status().tail)
+    lost = [Fault(call=2, calls=20, verb="put", key_part="/manifest/", after=True, error=OutcomeUnknown)]
+    measured.bench.store.set_faults(lost)
+    stream.offload()
+    assert measured("entries_offloaded_total") == 3
+    assert measured("segments_total", status="offloaded") == 1
+
+
+def test_a_segment_that_fails_counts_and_so_do_its_errors_and_retries(measured: Measured) -> None:
+    source = measured.bench.open()
+    stream = measured.bench.start(source, measured.store)
+    source.append([b"x" * 100] * 3, 1_000)
+    eventually(lambda: stream.status().offered == stream.status().tail)
+    attempts = 1 + StoreSettings().retries_max
+    failing = [Fault(call=1, calls=attempts, verb="put", key_part="-index", error=StoreUnavailable)]
+    measured.bench.store.set_faults(failing)
+    stream.offload()
+    assert measured("segments_total", status="failed") == 1
+    assert measured("segments_total", status="offloaded") == 1
+    assert measured("entries_offloaded_total") == 3
+    assert measured("request_errors_total", kind="store_unavailable") == attempts
+    assert exposed(measured.metrics)["retries_total"] == attempts - 1
+
+
+def test_throttles_are_errors_too_and_slow_the_process_down() -> None:
+    metrics, clock = Metrics(TelemetrySettings(), ManualClock()), ManualClock()
+    raw = FaultyStore(MemoryStore("throttles", "", clock), [Fault(verb="head", call=1, calls=3, error=Throttled)])
+    raw.put("a/b/persistent/c/k", b"x")
+    opened(raw, metrics, clock).head("a/b/persistent/c/k")
+    found = exposed(metrics)
+    assert found['throttles_total{namespace="a/b"}'] == 3
+    assert found['request_errors_total{kind="throttled",namespace="a/b"}'] == 3
+    assert found["retries_total"] == 3
+
+
+def test_time_spent_waiting_for_a_turn_is_counted() -> None:
+    metrics, clock = Metrics(TelemetrySettings(), ManualClock()), ManualClock()
+    limits = LimitSettings(upload_bytes_per_s=100.0)
+    options = StoreOptions(settings=StoreSettings(), clock=clock, recorder=metrics, limiter=Limiter(limits, clock))
+    store = layered(MemoryStore("turns", "", clock), options)
+    for number in range(4):
+        store.put(f"k{number}", bytes(100))
+    assert exposed(metrics)["turns_waited_seconds_total"] == pytest.approx(3.0, abs=0.1)
+    assert exposed(metrics)["turns_waited_seconds_total"] == pytest.approx(clock.monotonic_s())
+
+
+def test_a_stream_that_is_taken_by_another_counts_as_fenced_once(measured: Measured) -> None:
+    source = measured.bench.open()
+    stream = measured.bench.start(source, measured.store)
+    source.append([b"x" * 100] * 3, 1_000)
+    stream.offload()
+    other = measured.bench.start(source)
+    source.append([b"y"] * 2, 2_000)
+    other.offload()
+    source.append([b"z"] * 2, 3_000)
+    with pytest.raises(Fenced):
+        stream.offload()
+    assert measured("fenced_total") == 1
+    assert measured("streams", mode="stopped") == 1
+    assert measured("streams_stalled") == 1
+    assert measured("entries_offloaded_total") == 3, "the other one's are counted where it runs"
+
+
+def test_an_entry_that_finds_the_buffer_full_is_a_refused_offer(tmp_path: Path) -> None:
+    small = settings(offload_buffer_bytes_max=64 * 1024, max_size_per_offload_segment_mbytes=100)
+    measured = Measured(tmp_path, replace(small, ledgers=LedgerSettings()))
+    try:
+        source = measured.bench.open()
+        stream = measured.bench.start(source, measured.store)
+        source.append([bytes(1000)], 1_000)
+        eventually(lambda: stream.status().mode is Mode.LIVE and stream.status().offered == stream.status().tail)
+        source.append([bytes(30_000)] * 3, 2_000)
+        assert measured("offers_refused_total") == stream.status().offers_refused == 1
+        stream.offload()
+        assert measured("entries_offloaded_total") == 4
+    finally:
+        measured.bench.close()
+
+
+def test_a_gap_that_is_recorded_counts(tmp_path: Path) -> None:
+    measured = Measured(tmp_path, settings(on_gap="record"))
+    try:
+        source = measured.bench.open()
+        stream = measured.bench.start(source, measured.store)
+        source.append([b"x"] * 2, 1_000)
+        first = source.close_ledger()
+        stream.offload()
+        measured.bench.store.set_faults([Fault(call=1, calls=10**9)])
+        source.append([b"y"] * 3, 1_000)
+        lost = source.close_ledger()
+        source.append([b"z"] * 4, 1_000)
+        assert first is not None
+        assert lost is not None
+        source.delete(first.ledger_id)
+        source.delete(lost.ledger_id)
+        # What was offered before it was deleted would still be offloaded: a restart has only the hot tier.
+        stream.stop()
+        measured.bench.store.set_faults([])
+        measured.bench.start(source, measured.store).offload()
+        assert measured("gaps_total") == 1
+        assert measured("entries_offloaded_total") == 6
+    finally:
+        measured.bench.close()
+
+
+def test_requests_by_verb_are_those_that_the_store_got_and_cost_what_they_are_billed(measured: Measured) -> None:
+    source = measured.bench.open()
+    stream = measured.bench.start(source, measured.store)
+    source.append([bytes(5000)] * 20, 1_000)
+    stream.offload()
+    stream.stop()
+    counted = requests_of(measured.store)
+    labels = {"namespace": NAMESPACE}
+    by_verb = {verb: measured("requests_total", verb=verb) or 0 for verb in counted}
+    # The catalogue asks for two names above the namespace too.
+    assert by_verb == {verb: count.requests - 2 * (verb == "get") for verb, count in counted.items()}
+    assert by_verb["put"] == 7, "data, index, three records, and what a new stream needs: catalogue, boundary"
+    sent = sum(count.bytes_sent for count in counted.values())
+    assert measured.metrics.registry.get_sample_value("offloader_uploaded_bytes_total", labels) == sent
+    received = sum(count.bytes_received for count in counted.values())
+    assert measured("downloaded_bytes_total") == received
+    prices = TelemetrySettings()
+    assert by_verb.keys() == {"get", "head", "put", "list"}
+    writes, reads = by_verb["put"] + by_verb["list"], by_verb["get"] + by_verb["head"]
+    expected = (writes * prices.write_cost_per_1000 + reads * prices.read_cost_per_1000) / 1000
+    assert measured("request_cost_estimate_dollars_total") == pytest.approx(expected)
+
+
+def test_latencies_go_by_what_a_request_is_for_and_take_as_long_as_it_took(measured: Measured) -> None:
+    source = measured.bench.open()
+    stream = measured.bench.start(source, measured.store)
+    source.append([bytes(1000)] * 20, 1_000)
+    stream.offload()
+    assert measured("upload_seconds_count") == 1
+    assert measured("index_seconds_count") == 1
+    assert measured("commit_seconds_count") == 3
+    assert measured("read_seconds_count") is None
+    with open_reader(measured.store, STREAM) as reader:
+        first = reader.first_position
+        assert first is not None
+        reader.read(first, first)
+    assert measured("index_read_seconds_count") == 1
+    assert measured("read_seconds_count") == 1
+
+
+def test_a_requests_latency_is_the_time_it_took() -> None:
+    clock = ManualClock()
+    metrics = Metrics(TelemetrySettings(), clock)
+
+    class Slow(MemoryStore):
+        def put(self, *args: object, **more: object) -> object:  # type: ignore[override]
+            clock.advance(0.75)
+            return super().put(*args, **more)  # type: ignore[arg-type]
+
+    store = opened(Slow("slow", "", clock), metrics, clock)
+    store.put("a/b/persistent/c/00000000-0000-0000-0000-000000000001", b"x")
+    found = exposed(metrics)
+    assert found['upload_seconds_sum{namespace="a/b"}'] == 0.75
+    assert found['upload_seconds_bucket{le="0.5",namespace="a/b"}'] == 0
+    assert found['upload_seconds_bucket{le="1.0",namespace="a/b"}'] == 1
+
+
+def test_reads_count_what_was_fetched_what_was_used_and_what_was_in_memory(measured: Measured) -> None:
+    source = measured.bench.open()
+    stream = measured.bench.start(source, measured.store)
+    [batch] = source.append([bytes(500)] * 20, 1_000)
+    stream.offload()
+    with open_reader(measured.store, STREAM) as reader:
+        [segment] = reader.segments()
+        assert segment.summary is not None
+        assert measured("read_fetched_bytes_total") is None
+        reader.read(batch.first, batch.first)
+        assert measured("read_used_bytes_total") == 500
+        assert (measured("cache_hits_total"), measured("cache_misses_total")) == (None, 2)
+        fetched = measured("read_fetched_bytes_total") or 0
+        assert segment.summary.index_bytes + 500 < fetched < segment.summary.index_bytes + 3000
+        second = Position(batch.ledger_id, batch.first.entry_id)
+        reader.read(second, second)
+        assert measured("read_used_bytes_total") == 1000
+        assert (measured("cache_hits_total"), measured("cache_misses_total")) == (2, 2)
+        assert measured("read_fetched_bytes_total") == fetched, "all of it was in memory"
+        assert sum(len(each) for each in reader.scan()) == 20
+    assert measured("read_used_bytes_total") == 1000 + 20 * 500
+    # The index was in memory; a scan looks there and keeps nothing.
+    blocks_bytes = (measured("read_fetched_bytes_total") or 0) - fetched
+    assert 20 * 500 < blocks_bytes <= segment.summary.data_bytes
+
+
+def test_deleted_objects_are_those_that_a_delete_removed(measured: Measured) -> None:
+    for name in ("a", "b", "c"):
+        measured.store.put(f"{STREAM}/{name}", b"x")
+    measured.store.delete([f"{STREAM}/{name}" for name in ("a", "b")])
+    assert measured("deleted_objects_total") == 2
