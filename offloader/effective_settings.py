@@ -25,7 +25,7 @@ from typing import Any
 from offloader.errors import InvalidCall, NotFound
 from offloader.settings import Settings
 
-__all__ = ["EffectiveValue", "SettingsFile", "read_settings_file"]
+__all__ = ["EffectiveValue", "SettingsFile", "read_settings_file", "settings_for"]
 
 #: The proposal's switch; on the topic level and the others.
 STREAMING = "streaming_offload"
@@ -130,6 +130,19 @@ def read_settings_file(path: str) -> SettingsFile:
     if problems:
         raise InvalidCall(f"{path}: {'; '.join(problems)}", hint="nothing was changed; every problem is listed")
     return found
+
+
+def settings_for(stream: str, given: Settings | str | Path | None) -> Settings:
+    """The settings of a stream out of what a caller gave: settings, a settings file's path, or nothing.
+
+    A file's defaults are the proposal's: without ``streaming_offload = true`` a stream is offloaded ledger by ledger.
+
+    Raises:
+        NotFound, InvalidCall: as ``read_settings_file``.
+    """
+    if given is None:
+        return Settings()
+    return given if isinstance(given, Settings) else read_settings_file(str(given)).settings_of(stream)
 
 
 def _scopes_of(stream: str) -> list[str]:

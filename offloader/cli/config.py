@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from offloader.cli.options import Json
+from offloader.cli.options import Config, Json
 from offloader.cli.output import Column, json_line, print_rows
 from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import InvalidCall
@@ -22,13 +22,6 @@ def _value(value: object) -> str:
 
 
 _COLUMNS = [Column("name", "SETTING"), Column("value", "VALUE", _value), Column("source", "FROM")]
-
-Config = Annotated[
-    str,
-    typer.Option(
-        "--config", envvar="OFFLOADER_CONFIG", metavar="FILE", help="The settings file (TOML).", show_default=False
-    ),
-]
 
 
 def run(

@@ -6,26 +6,37 @@ Owns what is said before, meanwhile and afterwards. Must never report an object 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from typing import Annotated, Any, TextIO
-from uuid import UUID
+from typing import Annotated, Any
 
 import typer
 
 from formats.entries import Position
-from formats.segment import SegmentSummary
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store, position_of
+from offloader.cli.options import (
+    Config,
+    DryRun,
+    EndpointUrl,
+    Json,
+    Region,
+    ShowProgress,
+    Store,
+    TakeOver,
+    open_configured_store,
+    position_of,
+)
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.cli.progress import SegmentProgress
+from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
+from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import InvalidCall
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.state import ManifestState
 from offloader.read.reader import load_stream
+from offloader.settings import Settings
 from offloader.store.base import ObjectStore
-from offloader.store.probe import require_conditional_puts
 from offloader.write.backfill import BackfillPlan
-from offloader.write.confirmation import confirm_stored
 from offloader.write.history import HistoryResult
 from offloader.write.ledger_method import LedgerMethodPlan
 from offloader.write.offloader import LedgerOffloader
@@ -33,15 +44,6 @@ from offloader.write.split import HistoryBytes, position_leaving
 
 __all__ = ["run"]
 
-_COLUMNS = [
-    Column("uuid", "SEGMENT"),
-    Column("layout", "LAYOUT"),
-    Column("first", "FIRST", right=True),
-    Column("last", "LAST", right=True),
-    Column("entries", "ENTRIES", right=True),
-    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
-    Column("object_bytes", "STORED", bytes_text, right=True),
-]
 _PLANNED = [
     Column("layout", "LAYOUT"),
     Column("first", "FIRST", right=True),
@@ -67,86 +69,80 @@ def run(
     store: Store = "",
     endpoint_url: EndpointUrl = "",
     region: Region = "",
+    config: Config = "",
     until: Annotated[
         str, typer.Option("--until", metavar="LEDGER:ENTRY", help="Last entry.", show_default="the newest")
     ] = "",
     size_threshold: Annotated[
         int, typer.Option("--size-threshold", min=0, metavar="BYTES", help="Leave the newest BYTES bytes behind.")
     ] = 0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Take the stream from a writer that gives signs of life.")
-    ] = False,
-    progress: Annotated[
-        bool, typer.Option("--progress", help="Report each segment on standard error, also without a terminal.")
-    ] = False,
+    dry_run: DryRun = False,
+    take_over: TakeOver = False,
+    progress: ShowProgress = False,
     json: Json = False,
 ) -> None:
     """Offload what a stream's ledgers hold and the store doesn't, and check in the store that it is there.
 
-    By the stream's method: streaming (V2 segments of about the segment size, up to the newest entry) or ledger (an
-    object pair for each closed ledger). Interrupted, it goes on where it was when it is called again.
+    By the stream's method: streaming (V2 segments of about the segment size, up to the newest entry; one that a writer
+    left unfinished is completed) or ledger (an object pair for each closed ledger). A settings file says the method,
+    else the manifest does. Interrupted, it goes on where it was when it is called again.
     """
     if not ledgers:
         raise InvalidCall("no ledger database was named", hint="give --ledgers sqlite:///FILE or set OFFLOADER_LEDGERS")
     last = position_of(until, option="--until") if until else None
-    opened = open_chosen_store(store, endpoint_url, region, read_only=dry_run)
+    file = read_settings_file(config) if config else None
+    settings = Settings() if file is None else file.settings_of(stream)
+    opened = open_configured_store(store, endpoint_url, region, settings, read_only=dry_run)
     with closing(EmbeddedLedgers(ledgers, create=False)) as database:
         # A view: who appends to the stream isn't disturbed.
         source = database.view_stream(stream)
-        infos = source.ledgers()
         state = load_stream(opened, stream, may_be_absent=True)
-        if state.method == "none":
-            raise InvalidCall(f"stream {stream} isn't offloaded: its method is none", hint="set another method first")
-        if size_threshold and state.method == "streaming":
+        method = _method(state, file)
+        infos = source.ledgers()
+        if size_threshold and method == "streaming":
             leaving = position_leaving(infos, size_threshold)
             last = min(last or leaving, leaving) if leaving is not None else Position(0, -1)
-        offloader = LedgerOffloader(opened)
-        with closing(offloader):
+        with closing(LedgerOffloader(opened, settings)) as offloader:
+            runs = offloader.history
             if dry_run:
-                planned = offloader.history.preview(state, infos, last=last, threshold_bytes=size_threshold)
+                planned = runs.preview(state, infos, method=method, last=last, threshold_bytes=size_threshold)
                 _print_planned(planned, infos, stream, as_json=json)
                 return
-            require_conditional_puts(opened)
-            told = _Progress(sys.stderr if progress or sys.stderr.isatty() else None)
-            common: dict[str, Any] = {
-                "last": last,
-                "take_over": take_over,
-                "acknowledges": False,
-                "on_plan": told.plan,
-                "on_progress": told.segment,
-            }
-            if state.method == "ledger":
-                result = offloader.history.ledgers(source, stream, threshold_bytes=size_threshold, **common)
-            else:
-                result = offloader.history.backfill(source, stream, **common)
-    _print_result(opened, stream, state, result, as_json=json)
+            with SegmentProgress(sys.stderr, always=progress) as shown:
+                common: dict[str, Any] = {
+                    "last": last,
+                    "take_over": take_over,
+                    "acknowledges": False,
+                    "on_plan": lambda plan: _expect(shown, plan),
+                    "on_progress": shown.segment,
+                }
+                if method == "ledger":
+                    result = runs.ledgers(source, stream, threshold_bytes=size_threshold, **common)
+                else:
+                    result = runs.backfill(source, stream, **common)
+            if result.offloaded:
+                runs.switch(stream, method)
+    _print_result(opened, stream, method, result, as_json=json)
     if result.errors:
         raise result.errors[0]
 
 
-class _Progress:
-    """One line for each segment; to nobody without a stream."""
+def _method(state: ManifestState, file: SettingsFile | None) -> str:
+    """How the stream is offloaded, as a settings file or else its manifest says."""
+    found = None if file is None else file.values_of(state.stream)["offload.method"]
+    method, source = (state.method, "its manifest") if found is None else (str(found.value), found.source)
+    if method == "none":
+        raise InvalidCall(
+            f"stream {state.stream} isn't offloaded: its method is none ({source})", hint="set another method first"
+        )
+    return method
 
-    def __init__(self, out: TextIO | None) -> None:
-        self._out = out
-        self._of = ""
-        self._segments = 0
-        self._payload_bytes = 0
 
-    def plan(self, plan: BackfillPlan | LedgerMethodPlan) -> None:
-        if isinstance(plan, BackfillPlan):
-            self._of = f"about {plan.segments}"
-        else:
-            self._of = str(len(plan.segments))
-
-    def segment(self, summary: SegmentSummary) -> None:
-        self._segments += 1
-        self._payload_bytes += summary.payload_bytes
-        if self._out is not None:
-            done = f"{self._segments} of {self._of} segments, {bytes_text(self._payload_bytes)}"
-            self._out.write(f"{done}: {summary.begin}..{summary.end}\n")
-            self._out.flush()
+def _expect(shown: SegmentProgress, plan: BackfillPlan | LedgerMethodPlan) -> None:
+    if isinstance(plan, BackfillPlan):
+        shown.expect(plan.segments, about=True)
+    else:
+        shown.expect(len(plan.segments))
 
 
 def _print_planned(planned: Sequence[Any], ledgers: Sequence[LedgerInfo], stream: str, *, as_json: bool) -> None:
@@ -166,20 +162,11 @@ def _print_planned(planned: Sequence[Any], ledgers: Sequence[LedgerInfo], stream
     print_rows(rows, _PLANNED, title=f"to be offloaded of {stream}", empty=f"nothing to offload of {stream}")
 
 
-def _print_result(
-    store: ObjectStore, stream: str, before: ManifestState, result: HistoryResult, *, as_json: bool
-) -> None:
-    rows = [_verified(store, stream, uuid, summary) for uuid, summary in result.offloaded]
-    rows.sort(key=lambda row: row["first"])
-    totals = {
-        "segments": len(rows),
-        "objects": 2 * len(rows),
-        "entries": sum(row["entries"] for row in rows),
-        "payload_bytes": sum(row["payload_bytes"] for row in rows),
-        "object_bytes": sum(row["object_bytes"] for row in rows),
-    }
+def _print_result(store: ObjectStore, stream: str, method: str, result: HistoryResult, *, as_json: bool) -> None:
+    rows = stored_rows(store, stream, result.offloaded)
+    totals = stored_totals(rows)
     if as_json:
-        whole = {"stream": stream, "dry_run": False, "method": before.method, "offloaded": rows, **totals}
+        whole = {"stream": stream, "dry_run": False, "method": method, "offloaded": rows, **totals}
         print(json_line({**whole, "committed": result.committed, "trimmed": [each.begin for each in result.trimmed]}))
         return
     for each in result.trimmed:
@@ -188,23 +175,5 @@ def _print_result(
         if not result.errors:
             print(f"nothing to offload of {stream}: committed is {result.committed or 'nothing'}")
         return
-    print_rows(rows, _COLUMNS)
-    print(
-        f"{totals['entries']:,} entries, {bytes_text(totals['payload_bytes'])}, in {totals['objects']} objects, each "
-        f"checked in {store.url}; committed is {result.committed or 'nothing'}"
-    )
-
-
-def _verified(store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary) -> Mapping[str, Any]:
-    data, index = confirm_stored(store, stream, uuid, summary)
-    return {
-        "uuid": str(uuid),
-        "layout": f"V{int(summary.layout)}",
-        "first": summary.begin,
-        "last": summary.end,
-        "entries": summary.entries,
-        "payload_bytes": summary.payload_bytes,
-        "object_bytes": summary.data_bytes + summary.index_bytes,
-        "data": data,
-        "index": index,
-    }
+    print_rows(rows, STORED_COLUMNS)
+    print(f"{totals_text(totals, store)}; committed is {result.committed or 'nothing'}")

@@ -12,10 +12,23 @@ import typer
 
 from formats.entries import Position
 from offloader.errors import InvalidCall
-from offloader.settings import StoreSettings
+from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.store.base import ObjectStore, open_store
+from offloader.store.probe import require_conditional_puts
 
-__all__ = ["EndpointUrl", "Json", "Region", "Store", "open_chosen_store", "position_of"]
+__all__ = [
+    "Config",
+    "DryRun",
+    "EndpointUrl",
+    "Json",
+    "Region",
+    "ShowProgress",
+    "Store",
+    "TakeOver",
+    "open_chosen_store",
+    "open_configured_store",
+    "position_of",
+]
 
 Store = Annotated[
     str,
@@ -47,6 +60,17 @@ Region = Annotated[
         show_default=False,
     ),
 ]
+Config = Annotated[
+    str,
+    typer.Option(
+        "--config", envvar="OFFLOADER_CONFIG", metavar="FILE", help="The settings file (TOML).", show_default=False
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
+TakeOver = Annotated[bool, typer.Option("--take-over", help="Take the stream from a writer that gives signs of life.")]
+ShowProgress = Annotated[
+    bool, typer.Option("--progress", help="Report each segment on standard error, also without a terminal.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 
@@ -56,6 +80,7 @@ def open_chosen_store(
     region: str = "",
     *,
     settings: StoreSettings | None = None,
+    limits: LimitSettings | None = None,
     read_only: bool = True,
 ) -> ObjectStore:
     """The store that the options name.
@@ -74,8 +99,26 @@ def open_chosen_store(
         endpoint_url=endpoint_url or None,
         region=region or None,
         settings=settings or StoreSettings(),
+        limits=limits,
         read_only=read_only,
     )
+
+
+def open_configured_store(
+    url: str, endpoint_url: str, region: str, settings: Settings, *, read_only: bool
+) -> ObjectStore:
+    """The store that the options name, as ``settings`` say; probed before anything is written to it.
+
+    Raises:
+        Unsupported: it lets two writers create one object, and ``store.single_writer`` isn't set.
+        OffloaderError: what ``open_chosen_store`` raises.
+    """
+    store = open_chosen_store(
+        url, endpoint_url, region, settings=settings.store, limits=settings.limits, read_only=read_only
+    )
+    if not read_only:
+        require_conditional_puts(store, single_writer=settings.store.single_writer)
+    return store
 
 
 def position_of(text: str, *, option: str) -> Position:

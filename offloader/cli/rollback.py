@@ -1,42 +1,170 @@
-"""``offloader rollback plan STREAM``: what a reader from before the streaming method can't read.
+"""``offloader rollback plan|apply STREAM``: ledgers for a reader from before the streaming method.
 
-Owns that listing. Must never change anything.
+Owns what is asked and said. Must never delete a ledger that wasn't named, nor report an object that it hasn't looked at
+in the store.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import enum
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
 from typing import Annotated
 
 import typer
 
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
-from offloader.cli.output import Column, bytes_text, print_rows
-from offloader.errors import InvalidCall
+from offloader.cli.options import (
+    Config,
+    DryRun,
+    EndpointUrl,
+    Json,
+    Region,
+    ShowProgress,
+    Store,
+    TakeOver,
+    open_chosen_store,
+    open_configured_store,
+)
+from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.cli.progress import SegmentProgress
+from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
+from offloader.effective_settings import settings_for
+from offloader.errors import InvalidCall, Unsupported
 from offloader.read.reader import load_stream
-from offloader.write.rollback import streamed_ledgers
+from offloader.store.base import ObjectStore
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.rewrite import RewriteResult
+from offloader.write.rollback import StreamedLedger, streamed_ledgers
 
-__all__ = ["run"]
+__all__ = ["Action", "run"]
+
+#: Ledgers that an error names.
+NAMED_MAX = 10
+
+
+class Action(enum.StrEnum):
+    """What can be asked."""
+
+    PLAN = "plan"
+    APPLY = "apply"
+
 
 _COLUMNS = [
     Column("ledger_id", "LEDGER", str, right=True),
-    Column("segments", "V2 SEGMENTS", right=True),
+    Column("segments", "SEGMENTS", right=True),
     Column("entries", "ENTRIES", right=True),
     Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    Column("becomes", "BECOMES"),
+    Column("obstacle", "WHY"),
 ]
 
 
 def run(
-    action: Annotated[str, typer.Argument(help="plan.", show_default=False)],
+    action: Annotated[Action, typer.Argument(help="plan or apply.", show_default=False)],
     stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
     store: Store = "",
     endpoint_url: EndpointUrl = "",
     region: Region = "",
+    config: Config = "",
+    delete: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--delete",
+            metavar="LEDGER",
+            help="apply: delete this ledger from the stream instead of rewriting it. May be repeated; needs --yes.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="apply: do delete what --delete names.")] = False,
+    dry_run: DryRun = False,
+    take_over: TakeOver = False,
+    progress: ShowProgress = False,
     json: Json = False,
 ) -> None:
-    """List the ledgers of a stream that a reader from before the streaming method can't read: those in V2 segments."""
-    if action != "plan":
-        raise InvalidCall(f"rollback {action}: no such action", hint="plan STREAM")
-    state = load_stream(open_chosen_store(store, endpoint_url, region), stream)
-    rows = [asdict(each) for each in streamed_ledgers(state)]
-    print_rows(rows, _COLUMNS, as_json=json, empty=f"an old reader can read all that is offloaded of {stream}")
+    """Make a stream's ledgers readable to a reader from before the streaming method, which knows V1 objects only.
+
+    plan: list the ledgers that such a reader can't read, and what would become of them. apply: write each whole ledger
+    as a V1 object and let it take the place of its V2 segments, whose objects go after the grace period. Everything
+    stays readable meanwhile. Interrupted, it goes on where it was when it is called again.
+    """
+    chosen = sorted(set(delete or []))
+    if action is Action.PLAN and (chosen or yes or take_over):
+        raise InvalidCall("--delete, --yes and --take-over are for applying", hint="`offloader rollback apply STREAM`")
+    if action is Action.PLAN or dry_run:
+        state = load_stream(open_chosen_store(store, endpoint_url, region), stream)
+        _print_plan(stream, streamed_ledgers(state), chosen, as_json=json)
+        return
+    if chosen and not yes:
+        raise InvalidCall(
+            f"deleting {_ledgers(chosen)} from {stream} loses what only the store has of them",
+            hint="look at it with --dry-run, then say --yes",
+        )
+    settings = settings_for(stream, config or None)
+    # An old reader knows no compression.
+    settings = replace(settings, offload=replace(settings.offload, codec="none"))
+    opened = open_configured_store(store, endpoint_url, region, settings, read_only=False)
+    plan = streamed_ledgers(load_stream(opened, stream))
+    with (
+        closing(LedgerOffloader(opened, settings)) as offloader,
+        SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown,
+    ):
+        shown.expect(sum(1 for each in plan if not each.obstacle and each.ledger_id not in chosen))
+        result = offloader.history.rollback(stream, delete=chosen, take_over=take_over, on_progress=shown.segment)
+    _print_result(opened, stream, result, as_json=json)
+    if result.errors:
+        raise result.errors[0]
+    if result.left:
+        raise _left(stream, result.left)
+
+
+def _print_plan(stream: str, ledgers: Sequence[StreamedLedger], delete: Collection[int], *, as_json: bool) -> None:
+    rows = [{**asdict(each), "becomes": _fate(each, delete)} for each in ledgers]
+    print_rows(rows, _COLUMNS, as_json=as_json, empty=f"an old reader can read all that is offloaded of {stream}")
+
+
+def _fate(ledger: StreamedLedger, delete: Collection[int]) -> str:
+    if ledger.ledger_id in delete:
+        return "deleted"
+    return "as it is" if ledger.obstacle else "V1"
+
+
+def _print_result(store: ObjectStore, stream: str, result: RewriteResult, *, as_json: bool) -> None:
+    rows = stored_rows(store, stream, result.rewritten)
+    totals = stored_totals(rows)
+    if as_json:
+        whole = {
+            "stream": stream,
+            "rewritten": rows,
+            **totals,
+            "deleted": result.deleted,
+            "replaced": result.replaced,
+            "retired": result.retired,
+            "left": [asdict(each) for each in result.left],
+        }
+        print(json_line(whole))
+        return
+    if result.deleted:
+        print(f"deleted from the stream: {_ledgers(result.deleted)}")
+    if not rows:
+        if not result.left and not result.deleted:
+            print(f"nothing to rewrite: an old reader can read all that is offloaded of {stream}")
+        return
+    print_rows(rows, STORED_COLUMNS)
+    gone = result.replaced + result.retired
+    print(f"{totals_text(totals, store)}; {gone} segments await deletion after the grace period")
+
+
+def _ledgers(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:NAMED_MAX]))
+    return f"{'ledger' if len(ids) == 1 else 'ledgers'} {shown}{' ...' if len(ids) > NAMED_MAX else ''}"
+
+
+def _left(stream: str, left: Sequence[StreamedLedger]) -> Unsupported:
+    named = ", ".join(f"{each.ledger_id} ({each.obstacle})" for each in left[:NAMED_MAX])
+    more = " ..." if len(left) > NAMED_MAX else ""
+    return Unsupported(
+        f"an old reader still can't read {len(left)} of the ledgers of {stream}: {named}{more}",
+        hint="close and offload them and call this again, or --delete LEDGER --yes what nobody needs",
+    )

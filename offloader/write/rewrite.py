@@ -23,7 +23,7 @@ from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
 from offloader.limits import Priority, working_at
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import ManifestState
+from offloader.manifest.state import EditRefused, ManifestState
 from offloader.read.fetch import Fetcher
 from offloader.read.reader import Reader
 from offloader.read.workers import Workers as Parallel
@@ -119,6 +119,10 @@ class LedgerRewrite:
         wanted = [each.ledger_id for each in ledgers if not each.obstacle and each.ledger_id not in self._delete]
         failed: dict[int, OffloaderError] = {}
         if wanted or self._delete:
+            if self._log.state.held:  # said before anybody is fenced
+                raise EditRefused(
+                    f"stream {self._log.stream} is on hold: nothing of it is replaced", hint="lift the hold first"
+                )
             self._take()
             failed = self._rewrite(wanted)
             self._retire_deleted()

@@ -208,17 +208,24 @@ class HistoryRuns:
         )
 
     def preview(
-        self, state: ManifestState, ledgers: Sequence[LedgerInfo], *, last: Position | None, threshold_bytes: int
+        self,
+        state: ManifestState,
+        ledgers: Sequence[LedgerInfo],
+        *,
+        method: str,
+        last: Position | None,
+        threshold_bytes: int,
     ) -> list[PlannedSegment]:
-        """What a run would do now, by the stream's method, without sending a request. Sizes inside ledgers are
+        """What a run would do now, by a method, without sending a request. Sizes inside ledgers are
         estimated, so that a backfill's cuts may lie elsewhere when it runs.
 
         Args:
             state: the manifest as it is.
             ledgers: the hot tier's.
+            method: ``streaming`` or ``ledger``.
             last, threshold_bytes: as for ``ledgers``.
         """
-        if state.method == "ledger":
+        if method == "ledger":
             plan = self._plan_of_ledgers(state, ledgers, _promised(state), last, threshold_bytes, OFF)
             return plan.segments
         history = plan_of_history(state, ledgers, self._tools.settings, last=last, given_up=_promised(state))
