@@ -33,7 +33,7 @@ VERBS = {
     "manifest": "Show, rebuild or checkpoint a stream's manifest.",
     "read": "Print a stream's entries.",
     "verify": "Check a stream's objects against its manifest.",
-    "rollback": "Make ledgers readable to a reader from before the streaming method.",
+    "rollback": "Make ledgers readable for a reader that knows V1 only.",
     "config": "Explain or check settings.",
     "status": "Show what the streams are doing.",
 }
