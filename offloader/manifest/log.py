@@ -26,6 +26,8 @@ from formats.manifest import (
     Offloaded,
     OpenEpoch,
     Record,
+    Replace,
+    Rewrite,
     StreamDeleted,
     Writer,
     encode_record,
@@ -60,7 +62,7 @@ UNKNOWN_REPEATS_MAX = 5
 
 #: What makes or ends a segment: only the owner of its epoch knows what is on its way to the store. Only an owner's
 #: ``failed`` makes an assigned uuid sweepable.
-_OWNERS_EDITS = (Assign, Offloaded, Failed)
+_OWNERS_EDITS = (Assign, Offloaded, Failed, Rewrite, Replace)
 
 _log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from formats.entries import Position
 from formats.keys import record_key, record_number
 from formats.manifest import Assign, Failed, LedgerClosed, LedgersDeleted, OpenEpoch, Truncate, decode_record
 from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
+from offloader.manifest.boundary import read_boundary
 from offloader.manifest.checkpointer import checkpoint_now
 from offloader.manifest.expiry import expire_records
 from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
@@ -366,3 +367,24 @@ def test_a_creator_that_is_overtaken_takes_the_stream_that_is_there() -> None:
     assert world.schedule.finish("B") == 2
     assert b.state.incarnation == a.state.incarnation
     assert isinstance(a.state.incarnation, UUID)
+
+
+def test_a_creator_that_is_overtaken_doesn_t_put_the_boundary_back() -> None:
+    """B sees no boundary and pauses; A makes it, K folds and raises it: a second first boundary would lower it."""
+    world = World()
+    b = world.log()
+
+    def open_epoch(store: ObjectStore) -> int:
+        b.store = store
+        return b.open_epoch()
+
+    world.schedule.start("B", open_epoch)
+    world.schedule.until("B", "put", "/boundary")
+    a = world.owner(commits=3)
+    world.checkpoint_and_delete()
+    kept = read_boundary(world.store, STREAM, a.state.incarnation)
+
+    world.schedule.step("B")
+
+    assert read_boundary(world.store, STREAM, a.state.incarnation) == kept
+    assert world.schedule.finish("B") == 2

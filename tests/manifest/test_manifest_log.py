@@ -11,7 +11,7 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, record_key
-from formats.manifest import Assign, LedgerClosed, OpenEpoch, Retire, decode_record
+from formats.manifest import Assign, Boundary, LedgerClosed, OpenEpoch, Retire, decode_record
 from offloader.clock import SystemClock
 from offloader.errors import (
     AccessDenied,
@@ -19,9 +19,11 @@ from offloader.errors import (
     Fenced,
     InvalidCall,
     NotFound,
+    OffloaderError,
     OutcomeUnknown,
     StoreUnavailable,
 )
+from offloader.manifest.boundary import raise_boundary, read_boundary
 from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, list_streams, load_manifest
 from offloader.manifest.state import EditRefused
 from offloader.store.base import OVERWRITE, ObjectStore
@@ -210,6 +212,22 @@ def test_a_put_that_lands_after_its_writer_gave_up_harms_nothing(
     assert second.state.closed_ledgers == {1: 9}
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
+def test_a_record_whose_writer_couldn_t_look_afterwards_may_be_committed(
+    new_log: Callable[..., ManifestLog], faulty: FaultyStore, error: type[OffloaderError]
+) -> None:
+    """Told that the store is away, the caller would think that nothing happened, and do it again otherwise."""
+    log = new_log()
+    log.open_epoch()
+    faulty.set_faults([Fault(call=1, verb="get", key_part="boundary", error=error)])
+    with pytest.raises(OutcomeUnknown, match="record 2 may be committed"):
+        log.commit(closed(1))
+    faulty.set_faults([])
+
+    assert log.commit(closed(1)).record_id == 2
+    assert load_manifest(faulty, STREAM).closed_ledgers == {1: 9}
+
+
 def test_a_refused_put_leaves_no_doubt_behind(new_log: Callable[..., ManifestLog], faulty: FaultyStore) -> None:
     log = new_log()
     log.open_epoch()
@@ -334,3 +352,17 @@ def test_two_creators_of_a_stream_agree_on_its_incarnation(new_log: Callable[...
         thread.join()
 
     assert len({log.state.incarnation for log in logs}) == 1
+
+
+def test_a_boundary_is_never_lowered(new_log: Callable[..., ManifestLog], memory: ObjectStore) -> None:
+    """A lower one would make numbers count again that were deleted."""
+    log = new_log()
+    log.open_epoch()
+    where = memory, STREAM, log.state.incarnation
+    stored = read_boundary(*where)
+    raised = raise_boundary(*where, stored, Boundary(first_kept_id=5, checkpoint_id=7, checkpoint_crc32c=0))
+    assert raised is not None
+    for lower in (Boundary(4, 7, 0), Boundary(5, 6, 0)):
+        with pytest.raises(AssertionError, match="never lowered"):
+            raise_boundary(*where, raised, lower)
+    assert read_boundary(*where) == raised

@@ -39,6 +39,7 @@ from formats.manifest import (
 from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.manifest.already import says_already
 from offloader.manifest.apply import apply_edits, fold
+from offloader.manifest.sealing import compacted
 from offloader.manifest.state import (
     EditRefused,
     ManifestState,
@@ -137,6 +138,35 @@ def test_a_ledger_change_is_consecutive_only_with_the_sources_word(
     assert follows(end, begin, closed) is expected
 
 
+@pytest.mark.parametrize("sealed", [False, True], ids=["tail", "sealed"])
+def test_nothing_goes_on_over_a_ledger_that_is_known_to_have_entries(sealed: bool) -> None:
+    """Ledger 2 has entries that no segment holds: lost at a rollover, unless somebody notices."""
+    state = after(LedgerClosed(1, 9), LedgerClosed(2, 4), LedgerClosed(3, -1), state=ONE)
+    if sealed:
+        state = compacted(state, run_rows_min=1)
+        assert state.ledgers.tail == {}
+    refused(assign(B, Position(3, 0)), state=state, because="doesn't follow 1:9")
+    history = [assign(B, Position(3, 0), Position(3, 4)), offloaded(B, Position(3, 0), Position(3, 4))]
+    assert after(*history, state=state).committed_end() == Position(1, 9)
+    assert after(*segment(B, Position(2, 0), Position(2, 4)), assign(C, Position(4, 0)), state=state).assigned()
+
+
+def in_front(state: ManifestState) -> ManifestState:
+    """With a range before all others, so that everything is walked over again."""
+    edits = [assign(C, Position(0, 0), Position(0, 4)), offloaded(C, Position(0, 0), Position(0, 4))]
+    return after(*edits, LedgerClosed(0, 4), state=state)
+
+
+def test_the_walk_over_sealed_segments_stops_where_the_source_said_nothing_or_something_else() -> None:
+    whole = after(LedgerClosed(1, 9), *segment(B, Position(3, 0), Position(3, 9)), state=ONE)
+    assert in_front(compacted(whole, run_rows_min=1)).committed_end() == Position(3, 9)
+    # As only damage could leave them: no rule lets such segments be assigned one after the other.
+    unsaid = replace(whole, ledgers=ONE.ledgers)
+    assert in_front(compacted(unsaid, run_rows_min=1)).committed_end() == Position(1, 9)
+    between = replace(whole, ledgers=after(LedgerClosed(1, 9), LedgerClosed(2, 4), state=ONE).ledgers)
+    assert in_front(compacted(between, run_rows_min=1)).committed_end() == Position(1, 9)
+
+
 def test_a_live_segment_begins_right_after_the_newest_end() -> None:
     refused(assign(B, Position(1, 11)), state=ONE, because="doesn't follow 1:9")
     refused(assign(B, Position(2, 0)), state=ONE, because="doesn't follow 1:9")
@@ -152,6 +182,12 @@ def test_the_newest_end_outlives_its_segment() -> None:
     state = after(Purged((A,), state.record_id), state=state)
 
     refused(assign(B, Position(1, 0)), state=state, because="doesn't follow 1:9")
+
+
+def test_a_historical_range_doesn_t_take_the_newest_end_back() -> None:
+    state = in_front(ONE)
+    assert state.newest_end == Position(1, 9)
+    assert after(assign(B, Position(1, 10)), state=state).assigned()
 
 
 def test_ranges_never_overlap() -> None:
