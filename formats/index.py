@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,14 @@ __all__ = [
     "BLOCKS_KEY",
     "INDEX_CRC_KEY",
     "INDEX_ENTRY",
+    "INDEX_HEADER_BYTES",
     "IndexGroup",
+    "IndexHeader",
     "ObjectIndex",
     "decode_index",
+    "decode_index_header",
     "encode_index",
+    "is_index",
     "seal_index",
 ]
 
@@ -38,6 +43,7 @@ INDEX_CRC_KEY = "offloader.index-crc32c"
 
 _MAGIC = {Layout.V1: bytes.fromhex("de47de47"), Layout.V2: bytes.fromhex("3d1fb0bc")}
 _FIXED = struct.Struct(">4siqq")
+INDEX_HEADER_BYTES = _FIXED.size
 _V1_COUNTS = struct.Struct(">ii")
 _V2_GROUP = struct.Struct(">qii")
 _INDEX_BYTES_MAX = 2**31 - 1
@@ -102,16 +108,25 @@ def _encode_group(layout: Layout, group: IndexGroup) -> bytes:
     return head + group.metadata + group.entries.tobytes()
 
 
-def decode_index(data: Buffer, *, object_name: str = "", ledger_id: int | None = None) -> ObjectIndex:
-    """The index at the start of ``data``; bytes after its own length are ignored.
+class IndexHeader(NamedTuple):
+    """What an index begins with: layout, its own length, that of the data object, that of the block headers."""
 
-    Args:
-        data: the index object.
-        object_name: for error messages.
-        ledger_id: the ledger of a V1 index, which doesn't say it.
+    layout: Layout
+    index_bytes: int
+    data_bytes: int
+    header_bytes: int
+
+
+def is_index(data: Buffer) -> bool:
+    """Whether an index begins with these bytes, four of them are enough."""
+    return byte_array(data)[:4].tobytes() in _MAGIC.values()
+
+
+def decode_index_header(data: Buffer, *, object_name: str = "") -> IndexHeader:
+    """The first ``INDEX_HEADER_BYTES`` bytes of an index; what follows isn't looked at.
 
     Raises:
-        FormatError: of every kind; nothing else, whatever the bytes are.
+        FormatError: too short, no index, or lengths that can't be.
     """
     view = byte_array(data)
     if len(view) < _FIXED.size:
@@ -125,8 +140,6 @@ def decode_index(data: Buffer, *, object_name: str = "", ledger_id: int | None =
         raise Inconsistent(
             "index length", object_name=object_name, offset=4, expected=f"at least {_FIXED.size}", found=index_bytes
         )
-    if index_bytes > len(view):
-        raise Truncated("index", object_name=object_name, expected=index_bytes, found=len(view))
     if data_bytes < 0 or not 0 <= header_bytes <= _HEADER_BYTES_MAX:
         raise Inconsistent(
             "index",
@@ -135,10 +148,28 @@ def decode_index(data: Buffer, *, object_name: str = "", ledger_id: int | None =
             expected="lengths of data object and block headers",
             found=f"{data_bytes} and {header_bytes}",
         )
-    whole = view[:index_bytes].tobytes()
-    groups, sealed_at = _decode_groups(whole, layout, ledger_id, object_name)
+    return IndexHeader(layout, index_bytes, data_bytes, header_bytes)
+
+
+def decode_index(data: Buffer, *, object_name: str = "", ledger_id: int | None = None) -> ObjectIndex:
+    """The index at the start of ``data``; bytes after its own length are ignored.
+
+    Args:
+        data: the index object.
+        object_name: for error messages.
+        ledger_id: the ledger of a V1 index, which doesn't say it.
+
+    Raises:
+        FormatError: of every kind; nothing else, whatever the bytes are.
+    """
+    view = byte_array(data)
+    header = decode_index_header(view, object_name=object_name)
+    if header.index_bytes > len(view):
+        raise Truncated("index", object_name=object_name, expected=header.index_bytes, found=len(view))
+    whole = view[: header.index_bytes].tobytes()
+    groups, sealed_at = _decode_groups(whole, header.layout, ledger_id, object_name)
     _check_seal(whole, groups, sealed_at, object_name)
-    return ObjectIndex(layout, data_bytes, header_bytes, groups)
+    return ObjectIndex(header.layout, header.data_bytes, header.header_bytes, groups)
 
 
 def _decode_groups(

@@ -33,6 +33,7 @@ VERBS = {
     "manifest": "Show, rebuild or checkpoint a stream's manifest.",
     "read": "Print a stream's entries.",
     "verify": "Check a stream's objects against its manifest.",
+    "inspect": "Show one object, header by header.",
     "rollback": "Make ledgers readable for a reader that knows V1 only.",
     "config": "Explain or check settings.",
     "status": "Show what the streams are doing.",
