@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -18,14 +19,16 @@ from numpy.typing import NDArray
 
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from offloader.clock import Clock, SystemClock
+from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall, LimitReached, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.ledgers.tailing import TailingSource
 from offloader.read.reader import Entries, open_reader
-from offloader.settings import Settings
+from offloader.settings import LedgerSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
+from offloader.store.retrying import require_store_settings
 from offloader.write.hot_release import HotRelease
 from offloader.write.ledger_trigger import LedgerTrigger
 from offloader.write.offloader import LedgerOffloader
@@ -40,7 +43,7 @@ def open_managed_ledger(
     *,
     ledgers: str | EmbeddedLedgers,
     store: ObjectStore,
-    settings: Settings | None = None,
+    settings: Settings | str | Path | None = None,
     clock: Clock | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> ManagedLedger:
@@ -52,15 +55,16 @@ def open_managed_ledger(
         stream: its name, levels separated by ``/``.
         ledgers: ``sqlite:///path/ledgers.db``, a path, or an open ``EmbeddedLedgers``.
         store: the object store of the cold tier.
-        settings: sizes and limits; ``settings.offload.method`` says how it is offloaded.
+        settings: sizes and limits, or a settings file; ``offload.method`` of them says how the stream is offloaded.
         clock, entropy: time and randomness, for tests.
 
     Raises:
-        InvalidCall: not a stream name.
+        InvalidCall: not a stream name; unknown, contradictory or ineffective settings.
         Unsupported: the store can't create an object exactly once, and ``store.single_writer`` isn't set.
         StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
     """
-    settings = settings or Settings()
+    settings = settings_for(stream, settings)
+    require_store_settings(store, settings.store)
     clock = clock or SystemClock()
     if settings.offload.method != "none":
         # Two writers that both "win" would lose entries: found out before anything is written.
@@ -69,6 +73,7 @@ def open_managed_ledger(
     try:
         database = own or ledgers
         assert isinstance(database, EmbeddedLedgers)
+        _require_ledger_settings(database, settings.ledgers)
         source = database.open_stream(stream)
         # Before the offload: what it hears of is in the cache when it looks there.
         tail = TailingSource(source, settings.offload.tail_cache_bytes_max)
@@ -295,6 +300,14 @@ class ManagedLedger:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(drain=error is None)
+
+
+def _require_ledger_settings(database: EmbeddedLedgers, settings: LedgerSettings) -> None:
+    if settings not in (LedgerSettings(), database.settings):
+        raise InvalidCall(
+            f"the settings ledgers have no effect on {database.path}: it was opened with others",
+            hint="open it with EmbeddedLedgers(..., settings=settings.ledgers)",
+        )
 
 
 def _require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int) -> None:

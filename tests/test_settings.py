@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 
@@ -9,7 +10,11 @@ import pytest
 
 from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import InvalidCall, NotFound
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.managed_ledger import open_managed_ledger
+from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
+from offloader.store.base import open_store
 
 ORDERS = "public/default/persistent/orders"
 FILE = """
@@ -147,3 +152,38 @@ def test_settings_from_mappings_report_everything_at_once() -> None:
         "here: offload.x: no such setting; offload.block_bytes: True is not a whole number; y: no such section "
         f"(sections: {', '.join(Settings.__dataclass_fields__)})"
     )
+
+
+def test_a_stream_takes_its_settings_from_a_file(tmp_path: Path) -> None:
+    config = write(tmp_path, FILE + "[ledgers]\nledger_entries_max = 5\n")
+    ledgers = f"sqlite:///{tmp_path}/ledgers.db"
+    store = open_store(f"file://{tmp_path}/store")
+    with open_managed_ledger(ORDERS, ledgers=ledgers, store=store, settings=config) as topic:
+        assert topic.method == "ledger"
+        topic.append_batch([b"x" * 100] * 12)
+        topic.offload()
+        assert [info.entries for info in topic.ledgers()] == [5, 5, 2]
+        assert [s.layout for s in load_manifest(store, ORDERS).offloaded()] == [1, 1]
+    with pytest.raises(NotFound, match="doesn't exist"):
+        open_managed_ledger(ORDERS, ledgers=ledgers, store=store, settings=tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"store": {"retries_max": 3}}, "settings store have no effect"),
+        ({"limits": {"requests_per_s": 3}}, "settings limits have no effect"),
+        ({"ledgers": {"ledger_entries_max": 3}}, "settings ledgers have no effect"),
+    ],
+)
+def test_settings_that_what_was_opened_before_does_not_obey_are_refused(
+    tmp_path: Path, values: dict[str, dict[str, int]], named: str
+) -> None:
+    store = open_store(f"file://{tmp_path}/store")
+    settings = Settings.of(values)
+    with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as database:
+        with pytest.raises(InvalidCall, match=named):
+            open_managed_ledger(ORDERS, ledgers=database, store=store, settings=settings)
+        obeying = open_store(f"file://{tmp_path}/store", settings=settings.store, limits=settings.limits)
+        with closing(EmbeddedLedgers(str(tmp_path / "other.db"), settings=settings.ledgers)) as other:
+            open_managed_ledger(ORDERS, ledgers=other, store=obeying, settings=settings).close()

@@ -50,6 +50,11 @@ class EmbeddedLedgers:
         )
 
     @property
+    def settings(self) -> LedgerSettings:
+        """When its ledgers roll over."""
+        return self._settings
+
+    @property
     def path(self) -> str:
         """The database's file, or ``:memory:``."""
         return self._database.path

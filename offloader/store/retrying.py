@@ -10,10 +10,11 @@ import contextlib
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from offloader.clock import Clock
-from offloader.errors import NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from offloader.limits import turn_waited_s
 from offloader.settings import StoreSettings
 from offloader.store.base import (
@@ -30,7 +31,7 @@ from offloader.store.base import (
 )
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
-__all__ = ["RetryingStore", "retry_delay_s"]
+__all__ = ["RetryingStore", "require_store_settings", "retry_delay_s"]
 
 _Answer = TypeVar("_Answer")
 
@@ -69,7 +70,7 @@ class RetryingStore:
         recorder: Recorder = NO_TELEMETRY,
     ) -> None:
         self.inner = inner
-        self._settings = settings
+        self.settings = settings
         self._clock = clock
         self._random = randomness or random.Random()  # noqa: S311 - jitter, not a secret
         self._recorder = recorder
@@ -93,10 +94,10 @@ class RetryingStore:
 
     def _wait_for_next(self, attempt: int, started_s: float) -> bool:
         """Waits before the next attempt; False when the budget is spent or the store is being closed."""
-        if attempt > self._settings.retries_max:
+        if attempt > self.settings.retries_max:
             return False
-        delay_s = retry_delay_s(self._settings, attempt, self._random.random())
-        if self._spent_s() - started_s + delay_s > self._settings.retry_total_s:
+        delay_s = retry_delay_s(self.settings, attempt, self._random.random())
+        if self._spent_s() - started_s + delay_s > self.settings.retry_total_s:
             return False
         return not self._clock.wait(self._closing, delay_s)
 
@@ -227,3 +228,22 @@ class RetryingStore:
     def close(self) -> None:
         self._closing.set()
         self.inner.close()
+
+
+def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
+    """Refuses settings that the store doesn't obey: it was opened with others.
+
+    ``single_writer`` is none of the store's: it is asked where something is written.
+
+    Raises:
+        InvalidCall: ``settings`` aren't the defaults, and the store was opened with others.
+    """
+    wanted = replace(settings, single_writer=False)
+    layer: object = store
+    while layer is not None and not isinstance(layer, RetryingStore):
+        layer = getattr(layer, "inner", None)
+    if wanted != StoreSettings() and (layer is None or replace(layer.settings, single_writer=False) != wanted):
+        raise InvalidCall(
+            f"the settings store have no effect on {store.url}: it was opened with others",
+            hint="open it with open_store(..., settings=settings.store)",
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,6 +135,72 @@ def test_a_living_writer_keeps_its_stream_without_take_over(offloader: Offloader
     assert "is owned by" in line
     assert "--take-over" in hint
     assert offloader("offload", STREAM, "--take-over").code == 0
+
+
+def test_a_settings_file_says_the_method_and_the_sizes(offloader: Offloader, bench: Bench, tmp_path: Path) -> None:
+    config = tmp_path / "offloader.toml"
+    config.write_text(f'[topics."{STREAM}".offload]\nblock_bytes = 300\n')  # the proposal's default: by ledger
+    planned = offloader("offload", STREAM, "--dry-run", "--config", str(config), "--json").rows[0]["segments"]
+    assert [each["layout"] for each in planned] == ["V1", "V1"]
+    (done,) = offloader("offload", STREAM, "--config", str(config), "--json").rows
+    assert (done["method"], done["committed"]) == ("ledger", "2:19")
+    state = load_manifest(open_store(bench.url), STREAM)
+    assert state.method == "ledger"
+    assert all(s.summary is not None and s.summary.blocks > 5 for s in state.offloaded())
+
+    config.write_text(f'streaming_offload = true\n[topics."{STREAM}".offload]\nblock_bytes = 300\n')
+    (done,) = offloader("offload", STREAM, "--take-over", "--config", str(config), "--json").rows
+    assert (done["method"], done["committed"]) == ("streaming", "3:9")
+    state = load_manifest(open_store(bench.url), STREAM)
+    assert (state.method, [s.layout for s in state.offloaded()]) == ("streaming", [1, 1, 2])
+    assert stored_entries(open_store(bench.url), STREAM) == bench.expected
+
+    config.write_text('[offload]\nmethod = "none"\n')
+    code, line, _ = offloader.refuses("offload", STREAM, "--config", str(config))
+    assert (code, line) == (2, f"stream {STREAM} isn't offloaded: its method is none ({config} [process])")
+    config.write_text('[offload]\nblok_bytes = 1\nmethod = "x"\n')
+    code, line, _ = offloader.refuses("offload", STREAM, "--config", str(config))
+    assert (code, line.count(";")) == (2, 1)
+
+
+def test_what_it_did_is_known_to_another_process_afterwards(offloader: Offloader) -> None:
+    """Nothing of it lives in the process that did it: the status is the manifest's."""
+    command = [sys.executable, "-m", "offloader.cli.main", "offload", STREAM, "--until", "2:4"]
+    subprocess.run(command, check=True, timeout=60)
+    (status,) = offloader("status", STREAM, "--json").rows
+    assert (status["committed"], status["segments"]["offloaded"]) == ("2:4", 1)
+    (done,) = offloader("offload", STREAM, "--take-over", "--json").rows
+    assert (done["offloaded"][0]["first"], done["committed"]) == ("2:5", "3:9")
+
+
+def test_a_stream_that_another_process_writes_is_left_alone_or_taken_with_its_unfinished_segment(
+    offloader: Offloader, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer has entries in a segment that isn't closed. By hand, it is completed; the writer learns of it."""
+    url, ledgers = bench.url, f"sqlite:///{tmp_path}/living.db"
+    monkeypatch.setenv("OFFLOADER_LEDGERS", ledgers)
+    command = [sys.executable, "-m", "tests.cli.living_writer", url, ledgers, STREAM]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            assert writer.stdin is not None
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "20 entries\n"
+            code, line, hint = offloader.refuses("offload", STREAM)
+            assert code == 5
+            assert line.startswith(f"stream {STREAM} is owned by ")
+            assert f"/{writer.pid}" in line
+            assert "--take-over" in hint
+            assert load_manifest(open_store(url), STREAM).committed_end() is None
+
+            (done,) = offloader("offload", STREAM, "--take-over", "--json").rows
+            assert (done["entries"], done["segments"]) == (20, 1)
+            entries = [payload for _, payload in stored_entries(open_store(url), STREAM)]
+            assert entries == [b"entry %d" % n for n in range(20)]
+            writer.stdin.write("\n")
+            writer.stdin.flush()
+            assert writer.stdout.readline() == "Fenced\n"
+        finally:
+            writer.kill()
 
 
 def test_what_is_wrong_is_refused_before_anything_is_written(
