@@ -6,15 +6,19 @@ Owns that table. Must never look at the objects: that is verifying.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from formats.entries import TIME_UNKNOWN_MS
 from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
-from offloader.cli.output import Column, bytes_text, print_rows
+from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.errors import InvalidCall
 from offloader.manifest.state import ManifestState
+from offloader.picture import draw
 from offloader.read.reader import load_stream
+from offloader.read.stream_shape import shape_of
 from offloader.read.times import time_text
 
 __all__ = ["run"]
@@ -31,6 +35,9 @@ def _size(value: int | None) -> str:
 def _plain(value: object) -> str:
     return "-" if value is None else str(value)
 
+
+#: Suffixes of files that ``--plot`` writes.
+PICTURES = (".svg", ".png")
 
 _COLUMNS = [
     Column("uuid", "SEGMENT"),
@@ -55,11 +62,18 @@ def run(
     endpoint_url: EndpointUrl = "",
     region: Region = "",
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most segments shown; 0 = all.")] = 0,
+    plot: Annotated[
+        str,
+        typer.Option("--plot", metavar="FILE", help="Draw ledgers, segments, time into FILE.svg or FILE.png."),
+    ] = "",
     json: Json = False,
 ) -> None:
     """List a stream's segments in the stream's order: positions, ledgers, sizes, times; with --json the objects too."""
     opened = open_chosen_store(store, endpoint_url, region)
     state = load_stream(opened, stream)
+    if plot:
+        _plot(state, Path(plot), as_json=json)
+        return
     rows = list(_rows(state))
     print_rows(
         rows[:limit] if limit else rows,
@@ -67,6 +81,13 @@ def run(
         as_json=json,
         empty=f"stream {stream} has no segments",
     )
+
+
+def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
+    if path.suffix not in PICTURES:
+        raise InvalidCall(f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="give the file such a name")
+    draw(shape_of(state), path)
+    print(json_line({"stream": state.stream, "picture": str(path)}) if as_json else f"Picture: {path}")
 
 
 def _rows(state: ManifestState) -> Iterator[Mapping[str, object]]:

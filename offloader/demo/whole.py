@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 from offloader.clock import Clock
 from offloader.demo import place as places
 from offloader.demo.input import InputSummary, open_input, survey
-from offloader.demo.picture import Span, StreamShape, draw
 from offloader.demo.place import STREAM, DemoPlace
 from offloader.demo.run import (
     OffloadReport,
@@ -28,6 +27,7 @@ from offloader.demo.run import (
 from offloader.errors import Corrupt, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import SegmentRecord
+from offloader.picture import Span, StreamShape, draw
 from offloader.read.reader import open_reader
 from offloader.store.base import ObjectStore, open_store
 

@@ -104,3 +104,21 @@ def test_what_is_no_stream_name_is_refused(offloader: Offloader) -> None:
     done = offloader("segments", "a//b")
     assert done.code == 2
     assert "stream name 'a//b' can't be used" in done.err
+
+
+@pytest.mark.parametrize(("name", "begin"), [("p.svg", b"<?xml"), ("p.png", b"\x89PNG")])
+def test_a_picture_is_drawn_into_a_file(offloader: Offloader, tmp_path: Path, name: str, begin: bytes) -> None:
+    path = tmp_path / name
+    done = offloader("segments", "orders", "--plot", str(path))
+    assert (done.code, done.out) == (0, f"Picture: {path}\n")
+    assert path.read_bytes().startswith(begin)
+    assert offloader("segments", "orders", "--plot", str(path), "--json").rows == [
+        {"stream": "orders", "picture": str(path)}
+    ]
+
+
+def test_a_picture_of_another_kind_is_refused_before_anything_is_written(offloader: Offloader, tmp_path: Path) -> None:
+    code, line, _ = offloader.refuses("segments", "orders", "--plot", str(tmp_path / "p.xlsx"))
+    assert code == 2
+    assert ".svg or .png" in line
+    assert not (tmp_path / "p.xlsx").exists()

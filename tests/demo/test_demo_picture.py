@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from demo_cases import Watching, run, write_events
 
-from offloader.demo.picture import Span, StreamShape, draw
 from offloader.errors import AccessDenied
+from offloader.picture import Span, StreamShape, draw
 
 DAY_MS = 86_400_000
 
@@ -35,6 +35,7 @@ SHAPES = {
     "all at once": ((10,), (10,), [(0, 5), (5, 5)]),
     "one event": ((1,), (1,), [(0, 1_600_000_000_000)]),
     "many": ((10,) * 100, (4,) * 250, timeline(1000)),
+    "ten thousand": ((7,) * 10_000, (10,) * 7_000, timeline(70_000)),
 }
 
 
@@ -47,6 +48,19 @@ def test_any_stream_is_drawn(tmp_path, shape):
     assert content.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", content[16:24])
     assert (width, height) == (1540, 726)
+
+
+def test_gaps_are_drawn_and_counted_and_ten_thousand_bars_are_joined(tmp_path):
+    path = tmp_path / "picture.svg"
+    shape = StreamShape("x", spans("ledger", 50, 50), spans("segment", 40, 60), timeline(100), [(40, "gap 1:40..1:49")])
+    draw(shape, path)
+    drawn = path.read_text()
+    assert "<!-- gap 1:40..1:49 -->" in drawn
+    assert "1 ledger spans segments; 1 gap" in drawn
+
+    draw(StreamShape("x", spans("ledger", *(7,) * 10_000), spans("segment", *(10,) * 7_000), timeline(70_000)), path)
+    assert "70,000 entries in 10,000 ledgers, offloaded as 7,000 segments" in path.read_text()
+    assert path.stat().st_size < 4_000_000
 
 
 def test_the_suffix_decides_the_kind(tmp_path):

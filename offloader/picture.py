@@ -6,7 +6,7 @@ Owns its layout. Must never fetch anything: it draws what it is given.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,11 @@ _LABEL_WIDTH_MIN = 0.035
 _BINS = 53
 #: Ledgers whose ends are drawn as lines through the whole picture.
 _LINES_MAX = 40
+#: Bars of a row; where there are more, neighbours are drawn as one.
+_BARS_MAX = 500
+_GAP_COLOUR = "#b3261e"
+#: Gaps that are drawn with their positions; of more only the lines are.
+_GAP_LABELS_MAX = 8
 _MS_PER_S = 1000.0
 
 
@@ -40,16 +45,26 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """What is drawn. ``timeline``: (events before, publish time in ms) of some events, ascending in events."""
+    """What is drawn.
+
+    Attributes:
+        title: above the picture.
+        ledgers, segments: each ascending, none overlapping another of its kind.
+        timeline: (events before, publish time in ms) of some events, ascending in events.
+        gaps: (events before, what is missing there).
+        where_ledgers: below the word "ledgers", in parentheses; empty: nothing is said.
+    """
 
     title: str
     ledgers: Sequence[Span]
     segments: Sequence[Span]
     timeline: Sequence[tuple[int, int]]
+    gaps: Sequence[tuple[int, str]] = ()
+    where_ledgers: str = "hot tier"
 
     @property
     def events(self) -> int:
-        return max(span.stop for span in [*self.ledgers, *self.segments])
+        return max((span.stop for span in [*self.ledgers, *self.segments]), default=0)
 
 
 def draw(shape: StreamShape, path: Path) -> None:
@@ -114,61 +129,91 @@ class _Axis:
 
 
 def _subtitle(shape: StreamShape) -> str:
-    over = sum(_pieces_of(segment, shape.ledgers) > 1 for segment in shape.segments)
-    cut = sum(_pieces_of(ledger, shape.segments) > 1 for ledger in shape.ledgers)
+    over = int((_pieces_of(shape.segments, shape.ledgers) > 1).sum())
+    cut = int((_pieces_of(shape.ledgers, shape.segments) > 1).sum())
     whole = " in ".join([_count(shape.events, "entry", "entries"), _count(len(shape.ledgers), "ledger", "ledgers")])
     spans = f"{_count(over, 'segment spans', 'segments span')} ledgers, {_count(cut, 'ledger spans', 'ledgers span')}"
-    return f"{whole}, offloaded as {_count(len(shape.segments), 'segment', 'segments')}: {spans} segments"
+    gaps = f"; {_count(len(shape.gaps), 'gap', 'gaps')}" if shape.gaps else ""
+    return f"{whole}, offloaded as {_count(len(shape.segments), 'segment', 'segments')}: {spans} segments{gaps}"
 
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
 
 
-def _pieces_of(span: Span, others: Sequence[Span]) -> int:
-    return sum(min(span.stop, other.stop) > max(span.start, other.start) for other in others)
+def _overlapping(span: Span, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> range:
+    """Which spans, by number, share an event with ``span``; they ascend and don't overlap each other."""
+    return range(
+        int(np.searchsorted(stops, span.start, side="right")), int(np.searchsorted(starts, span.stop, side="left"))
+    )
+
+
+def _edges_of(spans: Sequence[Span]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    starts = np.array([span.start for span in spans], dtype=np.int64)
+    return starts, np.array([span.stop for span in spans], dtype=np.int64)
+
+
+def _pieces_of(spans: Sequence[Span], others: Sequence[Span]) -> NDArray[np.int64]:
+    """With how many of ``others`` each of ``spans`` shares an event."""
+    (starts, stops), (other_starts, other_stops) = _edges_of(spans), _edges_of(others)
+    before = np.searchsorted(other_stops, starts, side="right")
+    return (np.searchsorted(other_starts, stops, side="left") - before).astype(np.int64)
+
+
+def _thinned(spans: Sequence[Span]) -> Sequence[Span]:
+    """At most ``_BARS_MAX`` bars: neighbours are joined where there are more."""
+    together = -(-len(spans) // _BARS_MAX)
+    if together <= 1:
+        return spans
+    groups = [spans[at : at + together] for at in range(0, len(spans), together)]
+    return [Span("", each[0].start, each[-1].stop, sum(span.size_bytes for span in each)) for each in groups]
 
 
 def _draw_bars(axes: Any, shape: StreamShape, axis: _Axis) -> None:
-    colours = dict(zip(shape.ledgers, itertools.cycle(_LEDGER_COLOURS), strict=False))
-    left, right = axis.at(0), axis.at(shape.events)
-    width = (right - left) or 1.0
-    gap = width * 0.0012
+    ledgers, segments = _thinned(shape.ledgers), _thinned(shape.segments)
+    colours = list(itertools.islice(itertools.cycle(_LEDGER_COLOURS), len(ledgers)))
+    width = (axis.at(shape.events) - axis.at(0)) or 1.0
+    gap = width * 0.0012 if max(len(ledgers), len(segments)) < _BARS_MAX // 4 else 0.0
 
     def bar(start: float, stop: float, bottom: float, height: float, colour: str, alpha: float = 1.0) -> None:
         axes.broken_barh([(start, max(stop - start, width * 0.001))], (bottom, height), color=colour, alpha=alpha, lw=0)
 
-    def label(start: float, stop: float, middle: float, lines: Callable[[], str], colour: str, size: float) -> None:
+    def label(start: float, stop: float, middle: float, text: str, colour: str, size: float) -> None:
         if (stop - start) / width >= _LABEL_WIDTH_MIN:
-            axes.text((start + stop) / 2, middle, lines(), ha="center", va="center", color=colour, fontsize=size)
+            axes.text((start + stop) / 2, middle, text, ha="center", va="center", color=colour, fontsize=size)
 
-    for ledger, colour in colours.items():
+    for ledger, colour in zip(ledgers, colours, strict=True):
         start, stop = axis.at(ledger.start), axis.at(ledger.stop)
         bar(start + gap, stop - gap, 1.85, 0.8, colour)
-        wide = (stop - start) / width > 0.1
-        text = (
-            f"{_count(ledger.stop - ledger.start, 'entry', 'entries')}\n{_mib(ledger.size_bytes)}"
-            if wide
-            else _mib(ledger.size_bytes)
-        )
-        label(start, stop, 2.25, lambda name=ledger.name, text=text: f"{name}\n{text}", "white", 10)  # type: ignore[misc]
-        for edge in (ledger.start, ledger.stop) if len(shape.ledgers) <= _LINES_MAX else ():
+        entries = f"{_count(ledger.stop - ledger.start, 'entry', 'entries')}\n" if (stop - start) / width > 0.1 else ""
+        label(start, stop, 2.25, f"{ledger.name}\n{entries}{_mib(ledger.size_bytes)}", "white", 10)
+        for edge in (ledger.start, ledger.stop) if len(ledgers) <= _LINES_MAX else ():
             for ends in ([0.66, 0.78], [1.62, 1.85]):
                 axes.plot([axis.at(edge)] * 2, ends, color=_MUTED, lw=0.9, ls=(0, (4, 3)))
-    for segment in shape.segments:
-        for ledger, colour in colours.items():
-            start, stop = max(segment.start, ledger.start), min(segment.stop, ledger.stop)
-            if stop > start:
-                first, last = start == segment.start, stop == segment.stop
-                x0, x1 = axis.at(start) + gap * first * 2, axis.at(stop) - gap * last * 2
-                bar(x0, x1, 0.8, 0.8, colour, 0.28)
-                bar(x0, x1, 0.8, 0.07, colour)
+    edges = _edges_of(ledgers)
+    for segment in segments:
+        for number in _overlapping(segment, *edges):
+            ledger = ledgers[number]
+            first, last = ledger.start <= segment.start, ledger.stop >= segment.stop
+            x0 = axis.at(max(segment.start, ledger.start)) + gap * first * 2
+            x1 = axis.at(min(segment.stop, ledger.stop)) - gap * last * 2
+            bar(x0, x1, 0.8, 0.8, colours[number], 0.28)
+            bar(x0, x1, 0.8, 0.07, colours[number])
         start, stop = axis.at(segment.start), axis.at(segment.stop)
-        label(start, stop, 1.22, lambda s=segment: f"{s.name}\n{_mib(s.size_bytes)}", _INK, 9.5)  # type: ignore[misc]
+        label(start, stop, 1.22, f"{segment.name}\n{_mib(segment.size_bytes)}", _INK, 9.5)
+    _draw_gaps(axes, shape, axis)
+    where = f"ledgers\n({shape.where_ledgers})" if shape.where_ledgers else "ledgers"
     axes.set_ylim(0.66, 2.7)
-    axes.set_yticks([2.25, 1.2], ["ledgers\n(hot tier)", "segments\n(object store)"], fontsize=11, color=_INK)
+    axes.set_yticks([2.25, 1.2], [where, "segments\n(object store)"], fontsize=11, color=_INK)
     _bare(axes)
     axes.tick_params(axis="x", length=0, labelbottom=False)
+
+
+def _draw_gaps(axes: Any, shape: StreamShape, axis: _Axis) -> None:
+    for events, text in shape.gaps:
+        axes.plot([axis.at(events)] * 2, [0.72, 1.72], color=_GAP_COLOUR, lw=2.0)
+        if len(shape.gaps) <= _GAP_LABELS_MAX:
+            axes.text(axis.at(events), 1.73, text, ha="center", va="bottom", color=_GAP_COLOUR, fontsize=9)
 
 
 def _draw_rate(axes: Any, shape: StreamShape, axis: _Axis) -> None:
