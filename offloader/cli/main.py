@@ -30,6 +30,7 @@ VERBS = {
     "ls": "List the streams of a store.",
     "offload": "Bring what a stream's ledgers hold into the store.",
     "segments": "List a stream's segments.",
+    "adopt": "Take over what a Pulsar offloaded, where it is.",
     "manifest": "Show, rebuild or checkpoint a stream's manifest.",
     "read": "Print a stream's entries.",
     "verify": "Check a stream's objects against its manifest.",

@@ -224,7 +224,8 @@ def _check_data_object(fetcher: Fetcher, objects: SegmentObjects, summary: Segme
             f"{where} in {fetcher.store.url}: expected {summary.data_bytes} bytes, found {info.size_bytes}",
             hint="somebody replaced or cut it: restore it from a copy",
         )
-    if info.crc32c is not None and info.crc32c != summary.data_crc32c:
+    known = info.crc32c is not None and summary.data_crc32c  # 0: adopted, nobody has read it yet
+    if known and info.crc32c != summary.data_crc32c:
         raise ObjectChanged(
             f"{where} in {fetcher.store.url}: expected CRC-32C {summary.data_crc32c:08x}, the store says "
             f"{info.crc32c:08x}",
@@ -281,7 +282,7 @@ def _check_blocks(
             damaged = True
     if not damaged:
         pairs = [
-            ("CRC-32C", f"{summary.data_crc32c:08x}", f"{checksum:08x}"),
+            ("CRC-32C", f"{summary.data_crc32c or checksum:08x}", f"{checksum:08x}"),
             ("bytes in blocks", summary.data_bytes, position),
             ("entries", summary.entries, entries),
             ("payload bytes", summary.payload_bytes, payload_bytes),

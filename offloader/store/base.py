@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
@@ -31,6 +32,7 @@ __all__ = [
     "PutMode",
     "StoreOptions",
     "UploadInfo",
+    "module_of",
     "open_store",
 ]
 
@@ -228,6 +230,7 @@ class StoreOptions:
 
 
 _MODULES = {
+    "catalogue": "offloader.store.catalogued",
     "memory": "offloader.store.memory",
     "file": "offloader.store.local",
     "s3": "offloader.store.s3",
@@ -254,7 +257,8 @@ def open_store(
     Every *attempt* is counted, not only the call that was made of it: see ``offloader.store.metered.requests_of``.
 
     Args:
-        url: ``s3://bucket/root``, ``file:///directory``, ``memory://name``, or any URL that fsspec knows (for reading).
+        url: ``s3://bucket/root``, ``file:///directory``, ``memory://name``, ``catalogue:///directory`` (objects of
+            somebody else, see ``offloader.store.catalogued``), or any URL that fsspec knows (for reading).
         endpoint_url: the S3 server when it isn't AWS; default: the environment (``AWS_ENDPOINT_URL``).
         region: default: the environment's, else ``us-east-1``.
         access_key, secret_key, session_token: default: the SDK's own chain (environment, profile, web identity, role).
@@ -271,7 +275,7 @@ def open_store(
         AccessDenied: the local directory can't be made or written.
         Unsupported: a package that the scheme needs isn't installed.
     """
-    scheme = _scheme_of(url)
+    module = module_of(url)
     clock = clock or SystemClock()
     options = StoreOptions(
         endpoint_url=endpoint_url or None,
@@ -285,13 +289,17 @@ def open_store(
         limiter=Limiter(limits, clock) if isinstance(limits, LimitSettings) else limits,
         recorder=recorder,
     )
-    module = importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))
     opened = cast(Callable[[str, StoreOptions], ObjectStore], module.open_url)(url, options)
     layers = importlib.import_module("offloader.store.layers")
     return cast(ObjectStore, layers.layered(opened, options))
 
 
-def _scheme_of(url: str) -> str:
+def module_of(url: str) -> ModuleType:
+    """The module whose ``open_url(url, options)`` opens ``url``, without the layers that ``open_store`` adds.
+
+    Raises:
+        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials.
+    """
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
         raise InvalidCall(
@@ -302,4 +310,4 @@ def _scheme_of(url: str) -> str:
             f"the {scheme} URL carries credentials",
             hint="leave them out of the URL: use the environment, a profile, or access_key and secret_key",
         )
-    return scheme
+    return importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))

@@ -15,15 +15,21 @@ from offloader.store.base import ObjectStore
 __all__ = ["confirm_stored"]
 
 
-def confirm_stored(store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary) -> tuple[str, str]:
+def confirm_stored(
+    store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary, *, at_root: bool = False
+) -> tuple[str, str]:
     """Asks the store for both objects and compares their lengths with the recorded ones; their keys.
+
+    Args:
+        at_root: whether they are where Pulsar puts them, see ``SegmentRecord.object_keys``.
 
     Raises:
         ObjectMissing: one of them isn't there.
         ObjectChanged: one of them has another length.
     """
     ledger_id = summary.begin.ledger_id if summary.layout is Layout.V1 else None
-    keys = data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)
+    folder = "" if at_root else stream
+    keys = data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)
     for key, size_bytes in zip(keys, (summary.data_bytes, summary.index_bytes), strict=True):
         try:
             found = store.head(key).size_bytes

@@ -18,6 +18,7 @@ from offloader.clock import Clock
 from offloader.errors import NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.segment_record import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.write.confirmation import confirm_stored
 from offloader.write.coverage import uncovered_ranges
@@ -118,7 +119,7 @@ def _is_confirmed(log: ManifestLog, state: ManifestState, info: LedgerInfo, done
         if segment.uuid in confirmed or segment.summary is None:
             continue
         try:
-            confirm_stored(log.store, log.stream, segment.uuid, segment.summary)
+            confirm_stored(log.store, log.stream, segment.uuid, segment.summary, at_root=is_at_root(segment.driver))
         except OffloaderError as error:
             done.errors.append(error)
             return False

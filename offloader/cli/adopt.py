@@ -1,0 +1,254 @@
+"""``offloader adopt``: take over what a Pulsar offloaded, where it is.
+
+Owns the verb's options and what it prints. Must never take a token on the command line, nor write to the objects' store
+with ``--read-only`` or ``--dry-run``.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.clock import SystemClock
+from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound
+from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
+from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics
+from offloader.read.adopt import REQUESTS_IN_FLIGHT, AdoptedStream, Adoption, AdoptionProgress, adopt
+from offloader.read.workers import Workers
+from offloader.store.base import ObjectStore, StoreOptions
+from offloader.store.catalogued import SCHEME, ObjectsPlace, create_catalogue
+from offloader.store.probe import require_conditional_puts
+
+__all__ = ["run"]
+
+TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it
+#: Back to the line's beginning, which becomes empty.
+_LINE_START = "\r\x1b[K"
+
+
+Streams = Annotated[
+    list[str] | None, typer.Argument(help="Only these streams; * and ? stand for anything.", show_default="all")
+]
+ReadOnly = Annotated[
+    str,
+    typer.Option(
+        "--read-only",
+        metavar="DIRECTORY",
+        help="Write nothing into the store: keep the catalogue in this directory, to be named as "
+        "--store catalogue:///DIRECTORY from then on.",
+        show_default=False,
+    ),
+]
+AdminUrl = Annotated[
+    str,
+    typer.Option(
+        "--admin-url",
+        metavar="URL",
+        help=f"Ask this Pulsar which ledgers its topics have; a token in {TOKEN_VARIABLE} is sent along.",
+        show_default=False,
+    ),
+]
+Namespaces = Annotated[
+    list[str] | None,
+    typer.Option("--namespace", metavar="TENANT/NAMESPACE", help="Ask for these only.", show_default="all"),
+]
+InternalStats = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--internal-stats",
+        metavar="[TOPIC=]FILE",
+        help="The same out of a file: what `pulsar-admin topics stats-internal TOPIC` printed.",
+        show_default=False,
+    ),
+]
+Cluster = Annotated[
+    str, typer.Option("--cluster", metavar="NAME", help="Only what this Pulsar cluster wrote.", show_default=False)
+]
+TakeOwnership = Annotated[
+    bool,
+    typer.Option("--take-ownership", help="From now on our retention may delete the objects. Pulsar must not."),
+]
+Deep = Annotated[bool, typer.Option("--deep", help="Read every entry, not only indexes and last entries.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be recorded.")]
+Parallel = Annotated[int, typer.Option("--parallel", min=1, max=256, help="Objects looked at at once.")]
+
+
+def run(
+    streams: Streams = None,
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    read_only: ReadOnly = "",
+    admin_url: AdminUrl = "",
+    namespaces: Namespaces = None,
+    internal_stats: InternalStats = None,
+    cluster: Cluster = "",
+    take_ownership: TakeOwnership = False,
+    deep: Deep = False,
+    dry_run: DryRun = False,
+    parallel: Parallel = REQUESTS_IN_FLIGHT,
+    json: Json = False,
+) -> int:
+    """Take over what a Pulsar offloaded to the store: its ledgers become streams, to be read like any other.
+
+    The objects stay where they are and as they are. May be run again: it adds what is new.
+    """
+    if read_only and take_ownership:
+        raise InvalidCall("--read-only never deletes, --take-ownership is for deleting", hint="leave one of them out")
+    if namespaces and not admin_url:
+        raise InvalidCall("--namespace is for --admin-url", hint="name the streams to adopt instead")
+    topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
+    opened = _opened(store, endpoint_url, region, read_only, dry_run=dry_run)
+    if not dry_run:
+        require_conditional_puts(opened)
+    done = adopt(
+        opened,
+        clock=SystemClock(),
+        topics=topics,
+        streams=streams or [],
+        cluster=cluster,
+        take_ownership=take_ownership,
+        deep=deep,
+        dry_run=dry_run,
+        requests_in_flight=parallel,
+        on_progress=partial(_show, sys.stderr) if sys.stderr.isatty() else lambda _: None,
+    )
+    if sys.stderr.isatty():
+        sys.stderr.write(_LINE_START)
+    _print(done, dry_run=dry_run, as_json=json)
+    return ErrorKind.REPAIR_DATA.value if done.problems_count else 0
+
+
+def _opened(store: str, endpoint_url: str, region: str, read_only: str, *, dry_run: bool) -> ObjectStore:
+    if not read_only:
+        return open_chosen_store(store, endpoint_url, region, read_only=dry_run)
+    url = f"{SCHEME}://{Path(read_only).absolute()}"
+    if dry_run:
+        try:
+            return open_chosen_store(url)
+        except (NotFound, BucketMissing):
+            return open_chosen_store(store, endpoint_url, region)
+    open_chosen_store(store, endpoint_url, region).close()  # says what is wrong with the URL before anything is made
+    create_catalogue(url, ObjectsPlace(store, endpoint_url, region), StoreOptions())
+    return open_chosen_store(url, read_only=False)
+
+
+def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
+    for text in given:
+        # A topic's name may have a = itself, a path too: what is there as a file is one.
+        topic, _, path = ("", "", text) if Path(text).exists() else text.rpartition("=")
+        try:
+            document = json_module.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as cause:
+            raise NotFound(f"--internal-stats: {path} can't be read: {cause.strerror}") from cause
+        except ValueError as cause:
+            raise InvalidCall(f"--internal-stats: {path} is no JSON: {cause}") from cause
+        yield from ledgers_of_topics(document, topic)
+
+
+def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
+    with AdminClient(admin_url, token=os.environ.get(TOKEN_VARIABLE, "")) as client:
+        names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]
+        found = Workers(CONNECTIONS_MAX).in_order(partial(_ledgers, client, name) for name in names)
+        return [topic for topic in found if topic is not None]
+
+
+def _ledgers(client: AdminClient, topic: str) -> TopicLedgers | None:
+    try:
+        return client.ledgers(topic)
+    except NotFound:
+        return None  # deleted since it was listed
+
+
+def _show(out: TextIO, now: AdoptionProgress) -> None:
+    streams = f", {now.streams:,} of {now.streams_total:,} streams" if now.streams_total else ""
+    out.write(f"{_LINE_START}{now.objects:,} objects listed, {now.attempts:,} ledgers looked at{streams}")
+    out.flush()
+
+
+_COLUMNS = [
+    Column("stream", "STREAM"),
+    Column("adopted", "ADOPTED", right=True),
+    Column("already", "ALREADY", right=True),
+    Column("left_out", "LEFT OUT", lambda left: f"{len(left):,}", right=True),
+    Column("entries", "ENTRIES", right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    Column("first", "FIRST", right=True),
+    Column("last", "LAST", right=True),
+]
+
+
+def _print(done: Adoption, *, dry_run: bool, as_json: bool) -> None:
+    rows = [_row(each) for each in done.streams]
+    summary: Mapping[str, object] = {
+        "what": "summary",
+        "dry_run": dry_run,
+        "objects": done.objects,
+        "streams": len(rows),
+        "adopted": sum(len(each.choice.adopted) for each in done.streams),
+        "already": sum(each.choice.already for each in done.streams),
+        "left_out": sum(len(each.choice.left_out) for each in done.streams),
+        "unmatched": done.unmatched.count,
+        "unmatched_examples": done.unmatched.examples,
+        "unfinished": done.unfinished.count,
+        "unfinished_examples": done.unfinished.examples,
+        "foreign": done.foreign.count,
+        "foreign_examples": done.foreign.examples,
+        "problems": done.problems_count,
+    }
+    print_rows(rows, _COLUMNS, as_json=as_json, empty="nothing to adopt was found")
+    if as_json:
+        for problem in done.problems:
+            print(json_line({"what": "problem", "object": problem.what, "why": problem.why}))
+        print(json_line(summary))
+        return
+    for line in _remarks(done):
+        print(line)
+    verb = "would adopt" if dry_run else "adopted"
+    print(f"{verb} {summary['adopted']:,} segments of {len(rows):,} streams; {summary['already']:,} were there already")
+
+
+def _row(each: AdoptedStream) -> Mapping[str, object]:
+    choice = each.choice
+    return {
+        "what": "stream",
+        "stream": each.stream,
+        "adopted": len(choice.adopted),
+        "already": choice.already,
+        "left_out": [{"segment": str(one.segment.uuid), "why": one.why} for one in choice.left_out],
+        "entries": sum(segment.summary.entries for segment in choice.adopted),
+        "payload_bytes": sum(segment.summary.payload_bytes for segment in choice.adopted),
+        "missing_ledgers": [ledger.ledger_id for ledger in choice.missing],
+        "first": each.first,
+        "last": each.last,
+        "unreadable": each.unreadable,
+    }
+
+
+def _remarks(done: Adoption) -> Iterator[str]:
+    for each in done.streams:
+        for one in each.choice.left_out:
+            yield f"{each.stream}: left out {one.segment.uuid} {one.segment.summary.begin}: {one.why}"
+        missing = [str(ledger.ledger_id) for ledger in each.choice.missing]
+        if missing:
+            yield f"{each.stream}: not in the store: ledgers {', '.join(missing)}"
+        if each.unreadable:
+            yield f"{each.stream}: {each.unreadable:,} segments after that can be read once they are"
+    for problem in done.problems:
+        yield f"not usable: {problem.what}: {problem.why}"
+    for found, what in (
+        (done.unmatched, "ledgers of unknown topics (--admin-url or --internal-stats tells)"),
+        (done.unfinished, "objects without their data or index: an offload that failed or is under way"),
+        (done.foreign, "objects that aren't Pulsar's"),
+    ):
+        if found.count:
+            yield f"{found.count:,} {what}, for example {found.examples[0]}"

@@ -1,0 +1,213 @@
+"""``offloader adopt``, and the other verbs on what it took over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from offloader.store.base import ObjectStore, open_store
+from tests.cli.reading_verbs import Offloader
+from tests.support.golden_bucket import GOLDEN_STREAM, golden_cases, put_golden
+
+ENTRIES = sum(case["count"] for case in golden_cases())
+STATS = {
+    "ledgers": [
+        {"ledgerId": case["ledger"], "entries": case["count"], "size": case["payload_bytes"], "offloaded": True}
+        for case in golden_cases()
+    ]
+    + [{"ledgerId": 9000, "entries": 0, "size": 0, "offloaded": False}]
+}
+ANSWERS = {
+    "/admin/v2/tenants": ["public"],
+    "/admin/v2/namespaces/public": ["public/default"],
+    "/admin/v2/persistent/public/default": [f"persistent://public/default/{name}" for name in ("oracle", "gone")],
+    "/admin/v2/persistent/public/default/oracle/internalStats": STATS,
+}
+
+
+@pytest.fixture
+def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
+    return Offloader(capsys)
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> ObjectStore:
+    return open_store(f"file://{tmp_path}/bucket")
+
+
+@pytest.fixture
+def url(bucket: ObjectStore) -> str:
+    return bucket.url
+
+
+def test_a_table_and_a_line_say_what_was_done(offloader: Offloader, bucket: ObjectStore, url: str) -> None:
+    put_golden(bucket)
+    done = offloader("adopt", "--store", url)
+    assert (done.code, done.err) == (0, "")
+    heading, row, last = done.out.splitlines()
+    assert heading.split() == ["STREAM", "ADOPTED", "ALREADY", "LEFT", "OUT", "ENTRIES", "PAYLOAD", "FIRST", "LAST"]
+    assert row.split() == [GOLDEN_STREAM, "4", "0", "0", f"{ENTRIES:,}", "11.9", "MiB", "1001:0", "1007:2"]
+    assert last == "adopted 4 segments of 1 streams; 0 were there already"
+    assert "would adopt 0 segments" in offloader("adopt", "--store", url, "--dry-run").out
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["recorded", "read-only"])
+def test_every_verb_takes_the_streams(
+    offloader: Offloader, bucket: ObjectStore, url: str, read_only: bool, tmp_path: Path
+) -> None:
+    put_golden(bucket)
+    keys = {info.key for info in bucket.list("").objects}
+    offloader("adopt", "--store", url, *(["--read-only", str(tmp_path / "notes")] if read_only else []))
+    place = f"catalogue://{tmp_path}/notes" if read_only else url
+
+    [row] = offloader("ls", "--store", place, "--json").rows
+    assert (row["stream"], row["segments"], row["entries"]) == (GOLDEN_STREAM, 4, ENTRIES)
+    segments = offloader("segments", GOLDEN_STREAM, "--store", place, "--json").rows
+    assert [segment["data"] for segment in segments] == [case["data"]["key"] for case in golden_cases()]
+    assert not any(segment["owned"] for segment in segments)
+    assert offloader("read", GOLDEN_STREAM, "--store", place, "--count").out == f"{ENTRIES}\n"
+    [entry] = offloader("read", GOLDEN_STREAM, "--store", place, "--from", "1001:3", "--limit", "1", "--json").rows
+    assert entry["position"] == "1001:3"
+    for how in ((), ("--deep",)):
+        checked = offloader("verify", GOLDEN_STREAM, "--store", place, *how)
+        assert checked.code == 0, checked.out + checked.err
+    if read_only:
+        assert {info.key for info in bucket.list("").objects} == keys
+
+
+def test_json_has_everything(offloader: Offloader, bucket: ObjectStore, url: str) -> None:
+    put_golden(bucket)
+    bucket.put("11111111-1111-4111-8000-000000000bad-ledger-1001", b"cut")
+    bucket.put("11111111-1111-4111-8000-000000000bad-ledger-1001-index", b"not an index")
+    bucket.put("11111111-1111-4111-8000-000000000000-ledger-1", b"half")
+    bucket.put("notes.txt", b"")
+
+    done = offloader("adopt", "--store", url, "--json")
+
+    stream, problem, summary = done.rows
+    assert done.code == 6
+    assert (stream["what"], stream["stream"], stream["adopted"]) == ("stream", GOLDEN_STREAM, 4)
+    assert (problem["what"], problem["object"]) == ("problem", "11111111-1111-4111-8000-000000000bad-ledger-1001")
+    assert summary == {
+        "what": "summary",
+        "dry_run": False,
+        "objects": 12,
+        "streams": 1,
+        "adopted": 4,
+        "already": 0,
+        "left_out": 0,
+        "unmatched": 0,
+        "unmatched_examples": [],
+        "unfinished": 1,
+        "unfinished_examples": ["11111111-1111-4111-8000-000000000000-ledger-1"],
+        "foreign": 1,
+        "foreign_examples": ["notes.txt"],
+        "problems": 1,
+    }
+
+
+def test_remarks_name_what_is_left_out_and_why(
+    offloader: Offloader, bucket: ObjectStore, url: str, tmp_path: Path
+) -> None:
+    put_golden(bucket)
+    bucket.put("notes.txt", b"")
+    stats = tmp_path / "stats.json"
+    ledgers = [ledger for ledger in STATS["ledgers"] if ledger["ledgerId"] != 1001]
+    hole = {"ledgerId": 1005, "entries": 5, "size": 5, "offloaded": False}
+    stats.write_text(json.dumps({"ledgers": sorted([*ledgers, hole], key=lambda ledger: ledger["ledgerId"])}))
+
+    out = offloader("adopt", "--store", url, "--internal-stats", f"persistent://public/default/oracle={stats}").out
+
+    assert f"{GOLDEN_STREAM}: left out 11111111-1111-4111-8000-0000000003e9 1001:0: the topic has no ledger 1001" in out
+    assert f"{GOLDEN_STREAM}: not in the store: ledgers 1005\n" in out
+    assert f"{GOLDEN_STREAM}: 1 segments after that can be read once they are\n" in out
+    assert "1 objects that aren't Pulsar's, for example notes.txt\n" in out
+
+
+@pytest.mark.parametrize(
+    ("document", "argument"),
+    [
+        pytest.param(STATS, "persistent://public/default/oracle={}", id="one topic"),
+        pytest.param({"partitions": {"persistent://public/default/oracle": STATS}}, "{}", id="partitions"),
+        pytest.param({"public/default/oracle": STATS}, "{}", id="topics"),
+    ],
+)
+def test_a_saved_answer_of_pulsar_names_the_topics(
+    offloader: Offloader, bucket: ObjectStore, url: str, tmp_path: Path, document: object, argument: str
+) -> None:
+    put_golden(bucket, without=["managedledgername"])
+    assert "4 ledgers of unknown topics" in offloader("adopt", "--store", url).out
+    path = tmp_path / "stats.json"
+    path.write_text(json.dumps(document))
+
+    [row, _] = offloader("adopt", "--store", url, "--json", "--internal-stats", argument.format(path)).rows
+
+    assert (row["stream"], row["adopted"]) == (GOLDEN_STREAM, 4)
+
+
+class Admin(BaseHTTPRequestHandler):
+    """The paths that are asked for, as a broker answers them; with a token."""
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != "Bearer let-me-in":
+            self.send_error(401)
+            return
+        if self.path not in ANSWERS:
+            self.send_error(404)
+            return
+        body = json.dumps(ANSWERS[self.path]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def admin_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Admin) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_pulsar_is_asked_with_the_token(
+    offloader: Offloader, bucket: ObjectStore, url: str, admin_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_golden(bucket, without=["managedledgername"])
+    code, line, hint = offloader.refuses("adopt", "--store", url, "--admin-url", admin_url)
+    assert (code, line) == (8, f"{admin_url}/admin/v2/tenants answered 401")
+    assert "OFFLOADER_ADMIN_TOKEN" in hint
+    monkeypatch.setenv("OFFLOADER_ADMIN_TOKEN", "let-me-in")
+
+    [row, _] = offloader("adopt", "--store", url, "--json", "--admin-url", admin_url).rows
+
+    assert (row["stream"], row["adopted"]) == (GOLDEN_STREAM, 4)
+
+
+def test_what_makes_no_sense_is_refused(offloader: Offloader, bucket: ObjectStore, url: str, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    stats = tmp_path / "stats.json"
+    stats.write_text(json.dumps(STATS))
+    for arguments, code, words in (
+        (["--read-only", str(tmp_path / "n"), "--take-ownership"], 2, "--read-only never deletes"),
+        (["--namespace", "public/default"], 2, "--namespace is for --admin-url"),
+        (["--internal-stats", str(tmp_path / "none")], 3, "can't be read"),
+        (["--internal-stats", str(bad)], 2, "is no JSON"),
+        (["--internal-stats", str(stats)], 2, "don't say whose they are"),
+        (["--internal-stats", f"non-persistent://a/b/c={stats}"], 2, "is no persistent topic"),
+        (["--admin-url", "broker:8080"], 2, "is no admin URL"),
+    ):
+        found = offloader("adopt", "--store", url, *arguments)
+        assert (found.code, found.out) == (code, ""), arguments
+        assert words in found.err

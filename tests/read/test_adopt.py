@@ -1,0 +1,409 @@
+"""Adopting what Pulsar offloaded: found, checked, recorded where it lies, read like any other stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from formats.entries import Position
+from formats.segment import Layout
+from offloader.clock import SystemClock
+from offloader.errors import InvalidCall
+from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers
+from offloader.manifest.context import offload_context
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.read.adopt import Adoption, adopt
+from offloader.read.adopt_objects import ends_with_entry
+from offloader.read.handle import read_offloaded
+from offloader.read.reader import open_reader
+from offloader.store.base import ObjectStore, open_store
+from offloader.store.metered import requests_of
+from tests.support.golden_bucket import GOLDEN_STREAM, golden_cases, golden_digest, put_golden
+from tests.support.streams import StreamWriter, batch_of
+from tests.support.waiting import eventually
+
+CASES = {case["name"]: case for case in golden_cases()}
+TOPIC = "persistent://public/default/oracle"
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return open_store(f"memory://adopt-{uuid4().hex}")
+
+
+def adopted(store: ObjectStore, **options: Any) -> Adoption:
+    return adopt(store, clock=SystemClock(), **options)
+
+
+def topic_of(cases: list[Mapping[str, Any]], *more: TopicLedger) -> TopicLedgers:
+    """What a broker would say: the cases' ledgers, and an open one at the end."""
+    found = [TopicLedger(case["ledger"], case["count"], case["payload_bytes"], True) for case in cases]
+    found += [*more, TopicLedger(9000, 0, 0, False)]
+    return TopicLedgers(TOPIC, tuple(sorted(found, key=lambda ledger: ledger.ledger_id)))
+
+
+def digest_of(store: ObjectStore, ledger_id: int) -> tuple[int, str]:
+    """Entries and digest of a ledger, as the golden manifest counts them."""
+    batches = [batch for batch in open_reader(store, GOLDEN_STREAM).scan() if batch.ledger_id == ledger_id]
+    return sum(map(len, batches)), golden_digest(entry for batch in batches for entry in batch.entries())
+
+
+def snapshot(store: ObjectStore) -> dict[str, bytes]:
+    return {i.key: store.get(i.key)[0] for i in store.list("").objects if "/" not in i.key}
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["indexes", "every entry"])
+def test_a_bucket_becomes_a_stream_whose_entries_are_pulsars(store: ObjectStore, deep: bool) -> None:
+    put_golden(store)
+    before = snapshot(store)
+
+    done = adopted(store, deep=deep)
+
+    [found] = done.streams
+    assert (found.stream, len(found.choice.adopted)) == (GOLDEN_STREAM, len(CASES))
+    assert done.problems_count == done.unmatched.count == done.foreign.count == 0
+    for case in CASES.values():
+        assert digest_of(store, case["ledger"]) == (case["count"], case["sha256"])
+    assert snapshot(store) == before
+    reader = open_reader(store, GOLDEN_STREAM)
+    assert reader.count() == sum(case["count"] for case in CASES.values())
+    assert sum(b.payload_bytes for b in reader.scan()) == sum(case["payload_bytes"] for case in CASES.values())
+
+
+def test_without_reading_entries_an_attempt_costs_two_requests(store: ObjectStore) -> None:
+    put_golden(store)
+
+    adopted(store, dry_run=True)
+
+    # Index and last entry of each; the catalogue entry that isn't there.
+    assert requests_of(store)["get"].requests == 2 * len(CASES) + 1
+
+
+def test_segments_say_what_is_known_and_whose_they_are(store: ObjectStore) -> None:
+    put_golden(store, [CASES["v1-multi"]])
+    adopted(store)
+
+    [record] = load_manifest(store, GOLDEN_STREAM).offloaded()
+
+    case = CASES["v1-multi"]
+    assert not record.owned
+    assert record.summary is not None
+    assert (record.summary.entries, record.summary.payload_bytes) == (case["count"], case["payload_bytes"])
+    assert record.object_keys(GOLDEN_STREAM) == (case["data"]["key"], case["index"]["key"])
+    assert record.offloaded_ms
+
+
+def test_ownership_is_taken_only_on_request(store: ObjectStore) -> None:
+    put_golden(store)
+    adopted(store, take_ownership=True)
+    assert all(record.owned for record in load_manifest(store, GOLDEN_STREAM).offloaded())
+
+
+def test_a_dry_run_writes_nothing(store: ObjectStore) -> None:
+    put_golden(store)
+    keys = {info.key for info in store.list("").objects}
+
+    done = adopted(store, dry_run=True)
+
+    assert len(done.streams[0].choice.adopted) == len(CASES)
+    assert {info.key for info in store.list("").objects} == keys
+
+
+def test_again_adds_only_what_is_new(store: ObjectStore) -> None:
+    put_golden(store, [CASES["v1-tiny"], CASES["v1-edges"]])
+    adopted(store)
+    record_id = load_manifest(store, GOLDEN_STREAM).record_id
+    assert adopted(store).streams[0].choice.already == 2
+    assert load_manifest(store, GOLDEN_STREAM).record_id == record_id
+
+    put_golden(store, [CASES["v1-rich-metadata"]])
+    [found] = adopted(store).streams
+
+    assert [s.ledger_id for s in found.choice.adopted] == [1007]
+    assert (found.first, found.last) == (Position(1001, 0), Position(1007, 2))
+
+
+def test_the_proposals_read_handle_reads_an_adopted_ledger(store: ObjectStore) -> None:
+    put_golden(store)
+    adopted(store)
+    case = CASES["v1-edges"]
+    context = offload_context(load_manifest(store, GOLDEN_STREAM), case["ledger"])
+
+    handle = read_offloaded(store, case["ledger"], context, context.driver_metadata, stream=GOLDEN_STREAM)
+
+    entries = handle.read(0, case["last"])
+    assert (len(entries), golden_digest(entries)) == (case["count"], case["sha256"])
+
+
+def test_own_segments_go_on_where_the_adopted_ones_end(store: ObjectStore) -> None:
+    put_golden(store)
+    adopted(store)
+    writer = StreamWriter(store, GOLDEN_STREAM)
+    writer.add([batch_of(1008, 0, 50)])
+
+    reader = open_reader(store, GOLDEN_STREAM)
+
+    assert (reader.first_position, reader.last_position) == (Position(1001, 0), Position(1008, 49))
+    assert reader.count() == sum(case["count"] for case in CASES.values()) + 50
+    across = reader.read(Position(1007, 1), Position(1008, 1))
+    assert [entry.position for entry in across] == [
+        Position(1007, 1), Position(1007, 2), Position(1008, 0), Position(1008, 1)
+    ]  # fmt: skip
+
+
+def test_history_in_front_of_a_stream_that_is_being_written_fences_nobody(store: ObjectStore) -> None:
+    writer = StreamWriter(store, GOLDEN_STREAM)
+    writer.add([batch_of(1008, 0, 50)])
+    put_golden(store)
+
+    [found] = adopted(store).streams
+
+    assert (found.first, found.last) == (Position(1001, 0), Position(1008, 49))
+    writer.add([batch_of(1008, 50, 50)])
+    assert open_reader(store, GOLDEN_STREAM).last_position == Position(1008, 99)
+
+
+def test_history_with_a_hole_would_hide_what_can_be_read_and_is_left_out(store: ObjectStore) -> None:
+    writer = StreamWriter(store, GOLDEN_STREAM)
+    writer.add([batch_of(1008, 0, 50)])
+    put_golden(store)
+    hole = TopicLedger(1005, 7, 70, False)
+
+    [found] = adopted(store, topics=[topic_of(list(CASES.values()), hole, TopicLedger(1008, 100, 1, False))]).streams
+
+    assert [segment.ledger_id for segment in found.choice.adopted] == [1007]
+    assert [ledger.ledger_id for ledger in found.choice.missing] == [1005, 1008]
+    assert all("which can be read now" in left.why for left in found.choice.left_out)
+    assert (found.first, found.last) == (Position(1007, 0), Position(1008, 49))
+
+
+def test_a_hole_that_the_broker_knows_of_ends_what_can_be_read(store: ObjectStore) -> None:
+    put_golden(store)
+    [found] = adopted(store, topics=[topic_of(list(CASES.values()), TopicLedger(1005, 7, 70, False))]).streams
+
+    assert (found.first, found.last) == (Position(1001, 0), Position(1004, 20))
+    assert found.unreadable == 1
+
+
+def test_ledgers_without_entries_are_no_hole(store: ObjectStore) -> None:
+    put_golden(store)
+    [found] = adopted(store, topics=[topic_of(list(CASES.values()), TopicLedger(1005, 0, 0, False))]).streams
+    assert found.last == Position(1007, 2)
+    assert found.choice.missing == []
+
+
+def test_of_two_whole_attempts_the_newer_counts(store: ObjectStore) -> None:
+    case = CASES["v1-tiny"]
+    put_golden(store, [case])
+    older = store.head(case["index"]["key"]).modified_ms
+    newer = UUID("99999999-9999-4999-8999-999999999999")
+    for role in ("data", "index"):
+        body, info = store.get(case[role]["key"])
+        key = case[role]["key"].replace(case["uuid"], str(newer))
+        eventually(
+            lambda key=key, body=body, info=info: store.put(key, body, metadata=info.metadata).modified_ms > older
+        )
+
+    [found] = adopted(store).streams
+
+    assert [segment.uuid for segment in found.choice.adopted] == [newer]
+    assert [(str(left.segment.uuid), left.why) for left in found.choice.left_out] == [
+        (case["uuid"], f"attempt {newer} at the same entries is newer")
+    ]
+
+
+@pytest.mark.parametrize("damage", ["cut", "grown", "no last entry", "index", "index cut"])
+def test_an_attempt_that_is_not_whole_is_named_and_another_one_taken(store: ObjectStore, damage: str) -> None:
+    case = CASES["v1-multi"]
+    put_golden(store, [case])
+    bad = UUID("99999999-9999-4999-8999-999999999999")
+    data, index = (store.get(case[role]["key"])[0] for role in ("data", "index"))
+    match damage:
+        case "cut":
+            data = data[:-100]
+        case "grown":
+            data += b"\0"
+        case "no last entry":
+            # Pulsar has cut objects short without saying so: the index is right about the length.
+            data = data[:-1_000_000] + bytes.fromhex("fedcdead") * 250_000
+        case "index":
+            index = index[:10] + b"\xff" + index[11:]
+        case "index cut":
+            index = index[:-1]
+    store.put(f"{bad}-ledger-1003", data)
+    store.put(f"{bad}-ledger-1003-index", index)
+
+    done = adopted(store)
+
+    assert [segment.uuid for segment in done.streams[0].choice.adopted] == [UUID(case["uuid"])]
+    [problem] = done.problems
+    assert problem.what == f"{bad}-ledger-1003"
+    assert str(bad) in problem.why
+
+
+def test_a_flipped_entry_is_found_by_reading_deeply(store: ObjectStore) -> None:
+    case = CASES["v1-multi"]
+    put_golden(store, [case])
+    data, info = store.get(case["data"]["key"])
+    at = 128 + 4  # the id of the first entry
+    store.put(case["data"]["key"], data[:at] + b"\x01" + data[at + 1 :], metadata=info.metadata)
+
+    assert adopted(store, dry_run=True).problems_count == 0
+    [problem] = adopted(store, dry_run=True, deep=True).problems
+    assert problem.what == case["data"]["key"]
+
+
+def test_halves_and_foreign_objects_are_reported_and_left_alone(store: ObjectStore) -> None:
+    put_golden(store)
+    half = "99999999-9999-4999-8999-999999999999-ledger-5"
+    store.put(half, b"data of an offload that failed")
+    store.put("readme.txt", b"hello")
+    store.put("somebody/else", b"hello")
+
+    done = adopted(store)
+
+    assert (done.unfinished.count, done.unfinished.examples) == (1, [half])
+    assert (done.foreign.count, done.foreign.examples) == (1, ["readme.txt"])
+    assert done.problems_count == 0
+
+
+def test_an_object_of_another_format_version_is_refused(store: ObjectStore) -> None:
+    put_golden(store, [CASES["v1-tiny"]], metadata={"s3managedledgeroffloaderformatversion": "7"})
+    [problem] = adopted(store).problems
+    assert "invalid object version" in problem.why
+
+
+def test_whose_a_ledger_is_the_broker_says_where_no_metadata_does(store: ObjectStore) -> None:
+    put_golden(store, without=["managedledgername"])
+    done = adopted(store, dry_run=True)
+    assert (done.streams, done.unmatched.count) == ([], len(CASES))
+    assert done.unmatched.examples[0] in {case["data"]["key"] for case in CASES.values()}
+
+    done = adopted(store, topics=[topic_of(list(CASES.values()))])
+
+    assert [each.stream for each in done.streams] == [GOLDEN_STREAM]
+    assert done.unmatched.count == 0
+    assert open_reader(store, GOLDEN_STREAM).count() == sum(case["count"] for case in CASES.values())
+
+
+def test_a_ledger_that_the_topic_does_not_have_or_that_is_longer_stays_out(store: ObjectStore) -> None:
+    put_golden(store, [CASES["v1-tiny"], CASES["v1-edges"], CASES["v1-rich-metadata"]])
+    short = {**CASES["v1-edges"], "count": 20}
+
+    [found] = adopted(store, topics=[topic_of([short, CASES["v1-rich-metadata"]])]).streams
+
+    assert [segment.ledger_id for segment in found.choice.adopted] == [1007]
+    assert sorted(left.why for left in found.choice.left_out) == [
+        "the topic has no ledger 1001 (any more)",
+        "the topic's ledger 1004 ends at entry 19, this has 20",
+    ]
+
+
+def test_two_clusters_in_one_bucket_are_never_mixed(store: ObjectStore) -> None:
+    put_golden(store, [CASES["v1-tiny"]])
+    put_golden(store, [CASES["v1-edges"]], metadata={"pulsarclustername": "other"})
+
+    done = adopted(store)
+    assert done.streams == []
+    [problem] = done.problems
+    assert "oracle-cluster, other" in problem.why
+
+    [found] = adopted(store, cluster="other").streams
+    assert [segment.ledger_id for segment in found.choice.adopted] == [1004]
+
+
+def test_what_the_stream_has_already_is_not_taken_twice(store: ObjectStore) -> None:
+    writer = StreamWriter(store, GOLDEN_STREAM)
+    writer.add([batch_of(1001, 0, 10)], layout=Layout.V1, extension=False, closes=[1001])
+    put_golden(store, [CASES["v1-tiny"]])
+
+    [found] = adopted(store).streams
+
+    assert found.choice.adopted == []
+    assert [left.why for left in found.choice.left_out] == [
+        f"the stream has these entries already, in segment {writer.uuids[0]}"
+    ]
+
+
+def test_only_the_streams_that_are_named(store: ObjectStore) -> None:
+    put_golden(store, [CASES["v1-tiny"]])
+    put_golden(store, [CASES["v1-edges"]], metadata={"managedledgername": "public/other/persistent/a%20b"})
+
+    assert [each.stream for each in adopted(store, streams=["public/other/*"], dry_run=True).streams] == [
+        "public/other/persistent/a b"
+    ]
+    assert len(adopted(store).streams) == 2
+
+
+def test_a_stream_that_cannot_be_recorded_does_not_keep_the_others_out(store: ObjectStore) -> None:
+    put_golden(store, [CASES["v1-tiny"]])
+    put_golden(store, [CASES["v1-edges"]], metadata={"managedledgername": "public/default/persistent/leases"})
+
+    done = adopted(store)
+
+    assert [each.stream for each in done.streams] == [GOLDEN_STREAM]
+    [problem] = done.problems
+    assert problem.what == "public/default/persistent/leases"
+
+
+def test_v2_objects_of_pulsars_own_are_read_whole_and_adopted_by_the_brokers_word(store: ObjectStore) -> None:
+    segments = [segment for case in golden_cases("v2") for segment in case["segments"]]
+    put_golden(store, segments, layout="v2")
+    parts = {part["ledger"]: part for segment in segments for part in segment["parts"] if part["first"] == 0}
+    ledgers = [TopicLedger(i, part["count"], part["payload_bytes"], True) for i, part in sorted(parts.items())]
+    topic = TopicLedgers(TOPIC, (*ledgers, TopicLedger(9000, 0, 0, False)))
+
+    done = adopted(store, topics=[topic])
+
+    assert done.problems_count == 0
+    assert len(done.streams[0].choice.adopted) == len(segments) - 1
+    assert done.unmatched.count == 1  # the one that begins at entry 100, of a ledger the topic doesn't have
+    for ledger_id, part in parts.items():
+        assert digest_of(store, ledger_id) == (part["count"], part["sha256"])
+
+
+def test_the_same_topic_twice_must_be_the_same(store: ObjectStore) -> None:
+    topic = topic_of(list(CASES.values()))
+    adopted(store, topics=[topic, topic])
+    with pytest.raises(InvalidCall, match="given twice"):
+        adopted(store, topics=[topic, topic_of([CASES["v1-tiny"]])])
+
+
+def test_a_deleted_stream_stays_deleted(store: ObjectStore) -> None:
+    from formats.manifest import StreamDeleted
+
+    put_golden(store)
+    log = ManifestLog(store, GOLDEN_STREAM, clock=SystemClock())
+    log.open_epoch()
+    log.commit([StreamDeleted()])
+
+    done = adopted(store)
+
+    assert done.streams == []
+    assert "is being deleted" in done.problems[0].why
+
+
+def entry(entry_id: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(4, "big") + entry_id.to_bytes(8, "big") + payload
+
+
+@pytest.mark.parametrize(
+    ("tail", "is_there"),
+    [
+        pytest.param(entry(8, b"a") + entry(9, b"b"), True, id="without padding"),
+        pytest.param(entry(9, b"b") + bytes.fromhex("fedcdeadfe"), True, id="padding, cut"),
+        pytest.param(b"half an entry" + entry(9, b""), True, id="an empty one"),
+        pytest.param(entry(9, b"b") + bytes.fromhex("dcdeadfe"), False, id="padding out of phase"),
+        pytest.param(entry(9, b"b") + entry(10, b"c"), False, id="another one after it"),
+        pytest.param(entry(8, entry(9, b"b")[4:]), False, id="its id inside of another"),
+        pytest.param(entry(9, b"b")[:-1] , False, id="cut"),
+        pytest.param((9).to_bytes(8, "big"), False, id="no length"),
+        pytest.param(entry(9, (9).to_bytes(8, "big") * 3), True, id="its id in its own payload"),
+        pytest.param(b"", False, id="nothing"),
+    ],
+)  # fmt: skip
+def test_the_last_entry_is_recognised_at_the_end(tail: bytes, is_there: bool) -> None:
+    assert ends_with_entry(tail, 9) is is_there

@@ -1,0 +1,77 @@
+"""``catalogue:///directory``: notes in a directory, objects of somebody else that are only read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from offloader.errors import BucketMissing, Corrupt, InvalidCall, NotFound, Unsupported
+from offloader.store.base import CREATE, ObjectStore, StoreOptions, open_store
+from offloader.store.catalogued import ObjectsPlace, create_catalogue
+
+
+@pytest.fixture
+def objects(tmp_path: Path) -> ObjectStore:
+    store = open_store(f"file://{tmp_path}/bucket")
+    store.put("somebodys", b"data", metadata={"role": "data"})
+    return store
+
+
+@pytest.fixture
+def url(tmp_path: Path, objects: ObjectStore) -> str:
+    url = f"catalogue://{tmp_path}/notes"
+    create_catalogue(url, ObjectsPlace(objects.url), StoreOptions())
+    return url
+
+
+def test_keys_with_a_folder_are_notes_all_others_are_the_objects(url: str, objects: ObjectStore) -> None:
+    store = open_store(url)
+    store.put("_catalog/orders", b"note", mode=CREATE)
+
+    assert store.get("somebodys")[0] == b"data"
+    assert store.head("somebodys").metadata == {"role": "data"}
+    assert [info.key for info in store.list("").objects] == ["somebodys"]
+    assert [info.key for info in store.list("_catalog/").objects] == ["_catalog/orders"]
+    assert [info.key for info in objects.list("").objects] == ["somebodys"]
+    assert store.driver_metadata == objects.driver_metadata
+    assert store.url == url
+
+
+def test_the_objects_are_never_written(url: str, objects: ObjectStore) -> None:
+    store = open_store(url)
+    for write in (
+        lambda: store.put("somebodys", b"x"),
+        lambda: store.put("new", b"x", mode=CREATE),
+        lambda: store.delete(["somebodys", "_catalog/orders"]),
+        lambda: store.begin_upload("new"),
+    ):
+        with pytest.raises(Unsupported, match="belongs to somebody else"):
+            write()
+    assert objects.get("somebodys")[0] == b"data"
+
+
+def test_opened_for_reading_the_notes_are_not_written_either(url: str) -> None:
+    with pytest.raises(Unsupported, match="opened for reading"):
+        open_store(url, read_only=True).put("_catalog/orders", b"x")
+
+
+def test_it_can_be_made_again_but_not_of_other_objects(url: str, objects: ObjectStore, tmp_path: Path) -> None:
+    create_catalogue(url, ObjectsPlace(objects.url), StoreOptions())
+    with pytest.raises(InvalidCall, match=r"is a catalogue of file://.*/bucket, not of s3://other at http://x"):
+        create_catalogue(url, ObjectsPlace("s3://other", "http://x"), StoreOptions())
+    with pytest.raises(InvalidCall, match="is a catalogue itself"):
+        create_catalogue(f"catalogue://{tmp_path}/more", ObjectsPlace(url), StoreOptions())
+
+
+def test_what_is_no_catalogue_is_said(url: str, tmp_path: Path) -> None:
+    with pytest.raises(BucketMissing):
+        open_store(f"catalogue://{tmp_path}/nothing", read_only=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFound, match="is no catalogue"):
+        open_store(f"catalogue://{tmp_path}/empty", read_only=True)
+    with pytest.raises(InvalidCall, match="three slashes"):
+        open_store("catalogue://notes")
+    (tmp_path / "notes" / "_objects" / "place.json").write_bytes(b"{}")
+    with pytest.raises(Corrupt, match="is damaged"):
+        open_store(url, read_only=True)
