@@ -38,10 +38,35 @@ METHOD_OF = {
     "offload.offload_threshold_bytes": "ledger",
     "offload.offload_threshold_seconds": "ledger",
     "offload.max_offload_segment_rollover_time_minutes": "streaming",
-    "offload.offload_buffer_bytes_max": "streaming",
     "offload.on_gap": "streaming",
-    "offload.tail_cache_bytes_max": "streaming",
+    "offload.parts_in_flight_max": "streaming",
+    "offload.drain_seconds_max": "streaming",
 }
+#: Settings of a stream that count even while it isn't offloaded: it may be later, and what is appended must fit then.
+NEEDS_NO_METHOD = frozenset(
+    {
+        "offload.method",
+        "offload.entry_bytes_max",
+        "offload.offload_buffer_bytes_max",
+        "offload.tail_cache_bytes_max",
+        *PROCESS_SETTINGS,
+    }
+)
+#: The first is useless or harmful above the second (where 0 means no limit, it is none).
+AT_MOST = (
+    ("offload.entry_bytes_max", "offload.offload_buffer_bytes_max"),
+    ("offload.offload_buffer_bytes_max", "offload.offload_memory_bytes_max"),
+    ("offload.block_bytes", "read.block_bytes_max"),
+    ("offload.entry_bytes_max", "read.block_bytes_max"),
+    ("read.block_bytes_max", "read.decompressed_bytes_max"),
+    ("store.retry_delay_first_s", "store.retry_delay_max_s"),
+    ("limits.upload_bytes_per_s", "limits.bytes_per_s"),
+    ("limits.read_bytes_per_s", "limits.bytes_per_s"),
+    ("limits.upload_requests_per_s", "limits.requests_per_s"),
+    ("limits.read_requests_per_s", "limits.requests_per_s"),
+    ("limits.delete_requests_per_s", "limits.requests_per_s"),
+    ("limits.slowdown_requests_per_s_min", "limits.requests_per_s"),
+)
 _SCOPES = ("namespaces", "topics")
 
 
@@ -125,8 +150,16 @@ def read_settings_file(path: str) -> SettingsFile:
     except OSError as cause:
         raise InvalidCall(f"settings file {path}: {cause.strerror}", hint="is it a readable file?") from cause
     layers, problems = _layers(given)
+    wrong = list(_range_problems(layers))
+    problems += [problem for _, _, problem in wrong]
+    # What is wrong by itself says nothing about what fits together; the rest does.
+    rest = {
+        scope: {name: value for name, value in layer.items() if (scope, name) not in {each[:2] for each in wrong}}
+        for scope, layer in layers.items()
+    }
+    methods_are_known = not {name for _, name, _ in wrong} & {STREAMING, "offload.method"}
+    problems += _conflicts(SettingsFile(path, rest), methods_are_known=methods_are_known)
     found = SettingsFile(path, layers)
-    problems += list(_range_problems(layers)) or list(_conflicts(found))
     if problems:
         raise InvalidCall(f"{path}: {'; '.join(problems)}", hint="nothing was changed; every problem is listed")
     return found
@@ -176,41 +209,50 @@ def _layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[s
     return layers, problems
 
 
-def _range_problems(layers: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Unknown names, wrong types, values out of range, and what can't be set for a part of the streams."""
+def _range_problems(layers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """Scope, name and problem: unknown names, wrong types, values out of range, what can't be set for some streams."""
     for scope, layer in layers.items():
         for name, value in layer.items():
-            section, _, inner = name.partition(".")
-            if name == STREAMING:
-                if not isinstance(value, bool):
-                    yield f"{_key(scope, name)}: {value!r} is neither true nor false"
-                continue
-            if not inner:
-                yield f"{_key(scope, name)}: no such setting"
-                continue
-            try:
-                Settings.of({section: {inner: value}})
-            except InvalidCall as error:
-                yield f"{_key(scope, '')}{error.message.removeprefix('settings: ')}"
-                continue
-            if scope and (section in PROCESS_SECTIONS or name in PROCESS_SETTINGS):
-                yield f"{_key(scope, name)}: holds for the whole process, set it at the top of the file"
+            problem = _problem_of(scope, name, value)
+            if problem:
+                yield scope, name, problem
 
 
-def _conflicts(found: SettingsFile) -> Iterator[str]:
+def _problem_of(scope: str, name: str, value: object) -> str:
+    section, _, inner = name.partition(".")
+    if name == STREAMING:
+        return "" if isinstance(value, bool) else f"{_key(scope, name)}: {value!r} is neither true nor false"
+    if not inner:
+        return f"{_key(scope, name)}: no such setting"
+    try:
+        Settings.of({section: {inner: value}})
+    except InvalidCall as error:
+        return f"{_key(scope, '')}{error.message.removeprefix('settings: ')}"
+    if scope and (section in PROCESS_SECTIONS or name in PROCESS_SETTINGS):
+        return f"{_key(scope, name)}: holds for the whole process, set it at the top of the file"
+    return ""
+
+
+def _conflicts(found: SettingsFile, *, methods_are_known: bool) -> Iterator[str]:
     """Settings that contradict each other, and those that nothing looks at."""
-    methods = {scope: _methods_below(found, scope) for scope in found.layers}
     for scope, layer in found.layers.items():
         method = layer.get("offload.method")
         if STREAMING in layer and method is not None and layer[STREAMING] != (method == "streaming"):
             yield f"{_key(scope, STREAMING)} = {str(layer[STREAMING]).lower()} contradicts offload.method = {method!r}"
-            continue
-        for name in layer:
-            wanted = METHOD_OF.get(name)
-            if wanted is not None and wanted not in methods[scope]:
-                yield f"{_key(scope, name)}: has no effect, only the method {wanted} looks at it"
+        elif methods_are_known:
+            yield from _ineffective(scope, layer, _methods_below(found, scope))
     for scope in found.layers:
         yield from _size_conflicts(found, scope)
+
+
+def _ineffective(scope: str, layer: Mapping[str, Any], methods: set[str]) -> Iterator[str]:
+    """Those of a layer that the methods of its streams don't look at."""
+    for name in layer:
+        wanted = METHOD_OF.get(name)
+        if wanted is not None and wanted not in methods:
+            yield f"{_key(scope, name)}: has no effect, only the method {wanted} looks at it"
+        elif methods == {"none"} and name.startswith("offload.") and name not in NEEDS_NO_METHOD:
+            yield f"{_key(scope, name)}: has no effect, the method is none"
 
 
 def _methods_below(found: SettingsFile, scope: str) -> set[str]:
@@ -228,29 +270,21 @@ def _methods_below(found: SettingsFile, scope: str) -> set[str]:
 
 
 def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
-    """Values that are fine each, but not together; only those that this layer says."""
+    """Values that are fine each, but not together; only those that this layer has a part in."""
     kind, _, name = scope.partition(".")
     stream = name if kind == "topics" else f"{name}/persistent/any" if kind else ""
-    values = {key: each.value for key, each in found.values_of(stream).items()}
-    segment_bytes = values["offload.max_size_per_offload_segment_mbytes"] * 1024 * 1024
-    pairs = [
-        ("offload.block_bytes", values["offload.block_bytes"], segment_bytes, "the segment size"),
-        (
-            "offload.entry_bytes_max",
-            values["offload.entry_bytes_max"],
-            values["offload.offload_buffer_bytes_max"],
-            "offload_buffer_bytes_max",
-        ),
-        (
-            "store.retry_delay_first_s",
-            values["store.retry_delay_first_s"],
-            values["store.retry_delay_max_s"],
-            "retry_delay_max_s",
-        ),
-    ]
-    for key, value, limit, what in pairs:
-        if key in found.layers[scope] and value > limit:
-            yield f"{_key(scope, key)} = {value} is above {what} ({limit:g})"
+    values, layer = found.values_of(stream), found.layers[scope]
+    for key, limit in AT_MOST:
+        value, most = values[key], values[limit]
+        unlimited = limit.startswith("limits.") and not most.value
+        # A default that another setting cuts off contradicts nobody.
+        said = value.source != "default" and (key in layer or limit in layer)
+        if said and not unlimited and value.value > most.value:
+            yield f"{_key(scope, key)} = {value.value:g} is above {limit} = {most.value:g}"
+    segment, key = "offload.max_size_per_offload_segment_mbytes", "offload.block_bytes"
+    segment_bytes = values[segment].value * 1024 * 1024
+    if (key in layer or segment in layer) and values[key].value > segment_bytes:
+        yield f"{_key(scope, key)} = {values[key].value} is above the segment size ({segment_bytes:g} bytes)"
 
 
 def _key(scope: str, name: str) -> str:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from offloader.effective_settings import SettingsFile, read_settings_file
+from offloader.effective_settings import (
+    AT_MOST,
+    METHOD_OF,
+    NEEDS_NO_METHOD,
+    PROCESS_SECTIONS,
+    PROCESS_SETTINGS,
+    SettingsFile,
+    read_settings_file,
+)
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.store.base import open_store
+from offloader.turns import RATES
 
 ORDERS = "public/default/persistent/orders"
 FILE = """
@@ -116,8 +129,55 @@ def test_contradictions_and_settings_without_effect_are_all_reported_at_once(tmp
         "streaming_offload = true contradicts offload.method = 'ledger'",
         'namespaces."a/b".offload.offload_threshold_bytes: has no effect, only the method ledger looks at it',
         f'topics."{ORDERS}".offload.on_gap: has no effect, only the method streaming looks at it',
-        "offload.entry_bytes_max = 200000 is above offload_buffer_bytes_max (100000)",
+        "offload.entry_bytes_max = 200000 is above offload.offload_buffer_bytes_max = 100000",
     ]
+
+
+def test_what_is_wrong_by_itself_and_what_does_not_fit_together_are_reported_together(tmp_path: Path) -> None:
+    text = f"""
+    [offload]
+    block_bytes = 1
+    [store]
+    retry_delay_first_s = 20
+    [limits]
+    bytes_per_s = 1000
+    upload_bytes_per_s = 2000
+    [topics."{ORDERS}".offload]
+    method = "none"
+    codec = "zstd"
+    entry_bytes_max = 1000
+    drain_seconds_max = 5
+    """
+    assert problems_of(tmp_path, text) == [
+        "offload.block_bytes: 1 is not between 256 and 1073741824",
+        f'topics."{ORDERS}".offload.codec: has no effect, the method is none',
+        f'topics."{ORDERS}".offload.drain_seconds_max: has no effect, only the method streaming looks at it',
+        "store.retry_delay_first_s = 20 is above store.retry_delay_max_s = 10",
+        "limits.upload_bytes_per_s = 2000 is above limits.bytes_per_s = 1000",
+    ]
+
+
+def test_a_wrong_method_is_not_called_the_cause_of_other_problems(tmp_path: Path) -> None:
+    text = '[offload]\nmethod = "strem"\non_gap = "record"\n'
+    assert problems_of(tmp_path, text) == ["offload.method: 'strem' is none of streaming, ledger, none"]
+
+
+def _metadata(section: str, name: str) -> Mapping[str, Any]:
+    [found] = [each.metadata for each in fields(getattr(Settings(), section)) if each.name == name]
+    return found
+
+
+@pytest.mark.parametrize(("key", "limit"), AT_MOST)
+def test_each_pair_that_must_fit_is_checked_in_both_directions(tmp_path: Path, key: str, limit: str) -> None:
+    """The larger one is said at the top; what makes it too large may be said there or below."""
+    (section, name), (other, most) = key.split("."), limit.split(".")
+    high, low = _metadata(section, name), _metadata(other, most)
+    small = max(low["low"], 1)
+    large = min(high["high"], max(small * 2, high["low"] * 2, 1))
+    tables = {section: f"{name} = {large}\n"}
+    tables[other] = tables.get(other, "") + f"{most} = {small}\n"
+    text = "streaming_offload = true\n" + "".join(f"[{each}]\n{lines}" for each, lines in tables.items())
+    assert f"{key} = {large:g} is above {limit} = {small:g}" in problems_of(tmp_path, text)
 
 
 def test_a_setting_of_one_method_is_fine_where_one_of_the_streams_below_has_that_method(tmp_path: Path) -> None:
@@ -187,3 +247,26 @@ def test_settings_that_what_was_opened_before_does_not_obey_are_refused(
         obeying = open_store(f"file://{tmp_path}/store", settings=settings.store, limits=settings.limits)
         with closing(EmbeddedLedgers(str(tmp_path / "other.db"), settings=settings.ledgers)) as other:
             open_managed_ledger(ORDERS, ledgers=other, store=obeying, settings=settings).close()
+
+
+def test_every_setting_is_read_somewhere_and_described() -> None:
+    """A setting that nothing looks at is worse than none. Rates are looked up by their names, see ``turns.RATES``."""
+    read = set(RATES)
+    for path in (Path(__file__).parents[1] / "offloader").rglob("*.py"):
+        if path.name in ("settings.py", "effective_settings.py") or "testing" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            # Of something that is called settings: other values may have attributes of the same name.
+            if isinstance(node, ast.Attribute) and re.search(r"settings(\.\w+)?$|^chosen$", ast.unparse(node.value)):
+                read.add(node.attr)
+    sections = {each.name: fields(getattr(Settings(), each.name)) for each in fields(Settings)}
+    assert [f"{s}.{each.name}" for s, all_of in sections.items() for each in all_of if each.name not in read] == []
+    assert all(each.metadata["doc"] for all_of in sections.values() for each in all_of)
+
+
+def test_every_named_setting_exists() -> None:
+    """What the rules say of a setting that was renamed would never be noticed otherwise."""
+    known = set(SettingsFile().values_of(""))
+    named = {*METHOD_OF, *NEEDS_NO_METHOD, *PROCESS_SETTINGS, *(name for pair in AT_MOST for name in pair)}
+    assert named <= known
+    assert {each.name for each in fields(Settings)} >= PROCESS_SECTIONS
