@@ -12,8 +12,10 @@ from formats.entries import Position
 from formats.manifest import Gap
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.segment_record import SegmentRecord
+from offloader.write.catch_up import HotRead
 
-__all__ = ["meet_hole", "proven_gap", "require_recording"]
+__all__ = ["gap_before", "proven_gap", "require_recording"]
 
 _log = logging.getLogger("offloader.stream")
 
@@ -32,8 +34,10 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
     known = {info.ledger_id: info for info in ledgers}
     if begin.ledger_id <= after.ledger_id or begin.entry_id != 0 or begin.ledger_id not in known:
         return None
-    between = [info for info in known.values() if after.ledger_id <= info.ledger_id < begin.ledger_id and info.entries]
-    if between:
+    own = known.get(after.ledger_id)
+    if own is not None and (not own.closed or own.last_entry_id > after.entry_id):
+        return None
+    if any(info.entries for info in known.values() if after.ledger_id < info.ledger_id < begin.ledger_id):
         return None
     # Nobody knows any more how long the ledgers were: so the gap reaches up to the beginning of the next one.
     first = Position(after.ledger_id, after.entry_id + 1)
@@ -43,13 +47,30 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
     return Gap(first, Position(begin.ledger_id, -1), reason)
 
 
-def meet_hole(stream: str, after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) -> Gap:
-    """The proven gap, see ``proven_gap``.
+def gap_before(
+    stream: str, read: HotRead, offered: Position | None, given_up: Iterable[SegmentRecord], *, is_next: bool
+) -> Gap | None:
+    """The proven gap before what was read, ``None`` when it begins with the entry that has to come next.
+
+    Args:
+        stream: its name, for the error.
+        read: what the source gives next.
+        offered: the newest entry offered, ``None``: none yet. Then any entry may be the stream's first.
+        given_up: segments that are still promised: somebody saw the entry that one of them begins with, so that a
+            stream can't go on behind it without a word, whatever else is known of its ledger.
+        is_next: whether it comes right after ``offered``, as far as ledgers are known.
 
     Raises:
-        Corrupt: it isn't proven; the source doesn't give what it lists.
+        Corrupt: the gap isn't proven; the source doesn't give what it lists.
     """
-    gap = proven_gap(after, begin, ledgers)
+    begin, after = read.batch.first, offered
+    if offered is None or is_next:
+        promised = min((s.begin for s in given_up if offered is None or s.begin > offered), default=begin)
+        if begin <= promised:
+            return None
+        after = Position(promised.ledger_id, promised.entry_id - 1)
+    assert after is not None
+    gap = proven_gap(after, begin, read.ledgers)
     if gap is None:
         raise Corrupt(
             f"stream {stream}: the hot tier goes on at {begin} after {after}: entries are gone that it still lists",

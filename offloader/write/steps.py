@@ -29,7 +29,7 @@ from offloader.write.backoff import Backoff
 from offloader.write.buffer import StreamBuffer
 from offloader.write.catch_up import CATCH_UP_READ_BYTES, CATCH_UP_READS_PER_STEP, read_next
 from offloader.write.commits import Commits
-from offloader.write.gaps import meet_hole, require_recording
+from offloader.write.gaps import gap_before, require_recording
 from offloader.write.handle import OffloadHandle
 from offloader.write.memory import MemoryBudget
 from offloader.write.ownership import Ownership
@@ -205,6 +205,7 @@ class StreamSteps:
         self._ownership.take(self._commits)
         with self._lock:
             self.committed = self.queue.offered = self._log.state.committed_end()
+            self.queue.forget_before(self.committed.ledger_id if self.committed else 0)
             self.error = None
             self.changed.notify_all()
 
@@ -273,8 +274,7 @@ class StreamSteps:
                     return
                 if not self.queue.wait_for_room(CATCH_UP_READ_BYTES):
                     return
-                room_bytes = self.buffer.room_bytes
-            read = read_next(self._source, offered, room_bytes)
+            read = read_next(self._source, offered, self.buffer.room_bytes)
             if read is None:
                 return
             batch = read.batch
@@ -283,10 +283,9 @@ class StreamSteps:
                     return
                 self.progress.seen(batch)
                 self.queue.learn(read.ledgers)
-                if offered is not None and not self.queue.follows(batch.first):
-                    self._gap = meet_hole(self.stream, offered, batch.first, read.ledgers)
-                    break
-                if self.queue.offer(batch) < len(batch):
+                is_next = self.queue.follows(batch.first)
+                self._gap = gap_before(self.stream, read, offered, self._log.state.assigned(), is_next=is_next)
+                if self._gap is not None or self.queue.offer(batch) < len(batch):
                     break  # the next step gets in line for room
         self._step_task.schedule()
 

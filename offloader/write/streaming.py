@@ -100,6 +100,8 @@ class StreamOffload:
                 newest = Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id)
                 self._steps.tail = newest if self._steps.tail is None else max(self._steps.tail, newest)
                 self._steps.mode = Mode.CATCH_UP
+                # So that one of them that is gone when it is read is missed.
+                self._steps.queue.learn(ledgers)
         if ledgers:
             self._steps.schedule()
 

@@ -43,10 +43,17 @@ def test_a_gap_is_proven_by_the_absence_of_every_ledger_that_could_hold_the_entr
     assert (gap.first, gap.last) == (Position(3, 5), Position(9, -1))
 
 
+def test_a_closed_ledger_that_was_offered_whole_may_still_be_listed() -> None:
+    gap = proven_gap(Position(3, 4), Position(9, 0), [ledger(3, 5), ledger(9, 2)])
+    assert gap is not None
+    assert (gap.first, gap.last) == (Position(3, 5), Position(9, -1))
+
+
 @pytest.mark.parametrize(
     ("begin", "ledgers"),
     [
         pytest.param(Position(9, 0), [ledger(3, 8), ledger(9, 2)], id="the ledger is still listed"),
+        pytest.param(Position(9, 0), [ledger(3, 5, closed=False), ledger(9, 2)], id="the ledger is open"),
         pytest.param(Position(9, 0), [ledger(5, 1), ledger(9, 2)], id="one between is listed"),
         pytest.param(Position(9, 0), [], id="the list doesn't even have the next one"),
         pytest.param(Position(9, 3), [ledger(9, 9)], id="a hole at the beginning of a ledger"),
@@ -136,6 +143,76 @@ def test_what_was_assigned_in_the_gap_fails_in_the_same_record(new_bench: Callab
     record = next(record for record in bench.records() if any(isinstance(edit, Gap) for edit in record))
     assert [edit.uuid for edit in record if isinstance(edit, Failed)] == [left.uuid]
     assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def lose_what_was_assigned(bench: Bench, *, committed_before: bool) -> None:
+    """A ledger that the manifest has promised is deleted; every fact about the ledgers around it is known."""
+    source = bench.open()
+    stream = bench.start(source)
+    if committed_before:
+        bench.append(source, 5)
+        source.close_ledger()
+        stream.offload()
+    kept = len(bench.expected)
+    bench.append(source, 5)
+    eventually(lambda: load_manifest(bench.memory, STREAM).assigned())
+    stream.stop()
+    lost = source.close_ledger()
+    assert lost is not None
+    del bench.expected[kept:]
+    bench.append(source, 5)
+    source.delete(lost.ledger_id)
+
+
+BEFORE = pytest.mark.parametrize("committed_before", [False, True], ids=["the first ledger", "a ledger in the middle"])
+
+
+@BEFORE
+def test_a_stream_does_not_go_on_behind_what_it_promised_without_a_word(
+    new_bench: Callable[..., Bench], committed_before: bool
+) -> None:
+    bench = new_bench(settings=settings(max_size_per_offload_segment_mbytes=100))
+    lose_what_was_assigned(bench, committed_before=committed_before)
+    end = load_manifest(bench.memory, STREAM).committed_end()
+
+    with pytest.raises(Corrupt, match=r"are gone: .*on_gap = record"):
+        bench.start(bench.open()).offload()
+    assert load_manifest(bench.memory, STREAM).committed_end() == end
+
+
+@BEFORE
+def test_what_was_promised_and_is_gone_becomes_a_gap(new_bench: Callable[..., Bench], committed_before: bool) -> None:
+    bench = new_bench(settings=settings(on_gap="record", max_size_per_offload_segment_mbytes=100))
+    lose_what_was_assigned(bench, committed_before=committed_before)
+    [left] = load_manifest(bench.memory, STREAM).assigned()
+
+    bench.start(bench.open()).offload()
+
+    [gap] = load_manifest(bench.memory, STREAM).gaps
+    assert (gap.first, gap.last) == (left.begin, Position(bench.expected[-1][0].ledger_id, -1))
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_ledger_that_a_stream_saw_and_did_not_offload_is_missed(new_bench: Callable[..., Bench]) -> None:
+    """No record names it; the ledger before it is whole and known to be closed."""
+    bench = new_bench()
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 5)
+    source.close_ledger()
+    stream.offload()
+    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+    bench.append(source, 5)
+    lost = source.close_ledger()
+    assert lost is not None
+    stream.stop()
+    stream = bench.start(source)
+    bench.append(source, 5)
+    source.delete(lost.ledger_id)
+
+    bench.store.set_faults([])
+    with pytest.raises(Corrupt, match=r"are gone: .*on_gap = record"):
+        stream.offload()
 
 
 class SilentSource:
