@@ -34,11 +34,13 @@ class MemoryLedgers:
         clock: for the ledgers' times.
 
     Attributes:
+        stream: its name.
         appended: position and payload of every entry, in order.
         released: what was acknowledged last.
     """
 
     def __init__(self, stream: str, clock: Clock) -> None:
+        self.stream = stream
         self._clock = clock
         self._lock = threading.Lock()
         self._ledgers: dict[int, _Ledger] = {}

@@ -8,12 +8,18 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable
+from concurrent.futures import Future
 from random import Random
+from typing import TypeVar
 
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.workers import Timer, Workers
 
 __all__ = ["SimulatedWorkers"]
+
+#: Turns within which what somebody waits for has to come.
+TURNS_MAX = 20_000
+_Result = TypeVar("_Result")
 
 
 class SimulatedWorkers(Workers):
@@ -27,12 +33,14 @@ class SimulatedWorkers(Workers):
     def __init__(self, clock: ManualClock, random: Random) -> None:
         # Not Workers.__init__: that makes a pool of threads.
         self.threads_max = 1
-        self._clock = clock
+        self._time = clock
         self._random = random
         self._tasks: list[Callable[[], object]] = []
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._over = False
+        #: What lets the world go on while somebody waits for a result: a task of these workers, or a timer.
+        self.turn: Callable[[], object] = self._turn
 
     @property
     def ready(self) -> int:
@@ -54,7 +62,7 @@ class SimulatedWorkers(Workers):
     def call_after(self, delay_s: float, run: Callable[[], object]) -> Timer:
         timer = Timer(run)
         if not self._over:
-            heapq.heappush(self._timers, (self._clock.monotonic_s() + delay_s, next(self._numbers), timer))
+            heapq.heappush(self._timers, (self._time.monotonic_s() + delay_s, next(self._numbers), timer))
         return timer
 
     def run_one(self) -> bool:
@@ -67,14 +75,28 @@ class SimulatedWorkers(Workers):
         self._tasks.pop()()
         return True
 
+    def result_of(self, done: Future[_Result]) -> _Result:
+        """Lets the world go on until the result is there, at most ``TURNS_MAX`` turns."""
+        for _ in range(TURNS_MAX):
+            if done.done():
+                return done.result()
+            self.turn()
+        raise AssertionError("what somebody waits for never comes")
+
     def close(self) -> None:
         """The process is gone: nothing of it runs any more."""
         self._over = True
         self._tasks.clear()
         self._timers.clear()
 
+    def _turn(self) -> None:
+        if not self.run_one():
+            next_s = self.next_timer_s
+            assert next_s is not None, "somebody waits, and nothing is left to do"
+            self._time.advance(max(0.0, next_s - self._time.monotonic_s()))
+
     def _collect(self) -> None:
-        now_s = self._clock.monotonic_s()
+        now_s = self._time.monotonic_s()
         while self._timers and self._timers[0][0] <= now_s:
             timer = heapq.heappop(self._timers)[2]
             if not timer.cancelled:

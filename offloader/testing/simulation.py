@@ -1,84 +1,109 @@
-"""One stream offloaded in a simulated world: one seed drives the clock, the scheduler, the store's faults and crashes.
+"""One stream offloaded in a simulated world: one seed drives the clock, the scheduler, the store's faults and crashes,
+other writers, changes of the method, and what happens to the hot tier.
 
-Owns the schedule and the invariants. Must never depend on anything but the seed: the same seed gives the same trace.
+Owns the schedule. Must never depend on anything but the seed: the same seed gives the same trace.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from random import Random
 from typing import NoReturn
 
-from formats.block import decode_block
 from formats.entries import Position
-from formats.keys import data_key, index_key, parse_object_key, record_number
-from formats.manifest import Assign, decode_record
-from formats.segment_map import SegmentMap
-from offloader.errors import NotFound
-from offloader.manifest.log import load_manifest
+from formats.manifest import LedgerClosed, LedgersDeleted, Truncate
+from offloader.errors import OffloaderError
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import ManifestState
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
+from offloader.testing.simulated_process import SimulatedProcess
 from offloader.testing.simulated_store import FaultPlan, SimulatedStore, Weather
-from offloader.testing.simulated_workers import SimulatedWorkers
-from offloader.write.offloader import LedgerOffloader
-from offloader.write.streaming import StreamOffload
+from offloader.testing.simulation_checks import loaded, what_is_unaccounted, what_is_unreadable
+from offloader.write.status import Mode
 
-__all__ = ["InvariantBroken", "Simulation", "simulate"]
+__all__ = ["STREAM", "InvariantBroken", "Simulation", "simulate"]
 
 STREAM = "simulated/stream"
 #: Steps of one simulation before it has to come to rest, and until it has.
 STEPS = 150
 STEPS_TO_REST_MAX = 20_000
+#: Steps between two looks whether it has.
+LOOK_STEPS = 10
 #: Processes of one simulation: each restart and each second owner is one.
 PROCESSES_MAX = 5
 #: What encoding may hold above the budget: headers and tables of the blocks under way.
 OVERHEAD_BYTES = 256 * 1024
-_BLOCK_BYTES_MAX = 2**30
 
 
 class InvariantBroken(AssertionError):
     """What must never be, was; the message says what, and how to see it again."""
 
 
-@dataclass(slots=True)
-class _Process:
-    """A writer over the stream, and everything of it that a crash takes away."""
+@dataclass(frozen=True, slots=True)
+class _Habits:
+    """How often in this world what happens apart from appends and work, as chances per step."""
 
-    store: SimulatedStore
-    workers: SimulatedWorkers
-    offloader: LedgerOffloader
-    name: str
+    close_ledger: float
+    request: float
+    land: float
+    second_owner: float
+    crash: float
+    release_hot: float
+    trim: float
+    lose: float
+    switch: float
 
 
 class Simulation:
-    """One run. ``run`` raises ``InvariantBroken``, or answers the digest of its trace."""
+    """One run. ``run`` raises ``InvariantBroken``, or answers the digest of its trace.
+
+    Attributes:
+        ledgers: the hot tier.
+        store: the bucket, as it is without any weather.
+        keep: leave the bucket as it is in the end, for who wants to look at it.
+    """
 
     def __init__(self, seed: int, *, crash_call: int | None = None, crash_after: bool = False) -> None:
         self.seed = seed
         self._random = Random(seed)  # noqa: S311 - chance that can be repeated
         self._clock = ManualClock()
-        self._memory = MemoryStore(f"simulation-{seed}-{id(self)}", "", self._clock)
-        self._weather = Weather(self._another_random())
+        self.store = MemoryStore(f"simulation-{seed}-{id(self)}", "", self._clock)
+        self._weather = Weather(self._another_random(), self._clock, self._others_work)
         self.ledgers = MemoryLedgers(STREAM, self._clock)
         self._settings = _drawn_settings(self._random)
+        self._habits = _drawn_habits(self._random)
+        self.keep = False
         self._crash = (crash_call, crash_after)
+        self._fair = False
         self._count = 0
-        self._processes: list[tuple[_Process, StreamOffload]] = []
+        self._processes: list[SimulatedProcess] = []
+        #: Entries whose hot copy was deleted and nobody was asked.
+        self._lost: set[Position] = set()
+        #: Ledgers of them that a process that started since never heard of.
+        self._unheard: set[int] = set()
 
     def run(self) -> str:
         """Appends, crashes and restarts for a while, then lets everything come to rest, and checks."""
         self._start()
-        for _ in range(STEPS):
+        for number in range(STEPS):
             self._one_step()
-            self._check_memory()
+            self._check_memory(thoroughly=number % LOOK_STEPS == 0)
         self._come_to_rest()
-        self._check_all()
-        self._memory.delete([info.key for info in self._memory.list("").objects])
-        return hashlib.sha256("\n".join(self._weather.trace).encode()).hexdigest()
+        self.check()
+        if not self.keep:
+            self.store.delete([info.key for info in self.store.list("").objects])
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+    @property
+    def trace(self) -> list[str]:
+        """Every request, with what became of it, and whatever else happened."""
+        return self._weather.trace
 
     # -- the world
 
@@ -88,150 +113,228 @@ class Simulation:
 
     def _start(self) -> None:
         self._count += 1
+        name = f"p{self._count}"
+        store = SimulatedStore(self.store, self._weather, self._drawn_plan(), name)
+        self.trace.append(f"start {name}")
+        self._unheard |= {position.ledger_id for position in self._lost}
+        process = SimulatedProcess(
+            *(name, store, self.ledgers, self._settings),
+            clock=self._clock,
+            random=self._another_random(),
+            turn=self._work,
+            trace=self.trace.append,
+        )
+        self._processes.append(process)
+
+    def _drawn_plan(self) -> FaultPlan:
         random = self._random
         crash_call, crash_after = self._crash
         if crash_call is None:
             crash_call, crash_after = random.choice([0, random.randint(1, 60)]), random.random() < 0.5
         elif self._count > 1:
             crash_call = 0
-        plan = FaultPlan(
+        drawn = FaultPlan(
             refused=random.choice([0, 0, 0.02, 0.2]),
             lost=random.choice([0, 0, 0.02, 0.2]),
+            slow=random.choice([0, 0, 0.02]),
+            meanwhile=random.choice([0, 0, 0.05, 0.3]),
             crash_call=crash_call,
             crash_after=crash_after,
         )
-        name = f"p{self._count}"
-        store = SimulatedStore(self._memory, self._weather, plan, name)
-        workers = SimulatedWorkers(self._clock, self._another_random())
-        entropy = self._another_random()
-        offloader = LedgerOffloader(
-            store, self._settings, clock=self._clock, entropy=entropy.randbytes, workers=workers
-        )
-        stream = offloader.offload_stream(self.ledgers, STREAM)
-        self._processes.append((_Process(store, workers, offloader, name), stream))
-        self._weather.trace.append(f"start {name}")
+        return FaultPlan() if self._fair else drawn
 
     def _one_step(self) -> None:
-        random = self._random
-        drawn = random.random()
-        if drawn < 0.12:
-            sizes = [random.choice([0, 1, 50, 300, 2000]) for _ in range(random.randint(1, 12))]
-            self.ledgers.append([random.randbytes(size) for size in sizes])
-        elif drawn < 0.14:
-            self.ledgers.close_ledger()
-        elif drawn < 0.16:
-            self._live().request_offload()
-        elif drawn < 0.19 and self._weather.late:
-            self._weather.land_one()
-        elif drawn < 0.20 and self._count < PROCESSES_MAX:
-            self._start()  # a second owner, while the first one lives
-        elif drawn < 0.21 and self._count < PROCESSES_MAX:
-            self._processes[-1][0].store.dead = True
+        random, habits, newest = self._random, self._habits, self._processes[-1]
+        drawn = random.random() - 0.12
+        if drawn < 0:
+            self._append()
+            self._bury()
+            return
+        happenings: list[tuple[float, Callable[[], object]]] = [
+            (habits.close_ledger, self.ledgers.close_ledger),
+            (habits.request, self._request),
+            (habits.land, self._land),
+            (habits.second_owner, self._start_another),
+            (habits.crash, self._kill),
+            (habits.release_hot, random.choice(self._processes).release_hot),
+            (habits.trim, self._trim),
+            (habits.lose, self._lose_ledger),
+            (habits.switch, lambda: newest.switch(random.choice(["streaming", "ledger", "ledger", "none"]))),
+            (habits.switch if newest.method == "ledger" else 0, newest.offload_ledgers),
+        ]
+        for chance, happen in happenings:
+            drawn -= chance
+            if drawn < 0:
+                happen()
+                break
         else:
             self._work()
         self._bury()
 
+    def _append(self) -> None:
+        sizes = [self._random.choice([0, 1, 50, 300, 2000]) for _ in range(self._random.randint(1, 12))]
+        self.ledgers.append([self._random.randbytes(size) for size in sizes])
+
+    def _request(self) -> None:
+        for process in self._processes:
+            if process.stream is not None:
+                process.stream.request_offload()
+
+    def _land(self) -> None:
+        if self._weather.late:
+            self._weather.land_one()
+
+    def _start_another(self) -> None:
+        """A second owner, while the first one lives."""
+        if self._count < PROCESSES_MAX:
+            self._start()
+
+    def _kill(self) -> None:
+        if self._count < PROCESSES_MAX:
+            self._processes[-1].store.dead = True
+
     def _work(self) -> None:
         """One task of one process, or the next timer of any of them when there is none."""
-        busy = [process for process, _ in self._processes if process.workers.ready]
+        busy = [process for process in self._processes if process.workers.ready]
         if busy:
             self._random.choice(busy).workers.run_one()
             return
-        due = [process.workers.next_timer_s for process, _ in self._processes]
+        due = [process.workers.next_timer_s for process in self._processes]
         next_s = min((at_s for at_s in due if at_s is not None), default=None)
         if next_s is not None:
             self._clock.advance(max(0.0, next_s - self._clock.monotonic_s()))
 
+    def _others_work(self, name: str) -> None:
+        """A task of another process, in the middle of one of ``name``: their requests come in any order."""
+        others = [process for process in self._processes if process.name != name and process.workers.ready]
+        if others:
+            self._weather.meanwhile = lambda _: None
+            self._random.choice(others).workers.run_one()
+            self._weather.meanwhile = self._others_work
+
     def _bury(self) -> None:
         """Takes dead processes away, and starts another when none is left."""
-        for process, stream in [pair for pair in self._processes if pair[0].store.dead]:
-            self._weather.trace.append(f"crash {process.name}")
-            process.workers.close()
-            stream.forget()
-            self._processes.remove((process, stream))
+        for process in [each for each in self._processes if each.store.dead]:
+            self.trace.append(f"crash {process.name}")
+            process.die()
+            self._processes.remove(process)
         if not self._processes:
             self._start()
 
-    def _live(self) -> StreamOffload:
-        return self._processes[-1][1]
+    # -- what happens to the hot tier
+
+    def _trim(self) -> None:
+        """Retention: everything up to a committed ledger's end leaves the stream, recorded first."""
+        log = ManifestLog(self.store, STREAM, clock=self._clock, entropy=self._random.randbytes)
+        state = loaded(self.store, STREAM)
+        end = state.committed_end() if state else None
+        old = [info for info in self.ledgers.ledgers() if info.closed and end and (info.ledger_id, info.entries) <= end]
+        if not old or state is None:
+            return
+        last = self._random.choice(old).ledger_id
+        ids = tuple(info.ledger_id for info in old if info.ledger_id <= last)
+        facts = [
+            LedgerClosed(info.ledger_id, info.last_entry_id)
+            for info in old
+            if info.ledger_id in ids and info.ledger_id not in state.closed_ledgers
+        ]
+        log.load()
+        try:
+            log.amend([*facts, LedgersDeleted(ids), Truncate(Position(last + 1, 0))])
+        except OffloaderError as error:
+            self.trace.append(f"trim: {type(error).__name__}")
+            return
+        self.trace.append(f"trim {ids}")
+        for ledger_id in ids:
+            self.ledgers.delete(ledger_id)
+
+    def _lose_ledger(self) -> None:
+        """Somebody deletes a ledger and asks nobody, whether its entries are in the cold tier or not."""
+        infos = [info for info in self.ledgers.ledgers() if info.entries]
+        if len(infos) < 2:
+            return
+        info = self._random.choice([info for info in infos[:-1] if info.closed])
+        self._lost |= {Position(info.ledger_id, entry_id) for entry_id in range(info.entries)}
+        self.trace.append(f"lose {info.ledger_id}")
+        self.ledgers.delete(info.ledger_id)
+
+    # -- rest
 
     def _come_to_rest(self) -> None:
-        """The weather is fine again, and somebody wants everything offloaded."""
+        """The weather is fine again, somebody wants everything offloaded, and nobody deletes anything any more."""
+        self._fair = True
         while self._weather.late:
             self._weather.land_one()
-        for process, _ in self._processes:
+        for process in self._processes:
             process.store.plan = FaultPlan()
+        self._processes[-1].switch("streaming")
+        if self._lost:
+            self._append()  # that a ledger is gone shows at the next entry
         for number in range(STEPS_TO_REST_MAX):
             if number % 100 == 0:  # also those that start meanwhile; a request makes work, so not each time
-                for _, stream in self._processes:
-                    stream.request_offload()
-            if any(stream.status().committed == self.ledgers.tail for _, stream in self._processes):
-                break
+                self._request()
+            if number % LOOK_STEPS == 0:
+                if any(process.committed_all for process in self._processes):
+                    break
+                self._go_on_without()
             self._work()
             self._bury()
         else:
-            self._broken(f"no rest: {[stream.status() for _, stream in self._processes]}")
-        while any(process.workers.ready for process, _ in self._processes):
+            self._broken(f"no rest: {[process.stream and process.stream.status() for process in self._processes]}")
+        while any(process.workers.ready for process in self._processes):
             self._work()
+
+    def _go_on_without(self) -> None:
+        """A stream that stopped at a hole, as ``on_gap = block`` says: its operator decides to go on without."""
+        statuses = [process.stream.status() for process in self._processes if process.stream is not None]
+        blocked = any(s.mode is Mode.STOPPED and s.error_kind == "Corrupt" and "are gone" in s.error for s in statuses)
+        if not blocked or self._settings.offload.on_gap == "record":
+            return
+        state = loaded(self.store, STREAM)
+        if state is not None:
+            if state.gaps:
+                self._broken("a gap was recorded, and on_gap is block")
+            self._check_readable(state, whole=False)
+        self._settings = replace(self._settings, offload=replace(self._settings.offload, on_gap="record"))
+        for process in self._processes:
+            process.store.dead = True
 
     # -- the invariants
 
-    def _check_memory(self) -> None:
-        for process, _ in self._processes:
+    def _check_memory(self, *, thoroughly: bool) -> None:
+        for process in self._processes:
             held = process.offloader.memory_bytes
             if held > self._settings.offload.offload_memory_bytes_max + OVERHEAD_BYTES:
                 self._broken(f"{process.name} holds {held} bytes")
+            if thoroughly and process.stream is not None:
+                status = process.stream.status()
+                if status.buffer_bytes > status.buffer_bytes_max + OVERHEAD_BYTES:
+                    self._broken(f"{process.name} buffers {status.buffer_bytes} bytes")
 
-    def _check_all(self) -> None:
-        appended = self.ledgers.appended
-        stored = self._stored()
-        if stored != appended[: len(stored)]:
-            self._broken("what is readable isn't what was appended, once and in order")
-        if len(stored) != len(appended):
-            self._broken(f"{len(stored)} of {len(appended)} entries are readable at rest")
+    def check(self) -> None:
+        """Everything that must hold at rest."""
         released = self.ledgers.released
-        if released is not None and (not stored or released > stored[-1][0]):
-            self._broken(f"{released} was released, {stored[-1][0] if stored else 'nothing'} is readable")
-        for process, stream in self._processes:
+        state = loaded(self.store, STREAM)
+        end = state.committed_end() if state else None
+        if released is not None and (end is None or released > end):
+            self._broken(f"{released} was released, {end or 'nothing'} is committed")
+        if not self.ledgers.appended or state is None:
+            return
+        self._check_readable(state, whole=True)
+        for process in self._processes:
             # One that was fenced and doesn't know it yet may hold bytes; one that is done holds none.
-            if stream.status().committed == self.ledgers.tail and stream.status().buffer_bytes:
-                self._broken(f"{process.name} still counts {stream.status().buffer_bytes} bytes")
-        self._check_accounted()
+            status = process.stream.status() if process.stream is not None else None
+            if status and status.committed == self.ledgers.tail and status.buffer_bytes:
+                self._broken(f"{process.name} still counts {status.buffer_bytes} bytes")
+        self._must_not(what_is_unaccounted(self.store, state))
 
-    def _stored(self) -> list[tuple[Position, bytes]]:
-        if not self.ledgers.appended:
-            return []
-        found: list[tuple[Position, bytes]] = []
-        for segment in load_manifest(self._memory, STREAM).offloaded():
-            try:
-                data = self._memory.get(data_key(STREAM, segment.uuid))[0]
-                index = self._memory.get(index_key(STREAM, segment.uuid))[0]
-            except NotFound as error:
-                self._broken(f"the manifest names what isn't there: {error}")
-            for offset in SegmentMap.parse(index).blocks.offset.tolist():
-                batch = decode_block(
-                    memoryview(data)[offset:],
-                    block_bytes_max=_BLOCK_BYTES_MAX,
-                    decompressed_bytes_max=_BLOCK_BYTES_MAX,
-                )
-                found += [(entry.position, entry.payload) for entry in batch.entries()]
-        return found
+    def _check_readable(self, state: ManifestState, *, whole: bool) -> None:
+        appended = self.ledgers.appended
+        self._must_not(what_is_unreadable(self.store, state, appended, self._lost, self._unheard, whole=whole))
 
-    def _check_accounted(self) -> None:
-        """Every object and upload is named by a record that assigned it, before its first byte was sent."""
-        keys = [info.key for info in self._memory.list("").objects]
-        records = [decode_record(self._memory.get(key)[0]) for key in keys if record_number(key) is not None]
-        assigned = {edit.uuid for record in records for edit in record.edits if isinstance(edit, Assign)}
-        for key in [*keys, *(upload.key for upload in self._memory.list_uploads(""))]:
-            named = parse_object_key(key, STREAM)
-            if named is not None and named.uuid not in assigned:
-                self._broken(f"{key} is unaccounted for")
-        state = load_manifest(self._memory, STREAM) if self.ledgers.appended else None
-        offloaded = {segment.uuid for segment in state.offloaded()} if state else set()
-        for upload in self._memory.list_uploads(""):
-            named = parse_object_key(upload.key, STREAM)
-            if named is not None and named.uuid in offloaded:
-                self._broken(f"an upload of {upload.key} is left over, which is complete")
+    def _must_not(self, what: str) -> None:
+        if what:
+            self._broken(what)
 
     def _broken(self, what: str) -> NoReturn:
         crash = "" if self._crash[0] is None else f" --crash-call {self._crash[0]}"
@@ -253,6 +356,20 @@ def simulate(seed: int, *, crash_call: int | None = None, crash_after: bool = Fa
     return Simulation(seed, crash_call=crash_call, crash_after=crash_after).run()
 
 
+def _drawn_habits(random: Random) -> _Habits:
+    return _Habits(
+        close_ledger=0.02,
+        request=0.02,
+        land=0.03,
+        second_owner=0.01,
+        crash=0.01,
+        release_hot=random.choice([0, 0.02]),
+        trim=random.choice([0, 0, 0.01]),
+        lose=random.choice([0, 0, 0.01]),
+        switch=random.choice([0, 0, 0.01]),
+    )
+
+
 def _drawn_settings(random: Random) -> Settings:
     memory_bytes = random.choice([64, 128, 1024]) * 1024
     return Settings.of(
@@ -264,6 +381,8 @@ def _drawn_settings(random: Random) -> Settings:
                 "offload_memory_bytes_max": memory_bytes,
                 "retry_seconds_max": 1.0,
                 "codec": random.choice(["none", "zstd"]),
+                "deletion_lag_minutes": random.choice([0, 1, 240]),
+                "on_gap": random.choice(["block", "record", "record"]),
             },
             # Checkpoints as often as there can be any; and no request on a thread of its own: those come in any order.
             "manifest": {"checkpoint_records": random.choice([1, 3, 10, 100]), "record_requests_max": 1},

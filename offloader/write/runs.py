@@ -256,7 +256,7 @@ class HistoryRuns:
                 raise Closed("the offloader was closed")
             self._under_way.append(run)
         try:
-            return run.start().result()
+            return self._tools.workers.result_of(run.start())
         finally:
             run.stop()
             with self._lock:

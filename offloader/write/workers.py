@@ -11,13 +11,15 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from offloader.clock import Clock
 
 __all__ = ["SerialTask", "Timer", "Workers"]
 
 _log = logging.getLogger("offloader.write")
+_Result = TypeVar("_Result")
 
 #: Longest sleep of the timer thread, so that a clock that is moved by hand is noticed.
 _TIMER_WAIT_S_MAX = 60.0
@@ -78,6 +80,10 @@ class Workers:
                 self._timer_thread.start()
         self._wake.set()
         return timer
+
+    def result_of(self, done: Future[_Result]) -> _Result:
+        """Waits for what tasks of this pool bring about; not for its own workers to call. Raises what they set."""
+        return done.result()
 
     def close(self) -> None:
         """Waits for running tasks, drops timers. Closing twice is fine."""

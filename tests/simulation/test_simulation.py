@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from formats.entries import Position
-from offloader.testing.simulation import InvariantBroken, Simulation, simulate
+from formats.keys import data_key
+from formats.manifest import Gap
+from offloader.clock import SystemClock
+from offloader.manifest.log import ManifestLog
+from offloader.testing.simulation import STREAM, InvariantBroken, Simulation, simulate
+from offloader.testing.simulation_checks import loaded
 from offloader.testing.soak import broken_seeds, main
 
 #: In quarters, so that two workers share them.
@@ -36,6 +43,87 @@ def test_a_crash_at_any_storage_call_breaks_no_invariant(after: bool) -> None:
     """The N-th call of the first process, for N = 1, 2, 3, ..., and a restart."""
     for call in range(1, 61):
         simulate(7, crash_call=call, crash_after=after)
+
+
+class TestChecks:
+    """The checks see what they are for: each is shown a bucket in which it is wrong."""
+
+    @staticmethod
+    def rested() -> Simulation:
+        """A world that came to rest, its bucket kept."""
+        run = Simulation(11)
+        run.keep = True
+        run.run()
+        assert len(run.ledgers.appended) > 20
+        return run
+
+    def test_what_was_appended_and_is_not_readable(self) -> None:
+        run = self.rested()
+        run.ledgers.appended.append((Position(10**6, 0), b"never offloaded"))
+        with pytest.raises(InvariantBroken, match="entries are readable at rest"):
+            run.check()
+
+    def test_another_order(self) -> None:
+        run = self.rested()
+        run.ledgers.appended.reverse()
+        with pytest.raises(InvariantBroken, match="isn't what was appended"):
+            run.check()
+
+    def test_a_missing_object(self) -> None:
+        run = self.rested()
+        segment = loaded(run.store, STREAM).offloaded()[0]  # type: ignore[union-attr]
+        run.store.delete([data_key(STREAM, segment.uuid)])
+        with pytest.raises(InvariantBroken, match="the manifest names what isn't there"):
+            run.check()
+
+    def test_an_object_that_nobody_assigned(self) -> None:
+        run = self.rested()
+        run.store.put(data_key(STREAM, UUID(int=8)), b"?")
+        with pytest.raises(InvariantBroken, match="is unaccounted for"):
+            run.check()
+
+    def test_an_upload_of_what_is_complete(self) -> None:
+        run = self.rested()
+        segment = loaded(run.store, STREAM).offloaded()[0]  # type: ignore[union-attr]
+        run.store.begin_upload(data_key(STREAM, segment.uuid))
+        with pytest.raises(InvariantBroken, match="is left over, which is complete"):
+            run.check()
+
+    def test_a_gap_where_nobody_lost_anything(self) -> None:
+        run = self.rested()
+        segment = loaded(run.store, STREAM).offloaded()[-1]  # type: ignore[union-attr]
+        log = ManifestLog(run.store, STREAM, clock=SystemClock())
+        log.open_epoch()
+        end = segment.end
+        assert end is not None
+        run.ledgers.appended.append((Position(end.ledger_id, end.entry_id + 1), b"x"))
+        log.commit([Gap(Position(end.ledger_id, end.entry_id + 1), Position(end.ledger_id, end.entry_id + 9), "why")])
+        with pytest.raises(InvariantBroken, match="is in a gap, and nobody lost it"):
+            run.check()
+
+
+def test_every_habit_happens_in_some_seed() -> None:
+    """What the simulation is said to draw, it draws."""
+    seen = " ".join(line for seed in range(60) for line in _trace(seed))
+    for what in [
+        "crash p",
+        "start p2",
+        "hot release",
+        "trim (",
+        "lose ",
+        "switch to ledger",
+        "ledgers",
+        "late: landed",
+    ]:
+        assert what in seen, what
+    for fault in ["refused", "throttled", "lost before", "torn", "lost after", "late", "crash before", "crash after"]:
+        assert f" {fault}" in seen, fault
+
+
+def _trace(seed: int) -> list[str]:
+    run = Simulation(seed)
+    run.run()
+    return run.trace
 
 
 def test_a_broken_invariant_names_the_command_that_shows_it_again(capsys: pytest.CaptureFixture[str]) -> None:

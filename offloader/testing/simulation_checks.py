@@ -1,0 +1,137 @@
+"""What must hold of a stream's bucket, whatever happened to it; each check answers what is wrong, or nothing.
+
+Owns the invariants. Must never use the code that reads streams: it looks at the objects themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from formats.block import decode_block
+from formats.entries import Position
+from formats.keys import data_key, index_key, parse_object_key, record_number
+from formats.manifest import Assign, Edit, LedgerClosed, decode_record
+from formats.segment_map import SegmentMap
+from offloader.errors import NotFound
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.load import load_manifest_view
+from offloader.manifest.state import ManifestState
+from offloader.store.base import ObjectStore
+
+__all__ = ["loaded", "stored_entries", "what_is_unaccounted", "what_is_unreadable"]
+
+_BLOCK_BYTES_MAX = 2**30
+
+#: Position and payload of entries, in the stream's order.
+_Entries = Sequence[tuple[Position, bytes]]
+
+
+def loaded(store: ObjectStore, stream: str) -> ManifestState | None:
+    """The stream's manifest, loaded on this thread; ``None``: there is none."""
+    entry = read_entry(store, stream)
+    if entry is None:
+        return None
+    empty = ManifestState(stream=stream, incarnation=entry.incarnation)
+    return load_manifest_view(store, empty, requests_max=1).state
+
+
+def stored_entries(store: ObjectStore, state: ManifestState) -> list[tuple[Position, bytes]]:
+    """Every entry of every offloaded segment, in the manifest's order.
+
+    Raises:
+        NotFound: the manifest names what isn't there.
+    """
+    found: list[tuple[Position, bytes]] = []
+    for segment in state.offloaded():
+        ledger_id = segment.v1_ledger_id
+        data = store.get(data_key(state.stream, segment.uuid, ledger_id))[0]
+        index = store.get(index_key(state.stream, segment.uuid, ledger_id))[0]
+        for offset in SegmentMap.parse(index, ledger_id=ledger_id).blocks.offset.tolist():
+            batch = decode_block(
+                memoryview(data)[offset:],
+                block_bytes_max=_BLOCK_BYTES_MAX,
+                decompressed_bytes_max=_BLOCK_BYTES_MAX,
+                ledger_id=ledger_id,
+            )
+            found += [(entry.position, entry.payload) for entry in batch.entries()]
+    return found
+
+
+def what_is_unreadable(
+    store: ObjectStore,
+    state: ManifestState,
+    appended: _Entries,
+    lost: Collection[Position],
+    unheard: Collection[int],
+    *,
+    whole: bool,
+) -> str:
+    """Whether what is readable is what was appended, once and in order, but for gaps that are recorded.
+
+    Args:
+        appended: everything that was ever appended.
+        lost: entries whose hot copy somebody deleted without asking: those alone may be in gaps.
+        unheard: ledgers that were lost and may have been before any writer heard of them. When no record names such a
+            ledger either, nobody can miss it: ledger ids aren't dense.
+        whole: everything has to be there; else a part from the beginning.
+    """
+    try:
+        stored = stored_entries(store, state)
+    except NotFound as error:
+        return f"the manifest names what isn't there: {error}"
+    gaps = [(gap.first, gap.last) for gap in state.gaps]
+    excused = set(unheard) - {position.ledger_id for position, _ in stored} - _named_ledgers(store)
+    expected = [
+        entry
+        for entry in appended
+        if entry[0].ledger_id not in excused and not any(first <= entry[0] <= last for first, last in gaps)
+    ]
+    if stored != expected[: len(stored)]:
+        return "what is readable isn't what was appended, once and in order"
+    if whole and len(stored) != len(expected):
+        return f"{len(stored)} of {len(expected)} entries are readable at rest"
+    for position, _ in appended:
+        if position not in lost and any(first <= position <= last for first, last in gaps):
+            return f"{position} is in a gap, and nobody lost it"
+    return ""
+
+
+def what_is_unaccounted(store: ObjectStore, state: ManifestState) -> str:
+    """At rest: every object and upload is named by a record that assigned it before its first byte was sent; nothing
+    is still promised; nothing that is complete has an upload left."""
+    keys = _all_keys(store)
+    assigned = {edit.uuid for edit in _edits(store) if isinstance(edit, Assign)}
+    uploads = [upload.key for upload in store.list_uploads("")]
+    offloaded = {segment.uuid for segment in state.offloaded()}
+    for key in [*keys, *uploads]:
+        named = parse_object_key(key, state.stream)
+        if named is not None and named.uuid not in assigned:
+            return f"{key} is unaccounted for"
+    for key in uploads:
+        named = parse_object_key(key, state.stream)
+        if named is not None and named.uuid in offloaded:
+            return f"an upload of {key} is left over, which is complete"
+    left = state.assigned()
+    return f"{left[0].uuid} is assigned at rest" if left else ""
+
+
+def _edits(store: ObjectStore) -> list[Edit]:
+    bodies = [store.get(key)[0] for key in _all_keys(store) if record_number(key) is not None]
+    return [edit for body in bodies for edit in decode_record(body).edits]
+
+
+def _named_ledgers(store: ObjectStore) -> set[int]:
+    """Ledgers that some record says to have had entries."""
+    edits = _edits(store)
+    begins = {edit.begin.ledger_id for edit in edits if isinstance(edit, Assign)}
+    return begins | {edit.ledger_id for edit in edits if isinstance(edit, LedgerClosed) and edit.last_entry_id >= 0}
+
+
+def _all_keys(store: ObjectStore) -> list[str]:
+    keys: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        page = store.list("", after=after)
+        keys += [info.key for info in page.objects]
+        after = page.next_after
+    return keys
