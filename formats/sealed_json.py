@@ -10,9 +10,8 @@ import dataclasses
 import functools
 import json
 import types
-from collections.abc import Mapping
-from functools import cache
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, Union, cast, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from formats.checksum import crc32c
@@ -23,6 +22,11 @@ __all__ = ["from_json", "opened", "sealed", "to_json"]
 
 _CRC_SUFFIX = b',"crc32c":"%08x"}'
 _CRC_SUFFIX_BYTES = len(_CRC_SUFFIX % 0)
+_AS_THEY_ARE = frozenset({str, int, bool, type(None)})
+_SEQUENCES = frozenset({tuple, list})
+
+#: Turns a value, of the named object, at a place in it, into what its field holds.
+_Decoder = Callable[[object, str, str], Any]
 
 
 def sealed(body: Mapping[str, Any]) -> bytes:
@@ -57,49 +61,84 @@ def opened(data: bytes, version: int, object_name: str) -> dict[str, Any]:
 
 def to_json(value: object) -> Any:
     """A value of the manifest as what JSON has: dataclasses become objects, positions pairs, uuids text."""
-    if isinstance(value, Position):
-        return [value.ledger_id, value.entry_id]
-    if isinstance(value, UUID):
+    kind: Any = type(value)
+    if kind in _AS_THEY_ARE:
+        return value
+    if kind is Position:
+        return [*value]  # type: ignore[misc]
+    if kind is UUID:
         return str(value)
+    if kind in _SEQUENCES:
+        return [to_json(item) for item in value]  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, tuple):
-        return [to_json(item) for item in value]
+        return {name: to_json(getattr(value, name)) for name in _field_kinds(kind)}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int):
         return int(value)
     return value
 
 
 def from_json(kind: Any, value: object, object_name: str, path: str = "") -> Any:
     """``value`` as ``kind``; every mismatch is a ``FormatError`` that names the place."""
-    origin = get_origin(kind)
+    return _decoder(kind)(value, object_name, path)
+
+
+@functools.cache
+def _decoder(kind: Any) -> _Decoder:
+    """How a value becomes ``kind``. Looking at types takes longer than the values: once for each kind there is."""
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        if value is None:
-            return None
-        kind = next(option for option in get_args(kind) if option is not type(None))
-        origin = get_origin(kind)
+        return _optional(_decoder(next(option for option in arguments if option is not type(None))))
     if kind is Position:
-        return _position(value, object_name, path)
+        return _position
     if dataclasses.is_dataclass(kind):
-        return _dataclass(kind, value, object_name, path)
-    if origin is tuple and isinstance(value, list):
-        item = get_args(kind)[0]
-        return tuple(from_json(item, v, object_name, f"{path}[{i}]") for i, v in enumerate(value))
-    if origin is Mapping and isinstance(value, dict) and all(isinstance(v, str) for v in value.values()):
+        return _dataclass(kind)
+    if origin is tuple:
+        return _tuple(_decoder(arguments[0]))
+    if origin is Mapping:
+        return _texts
+    return _uuid if kind is UUID else _scalar(kind)
+
+
+def _optional(decode: _Decoder) -> _Decoder:
+    return lambda value, object_name, path: None if value is None else decode(value, object_name, path)
+
+
+def _tuple(decode: _Decoder) -> _Decoder:
+    def decode_all(value: object, object_name: str, path: str) -> Any:
+        if not isinstance(value, list):
+            raise _mismatch("tuple", value, object_name, path)
+        return tuple(decode(item, object_name, f"{path}[{number}]") for number, item in enumerate(value))
+
+    return decode_all
+
+
+def _texts(value: object, object_name: str, path: str) -> Any:
+    if isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
         return value
-    if kind is UUID and isinstance(value, str):
-        try:
+    raise _mismatch("Mapping", value, object_name, path)
+
+
+def _uuid(value: object, object_name: str, path: str) -> UUID:
+    try:
+        if isinstance(value, str):
             return UUID(value)
-        except ValueError as error:
-            raise _mismatch("a UUID", value, object_name, path) from error
-    if isinstance(kind, type) and _is_scalar(kind, value):
-        try:
-            return kind(value)
-        except ValueError as error:  # a number that is no member of an enumeration
-            raise _mismatch(kind.__name__, value, object_name, path) from error
-    raise _mismatch(getattr(kind, "__name__", str(kind)), value, object_name, path)
+    except ValueError as error:
+        raise _mismatch("a UUID", value, object_name, path) from error
+    raise _mismatch("UUID", value, object_name, path)
+
+
+def _scalar(kind: Any) -> _Decoder:
+    def decode(value: object, object_name: str, path: str) -> Any:
+        if isinstance(kind, type) and _is_scalar(kind, value):
+            try:
+                return kind(value)
+            except ValueError as error:  # a number that is no member of an enumeration
+                raise _mismatch(kind.__name__, value, object_name, path) from error
+        raise _mismatch(getattr(kind, "__name__", str(kind)), value, object_name, path)
+
+    return decode
 
 
 def _is_scalar(kind: type, value: object) -> bool:
@@ -117,25 +156,28 @@ def _field_kinds(kind: Any) -> Mapping[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _dataclass(kind: Any, value: object, object_name: str, path: str) -> Any:
-    if not isinstance(value, dict):
-        raise _mismatch("an object", value, object_name, path)
-    hints = _hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
-    unknown, missing = sorted(set(value) - set(names)), [name for name in names if name not in value]
+def _dataclass(kind: Any) -> _Decoder:
+    fields = [(name, f"{name}.", _decoder(field_kind)) for name, field_kind in _field_kinds(kind).items()]
+    names = {name for name, _, _ in fields}
+
+    def decode(value: object, object_name: str, path: str) -> Any:
+        if not isinstance(value, dict):
+            raise _mismatch("an object", value, object_name, path)
+        if value.keys() != names:
+            _refuse_fields(value, list(_field_kinds(kind)), object_name, path)
+        return kind(**{name: field(value[name], object_name, path + place) for name, place, field in fields})
+
+    return decode
+
+
+def _refuse_fields(value: dict[str, object], names: list[str], object_name: str, path: str) -> NoReturn:
+    unknown = sorted(set(value) - set(names))
     if unknown:
         raise UnsupportedVersion(
             f"unknown field {path}{unknown[0]}", object_name=object_name, expected=", ".join(names)
         )
-    if missing:
-        raise Inconsistent(f"field {path}{missing[0]} is missing", object_name=object_name)
-    return kind(**{name: from_json(hints[name], value[name], object_name, f"{path}{name}.") for name in names})
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    # Evaluating the annotations takes longer than all the rest of decoding a record.
-    return get_type_hints(kind)
+    missing = next(name for name in names if name not in value)
+    raise Inconsistent(f"field {path}{missing} is missing", object_name=object_name)
 
 
 def _position(value: object, object_name: str, path: str) -> Position:

@@ -5,6 +5,7 @@ Owns which names a stream may have. Must never look at what comes after the stre
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 from formats.errors import Inconsistent
@@ -17,8 +18,11 @@ RESERVED_LEVELS = frozenset({"manifest", "retention", "leases"})
 LEVEL_BYTES_MAX = 255
 #: Keys end at 1,024 bytes in S3; the rest is for what comes after the stream.
 STREAM_BYTES_MAX = 800
+#: Every key begins with a name, and a process has few of them.
+_NAMES_CACHED = 4096
 
 
+@lru_cache(_NAMES_CACHED)
 def encode_stream(stream: str) -> str:
     """A stream's name as the beginning of its keys: levels between ``/``, each percent-encoded.
 

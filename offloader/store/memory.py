@@ -96,7 +96,7 @@ class MemoryStore:
             found = self._bucket.objects.get(full_key)
         if found is None:
             raise NotFound(f"{self.url}: no object {key}")
-        return replace(found[0], key=key), found[1]
+        return (replace(found[0], key=key) if self._root else found[0]), found[1]
 
     def put(
         self,

@@ -384,7 +384,8 @@ def _drawn_settings(random: Random) -> Settings:
                 "deletion_lag_minutes": random.choice([0, 1, 240]),
                 "on_gap": random.choice(["block", "record", "record"]),
             },
-            # Checkpoints as often as there can be any; and no request on a thread of its own: those come in any order.
-            "manifest": {"checkpoint_records": random.choice([1, 3, 10, 100]), "record_requests_max": 1},
+            # Checkpoints as often as there can be any, not too often: they are what a simulation spends most time on.
+            # And no request on a thread of its own: those come in any order.
+            "manifest": {"checkpoint_records": random.choice([1, 3, 10, 10, 100, 100]), "record_requests_max": 1},
         }
     )

@@ -80,7 +80,9 @@ def what_is_unreadable(
     except NotFound as error:
         return f"the manifest names what isn't there: {error}"
     gaps = [(gap.first, gap.last) for gap in state.gaps]
-    excused = set(unheard) - {position.ledger_id for position, _ in stored} - _named_ledgers(store)
+    excused = set(unheard) - {position.ledger_id for position, _ in stored}
+    if excused:
+        excused -= _named_ledgers(store)
     expected = [
         entry
         for entry in appended
