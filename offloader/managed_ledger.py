@@ -66,9 +66,10 @@ def open_managed_ledger(
     settings = settings_for(stream, settings)
     require_store_settings(store, settings.store)
     clock = clock or SystemClock()
+    problems: Sequence[str] = ()
     if settings.offload.method != "none":
         # Two writers that both "win" would lose entries: found out before anything is written.
-        require_conditional_puts(store, single_writer=settings.store.single_writer)
+        problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
     own = EmbeddedLedgers(ledgers, settings=settings.ledgers, clock=clock) if isinstance(ledgers, str) else None
     try:
         database = own or ledgers
@@ -77,7 +78,9 @@ def open_managed_ledger(
         source = database.open_stream(stream)
         # Before the offload: what it hears of is in the cache when it looks there.
         tail = TailingSource(source, settings.offload.tail_cache_bytes_max)
-        offloader = LedgerOffloader(store, settings, clock=clock, entropy=entropy, observe=True)
+        offloader = LedgerOffloader(
+            store, settings, clock=clock, entropy=entropy, observe=True, store_problems=problems
+        )
         offload = offloader.offload_stream(tail, stream) if settings.offload.method == "streaming" else None
     except BaseException:
         if own is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,11 @@ from offloader.clock import Clock
 from offloader.errors import OffloaderError
 from offloader.limits import LimitStatus
 from offloader.settings import Settings
-from offloader.status_document import process_document, stream_document, write_status_file
+from offloader.status_document import process_document, store_document, stream_document, write_status_file
+from offloader.store.base import ObjectStore
+from offloader.store.metered import open_requests_of
+from offloader.store.observed import stream_of
+from offloader.store.throttled import limits_of
 from offloader.telemetry import NO_TELEMETRY, Reading, Recorder
 from offloader.watchdog import Stall, Watchdog
 from offloader.write.progress import Lag
@@ -60,7 +64,8 @@ class Observation:
         settings: of the process; ``settings.telemetry`` says how often and where to.
         clock: for the watchdog and the time of a document.
         recorder: asks for the gauges of the streams until this is closed.
-        limits: what the store's limits do at the moment.
+        store: where the streams go; its limits and open requests are looked at too.
+        store_problems: promises that the store was found not to keep.
     """
 
     def __init__(
@@ -69,11 +74,13 @@ class Observation:
         clock: Clock,
         *,
         recorder: Recorder = NO_TELEMETRY,
-        limits: Callable[[], LimitStatus | None] = lambda: None,
+        store: ObjectStore | None = None,
+        store_problems: Sequence[str] = (),
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._limits = limits
+        self._store = store
+        self._store_problems = store_problems
         self._watchdog = Watchdog(
             settings.telemetry.watchdog_no_progress_s,
             settings.offload.max_offload_segment_rollover_time_minutes * 60,
@@ -127,7 +134,11 @@ class Observation:
         seen = self._see()
         documents = [stream_document(each.stream, each.status, each.lag, each.stall) for each in seen]
         document = process_document(
-            documents, settings=self._settings, limits=self._limits(), now_ms=self._clock.now_ms()
+            documents,
+            settings=self._settings,
+            limits=self._limits(),
+            store=None if self._store is None else store_document(self._store, self._settings, self._store_problems),
+            now_ms=self._clock.now_ms(),
         )
         self._write(document)
         return document
@@ -138,12 +149,27 @@ class Observation:
             if not _was_closed(each.status):
                 yield from _readings_of(each)
         limits = self._limits()
-        if limits is None:
-            return
-        for priority, count in limits.waiting.items():
+        for priority, count in ({} if limits is None else limits.waiting).items():
             yield Reading("turns_waiting", count, label=priority)
-        if limits.pace_requests_per_s is not None:
+        if limits is not None and limits.pace_requests_per_s is not None:
             yield Reading("pace_requests_per_second", limits.pace_requests_per_s)
+
+        if self._store is not None:
+            requests = open_requests_of(self._store)
+            yield Reading("requests_open", len(requests))
+            yield Reading("requests_open_oldest_seconds", requests[0].seconds if requests else 0.0)
+
+    def _limits(self) -> LimitStatus | None:
+        return None if self._store is None else limits_of(self._store)
+
+    def _hanging(self) -> dict[str, str]:
+        """Stream -> its oldest request without an answer, of those that are overdue."""
+        found: dict[str, str] = {}
+        for request in () if self._store is None else open_requests_of(self._store):
+            if request.seconds > self._settings.store.read_timeout_s:
+                text = f"{request.verb} of {request.key} has had no answer for {request.seconds:.0f} s"
+                found.setdefault(stream_of(request.key), text)
+        return found
 
     def _see(self) -> list[_Seen]:
         with self._looking:
@@ -156,9 +182,8 @@ class Observation:
                 if stream.stream not in streams or not _was_closed(status):
                     streams[stream.stream] = stream, status
             # Before any source is asked: one that doesn't answer must not keep the watchdog quiet.
-            stalls = self._watchdog.look(
-                self._clock.monotonic_s(), {name: status for name, (_, status) in streams.items()}
-            )
+            named = {name: status for name, (_, status) in streams.items()}
+            stalls = self._watchdog.look(self._clock.monotonic_s(), named, self._hanging())
             self._warn(stalls)
             return [
                 _Seen(name, status, _lag_of(stream), stalls.get(name)) for name, (stream, status) in streams.items()

@@ -2,8 +2,8 @@
 
 Owns the document's fields and its reading and writing. Must never be needed for correctness: it is a report.
 
-``{"version": 1, "written_ms", "software", "pid", "limits", "settings", "streams": [...]}``. Times are ms since 1970
-UTC, positions ``"ledger:entry"``. What isn't known is ``null``.
+``{"version": 1, "written_ms", "software", "pid", "store", "limits", "settings", "streams": [...]}``. Times are ms since
+1970 UTC, positions ``"ledger:entry"``. What isn't known is ``null``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from offloader.errors import AccessDenied, Corrupt, NotFound
 from offloader.limits import LimitStatus
 from offloader.manifest.state import ManifestState
 from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.store.metered import open_requests_of
 from offloader.watchdog import Stall
 from offloader.write.progress import Lag
 from offloader.write.status import StreamStatus
@@ -29,6 +31,7 @@ __all__ = [
     "manifest_document",
     "process_document",
     "read_status_file",
+    "store_document",
     "stream_document",
     "with_manifest",
     "write_status_file",
@@ -54,6 +57,7 @@ def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: S
         "entries_offloaded": status.entries_committed,
         "bytes_offloaded": status.bytes_committed,
         "offers_refused": status.offers_refused,
+        "gaps_recorded": status.gaps_recorded,
         "last_error": status.error or None,
         "last_progress_ms": status.last_progress_ms,
         "stalled": None if stall is None else stall.reason,
@@ -105,10 +109,32 @@ def with_manifest(process: Mapping[str, Any], manifest: Mapping[str, Any]) -> di
     return merged
 
 
+def store_document(store: ObjectStore, settings: Settings, problems: Sequence[str]) -> dict[str, Any]:
+    """Where the streams of a process go, what may not be relied on there, and whether it answers.
+
+    Args:
+        problems: promises that the store was found not to keep; it is written to all the same where
+            ``store.single_writer`` is set.
+    """
+    requests = open_requests_of(store)
+    return {
+        "url": store.url,
+        "single_writer": settings.store.single_writer,
+        "problems": list(problems),
+        "open_requests": len(requests),
+        "oldest_request": asdict(requests[0]) if requests else None,
+    }
+
+
 def process_document(
-    streams: Sequence[Mapping[str, Any]], *, settings: Settings, limits: LimitStatus | None, now_ms: int
+    streams: Sequence[Mapping[str, Any]],
+    *,
+    settings: Settings,
+    limits: LimitStatus | None,
+    store: Mapping[str, Any] | None,
+    now_ms: int,
 ) -> dict[str, Any]:
-    """The document of a process: its streams, its limits and what they do at the moment."""
+    """The document of a process: its streams, its store, its limits and what they do at the moment."""
     from offloader import __version__
 
     return {
@@ -116,8 +142,9 @@ def process_document(
         "written_ms": now_ms,
         "software": __version__,
         "pid": os.getpid(),
+        "store": store,
         "limits": None if limits is None else asdict(limits),
-        "settings": {f.name: _limits_of(getattr(settings, f.name)) for f in fields(settings)},
+        "settings": asdict(settings),
         "streams": list(streams),
     }
 
@@ -169,11 +196,6 @@ def _is_whole(document: Mapping[str, Any]) -> bool:
     if not isinstance(document.get("written_ms"), int) or not isinstance(streams, list):
         return False
     return all(isinstance(stream, dict) and isinstance(stream.get("stream"), str) for stream in streams)
-
-
-def _limits_of(section: Any) -> dict[str, float]:
-    """The numbers of a section: each is a limit or a size."""
-    return {f.name: getattr(section, f.name) for f in fields(section) if "high" in f.metadata}
 
 
 def _position(position: Position | None) -> str | None:

@@ -82,6 +82,8 @@ _ALL = (
     Metric("commit_seconds", "histogram", "Answered requests that write manifest records."),
     Metric("read_seconds", "histogram", "Answered requests that read data objects."),
     Metric("index_read_seconds", "histogram", "Answered requests that read index objects."),
+    Metric("requests_open", "gauge", "Requests that have no answer yet.", (), merge=max),
+    Metric("requests_open_oldest_seconds", "gauge", "How long the oldest of them has had none.", (), merge=max),
     Metric("requests_total", "counter", "Requests by verb, each attempt.", (*_STREAM, "verb")),
     Metric("request_errors_total", "counter", "Requests that failed, by kind of error.", (*_STREAM, "kind")),
     Metric(

@@ -60,18 +60,21 @@ class Watchdog:
         """How many it remembers: those of the last look."""
         return len(self._seen)
 
-    def look(self, now_s: float, statuses: Mapping[str, StreamStatus]) -> dict[str, Stall]:
+    def look(
+        self, now_s: float, statuses: Mapping[str, StreamStatus], hanging: Mapping[str, str] | None = None
+    ) -> dict[str, Stall]:
         """The streams that are stalled now, by name; streams that aren't in ``statuses`` are forgotten.
 
         Args:
             now_s: of a clock that never goes back.
             statuses: stream -> its status.
+            hanging: stream -> its request that is overdue, in words.
         """
         seen: dict[str, _Seen] = {}
         stalls: dict[str, Stall] = {}
         for stream, status in statuses.items():
             seen[stream] = self._moved(self._seen.get(stream), status, now_s)
-            stall = self._stall(stream, status, now_s - seen[stream].since_s)
+            stall = self._stall(stream, status, now_s - seen[stream].since_s, (hanging or {}).get(stream, ""))
             if stall is not None:
                 stalls[stream] = stall
         self._seen = seen
@@ -86,7 +89,7 @@ class Watchdog:
             return _Seen(status.committed, status.offered if offered else before.offered_max, now_s)
         return before
 
-    def _stall(self, stream: str, status: StreamStatus, quiet_s: float) -> Stall | None:
+    def _stall(self, stream: str, status: StreamStatus, quiet_s: float, hangs: str) -> Stall | None:
         if not _has_data(status):
             return None
         waits = f"stream {stream}: entries up to {status.tail} wait, committed is {status.committed or 'nothing'}"
@@ -98,7 +101,7 @@ class Watchdog:
         allowed_s = self._no_progress_s + (self._segment_age_s if gathering else 0)
         if quiet_s < allowed_s:
             return None
-        why = f"last error: {status.error}" if status.error else "no error is known"
+        why = hangs or (f"last error: {status.error}" if status.error else "no error is known")
         return Stall(stream, quiet_s, f"{waits}; no progress for {quiet_s:.0f} s; {why}")
 
 

@@ -21,6 +21,7 @@ from offloader.metrics import Metrics
 from offloader.observation import Observation
 from offloader.settings import Settings, TelemetrySettings
 from offloader.store.base import ObjectStore, open_store
+from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.progress import Lag
@@ -133,13 +134,14 @@ def test_numbers_of_a_namespace_are_those_of_its_streams_together() -> None:
 
 
 def test_streams_that_come_and_go_leave_nothing_behind() -> None:
-    observation, metrics = observed()
-    for number in range(200):
+    (observation, metrics), held = observed(), []
+    for number in range(20):
         stream = Scripted(f"t/n/persistent/{number}", buffer_bytes=1)
         observation.add(stream)
-        assert of_namespace(metrics, "buffer_bytes", stream.stream) == 1
-        del stream
-        gc.collect()
+        assert of_namespace(metrics, "buffer_bytes", stream.stream) == number + 1
+        held.append(stream)
+    del stream, held
+    gc.collect()
     assert observation.look()["streams"] == []
     assert [name for name in exposed(metrics) if "{" in name] == []
 
@@ -261,3 +263,22 @@ def test_an_offloader_keeps_its_status_file_by_itself(tmp_path: Path) -> None:
     assert document["streams"][0]["mode"] in ("live", "catch-up")
     assert document["limits"]["pace_requests_per_s"] is None
     assert json.loads(file.read_text())["streams"][0]["mode"] == "stopped"
+
+
+class Weak(MemoryStore):
+    """Lets two creators win."""
+
+    def put(self, key: str, body: Any, *, mode: Any = None, **more: Any) -> Any:
+        return super().put(key, body, **more)
+
+
+def test_a_store_that_breaks_its_promises_is_stated_where_it_is_written_to_all_the_same(tmp_path: Path) -> None:
+    store = Weak("weak", "", SystemClock())
+    file = tmp_path / "status.json"
+    settings = Settings.of({"store": {"single_writer": True}, "telemetry": {"status_file": str(file)}})
+    with open_managed_ledger(TOPIC, ledgers=str(tmp_path / "l.db"), store=store, settings=settings) as ledger:
+        ledger.append(b"x")
+    document = json.loads(file.read_text())
+    assert document["store"]["single_writer"] is True
+    assert "a create replaces an object that is there" in document["store"]["problems"]
+    assert document["store"]["url"] == store.url

@@ -43,6 +43,15 @@ def test_data_and_no_progress_for_so_long_is_a_stall_with_a_reason() -> None:
     )
 
 
+def test_a_request_that_is_overdue_is_the_better_reason_and_only_its_own_streams() -> None:
+    watchdog = dog()
+    both = {"s": status(error="an old error"), "t": status(error="an old error")}
+    watchdog.look(0.0, both)
+    stalls = watchdog.look(100.0, both, {"s": "put of k has had no answer for 95 s"})
+    assert stalls["s"].reason.endswith("no progress for 100 s; put of k has had no answer for 95 s")
+    assert stalls["t"].reason.endswith("no progress for 100 s; last error: an old error")
+
+
 def test_nothing_committed_yet_is_a_stall_too() -> None:
     watchdog = dog()
     watchdog.look(0.0, {"s": status(committed=None, offered=None)})

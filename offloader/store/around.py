@@ -23,9 +23,10 @@ from offloader.store.base import (
     UploadInfo,
 )
 
-__all__ = ["AroundStore", "Request"]
+__all__ = ["AroundStore", "Request", "layer_of"]
 
 _Answer = TypeVar("_Answer")
+_Layer = TypeVar("_Layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,16 @@ class Request:
     key: str
     size_bytes: int = 0
     keys: int = 1
+
+
+def layer_of(store: ObjectStore, kind: type[_Layer]) -> _Layer | None:
+    """The outermost layer of that kind around what implements ``store``, ``None``: it has none."""
+    layer: object = store
+    while layer is not None:
+        if isinstance(layer, kind):
+            return layer
+        layer = getattr(layer, "inner", None)
+    return None
 
 
 class AroundStore:

@@ -24,7 +24,7 @@ def layered(raw: ObjectStore, options: StoreOptions) -> ObjectStore:
     Each attempt waits its turn and is counted, and the wait isn't part of what is measured.
     """
     limiter = options.limiter or Limiter(LimitSettings(), options.clock)
-    counted: ObjectStore = MeteredStore(raw)
+    counted: ObjectStore = MeteredStore(raw, options.clock)
     if options.recorder is not NO_TELEMETRY:
         counted = ObservedStore(counted, options.recorder, options.clock)
     throttled = ThrottledStore(counted, limiter, options.recorder)

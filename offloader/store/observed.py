@@ -15,7 +15,7 @@ from formats.stream_names import decode_stream
 from offloader.clock import Clock
 from offloader.errors import OffloaderError, Throttled
 from offloader.limits import Traffic
-from offloader.store.around import AroundStore, Request
+from offloader.store.around import AroundStore, Request, layer_of
 from offloader.store.base import ObjectStore
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
@@ -60,12 +60,8 @@ def histogram_of(request: Request) -> str:
 
 def recorder_of(store: ObjectStore) -> Recorder:
     """Where measurements of a store that ``open_store`` opened go, and those of whoever works with it."""
-    layer: object = store
-    while layer is not None:
-        if isinstance(layer, ObservedStore):
-            return layer.recorder
-        layer = getattr(layer, "inner", None)
-    return NO_TELEMETRY
+    layer = layer_of(store, ObservedStore)
+    return NO_TELEMETRY if layer is None else layer.recorder
 
 
 class ObservedStore(AroundStore):

@@ -13,7 +13,7 @@ from typing import TypeVar
 from offloader.errors import InvalidCall, Throttled
 from offloader.limits import Limiter, LimitStatus, Priority, turn_waited_s, working_at
 from offloader.settings import LimitSettings
-from offloader.store.around import AroundStore, Request
+from offloader.store.around import AroundStore, Request, layer_of
 from offloader.store.base import ObjectStore
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
@@ -95,9 +95,5 @@ def require_limits(store: ObjectStore, limits: LimitSettings) -> None:
 
 
 def _limiter_of(store: ObjectStore) -> Limiter | None:
-    layer: object = store
-    while layer is not None:
-        if isinstance(layer, ThrottledStore):
-            return layer.limiter
-        layer = getattr(layer, "inner", None)
-    return None
+    layer = layer_of(store, ThrottledStore)
+    return None if layer is None else layer.limiter

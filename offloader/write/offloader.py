@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 from uuid import UUID
@@ -27,7 +27,7 @@ from offloader.read.handle import ReadHandle, read_offloaded
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.observed import recorder_of
-from offloader.store.throttled import limits_of, require_limits
+from offloader.store.throttled import require_limits
 from offloader.telemetry import NO_TELEMETRY
 from offloader.write.backfill import HistoryTools
 from offloader.write.buffer import StreamBuffer
@@ -62,6 +62,7 @@ class LedgerOffloader:
         observe: looks at the streams now and then (watchdog); also done for a status file, and where the store was
             opened with a recorder, which then gets the metrics of the streams too.
         workers: who runs its tasks, for simulations; it is closed with the offloader.
+        store_problems: promises that the store was found not to keep (``offloader.store.probe``), for the status.
 
     Raises:
         InvalidCall: ``settings.limits`` aren't those that the store was opened with.
@@ -76,6 +77,7 @@ class LedgerOffloader:
         entropy: Callable[[int], bytes] = os.urandom,
         observe: bool = False,
         workers: Workers | None = None,
+        store_problems: Sequence[str] = (),
     ) -> None:
         self.store = store
         self.settings = settings or Settings()
@@ -103,7 +105,7 @@ class LedgerOffloader:
         self._uuids: OrderedDict[UUID, None] = OrderedDict()
         recorder = recorder_of(store)
         self.observation = Observation(
-            self.settings, self._clock, recorder=recorder, limits=lambda: limits_of(self.store)
+            self.settings, self._clock, recorder=recorder, store=store, store_problems=store_problems
         )
         self._observe = observe or recorder is not NO_TELEMETRY or bool(self.settings.telemetry.status_file)
 
