@@ -160,7 +160,7 @@ class Simulation:
             (habits.trim, self._trim),
             (habits.lose, self._lose_ledger),
             (habits.switch, lambda: newest.switch(random.choice(["streaming", "ledger", "ledger", "none"]))),
-            (habits.switch if newest.method == "ledger" else 0, newest.offload_ledgers),
+            (5 * habits.switch if newest.method == "ledger" else 0, self._offload_ledgers),
         ]
         for chance, happen in happenings:
             drawn -= chance
@@ -179,6 +179,10 @@ class Simulation:
         for process in self._processes:
             if process.stream is not None:
                 process.stream.request_offload()
+
+    def _offload_ledgers(self) -> None:
+        self.ledgers.close_ledger()
+        self._processes[-1].offload_ledgers()
 
     def _land(self) -> None:
         if self._weather.late:
@@ -366,7 +370,7 @@ def _drawn_habits(random: Random) -> _Habits:
         release_hot=random.choice([0, 0.02]),
         trim=random.choice([0, 0, 0.01]),
         lose=random.choice([0, 0, 0.01]),
-        switch=random.choice([0, 0, 0.01]),
+        switch=random.choice([0, 0, 0.03]),
     )
 
 

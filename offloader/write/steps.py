@@ -305,7 +305,8 @@ class StreamSteps:
         self._gap = None
         with self.changed:
             self.committed = state.committed_end()
-            self.queue.offered = gap.last
+            # Behind the gap there may be ranges that another method offloaded before.
+            self.queue.offered = max(gap.last, self.committed or gap.last)
             self.gaps_recorded += 1
             self.changed.notify_all()
         self._step_task.schedule()

@@ -15,6 +15,7 @@ from offloader.ledgers.embedded import EmbeddedStream
 from offloader.manifest.log import load_manifest
 from offloader.testing.faulty_store import Fault
 from offloader.write.gaps import proven_gap
+from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings
@@ -213,6 +214,33 @@ def test_a_ledger_that_a_stream_saw_and_did_not_offload_is_missed(new_bench: Cal
     bench.store.set_faults([])
     with pytest.raises(Corrupt, match=r"are gone: .*on_gap = record"):
         stream.offload()
+
+
+def test_behind_a_gap_a_stream_goes_on_after_what_another_method_offloaded(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench(settings=settings(on_gap="record"))
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 2)
+    stream.offload()
+    stream.stop()
+    kept = len(bench.expected)
+    bench.append(source, 2)
+    lost = source.close_ledger()
+    assert lost is not None
+    del bench.expected[kept:]
+    source.delete(lost.ledger_id)
+    bench.append(source, 3)
+    source.close_ledger()
+    offloader = LedgerOffloader(bench.memory, bench.settings)
+    offloader.offload_ledgers(source, STREAM)
+    offloader.close()
+    bench.append(source, 3)
+
+    again = bench.start(source)
+    assert again.offload() == bench.expected[-1][0]
+
+    assert len(load_manifest(bench.memory, STREAM).gaps) == 1
+    assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
 class SilentSource:
