@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from hypothesis import strategies as st
 from formats.entries import Position
 from formats.keys import parse_object_key
 from offloader.clock import SystemClock
-from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
+from offloader.errors import Corrupt, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.settings import Settings
+from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.readback import stored_entries
@@ -25,17 +28,41 @@ STREAM = "public/default/persistent/orders"
 _names = count()
 
 
+METHODS = ["streaming", "ledger", "none"]
+REOPEN = ["reopen", *(f"reopen {method}" for method in METHODS)]
+
+
+class WatchedStore(FaultyStore):
+    """... that says what is about to be put."""
+
+    before_put: Callable[[str], None] = staticmethod(lambda _: None)
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        self.before_put(key)
+        return super().put(key, body, mode=mode, metadata=metadata, crc32c=crc32c)
+
+
 class Bench:
     def __init__(self, directory: Path) -> None:
         self.memory = MemoryStore(f"switching-{next(_names)}", "", SystemClock())
-        self.store = FaultyStore(self.memory)
+        self.store = WatchedStore(self.memory)
         self.ledgers = f"sqlite:///{directory}/ledgers-{next(_names)}.db"
         self.expected: list[tuple[Position, bytes]] = []
         self.opened: list[ManagedLedger] = []
+        self.drain_seconds_max = 300.0
 
     def open(self, method: str) -> ManagedLedger:
         offload = {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64, "method": method}
-        offload |= {"offload_threshold_bytes": -1}  # a test says itself when closed ledgers go
+        # A test says itself when closed ledgers go.
+        offload |= {"offload_threshold_bytes": -1, "drain_seconds_max": self.drain_seconds_max}
         made = Settings.of({"offload": offload, "ledgers": {"ledger_bytes_max": 10_000}})
         topic = open_managed_ledger(STREAM, ledgers=self.ledgers, store=self.store, settings=made)
         self.opened.append(topic)
@@ -168,6 +195,94 @@ def test_streaming_first_fills_what_an_interrupted_backfill_left_open(bench: Ben
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.parametrize(("before", "after"), [("streaming", "ledger"), ("ledger", "streaming")])
+def test_a_process_that_dies_while_it_switches_loses_and_repeats_nothing(
+    tmp_path: Path, before: str, after: str
+) -> None:
+    """The store is gone from the n-th call of the switch on, for every n; then it is opened by either method."""
+    number = 0
+    while True:
+        number += 1
+        bench = Bench(tmp_path)
+        bench.drain_seconds_max = 0.05
+        topic = bench.open(before)
+        bench.append(topic, 40)
+        if before == "ledger":
+            topic.close_ledger()
+        before_switch = len(bench.store.calls)
+        bench.store.set_faults([Fault(call=number, calls=10**6)])
+        with contextlib.suppress(OffloaderError):
+            topic.set_method(after)
+            topic.close_ledger()
+            topic.offload(timeout_s=0.05)
+        topic.close(drain=False)
+        calls = len(bench.store.calls) - before_switch
+        bench.store.set_faults([])
+        bench.require_whole()
+
+        topic = bench.open(before if number % 2 else after)
+        bench.append(topic, 20)
+        topic.close_ledger()
+        topic.offload(timeout_s=60)
+        assert stored_entries(bench.memory, STREAM) == bench.expected
+        bench.require_whole()
+        topic.close()
+        if calls < number:
+            break
+    assert number > 10
+
+
+def test_streaming_begins_when_the_ledger_run_that_is_under_way_is_done(bench: Bench) -> None:
+    topic = bench.open("ledger")
+    bench.append(topic, 30)
+    topic.close_ledger()
+    uploading, go_on = threading.Event(), threading.Event()
+
+    def held(key: str) -> None:
+        if parse_object_key(key, STREAM) is not None and not go_on.is_set():
+            uploading.set()
+            assert go_on.wait(30)
+
+    bench.store.before_put = held
+    run = threading.Thread(target=topic.offload)
+    run.start()
+    assert uploading.wait(30)
+    switch = threading.Thread(target=topic.set_method, args=("streaming",))
+    switch.start()
+    bench.append(topic, 5)
+    assert load_manifest(bench.memory, STREAM).epoch == 1, "the run's owner is still the owner"
+    assert topic.method == "ledger"
+    go_on.set()
+    run.join(30)
+    switch.join(30)
+    assert topic.method == "streaming"
+    topic.offload(timeout_s=60)
+    assert bench.layouts() == {bench.expected[0][0].ledger_id: {1}, bench.expected[-1][0].ledger_id: {2}}
+    bench.require_whole()
+
+
+def test_switching_while_others_append_keeps_every_entry(bench: Bench) -> None:
+    topic = bench.open("streaming")
+    stop = threading.Event()
+
+    def append() -> None:
+        while not stop.is_set():
+            bench.append(topic, 3)
+
+    appender = threading.Thread(target=append)
+    appender.start()
+    try:
+        for method in ("ledger", "streaming", "none", "ledger", "none", "streaming"):
+            topic.set_method(method)
+            bench.require_whole()
+    finally:
+        stop.set()
+        appender.join(30)
+    topic.offload(timeout_s=60)
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    bench.require_whole()
+
+
 def test_a_method_that_does_not_exist_changes_nothing(bench: Bench) -> None:
     topic = bench.open("none")
     with pytest.raises(InvalidCall, match="no method 'teleport'"):
@@ -178,7 +293,7 @@ def test_a_method_that_does_not_exist_changes_nothing(bench: Bench) -> None:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=st.lists(
-        st.sampled_from(["append", "append", "close_ledger", "offload", "streaming", "ledger", "none", "reopen"]),
+        st.sampled_from(["append", "append", "close_ledger", "offload", *METHODS, *REOPEN]),
         min_size=3,
         max_size=14,
     )
@@ -196,9 +311,9 @@ def test_whatever_is_switched_when_the_offloaded_part_is_the_streams_beginning(
         elif step == "offload":
             if topic.method != "none":
                 topic.offload(timeout_s=60)
-        elif step == "reopen":
+        elif step.startswith("reopen"):
             topic.close(drain=False)
-            topic = bench.open(topic.method)
+            topic = bench.open(step.partition(" ")[2] or topic.method)
         else:
             topic.set_method(step)
         bench.require_whole()
