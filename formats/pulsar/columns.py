@@ -183,7 +183,10 @@ def properties_column(messages: Iterable[Any], is_null: NDArray[np.bool_] | None
     values: list[Any] = []
     for message in messages:
         found = message.properties
-        if found:
+        if len(found) == 1:  # by far the most frequent number above 0
+            keys.append(found[0].key)
+            values.append(found[0].value)
+        elif found:
             unique = {item.key: item.value for item in found}
             keys += unique.keys()
             values += unique.values()

@@ -5,6 +5,7 @@ Owns how a column is made of what entries and messages say. Must never make a co
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -61,15 +62,29 @@ class _Table:
         """A value per entry -> a value per row."""
         return of_entries if len(of_entries) == len(self.owners) else of_entries.take(pa.array(self.owners))
 
+    @functools.cached_property
     def batch_indices(self) -> NDArray[np.int64]:
         firsts = np.cumsum(self.counts) - self.counts
         indices = np.arange(self.rows.count, dtype=np.int64) - firsts[self.owners]
         return np.where(self.is_batch[self.owners], indices, NOT_IN_A_BATCH)
 
+    @functools.cached_property
     def event_times_ms(self) -> NDArray[np.uint64]:
         """Of each message, else of its batch; 0 where there is none."""
         own = np.array([single.event_time for single in self.rows.singles], dtype=np.uint64)
         return np.where(own == 0, self.of_entries("event_time")[self.owners], own)
+
+    @functools.cached_property
+    def keys(self) -> tuple[pa.Array, pa.Array]:
+        singles = self.rows.singles
+        keys = [single.partition_key or ("" if single.HasField("partition_key") else None) for single in singles]
+        return key_column(keys, [single.partition_key_b64_encoded for single in singles], self.unread)
+
+    @functools.cached_property
+    def compacted_out(self) -> list[bool]:
+        """Only messages of a batch can be: the field isn't one of an entry's metadata."""
+        is_batch = self.is_batch[self.owners].tolist()
+        return [inside and single.compacted_out for single, inside in zip(self.rows.singles, is_batch, strict=True)]
 
     def of_entries(self, name: str) -> NDArray[np.uint64]:
         """A numeric field of each entry's metadata, 0 where that couldn't be read."""
@@ -89,7 +104,7 @@ def _entry_id(table: _Table) -> pa.Array:
 
 
 def _batch_index(table: _Table) -> pa.Array:
-    return pa.array(table.batch_indices().astype(np.int32))
+    return pa.array(table.batch_indices.astype(np.int32))
 
 
 def _broker_index(table: _Table) -> pa.Array:
@@ -97,7 +112,7 @@ def _broker_index(table: _Table) -> pa.Array:
     brokers = table.rows.brokers
     known = np.array([broker is not None and broker.HasField("index") for broker in brokers], dtype=bool)
     last = np.array([broker.index if there else 0 for broker, there in zip(brokers, known, strict=True)], np.uint64)
-    behind = np.where(table.is_batch[table.owners], table.counts[table.owners] - 1 - table.batch_indices(), 0)
+    behind = np.where(table.is_batch[table.owners], table.counts[table.owners] - 1 - table.batch_indices, 0)
     return pa.array(last.view(np.int64)[table.owners] - behind, mask=~known[table.owners])
 
 
@@ -106,7 +121,7 @@ def _publish_time(table: _Table) -> pa.Array:
 
 
 def _event_time(table: _Table) -> pa.Array:
-    return time_column(table.event_times_ms())
+    return time_column(table.event_times_ms)
 
 
 def _sequence_id(table: _Table) -> pa.Array:
@@ -121,12 +136,6 @@ def _sequence_id(table: _Table) -> pa.Array:
     return table.masked(ids, pa.int64())
 
 
-def _keys(table: _Table) -> tuple[pa.Array, pa.Array]:
-    singles = table.rows.singles
-    keys = [single.partition_key or ("" if single.HasField("partition_key") else None) for single in singles]
-    return key_column(keys, [single.partition_key_b64_encoded for single in singles], table.unread)
-
-
 def _ordering_key(table: _Table) -> pa.Array:
     singles = table.rows.singles
     keys = [single.ordering_key or (b"" if single.HasField("ordering_key") else None) for single in singles]
@@ -138,12 +147,7 @@ def _null_key(table: _Table) -> pa.Array:
 
 
 def _compacted_out(table: _Table) -> pa.Array:
-    return table.masked(_compacted(table), pa.bool_())
-
-
-def _compacted(table: _Table) -> list[bool]:
-    is_batch = table.is_batch[table.owners].tolist()
-    return [batched and single.compacted_out for single, batched in zip(table.rows.singles, is_batch, strict=True)]
+    return table.masked(table.compacted_out, pa.bool_())
 
 
 def _properties(table: _Table) -> pa.Array:
@@ -153,7 +157,7 @@ def _properties(table: _Table) -> pa.Array:
 def _value(table: _Table) -> pa.Array:
     rows = table.rows
     is_null = np.array([single.null_value for single in rows.singles], dtype=bool)
-    is_null |= np.array(_compacted(table), dtype=bool)
+    is_null |= np.array(table.compacted_out, dtype=bool)
     if table.unread is not None:
         is_null |= table.unread
     data = bytes(rows.payloads[0]) if len(rows.payloads) == 1 else b"".join(rows.payloads)
@@ -165,7 +169,7 @@ def _error(table: _Table) -> pa.Array:
     reasons = dict(table.rows.errors)
     beyond = {
         "publish_time": table.of_entries("publish_time")[table.owners],
-        "event_time": table.event_times_ms(),
+        "event_time": table.event_times_ms,
     }
     for name, times_ms in beyond.items():
         for row in np.flatnonzero(times_ms > TIME_MS_MAX).tolist():
@@ -181,8 +185,8 @@ _MAKERS: Final[dict[str, Callable[[_Table], pa.Array]]] = {
     "batch_index": _batch_index,
     "broker_index": _broker_index,
     "publish_time": _publish_time,
-    "key": lambda table: _keys(table)[0],
-    "key_is_base64": lambda table: _keys(table)[1],
+    "key": lambda table: table.keys[0],
+    "key_is_base64": lambda table: table.keys[1],
     "null_key": _null_key,
     "ordering_key": _ordering_key,
     "event_time": _event_time,
