@@ -26,6 +26,7 @@ from formats.pulsar.table import record_batch
 
 __all__ = [
     "BATCH_MESSAGES_MAX",
+    "PAYLOAD_BYTES_LIMIT",
     "PAYLOAD_BYTES_MAX",
     "BadEntry",
     "MessageDecoder",
@@ -38,8 +39,8 @@ __all__ = [
 PAYLOAD_BYTES_MAX = 128 * 1024 * 1024
 #: Messages that one entry may claim. Pulsar's producers send 1,000 unless told otherwise.
 BATCH_MESSAGES_MAX = 1_000_000
-#: One entry's bytes come on top of a batch's, and Arrow counts both together in 31 bits.
-_PAYLOAD_BYTES_LIMIT = 1 << 30
+#: Most that may be allowed: one entry's bytes come on top of a batch's, and Arrow counts both in 31 bits.
+PAYLOAD_BYTES_LIMIT = 1 << 30
 
 
 class BadEntry(enum.Enum):
@@ -75,8 +76,8 @@ class MessageOptions:
         unknown = [name for name in self.columns if name not in COLUMNS]
         if unknown:
             raise ValueError(f"no such columns of messages: {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
-        if not 0 < self.payload_bytes_max <= _PAYLOAD_BYTES_LIMIT:
-            raise ValueError(f"payload_bytes_max is between 1 and {_PAYLOAD_BYTES_LIMIT}, not {self.payload_bytes_max}")
+        if not 0 < self.payload_bytes_max <= PAYLOAD_BYTES_LIMIT:
+            raise ValueError(f"payload_bytes_max is between 1 and {PAYLOAD_BYTES_LIMIT}, not {self.payload_bytes_max}")
 
     @property
     def needs_payloads(self) -> bool:
@@ -88,19 +89,19 @@ class MessageDecoder:
 
     Args:
         options: what is wanted.
-        stream: name of the stream, for error messages.
+        source: where the entries come from, for error messages: ``"orders"`` gives "orders entry 7:12".
     """
 
-    def __init__(self, options: MessageOptions, *, stream: str = "") -> None:
+    def __init__(self, options: MessageOptions, *, source: str = "") -> None:
         self._options = options
-        self._stream = stream
+        self._source = source
         self._needs_payloads = options.needs_payloads
 
     def decode(self, batch: EntryBatch) -> Iterator[pa.RecordBatch]:
         """The messages of ``batch``, in order, in record batches of about the wanted size (none is empty).
 
         Raises:
-            FormatError: one of its kinds, unless ``bad_entries`` is ``NULL``; it names stream and position, and the
+            FormatError: one of its kinds, unless ``bad_entries`` is ``NULL``; it names source and position, and the
                 offset in the entry or, after "of a batch", in the decompressed payload.
         """
         options, data, bounds = self._options, batch.data, batch.offsets.tolist()
@@ -171,7 +172,7 @@ class MessageDecoder:
     def _refuse(self, ledger_id: int, entry_id: int, error: FormatError) -> None:
         """Raises ``error`` with its place, unless bad entries become rows."""
         where = f"entry {ledger_id}:{entry_id}"
-        error.object_name = f"{self._stream} {where}" if self._stream else where
+        error.object_name = f"{self._source} {where}" if self._source else where
         if self._options.bad_entries is BadEntry.ERROR:
             raise error
 
@@ -181,13 +182,13 @@ def _is_opaque(metadata: Any) -> bool:
     return metadata.num_chunks_from_msg > 1 or bool(metadata.encryption_keys)
 
 
-def messages(batch: EntryBatch, options: MessageOptions | None = None, *, stream: str = "") -> pa.Table:
+def messages(batch: EntryBatch, options: MessageOptions | None = None, *, source: str = "") -> pa.Table:
     """All messages of ``batch`` as one table; what ``MessageDecoder.decode`` says of errors holds here too.
 
     The whole of it is in memory, decompressed: for a long scan use a decoder, and batch after batch.
     """
     options = options or MessageOptions()
-    return pa.Table.from_batches(MessageDecoder(options, stream=stream).decode(batch), schema_of(options.columns))
+    return pa.Table.from_batches(MessageDecoder(options, source=source).decode(batch), schema_of(options.columns))
 
 
 def publish_times_ms(batch: EntryBatch) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from formats.entries import Position
+from formats.pulsar.messages import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from offloader.errors import InvalidCall, Unsupported
 from offloader.read.times import time_ms_of
 from offloader.store import open_store
@@ -19,10 +20,11 @@ from offloader.store.base import ObjectStore
 
 __all__ = ["CONTENTS", "SourceOptions"]
 
-CONTENTS = ("entries", "segments")
+CONTENTS = ("entries", "messages", "segments")
 #: Target size of a partition.
 SPLIT_BYTES = 64 * 1024 * 1024
 _SKIP = ("error", "skip")
+_BAD_MESSAGE = ("error", "null")
 _TRUTH = ("true", "false")
 #: Open stores that one Python worker keeps: tasks of one query use the same one after another.
 STORES_KEPT_MAX = 4
@@ -42,6 +44,9 @@ class SourceOptions:
             given.
         split_bytes: target size of a partition.
         as_of_manifest: manifest record to pin instead of the newest one.
+        bad_messages_are_rows: entries that can't be read as messages become rows that say why, instead of failing.
+        markers: whether entries that Pulsar's servers wrote for themselves are messages too.
+        message_bytes_max: most bytes of one entry's payload once it is decompressed.
         skip_corrupt, skip_missing: leave damaged blocks, missing objects out instead of failing.
         prune_by_filters: let pushed filters spare blocks. Only for a data frame that is used in one query, once: see
             ``offloader.spark.source.PushingReader``.
@@ -59,6 +64,9 @@ class SourceOptions:
     end_ms: int | None = None
     split_bytes: int = SPLIT_BYTES
     as_of_manifest: int | None = None
+    bad_messages_are_rows: bool = False
+    markers: bool = True
+    message_bytes_max: int = PAYLOAD_BYTES_MAX
     skip_corrupt: bool = False
     skip_missing: bool = False
     prune_by_filters: bool = False
@@ -91,6 +99,10 @@ class SourceOptions:
         start, end = options.start_position, options.end_position
         if start is not None and end is not None and end < start:
             raise InvalidCall(f"option endPosition {end} is before startPosition {start}", hint="swap the two")
+        if options.message_bytes_max > PAYLOAD_BYTES_LIMIT:
+            raise InvalidCall(
+                f"option messageBytesMax is at most {PAYLOAD_BYTES_LIMIT}, not {options.message_bytes_max}"
+            )
         if options.store.startswith("memory:"):
             raise Unsupported(
                 f"{options.store} lives in one process and Spark's workers are others",
@@ -144,22 +156,26 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
-def _content(name: str, text: str) -> str:
-    if text.strip().lower() not in CONTENTS:
-        raise InvalidCall(f"option {name}: {text!r} is none of {', '.join(CONTENTS)}")
+def _one_of(name: str, text: str, words: tuple[str, ...]) -> str:
+    if text.strip().lower() not in words:
+        raise InvalidCall(f"option {name}: {text!r} is none of {', '.join(words)}")
     return text.strip().lower()
 
 
+def _content(name: str, text: str) -> str:
+    return _one_of(name, text, CONTENTS)
+
+
 def _skips(name: str, text: str) -> bool:
-    if text.strip().lower() not in _SKIP:
-        raise InvalidCall(f"option {name}: {text!r} is none of {', '.join(_SKIP)}")
-    return text.strip().lower() == "skip"
+    return _one_of(name, text, _SKIP) == "skip"
+
+
+def _nulls(name: str, text: str) -> bool:
+    return _one_of(name, text, _BAD_MESSAGE) == "null"
 
 
 def _truth(name: str, text: str) -> bool:
-    if text.strip().lower() not in _TRUTH:
-        raise InvalidCall(f"option {name}: {text!r} is none of {', '.join(_TRUTH)}")
-    return text.strip().lower() == "true"
+    return _one_of(name, text, _TRUTH) == "true"
 
 
 def _similar(name: str) -> str:
@@ -181,6 +197,9 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "endTime": ("end_ms", _time),
     "splitBytes": ("split_bytes", _number),
     "asOfManifest": ("as_of_manifest", _number),
+    "onBadMessage": ("bad_messages_are_rows", _nulls),
+    "markers": ("markers", _truth),
+    "messageBytesMax": ("message_bytes_max", _number),
     "onCorrupt": ("skip_corrupt", _skips),
     "onMissing": ("skip_missing", _skips),
     "pruneByFilters": ("prune_by_filters", _truth),

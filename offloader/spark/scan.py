@@ -23,8 +23,10 @@ from formats.segment_map import SegmentMap
 from offloader.errors import Corrupt, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
 from offloader.read import plan
 from offloader.read.fetch import Fetcher
+from offloader.read.messages import decode_messages, published_between
 from offloader.settings import ReadSettings
 from offloader.spark.filters import Predicate
+from offloader.spark.message_rows import for_spark, message_options
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import SegmentSlice, wanted_blocks
 from offloader.spark.schema import Needs, Projection
@@ -48,24 +50,41 @@ _BLOCKS_PER_STEP = 64
 class _Rows:
     """Entries of one ledger in columns, payloads only when they are wanted. Shapes as in ``EntryBatch``."""
 
-    stream: str
+    objects: plan.SegmentObjects
     ledger_id: int
     entry_ids: NDArray[np.int64]
     publish_times_ms: NDArray[np.int64] | None = None
     payloads: pa.BinaryArray | None = None
 
     @classmethod
-    def of_batch(cls, stream: str, batch: EntryBatch) -> _Rows:
-        return cls(stream, batch.ledger_id, batch.entry_ids, batch.publish_times_ms, batch.payloads)
+    def of_batch(cls, objects: plan.SegmentObjects, batch: EntryBatch) -> _Rows:
+        return cls(objects, batch.ledger_id, batch.entry_ids, batch.publish_times_ms, batch.payloads)
+
+    @property
+    def entries(self) -> EntryBatch:
+        """The same as a batch; times and payloads must be there."""
+        assert self.publish_times_ms is not None
+        return EntryBatch(self.ledger_id, self.entry_ids, self.payloads, self.publish_times_ms)
+
+    def where(self, mask: NDArray[np.bool_]) -> _Rows:
+        """The rows for which ``mask`` is true."""
+        if mask.all():
+            return self
+        times, payloads = self.publish_times_ms, self.payloads
+        return replace(
+            self,
+            entry_ids=self.entry_ids[mask],
+            publish_times_ms=None if times is None else times[mask],
+            payloads=None if payloads is None else payloads.filter(pa.array(mask)),
+        )
 
     def take(self, start: int, stop: int) -> _Rows:
         times, payloads = self.publish_times_ms, self.payloads
-        return _Rows(
-            self.stream,
-            self.ledger_id,
-            self.entry_ids[start:stop],
-            None if times is None else times[start:stop],
-            None if payloads is None else payloads.slice(start, stop - start),
+        return replace(
+            self,
+            entry_ids=self.entry_ids[start:stop],
+            publish_times_ms=None if times is None else times[start:stop],
+            payloads=None if payloads is None else payloads.slice(start, stop - start),
         )
 
 
@@ -93,7 +112,10 @@ def read_slices(
     """
     task = _Task(options, predicates, projection, Fetcher(store, settings or ReadSettings()))
     with closing(task.rows(slices)) as rows:
-        yield from _batches(rows, projection)
+        if options.content == "messages":
+            yield from _merged(_message_batches(rows, projection.schema, options))
+        else:
+            yield from _merged(_entry_batches(rows, projection.schema))
     _log.info("read %d slices, %d rows, left out %d damaged or missing pieces", len(slices), task.count, task.skipped)
 
 
@@ -160,7 +182,7 @@ class _Task:
         except OffloaderError as error:
             self._skip(error)
             return []
-        return [_Rows.of_batch(run.objects.stream, batch) for batch in batches]
+        return [_Rows.of_batch(run.objects, batch) for batch in batches]
 
     def _entry_table(self, piece: SegmentSlice, segment_map: SegmentMap, number: int) -> list[_Rows]:
         try:
@@ -190,22 +212,21 @@ class _Task:
         times, start_ms, end_ms = rows.publish_times_ms, self._options.start_ms, self._options.end_ms
         if times is None or (start_ms is None and end_ms is None):
             return rows
+        if self._options.content == "messages":
+            return rows.where(published_between(rows.entries, start_ms, end_ms))
         mask = times != TIME_UNKNOWN_MS
         if start_ms is not None:
             mask &= times >= start_ms
         if end_ms is not None:
             mask &= times < end_ms
-        if mask.all():
-            return rows
-        payloads = None if rows.payloads is None else rows.payloads.filter(pa.array(mask))
-        return _Rows(rows.stream, rows.ledger_id, rows.entry_ids[mask], times[mask], payloads)
+        return rows.where(mask)
 
 
 def _positions(piece: SegmentSlice, segment_map: SegmentMap, numbers: NDArray[np.int64]) -> list[_Rows]:
     """The ids in extended blocks, which the index alone tells: they are consecutive there."""
     blocks = segment_map.blocks
     return [
-        _Rows(piece.objects.stream, ledger_id, np.arange(first, last + 1, dtype=np.int64))
+        _Rows(piece.objects, ledger_id, np.arange(first, last + 1, dtype=np.int64))
         for ledger_id, first, last in zip(
             blocks.ledger_id[numbers].tolist(),
             blocks.first_entry_id[numbers].tolist(),
@@ -225,26 +246,37 @@ def _between(piece: SegmentSlice, rows: _Rows) -> _Rows:
     return rows.take(low, max(low, high)) if low > 0 or high < len(ids) else rows
 
 
-def _batches(rows: Iterable[_Rows], projection: Projection) -> Iterator[pa.RecordBatch]:
-    """Rows as Arrow batches of a good size: large pieces are sliced, small ones put together."""
-    columns = _Columns(projection.schema)
+def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Small batches put together until they are worth a trip to the JVM."""
     waiting: list[pa.RecordBatch] = []
     count = size = 0
-    for piece in rows:
-        for part in _pieces(piece):
-            batch = columns.batch(part)
-            waiting.append(batch)
-            count += batch.num_rows
-            size += batch.nbytes
-            if count >= _BATCH_ROWS or size >= _BATCH_BYTES:
-                yield _joined(waiting)
-                waiting, count, size = [], 0, 0
+    for batch in batches:
+        waiting.append(batch)
+        count += batch.num_rows
+        size += batch.nbytes
+        if count >= _BATCH_ROWS or size >= _BATCH_BYTES:
+            yield _joined(waiting)
+            waiting, count, size = [], 0, 0
     if waiting:
         yield _joined(waiting)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _entry_batches(rows: Iterable[_Rows], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    columns = _Columns(schema)
+    for piece in rows:
+        yield from map(columns.batch, _pieces(piece))
+
+
+def _message_batches(rows: Iterable[_Rows], schema: pa.Schema, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    how = message_options(options, schema, rows_max=BATCH_ROWS_MAX, bytes_max=BATCH_BYTES_MAX)
+    for piece in rows:
+        source = f"stream {piece.objects.stream}, object {piece.objects.data_key},"
+        for batch in decode_messages(piece.entries, how, source):
+            yield for_spark(batch, schema, piece.objects.stream)
 
 
 def _pieces(rows: _Rows) -> Iterator[_Rows]:
@@ -276,8 +308,9 @@ class _Columns:
         count = len(rows.entry_ids)
         match name:
             case "stream":
-                if self._names is None or self._stream != rows.stream:
-                    self._stream, self._names = rows.stream, pa.repeat(pa.scalar(rows.stream), BATCH_ROWS_MAX)
+                if self._names is None or self._stream != rows.objects.stream:
+                    self._stream = rows.objects.stream
+                    self._names = pa.repeat(pa.scalar(self._stream), BATCH_ROWS_MAX)
                 return self._names.slice(0, count)
             case "ledger_id":
                 return pa.array(np.full(count, rows.ledger_id, dtype=np.int64))

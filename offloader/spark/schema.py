@@ -53,6 +53,11 @@ _LEDGERS = (
     "array<struct<ledger_id:bigint,first_entry_id:bigint,last_entry_id:bigint,entries:bigint,payload_bytes:bigint>>"
 )
 
+_PROPERTIES = pa.map_(pa.string(), pa.string())
+_ENCRYPTION_KEY = pa.struct(
+    [pa.field("name", pa.string()), pa.field("value", pa.binary()), pa.field("metadata", _PROPERTIES)]
+)
+
 #: content -> column -> (Spark's type, Arrow's type)
 _COLUMNS: dict[str, dict[str, tuple[str, pa.DataType]]] = {
     "entries": {
@@ -61,6 +66,46 @@ _COLUMNS: dict[str, dict[str, tuple[str, pa.DataType]]] = {
         "entry_id": ("bigint", pa.int64()),
         "publish_time": ("timestamp", _UTC),
         "payload": ("binary", pa.binary()),
+    },
+    # Names, meanings and order of the values: formats.pulsar.columns.
+    "messages": {
+        "stream": ("string", pa.string()),
+        "ledger_id": ("bigint", pa.int64()),
+        "entry_id": ("bigint", pa.int64()),
+        "batch_index": ("int", pa.int32()),
+        "publish_time": ("timestamp", _UTC),
+        "key": ("string", pa.string()),
+        "key_is_base64": ("boolean", pa.bool_()),
+        "null_key": ("boolean", pa.bool_()),
+        "ordering_key": ("binary", pa.binary()),
+        "event_time": ("timestamp", _UTC),
+        "producer_name": ("string", pa.string()),
+        "sequence_id": ("bigint", pa.int64()),
+        "schema_version": ("binary", pa.binary()),
+        "properties": ("map<string,string>", _PROPERTIES),
+        "value": ("binary", pa.binary()),
+        "error": ("string", pa.string()),
+        "compacted_out": ("boolean", pa.bool_()),
+        "batch_size": ("int", pa.int32()),
+        "replicated_from": ("string", pa.string()),
+        "deliver_at": ("timestamp", _UTC),
+        "marker_type": ("int", pa.int32()),
+        "txn_most_bits": ("bigint", pa.int64()),
+        "txn_least_bits": ("bigint", pa.int64()),
+        "chunk_uuid": ("string", pa.string()),
+        "chunk_id": ("int", pa.int32()),
+        "chunk_count": ("int", pa.int32()),
+        "chunk_total_bytes": ("int", pa.int32()),
+        "compression": ("string", pa.string()),
+        "uncompressed_bytes": ("bigint", pa.int64()),
+        "encryption_algorithm": ("string", pa.string()),
+        "encryption_parameter": ("binary", pa.binary()),
+        "encryption_keys": (
+            "array<struct<name:string,value:binary,metadata:map<string,string>>>",
+            pa.list_(pa.field("element", _ENCRYPTION_KEY)),
+        ),
+        "broker_time": ("timestamp", _UTC),
+        "broker_index": ("bigint", pa.int64()),
     },
     "segments": {
         "stream": ("string", pa.string()),
@@ -88,6 +133,7 @@ _COLUMNS: dict[str, dict[str, tuple[str, pa.DataType]]] = {
 #: Columns that are null in some rows; a schema mustn't promise otherwise.
 _NEVER_NULL = {
     "entries": {"stream", "ledger_id", "entry_id", "payload"},
+    "messages": {"stream", "ledger_id", "entry_id", "batch_index"},
     "segments": {"stream", "uuid", "status", "format", "epoch", "first_ledger_id", "first_entry_id", "assigned_time"},
 }
 
@@ -132,5 +178,7 @@ def projection(fields: Iterable[SchemaField], content: str) -> Projection:
             raise InvalidCall(f"column {field.name} may be null, the schema says NOT NULL", hint="leave NOT NULL out")
         wanted.append(pa.field(field.name, arrow, nullable=field.nullable))
     names = {field.name for field in wanted}
-    needs = Needs.PAYLOADS if "payload" in names else Needs.ENTRY_TABLES if "publish_time" in names else Needs.INDEXES
+    # How many messages an entry holds is in the entry itself.
+    whole = "payload" in names or content == "messages"
+    needs = Needs.PAYLOADS if whole else Needs.ENTRY_TABLES if "publish_time" in names else Needs.INDEXES
     return Projection(pa.schema(wanted), needs)

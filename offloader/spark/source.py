@@ -82,7 +82,10 @@ class PushingReader(OffloaderReader):
         """Takes notice of filters where that is safe, and leaves all of them to Spark: statistics rule out blocks, not
         rows."""
         if self.options.prune_by_filters:
-            self.predicates = tuple(p for p in map(_predicate, filters) if p is not None)
+            known = (p for p in map(_predicate, filters) if p is not None)
+            # A message's own publish time needn't be the one that was recorded for its entry, which statistics tell.
+            own_time = self.options.content == "messages"
+            self.predicates = tuple(p for p in known if not (own_time and p.column == "publish_time"))
         return filters
 
 

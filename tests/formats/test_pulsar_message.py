@@ -57,7 +57,7 @@ def row_of(entry: bytes, **options: Any) -> dict[str, Any]:
 
 def error_of(entry: bytes, **options: Any) -> FormatError:
     with pytest.raises(FormatError) as caught:
-        messages(batch_of(entry), MessageOptions(**options), stream="orders")
+        messages(batch_of(entry), MessageOptions(**options), source="orders")
     return caught.value
 
 

@@ -28,7 +28,7 @@ def rows_of(topic: RecordedTopic, **options: Any) -> list[dict[str, Any]]:
     for ledger_id in sorted({ledger_id for ledger_id, _, _ in topic.entries}):
         own = [(entry_id, data) for ledger, entry_id, data in topic.entries if ledger == ledger_id]
         batch = EntryBatch.build(ledger_id, own[0][0], [data for _, data in own])
-        found += messages(batch, MessageOptions(**options), stream=topic.topic).to_pylist()
+        found += messages(batch, MessageOptions(**options), source=topic.topic).to_pylist()
     return found
 
 

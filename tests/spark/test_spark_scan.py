@@ -262,7 +262,7 @@ def test_damage_is_left_out_where_the_options_say_so(spark: SparkSession, damage
     ("options", "expected"),
     [
         ({"strem": "x"}, "no such option: strem (did you mean stream?)"),
-        ({"content": "rows"}, "option content: 'rows' is none of entries, segments"),
+        ({"content": "rows"}, "option content: 'rows' is none of entries, messages, segments"),
         ({"startPosition": "7"}, "option startPosition: a position is written LEDGER:ENTRY"),
         ({"startTime": "soon"}, "option startTime: 'soon' is not a time"),
         ({"splitBytes": "0"}, "option splitBytes: '0' is not a whole number above zero"),
