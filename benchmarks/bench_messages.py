@@ -3,8 +3,8 @@
 python benchmarks/bench_messages.py [--messages 200000] [--rounds 5] [--json]
 
 The bare loop checks each entry's CRC, decompresses it, parses every message's metadata with protobuf and slices its
-bytes, and makes no columns. Same entries, same process; CPU time counts. Batches of 100 messages as Pulsar's producers make them by
-default (each with a key, an event time and one property), or an entry per message.
+bytes, and makes no columns. Same entries, same process; CPU time counts. Batches of 100 messages, each with a key, an
+event time and one property, or an entry per message.
 """
 
 from __future__ import annotations
