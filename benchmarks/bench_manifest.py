@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,12 @@ from offloader.manifest.state import ManifestState, SegmentSums
 from offloader.store.base import ObjectStore, open_store
 from offloader.testing.faulty_store import FaultyStore
 
-BIG, SMALL = "bench/big", "bench/small"
+BIG, ASIDE, SMALL = "bench/big", "bench/aside", "bench/small"
 #: Segments of a ledger, entries of a segment, segments of a run.
 OF_LEDGER, ENTRIES, RUN = 10, 1000, 262_144
+#: The last parts of a manifest whose next run is merged with seven larger ones: the dearest checkpoint there is.
+DUE = [32_768] * 7 + [4000]
+COMMITS = 150
 BASE_MS = 1_700_000_000_000
 MIB = 2**20
 
@@ -91,7 +95,10 @@ def build(store: ObjectStore, stream: str, segments: int, tail: int) -> None:
     """A stream with a checkpoint of ``segments`` segments and ``tail`` records after it."""
     log = ManifestLog(store, stream, clock=SystemClock())
     log.open_epoch()
-    parts = [columns(first, min(RUN, segments - first)) for first in range(0, segments, RUN)]
+    due = DUE if segments > 2 * sum(DUE) else []
+    plain = segments - sum(due)
+    sizes = [plain % RUN] * bool(plain % RUN) + [RUN] * (plain // RUN) + due
+    parts = [columns(sum(sizes[:number]), size) for number, size in enumerate(sizes)]
     last = segments - 1
     end = Position(last // OF_LEDGER, last % OF_LEDGER * ENTRIES + ENTRIES - 1)
     state = ManifestState(
@@ -172,6 +179,21 @@ def asked(state: ManifestState) -> dict[str, float]:
     }
 
 
+def committed(store: FaultyStore, log: ManifestLog) -> tuple[list[float], list[int]]:
+    """Time in ms and requests of each of ``COMMITS`` commits, after a first one."""
+    log.open_epoch()
+    end = log.state.newest_end
+    assert end is not None
+    log.commit(next_segment(end, 0))
+    times, requests = [], []
+    for number in range(COMMITS):
+        edits = next_segment(log.state.newest_end or end, number)
+        calls = len(store.calls)
+        times.append(timed_ms(lambda edits=edits: log.commit(edits)))  # type: ignore[misc]
+        requests.append(len(store.calls) - calls)
+    return times, requests
+
+
 def measure(options: dict[str, Any]) -> dict[str, float]:
     """In a process of its own: opens, commits, asks."""
     opened = open_store(**options)
@@ -190,17 +212,10 @@ def measure(options: dict[str, Any]) -> dict[str, float]:
     found |= asked(state)
     found["rss_growth_after_queries_mb"] = resident_mb() - before
     del state
-    log = ManifestLog(store, BIG, clock=SystemClock())
-    log.open_epoch()
-    end = log.state.newest_end
-    assert end is not None
-    log.commit(next_segment(end, 0))
-    times, requests = [], []
-    for number in range(150):
-        edits = next_segment(log.state.newest_end or end, number)
-        calls = len(store.calls)
-        times.append(timed_ms(lambda edits=edits: log.commit(edits)))  # type: ignore[misc]
-        requests.append(len(store.calls) - calls)
+    times, requests = committed(store, ManifestLog(store, BIG, clock=SystemClock()))
+    with ThreadPoolExecutor(1) as threads:
+        aside = ManifestLog(store, ASIDE, clock=SystemClock(), checkpoint_aside=threads.submit)
+        times_aside, _ = committed(store, aside)
     store_ms = timed_ms(lambda: store.put(f"{BIG}/bare/{os.urandom(8).hex()}", b"x" * 1000), 20)
     store_ms += timed_ms(lambda: store.get("_catalog/" + BIG), 20)
     found["commit_ms"] = statistics.median(times)
@@ -208,6 +223,7 @@ def measure(options: dict[str, Any]) -> dict[str, float]:
     found["commit_requests"] = statistics.median(requests)
     found["commit_with_checkpoint_ms"] = max(times)
     found["commit_with_checkpoint_requests"] = max(requests)
+    found["commit_beside_checkpoint_ms"] = max(times_aside)
     return found
 
 
@@ -240,6 +256,7 @@ def main() -> None:
         store = open_store(**place)
         build(store, SMALL, 1, 1)
         build(store, BIG, options.segments, options.tail)
+        build(store, ASIDE, options.segments, options.tail)
         store.close()
         done = subprocess.run(
             [sys.executable, __file__, "--measure", json.dumps(place)], capture_output=True, text=True, check=False
@@ -259,7 +276,8 @@ def main() -> None:
         f"  commit: {found['commit_ms']:.2f} ms, {found['commit_requests']:.0f} requests "
         f"(a bare put and get: {found['bare_put_and_get_ms']:.2f} ms); "
         f"with a checkpoint: {found['commit_with_checkpoint_ms']:.0f} ms, "
-        f"{found['commit_with_checkpoint_requests']:.0f} requests"
+        f"{found['commit_with_checkpoint_requests']:.0f} requests, "
+        f"beside one: {found['commit_beside_checkpoint_ms']:.0f} ms"
     )
     print(
         f"  find a position: {found['find_position_ms']:.3f} ms, 100 segments from there: "

@@ -1,4 +1,4 @@
-"""``offloader manifest show | rebuild | checkpoint STREAM``: the manifest itself.
+"""``offloader manifest show | rebuild | checkpoint | expire STREAM``: the manifest itself.
 
 Owns what is printed of it. Must never write with ``--dry-run``, nor rebuild without having asked for the head.
 """
@@ -14,18 +14,22 @@ import typer
 from formats.errors import FormatError
 from formats.keys import record_key
 from formats.manifest import Record, decode_record
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store, position_of
+from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_configured_store, position_of
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.clock import SystemClock
+from offloader.effective_settings import settings_for
 from offloader.errors import Corrupt, InvalidCall, NotFound
-from offloader.manifest.catalog import read_entry
+from offloader.manifest.catalog import is_released, read_entry
+from offloader.manifest.expiry import expire_records
 from offloader.manifest.load import LoadedManifest, load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.manifest.salvage import FoundSegment
 from offloader.manifest.sealing import plan_checkpoint
 from offloader.manifest.state import ManifestState
+from offloader.manifest.stream_deletion import sweep_dead_incarnations
 from offloader.read.times import time_text
+from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 
 __all__ = ["Action", "run"]
@@ -39,6 +43,7 @@ class Action(StrEnum):
     SHOW = "show"
     REBUILD = "rebuild"
     CHECKPOINT = "checkpoint"
+    EXPIRE = "expire"
 
 
 def run(
@@ -47,6 +52,7 @@ def run(
     store: Store = "",
     endpoint_url: EndpointUrl = "",
     region: Region = "",
+    config: Config = "",
     records: Annotated[int, typer.Option("--records", min=0, help="show: the newest records too, so many.")] = 0,
     head: Annotated[
         str,
@@ -66,31 +72,30 @@ def run(
             show_default=False,
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="rebuild, checkpoint: say what would be written.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="rebuild, checkpoint, expire: say what would be written or deleted.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Look after a stream's manifest.
 
     show: what it says, in short. checkpoint: write a checkpoint now. rebuild: a new manifest from the objects, where
-    the old one can't be read; objects are neither changed nor deleted.
+    the old one can't be read; objects are neither changed nor deleted. expire: delete what the manifest doesn't need
+    any more: records, checkpoints and runs that a checkpoint older than orphan_age_hours_min holds, and what dead
+    incarnations of the stream left. Never an object of a segment.
     """
     _check_options(action, records, head, closed or [], dry_run)
     writes = action is not Action.SHOW and not dry_run
-    opened = open_chosen_store(store, endpoint_url, region, read_only=not writes)
+    settings = settings_for(stream, config or None)
+    opened = open_configured_store(store, endpoint_url, region, settings, read_only=not writes)
+    if action is Action.EXPIRE:
+        _expire(opened, stream, settings.manifest, dry_run=dry_run, as_json=json)
+        return
     if action is Action.REBUILD:
-        ends = [position_of(text, option="--closed") for text in closed or []]
-        done = rebuild_manifest(
-            opened,
-            stream,
-            head=None if head == HEAD_FIRST else position_of(head, option="--head"),
-            clock=SystemClock(),
-            closed_ledgers={end.ledger_id: end.entry_id for end in ends},
-            dry_run=dry_run,
-        )
-        _print_rebuild(done, as_json=json)
+        _rebuild(opened, stream, head, closed or [], settings.manifest, dry_run=dry_run, as_json=json)
         return
     if action is Action.CHECKPOINT and not dry_run:
-        log = ManifestLog(opened, stream, clock=SystemClock())
+        log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
         log.load()
         log.checkpoint()
     loaded = _load(opened, stream)
@@ -205,6 +210,66 @@ def _record(store: ObjectStore, state: ManifestState, number: int) -> Record:
         return decode_record(store.get(key)[0], object_name=key)
     except FormatError as error:
         raise Corrupt(f"manifest of stream {state.stream}, record {number}: {error}") from error
+
+
+def _rebuild(
+    store: ObjectStore,
+    stream: str,
+    head: str,
+    closed: Sequence[str],
+    settings: ManifestSettings,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    ends = [position_of(text, option="--closed") for text in closed]
+    done = rebuild_manifest(
+        store,
+        stream,
+        head=None if head == HEAD_FIRST else position_of(head, option="--head"),
+        clock=SystemClock(),
+        closed_ledgers={end.ledger_id: end.entry_id for end in ends},
+        dry_run=dry_run,
+        settings=settings,
+    )
+    _print_rebuild(done, as_json=as_json)
+
+
+def _expire(store: ObjectStore, stream: str, settings: ManifestSettings, *, dry_run: bool, as_json: bool) -> None:
+    clock, entry = SystemClock(), read_entry(store, stream)
+    if entry is None and not is_released(store, stream):
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    expired = None
+    if entry is not None:
+        state = ManifestState(stream=stream, incarnation=entry.incarnation)
+        # Loaded first: where the manifest can't be read nothing of it is deleted.
+        state = load_manifest_view(store, state).state
+        expired = expire_records(store, state, clock=clock, settings=settings, dry_run=dry_run)
+    swept = sweep_dead_incarnations(store, stream, clock=clock, settings=settings, dry_run=dry_run)
+    unknown = [*(() if expired is None else expired.unknown), *(key for dead in swept.values() for key in dead.unknown)]
+    facts = {
+        "stream": stream,
+        "dry_run": dry_run,
+        "records": 0 if expired is None else expired.records,
+        "checkpoints": 0 if expired is None else expired.checkpoints,
+        "runs": 0 if expired is None else expired.runs,
+        "first_kept_record": None if expired is None else expired.first_kept_id,
+        "dead_incarnations": len(swept),
+        "objects_of_dead_incarnations": sum(dead.objects for dead in swept.values()),
+        "unknown": unknown,
+    }
+    if as_json:
+        print(json_line(facts))
+        return
+    verb = "would delete" if dry_run else "deleted"
+    print(
+        f"{verb} {facts['records']:,} records, {facts['checkpoints']:,} checkpoints and {facts['runs']:,} runs, and "
+        f"{facts['objects_of_dead_incarnations']:,} objects of {len(swept):,} dead incarnations"
+    )
+    if expired is not None:
+        print(f"records from {expired.first_kept_id:,} on are kept")
+    for key in unknown:
+        print(f"unknown, stays: {key}")
 
 
 def _print_plan(loaded: LoadedManifest, *, as_json: bool) -> None:

@@ -63,8 +63,7 @@ def expire_records(
         Corrupt: a checkpoint is damaged; nothing was deleted.
     """
     chosen = settings or ManifestSettings()
-    skew_ms_max = chosen.clock_skew_seconds_max * 1000
-    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=skew_ms_max)
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000, ask_store=not dry_run)
     old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)
     found = list_manifest(store, state.stream, state.incarnation)
     old_checkpoints = [number for number, info in found.checkpoints.items() if info.modified_ms <= old_ms]

@@ -10,7 +10,6 @@ creating, the boundary is read: an id below it was deleted meanwhile and "winnin
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import threading
@@ -44,11 +43,11 @@ from offloader.errors import (
 )
 from offloader.manifest.already import says_already
 from offloader.manifest.apply import apply_edits, fold
-from offloader.manifest.boundary import StoredBoundary, create_boundary, read_boundary
+from offloader.manifest.boundary import create_boundary, read_boundary
 from offloader.manifest.catalog import create_entry, list_streams, read_entry
-from offloader.manifest.checkpointer import checkpoint_now, write_checkpoint
+from offloader.manifest.checkpointer import checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
-from offloader.manifest.sealing import RUN_ROWS_MIN, compacted
+from offloader.manifest.shortening import Shortening
 from offloader.manifest.state import EditRefused, ManifestState, Requirement
 from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, ObjectStore
@@ -64,8 +63,6 @@ UNKNOWN_REPEATS_MAX = 5
 #: ``failed`` makes an assigned uuid sweepable.
 _OWNERS_EDITS = (Assign, Offloaded, Failed, Rewrite, Replace)
 
-_log = logging.getLogger(__name__)
-
 
 class ManifestLog:
     """One writer's hold on a stream's manifest. Thread-safe: commits of one log happen one after another.
@@ -79,6 +76,8 @@ class ManifestLog:
         entropy: source of random bytes for nonces, incarnations and names of runs.
         settings: when a checkpoint is written.
         incarnation: only this one, whatever the catalogue says: for who deletes or rebuilds. It has its boundary.
+        checkpoint_aside: runs a call on another thread soon, so that no commit waits for a checkpoint; ``None``: a
+            checkpoint is written within the commit that is due.
     """
 
     def __init__(
@@ -92,6 +91,7 @@ class ManifestLog:
         entropy: Callable[[int], bytes] = os.urandom,
         settings: ManifestSettings | None = None,
         incarnation: UUID | None = None,
+        checkpoint_aside: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
         self.store = store
         self.stream = stream
@@ -104,7 +104,9 @@ class ManifestLog:
         self._state = None if incarnation is None else ManifestState(stream=stream, incarnation=incarnation)
         self._epoch: int | None = None
         self._in_doubt: tuple[Record, bytes] | None = None
-        self._checkpoint_from = 0
+        self._shortening = Shortening(
+            store, entropy, records=self._settings.checkpoint_records, run_aside=checkpoint_aside
+        )
 
     @property
     def state(self) -> ManifestState:
@@ -216,6 +218,7 @@ class ManifestLog:
         """Writes a checkpoint of the newest view now, unless there is one."""
         self.load()
         with self._lock:
+            self._shortening.lose_track()
             self._state = checkpoint_now(self.store, self.state, self._entropy).state
             return self._state
 
@@ -312,11 +315,14 @@ class ManifestLog:
         self._in_doubt = None
         if record.record_id > self.state.record_id:  # else a load has met it already
             self._state = fold(self.state, record)
-        self._shorten(stored)
+        self._state = self._shortening.after_commit(self.state, record, stored)
         return True
 
     def _refreshed(self) -> LoadedManifest:
-        return refreshed(self.store, self.state, requests_max=self._settings.record_requests_max)
+        loaded = refreshed(self.store, self.state, requests_max=self._settings.record_requests_max)
+        if loaded.state.record_id != self.state.record_id:
+            self._shortening.lose_track()
+        return loaded
 
     def _look_for(self, record: Record) -> bool:
         """Loads, and answers whether what ``record`` says is in the manifest after all.
@@ -328,25 +334,3 @@ class ManifestLog:
         if boundary is None:
             raise Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing")
         return record.record_id < boundary.boundary.first_kept_id and says_already(self.state, record)
-
-    def _shorten(self, stored: StoredBoundary) -> None:
-        """Writes a checkpoint when one is due. The commit stands, whatever becomes of it."""
-        state = self.state
-        if len(state.segments.tail) > RUN_ROWS_MIN and state.checkpoint_id != stored.boundary.checkpoint_id:
-            self._state = state = compacted(state)  # others write the checkpoints: keep the copies small all the same
-        tail = state.record_id - stored.boundary.checkpoint_id
-        if tail < self._settings.checkpoint_records or state.record_id < self._checkpoint_from:
-            return
-        # Next time after as many records again: a store that refuses one isn't asked with every commit.
-        self._checkpoint_from = state.record_id + self._settings.checkpoint_records
-        try:
-            if state.checkpoint_id == stored.boundary.checkpoint_id:
-                written = write_checkpoint(self.store, state, stored, self._entropy)
-            else:
-                written = checkpoint_now(self.store, state, self._entropy)
-        except OffloaderError as error:
-            self._state = compacted(state)
-            _log.warning("stream %s: no checkpoint of record %d: %s", self.stream, state.record_id, error)
-            return
-        if written is not None:
-            self._state = written.state

@@ -40,13 +40,19 @@ def store_time_ms(store: ObjectStore) -> int:
     raise StoreUnavailable(f"{TIME_KEY} vanished {ATTEMPTS_MAX} times from {store.url} before its time could be read")
 
 
-def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float) -> int:
+def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float, ask_store: bool = True) -> int:
     """The earlier of both clocks.
+
+    Args:
+        skew_ms_max: by which they may differ.
+        ask_store: False: only the local one, for who deletes nothing and so may write nothing either.
 
     Raises:
         ClockSkew: they differ by more than ``skew_ms_max``.
     """
     before_ms = clock.now_ms()
+    if not ask_store:
+        return before_ms
     theirs_ms = store_time_ms(store)
     after_ms = clock.now_ms()
     # Stores cut to whole seconds, and the request takes its time: neither is a difference between the clocks.

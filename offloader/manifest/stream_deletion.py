@@ -124,7 +124,7 @@ def sweep_dead_incarnations(
         ClockSkew: the clocks differ too much to call anything old.
     """
     chosen = settings or ManifestSettings()
-    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000)
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000, ask_store=not dry_run)
     # Listed first, looked up after: an entry is created before the first object of its incarnation.
     # Listed first, looked up after: an entry is created before the first object of its incarnation.
     old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)

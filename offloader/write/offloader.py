@@ -242,7 +242,14 @@ class LedgerOffloader:
             stream: its name.
             take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
         """
-        log = ManifestLog(self.store, stream, clock=self._clock, entropy=self._entropy, settings=self.settings.manifest)
+        log = ManifestLog(
+            self.store,
+            stream,
+            clock=self._clock,
+            entropy=self._entropy,
+            settings=self.settings.manifest,
+            checkpoint_aside=self._workers.submit,
+        )
         driver = dict(self.store.driver_metadata)
 
         def make_handle(

@@ -379,6 +379,104 @@ def test_a_load_that_a_checkpoint_and_the_deletion_behind_it_overtake_starts_ove
     ] * 4
 
 
+# -- checkpoints beside the commits
+
+
+def aside_log(bench: Bench, later: list[Callable[[], object]], **settings: float) -> ManifestLog:
+    chosen = replace(bench.settings, **settings)  # type: ignore[arg-type]
+    return ManifestLog(bench.store, STREAM, clock=bench.clock, settings=chosen, checkpoint_aside=later.append)
+
+
+def test_no_commit_waits_for_a_checkpoint_that_is_written_aside() -> None:
+    bench, later = Bench(), list[Callable[[], object]]()
+    log = aside_log(bench, later)
+    log.open_epoch()
+    for number in range(30):
+        calls = bench.calls_of(lambda number=number: close(log, number))  # type: ignore[misc]
+        assert [verb for verb, _ in calls] == ["put", "get"]
+    assert len(later) == 1, "one at a time"
+    calls = bench.calls_of(later.pop())
+    assert [key.rpartition("/")[2] for verb, key in calls if verb == "put"] == [
+        f"{10:020d}.checkpoint.parquet",
+        "boundary",
+    ]
+
+    close(log, 30)
+
+    assert log.state.checkpoint_id == 10, "the view goes on from its checkpoint"
+    assert log.state == load_manifest(bench.memory, STREAM)
+    calls = bench.calls_of(later.pop())
+    assert [verb for verb, _ in calls] == ["put", "put"], "built on the one before, without reading it"
+    close(log, 31)
+    assert log.state.checkpoint_id == 32
+    assert log.state == load_manifest(bench.memory, STREAM)
+
+
+def test_what_is_sealed_aside_isn_t_sealed_again() -> None:
+    bench, log = with_a_full_run()
+    later: list[Callable[[], object]] = []
+    aside = aside_log(bench, later, checkpoint_records=1)
+    aside.open_epoch()
+    [write] = later
+    aside.commit(segment_edits(RUN_ROWS_MIN))
+    write()
+    aside.commit(segment_edits(RUN_ROWS_MIN + 1))
+    [run] = [part.run for part in aside.state.segments.sealed if part.run is not None]
+    assert len(aside.state.offloaded()) == RUN_ROWS_MIN + 2
+    assert aside.state == load_manifest(bench.memory, STREAM)
+    later[-1]()
+    named = decode_checkpoint(bench.memory.get(checkpoint_key(STREAM, log.state.incarnation, aside.state.record_id))[0])
+    assert [each.name for each in named[0].runs] == [run.name]
+
+
+def test_records_of_others_that_come_meanwhile_are_in_the_next_checkpoint() -> None:
+    bench, later = Bench(), list[Callable[[], object]]()
+    log = aside_log(bench, later)
+    log.open_epoch()
+    close(log, *range(9))
+    other = bench.log(checkpoint_records=10**5)
+    other.load()
+    other.amend([LedgersDeleted((4,))])
+    later.pop()()
+    close(log, *range(9, 25))
+
+    assert log.state == load_manifest(bench.memory, STREAM)
+    assert log.state.deleted_ledgers == {4}
+    later.pop()()
+    assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id >= 20
+    close(log, 25)
+    assert log.state == load_manifest(bench.memory, STREAM)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable, OutcomeUnknown, MemoryError])
+def test_a_checkpoint_that_fails_aside_changes_nothing_and_is_tried_again_later(error: type[Exception]) -> None:
+    bench, later = Bench(), list[Callable[[], object]]()
+    log = aside_log(bench, later)
+    log.open_epoch()
+    close(log, *range(9))
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="checkpoint", error=error)])  # type: ignore[arg-type]
+    later.pop()()
+    calls = bench.calls_of(lambda: close(log, *range(9, 18)))
+    assert len(calls) == 18, "not with every commit"
+    assert later == []
+    close(log, 18)
+    later.pop()()
+    assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == 20
+    assert log.state == load_manifest(bench.memory, STREAM)
+
+
+def test_a_checkpoint_aside_that_is_never_run_costs_only_a_longer_tail() -> None:
+    """The process ended before a thread came to it."""
+    bench, later = Bench(), list[Callable[[], object]]()
+    log = aside_log(bench, later)
+    log.open_epoch()
+    close(log, *range(40))
+    again = bench.log()
+    again.open_epoch()
+    assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == 42
+    assert again.state == load_manifest(bench.memory, STREAM)
+
+
 # -- deleting old records
 
 

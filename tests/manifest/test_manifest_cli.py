@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -14,7 +16,8 @@ from formats.manifest import Truncate
 from offloader.cli.main import main
 from offloader.manifest.log import load_manifest
 from offloader.store import open_store
-from offloader.store.base import OVERWRITE, ObjectStore
+from offloader.store.base import OVERWRITE, ObjectInfo, ObjectStore
+from offloader.store.local import LocalStore
 from tests.support.streams import StreamWriter, batch_of
 
 STREAM = "public/default/persistent/orders"
@@ -125,6 +128,68 @@ def test_rebuild_prints_what_it_would_do_and_then_does_it(
     assert "can be read" in err
 
 
+def test_expire_deletes_what_an_old_checkpoint_holds_and_what_dead_incarnations_left(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter, tmp_path: Path
+) -> None:
+    arguments = ("expire", STREAM, "--store", store.url)
+    incarnation = writer.log.state.incarnation
+    writer.log.checkpoint()
+    dead = record_key(STREAM, UUID(int=77), 1)
+    store.put(dead, b"{}")
+    stranger = f"{manifest_prefix(STREAM, incarnation)}notes.txt"
+    store.put(stranger, b"not ours")
+    code, out, _ = said(capsys, *arguments)
+    assert code == 0
+    assert out.splitlines()[0] == (
+        "deleted 0 records, 0 checkpoints and 0 runs, and 0 objects of 0 dead incarnations"
+    ), "nothing is a day old"
+
+    at_once = tmp_path / "at-once.toml"
+    at_once.write_text("[manifest]\norphan_age_hours_min = 0\n", encoding="utf-8")
+    before = sorted(info.key for info in store.list("").objects)
+    code, out, _ = said(capsys, *arguments, "--config", str(at_once), "--dry-run")
+    assert code == 0
+    assert out.startswith("would delete 3 records, 0 checkpoints and 0 runs, and 1 objects of 1 dead incarnations")
+    assert sorted(info.key for info in store.list("").objects) == before
+
+    code, out, _ = said(capsys, *arguments, "--config", str(at_once), "--json")
+    facts = json.loads(out)
+    assert (code, facts["records"], facts["first_kept_record"], facts["unknown"]) == (0, 3, 4, [stranger])
+    left = {info.key for info in store.list("").objects}
+    assert dead not in left
+    assert stranger in left
+    assert {key for uuid in writer.uuids for key in writer.keys(uuid)} <= left
+    assert load_manifest(store, STREAM) == writer.log.state
+
+
+def test_expire_deletes_nothing_of_a_manifest_that_can_t_be_read(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter
+) -> None:
+    break_record(writer)
+    before = sorted(info.key for info in store.list(f"{STREAM}/").objects)
+    code, out, err = said(capsys, "expire", STREAM, "--store", store.url)
+    assert (code, out) == (6, "")
+    assert "offloader manifest rebuild" in err
+    assert sorted(info.key for info in store.list(f"{STREAM}/").objects) == before
+
+
+def test_a_store_that_lets_two_win_isn_t_written_to(
+    capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def overwrites(self: LocalStore, key: str, body: bytes, **options: Any) -> ObjectInfo:
+        return put(self, key, body, **{**options, "mode": OVERWRITE})
+
+    put = LocalStore.put
+    monkeypatch.setattr(LocalStore, "put", overwrites)
+    before = sorted(info.key for info in store.list("").objects)
+    for arguments in (("checkpoint",), ("expire",), ("rebuild", "--head", "first")):
+        code, _, err = said(capsys, *arguments, STREAM, "--store", store.url)
+        assert code != 0
+        assert "can't be written safely" in err
+    assert said(capsys, "show", STREAM, "--store", store.url)[0] == 0
+    assert sorted(info.key for info in store.list("").objects) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "because"),
     [
@@ -133,6 +198,10 @@ def test_rebuild_prints_what_it_would_do_and_then_does_it(
         (("show", STREAM, "--dry-run"), "writes nothing anyway"),
         (("rebuild", STREAM, "--head", "7"), "--head"),
         (("show", "no/such"), "isn't in"),
+        (("expire", "no/such"), "isn't in"),
+        (("expire", STREAM, "--head", "first"), "--head and --closed are for rebuilding"),
+        (("expire", STREAM, "--records", "3"), "--records is for showing"),
+        (("show", "_bad"), "can't be used"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(
