@@ -6,7 +6,7 @@ an environment variable or the network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -17,6 +17,7 @@ __all__ = [
     "LimitSettings",
     "ManifestSettings",
     "OffloadSettings",
+    "Pairs",
     "ReadSettings",
     "Settings",
     "StoreSettings",
@@ -37,6 +38,23 @@ def _choice(default: str, doc: str, choices: tuple[str, ...]) -> Any:
 
 def _text(default: str, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc, "text": True})
+
+
+class Pairs(tuple[tuple[str, str], ...]):
+    """A table of texts as a value: pairs in the names' order, made of a mapping or of pairs."""
+
+    __slots__ = ()
+
+    def __new__(cls, values: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> Pairs:
+        return super().__new__(cls, sorted(dict(values).items()))
+
+    def get(self, name: str) -> str | None:
+        """What stands for ``name``, if anything does."""
+        return dict(self).get(name)
+
+
+def _pairs(doc: str) -> Any:
+    return field(default=Pairs(), metadata={"doc": doc, "pairs": True})
 
 
 def _flag(default: bool, doc: str) -> Any:
@@ -143,6 +161,9 @@ class ReadSettings:
     batch_bytes: int = _setting(4 * _MIB, "payload bytes of one batch of a scan", low=1, high=1024 * _MIB)
     block_bytes_max: int = _setting(256 * _MIB, "largest block that is read", low=256, high=2**31 - 1)
     decompressed_bytes_max: int = _setting(256 * _MIB, "largest block after decompression", low=1, high=2**31 - 1)
+    relocate: Pairs = _pairs(  # noqa: RUF009 - a field, like the others
+        "buckets (or folders) that were moved or restored elsewhere: old = new"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,6 +278,9 @@ def _problem(metadata: Mapping[str, Any], default: object, value: object) -> str
         return "" if value in metadata["choices"] else f"{value!r} is none of {', '.join(metadata['choices'])}"
     if "text" in metadata:
         return "" if isinstance(value, str) else f"{value!r} is not a text"
+    if "pairs" in metadata:
+        known = isinstance(value, (Mapping, Pairs)) and all(isinstance(each, str) for each in dict(value).values())
+        return "" if known else f"{value!r} is not a table of texts"
     if "flag" in metadata:
         return "" if isinstance(value, bool) else f"{value!r} is neither true nor false"
     wanted = "a whole number" if isinstance(default, int) else "a number"

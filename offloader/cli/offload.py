@@ -33,7 +33,7 @@ from offloader.errors import InvalidCall
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.state import ManifestState
-from offloader.read.reader import load_stream
+from offloader.read.streams import load_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.write.backfill import BackfillPlan

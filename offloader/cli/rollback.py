@@ -32,7 +32,7 @@ from offloader.cli.progress import SegmentProgress
 from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
 from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall, Unsupported
-from offloader.read.reader import load_stream
+from offloader.read.streams import load_stream
 from offloader.store.base import ObjectStore
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.rewrite import RewriteResult

@@ -17,8 +17,8 @@ from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.errors import InvalidCall
 from offloader.manifest.state import ManifestState
 from offloader.picture import draw
-from offloader.read.reader import load_stream
 from offloader.read.stream_shape import shape_of
+from offloader.read.streams import load_stream
 from offloader.read.times import time_text
 
 __all__ = ["run"]

@@ -20,7 +20,7 @@ from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
-from offloader.read.reader import load_stream
+from offloader.read.streams import load_stream
 from offloader.read.times import time_text
 from offloader.settings import TelemetrySettings
 from offloader.status_document import manifest_document, read_status_file, with_manifest

@@ -18,7 +18,7 @@ from offloader.clock import SystemClock
 from offloader.errors import ErrorKind
 from offloader.manifest.state import ManifestState
 from offloader.read.fetch import Fetcher
-from offloader.read.reader import load_stream
+from offloader.read.streams import load_stream
 from offloader.read.unexpected import find_unexpected
 from offloader.read.verify import Finding, check_order, check_segments
 from offloader.settings import ReadSettings

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["Cache", "CacheStatus"]
+__all__ = ["Cache", "CacheStatus", "process_cache"]
 
 
 _K = TypeVar("_K", bound=Hashable)
@@ -37,13 +37,23 @@ class Cache:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
+        self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._loading: dict[Hashable, Future[Any]] = {}
         self._held_bytes = 0
         self._hits = 0
         self._misses = 0
+
+    @property
+    def bytes_max(self) -> int:
+        """Most bytes held."""
+        return self._bytes_max
+
+    def grow(self, bytes_max: int) -> None:
+        """Raises the bound to ``bytes_max`` if that is more."""
+        with self._lock:
+            self._bytes_max = max(self._bytes_max, bytes_max)
 
     @property
     def status(self) -> CacheStatus:
@@ -124,10 +134,32 @@ class Cache:
         return loaded
 
     def _keep(self, key: Hashable, value: Any, size: int) -> None:
-        if size > self.bytes_max:
+        if size > self._bytes_max:
             return
         self._values[key] = (value, size)
         self._held_bytes += size
-        while self._held_bytes > self.bytes_max:
+        while self._held_bytes > self._bytes_max:
             _, (_, gone) = self._values.popitem(last=False)
             self._held_bytes -= gone
+
+
+_process_lock = threading.Lock()
+_process: list[Cache] = []
+
+
+def process_cache(bytes_max: int) -> Cache:
+    """The cache that all readers of this process share which aren't given another.
+
+    Blocks and indexes never change under their keys, so readers of any stream and any manifest version may share them.
+
+    Args:
+        bytes_max: as much as the caller's settings allow; the bound is the largest that was ever asked for. 0: the
+            caller wants nothing kept, and gets a cache of its own that keeps nothing.
+    """
+    if bytes_max == 0:
+        return Cache(0)
+    with _process_lock:
+        if not _process:
+            _process.append(Cache(bytes_max))
+        _process[0].grow(bytes_max)
+        return _process[0]

@@ -6,42 +6,76 @@ position outside the range it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import threading
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from functools import partial
+from uuid import UUID
 
 import numpy as np
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.segment_map import SegmentMap
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, ObjectMissing
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read import plan
 from offloader.read.fetch import Fetcher
 from offloader.read.plan import SegmentObjects
+from offloader.settings import Pairs
 from offloader.store.base import ObjectStore
 
-__all__ = ["ColdTier", "first_at", "objects_of", "require_same_place"]
+__all__ = ["ColdTier", "SkipMissing", "Skipped", "first_at", "objects_of", "require_same_place"]
 
 #: A read over more segments than this is a scan: it doesn't go through the cache.
 CACHED_READ_SEGMENTS_MAX = 2
 #: ... and so is one of more than this part of the cache.
 CACHED_READ_CACHE_SHARE = 4
 
+#: Nothing was moved.
+NOT_MOVED = Pairs()
+
+#: Told of a segment that is left out because an object of it is missing.
+SkipMissing = Callable[[SegmentObjects, ObjectMissing], None]
+
 _PLACE = ("managedLedgerOffloadDriver", "bucket", "serviceEndpoint")
+
+
+class Skipped:
+    """Segments that were left out, with the reason; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[UUID, str] = {}
+
+    def add(self, objects: SegmentObjects, error: ObjectMissing) -> None:
+        """Notes a segment; a second time changes nothing."""
+        with self._lock:
+            self._found.setdefault(objects.uuid, error.message)
+
+    def found(self) -> Mapping[UUID, str]:
+        """What was left out so far."""
+        with self._lock:
+            return dict(self._found)
 
 
 class ColdTier:
     """The offloaded entries of ``state``.
+
+    Args:
+        fetcher: reads the store.
+        state: the manifest's view.
+        skip_missing: told of each segment of which an object is missing, and why; it then counts as empty. Without it
+            that is an error.
 
     Attributes:
         ends: first and last readable position, ``None`` when nothing is readable.
         segments: those that hold readable entries, in the stream's order.
     """
 
-    def __init__(self, fetcher: Fetcher, state: ManifestState) -> None:
+    def __init__(self, fetcher: Fetcher, state: ManifestState, skip_missing: SkipMissing | None = None) -> None:
         self._fetcher = fetcher
         self._stream = state.stream
+        self._skip_missing = skip_missing
         self.ends = plan.whole_range(state)
         self.segments = plan.readable_segments(state)
 
@@ -50,15 +84,17 @@ class ColdTier:
         fetcher = self._fetcher
         segments = [self._objects(record) for record in plan.segments_between(self.segments, first, last)]
         # Indexes are fetched ahead like blocks are, so that a stream of many small segments doesn't stutter.
-        maps = fetcher.workers.in_order(partial(_with_index, fetcher, objects, keep=False) for objects in segments)
+        maps = fetcher.workers.in_order(partial(self._index_or_none, objects) for objects in segments)
         runs = (
             run
             for objects, segment_map in maps
+            if segment_map is not None
             for run in plan.block_runs(
                 objects, segment_map, segment_map.find(first, last), fetcher.settings.request_bytes
             )
         )
-        with closing(maps), closing(fetcher.runs(runs)) as results:
+        found = fetcher.workers.in_order(partial(self._run, run) for run in runs)
+        with closing(maps), closing(found) as results:
             for batches in results:
                 for batch in batches:
                     part = batch.between(first, last)
@@ -68,6 +104,14 @@ class ColdTier:
 
     def cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
         """The entries of a range through the cache; ``None`` when the range is too long for that."""
+        try:
+            return self._cached(first, last)
+        except ObjectMissing:
+            if self._skip_missing is None:
+                raise
+            return None
+
+    def _cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
         records = plan.segments_between(self.segments, first, last)
         if len(records) > CACHED_READ_SEGMENTS_MAX:
             return None
@@ -117,7 +161,11 @@ class ColdTier:
     def position_at(self, publish_time_ms: int) -> Position | None:
         """The earliest position published at that time or later; statistics decide what is fetched."""
         for record in self.segments.published_from(publish_time_ms):
-            position = self._time_in_segment(record, publish_time_ms)
+            try:
+                position = self._time_in_segment(record, publish_time_ms)
+            except ObjectMissing as error:
+                self._skip_or_raise(self._objects(record), error)
+                continue
             if position is not None:
                 return position
         return None
@@ -138,28 +186,58 @@ class ColdTier:
                     return position
         return None
 
+    def _index_or_none(self, objects: SegmentObjects) -> tuple[SegmentObjects, SegmentMap | None]:
+        try:
+            return _with_index(self._fetcher, objects, keep=False)
+        except ObjectMissing as error:
+            self._skip_or_raise(objects, error)
+            return objects, None
+
+    def _run(self, run: plan.BlockRun) -> list[EntryBatch]:
+        try:
+            return self._fetcher.run(run)
+        except ObjectMissing as error:
+            self._skip_or_raise(run.objects, error)
+            return []
+
+    def _skip_or_raise(self, objects: SegmentObjects, error: ObjectMissing) -> None:
+        if self._skip_missing is None:
+            raise error
+        self._skip_missing(objects, error)
+
     def _objects(self, record: SegmentRecord) -> SegmentObjects:
-        return objects_of(self._stream, record, self._fetcher.store)
+        return objects_of(self._stream, record, self._fetcher.store, self._fetcher.settings.relocate)
 
 
-def objects_of(stream: str, record: SegmentRecord, store: ObjectStore) -> SegmentObjects:
+def objects_of(stream: str, record: SegmentRecord, store: ObjectStore, relocate: Pairs = NOT_MOVED) -> SegmentObjects:
     """The objects of a segment in ``store``.
+
+    Args:
+        stream: its name.
+        record: an offloaded segment.
+        store: where it should be.
+        relocate: buckets that were moved, ``read.relocate``.
 
     Raises:
         InvalidCall: the manifest says that they were written to another place. The region doesn't count: it is a way
             to a bucket, not another bucket.
     """
-    require_same_place(f"stream {stream}, segment {record.uuid}", record.driver, store)
+    require_same_place(f"stream {stream}, segment {record.uuid}", record.driver, store, relocate)
     return SegmentObjects.of_record(stream, record)
 
 
-def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore) -> None:
-    """Raises ``InvalidCall`` when recorded driver metadata names another place than ``store``; ``what`` was written."""
+def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore, relocate: Pairs = NOT_MOVED) -> None:
+    """Raises ``InvalidCall`` when recorded driver metadata names another place than ``store``; ``what`` was written.
+
+    A bucket that ``relocate`` maps to the store's is the store's, wherever its server was.
+    """
     here = store.driver_metadata
-    if driver and any(driver.get(name, "") != here.get(name, "") for name in _PLACE):
+    if not driver or all(driver.get(name, "") == here.get(name, "") for name in _PLACE):
+        return
+    if relocate.get(driver.get("bucket", "")) != here.get("bucket", ""):
         raise InvalidCall(
             f"{what} was written to {_place(driver)}; this store is {_place(here)}",
-            hint="open the store where it was written",
+            hint="open the store where it was written, or name the move in the setting read.relocate: old = new",
         )
 
 

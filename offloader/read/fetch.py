@@ -45,6 +45,9 @@ __all__ = ["Fetcher", "SkipCorrupt"]
 #: Told of each damaged block that is left out; without it damage is an error.
 SkipCorrupt = Callable[[Corrupt], None]
 
+#: Where a block is: store and server, object, number.
+_BlockKey = tuple[tuple[str, str], str, int]
+
 #: Memory of a parsed index: its bytes and this much per block.
 _ROW_BYTES = 160
 
@@ -71,6 +74,8 @@ class Fetcher:
         self.settings = settings
         self.cache = cache or Cache(settings.cache_bytes_max)
         self.workers = Workers(settings.requests_in_flight_max, executor)
+        # Two servers may have buckets of one name.
+        self._place = (store.url, store.driver_metadata.get("serviceEndpoint", ""))
         self._recorder = recorder_of(store)
 
     def index(self, objects: SegmentObjects, *, keep: bool = True) -> SegmentMap:
@@ -83,7 +88,7 @@ class Fetcher:
         Raises:
             Trimmed, ObjectMissing, ObjectChanged, Corrupt, Unsupported: as the module says; and what the store raises.
         """
-        key = (self.store.url, objects.index_key)
+        key = (self._place, objects.index_key)
         if not keep:
             held: SegmentMap | None = self.cache.peek(key)
             return held if held is not None else self._load_index(objects)
@@ -137,9 +142,9 @@ class Fetcher:
     ) -> list[EntryBatch]:
         """The entries of blocks ``numbers``, one batch per block, through the cache; what isn't there is fetched
         coalesced."""
-        url, data_key, misses = self.store.url, objects.data_key, 0
+        place, data_key, misses = self._place, objects.data_key, 0
 
-        def load(wanted: list[tuple[str, str, int]]) -> dict[tuple[str, str, int], EntryBatch]:
+        def load(wanted: list[_BlockKey]) -> dict[_BlockKey, EntryBatch]:
             nonlocal misses
             misses = len(wanted)
             absent = np.array([number for _, _, number in wanted], dtype=np.int64)
@@ -147,7 +152,7 @@ class Fetcher:
             loaded = [self.run(runs[0])] if len(runs) == 1 else list(self.runs(runs))
             return dict(zip(wanted, itertools.chain.from_iterable(loaded), strict=True))
 
-        keys = [(url, data_key, number) for number in numbers.tolist()]
+        keys = [(place, data_key, number) for number in numbers.tolist()]
         found = self.cache.get_many(keys, load, _batch_held_bytes)
         self._count_cached(objects, len(keys) - misses, misses)
         return [found[key] for key in keys]

@@ -65,10 +65,11 @@ def read_offloaded(
         NotFound: no segment has an entry of the ledger.
         ObjectMissing, ObjectChanged, Corrupt: the indexes are damaged.
     """
-    require_same_place(f"ledger {ledger_id}", driver_metadata, store)
+    relocate = (settings or ReadSettings()).relocate
+    require_same_place(f"ledger {ledger_id}", driver_metadata, store, relocate)
     segments = [segment for segment in context.segments if segment.complete]
     for segment in segments:
-        require_same_place(f"ledger {ledger_id}, segment {segment.uuid}", segment.driver_metadata, store)
+        require_same_place(f"ledger {ledger_id}, segment {segment.uuid}", segment.driver_metadata, store, relocate)
     objects = [
         SegmentObjects(stream=stream, uuid=segment.uuid, at_root=is_at_root(segment.driver_metadata))
         for segment in segments

@@ -6,32 +6,30 @@ look at a newer manifest by itself than the one it pinned, except where the hot 
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from types import TracebackType
+from typing import Literal
 from uuid import UUID
 
 import numpy as np
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, Trimmed
+from offloader.clock import Clock, SystemClock
+from offloader.errors import BeyondEnd, Closed, InvalidCall, Trimmed
 from offloader.ledgers.base import LedgerSource
-from offloader.manifest.log import list_streams, load_manifest
+from offloader.manifest.leases import HeldLease, take_lease
 from offloader.manifest.state import ManifestState, SegmentRecord
-from offloader.read.cache import Cache
-from offloader.read.cold import ColdTier, first_at
+from offloader.read.cache import Cache, process_cache
+from offloader.read.cold import Skipped
 from offloader.read.entries import Entries
 from offloader.read.fetch import Fetcher
+from offloader.read.streams import load_stream
+from offloader.read.tiers import BothTiers
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
-__all__ = ["Entries", "Reader", "load_stream", "open_reader", "require_inside"]
-
-#: Names that an error about an unknown stream suggests.
-SUGGESTIONS_MAX = 3
-#: Of a stream that has no manifest yet.
-_NO_INCARNATION = UUID(int=0)
+__all__ = ["Entries", "Reader", "open_reader", "require_inside"]
 
 
 def open_reader(
@@ -43,6 +41,9 @@ def open_reader(
     state: ManifestState | None = None,
     cache: Cache | None = None,
     executor: Executor | None = None,
+    on_missing: Literal["error", "skip"] = "error",
+    lease_seconds: int = 0,
+    clock: Clock | None = None,
 ) -> Reader:
     """A reader of ``stream`` as its manifest is now.
 
@@ -53,44 +54,34 @@ def open_reader(
         source: the hot tier, for entries that aren't offloaded yet; with it the manifest may not exist yet, without it
             the stream ends at the committed end.
         state: a view of the manifest to pin instead of the newest one.
-        cache: for single reads, to share it between readers; default: the reader's own.
+        cache: for single reads; default: the process's, which all readers share.
         executor: a thread pool to use instead of own threads.
+        on_missing: ``skip`` leaves out segments of which an object is missing, and says so in ``Reader.skipped``.
+        lease_seconds: a lease keeps cleanup away from what this reader sees; it is renewed while something is read and
+            ends when the reader is closed. 0: none. The store must be open for writing.
+        clock: renews it.
 
     Raises:
         NotFound: no such stream (the hint names similar ones), or no such bucket or directory.
         InvalidCall: not a stream's name.
         Corrupt: the manifest is damaged.
     """
-    if state is None:
-        state = load_stream(store, stream, may_be_absent=source is not None)
-    fetcher = Fetcher(store, settings or ReadSettings(), cache=cache, executor=executor)
-    return Reader(fetcher, state, source)
-
-
-def load_stream(store: ObjectStore, stream: str, *, may_be_absent: bool = False) -> ManifestState:
-    """The newest view of a stream, as ``load_manifest``, for people: similar names in the hint.
-
-    Args:
-        store: where it is.
-        stream: its name.
-        may_be_absent: an empty view instead of ``NotFound``.
-
-    Raises:
-        NotFound: no such stream, or it was deleted.
-        InvalidCall: not a stream's name.
-        Corrupt: the manifest is damaged.
-    """
+    if lease_seconds and state is not None:
+        raise InvalidCall(
+            f"stream {stream}: a lease protects only what is loaded after it was written", hint="leave out the state"
+        )
+    lease = take_lease(store, stream, lease_seconds, clock=clock or SystemClock()) if lease_seconds else None
     try:
-        state = load_manifest(store, stream)
-    except NotFound as error:
-        if may_be_absent:
-            return ManifestState(stream=stream, incarnation=_NO_INCARNATION)
-        similar = difflib.get_close_matches(stream, list_streams(store), n=SUGGESTIONS_MAX)
-        hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
-        raise NotFound(f"stream {stream} isn't in {store.url}", hint=hint) from error
-    if state.stream_deleted:
-        raise NotFound(f"stream {stream} in {store.url} was deleted")
-    return state
+        if state is None:
+            state = load_stream(store, stream, may_be_absent=source is not None)
+        chosen = settings or ReadSettings()
+        shared = process_cache(chosen.cache_bytes_max) if cache is None else cache
+        fetcher = Fetcher(store, chosen, cache=shared, executor=executor)
+        return Reader(fetcher, state, source, Skipped() if on_missing == "skip" else None, lease)
+    except BaseException:
+        if lease is not None:
+            lease.end()
+        raise
 
 
 def require_inside(
@@ -135,12 +126,21 @@ class Reader:
     Holds no threads and no connections of its own while nobody reads: closing it only makes later calls fail.
     """
 
-    def __init__(self, fetcher: Fetcher, state: ManifestState, source: LedgerSource | None = None) -> None:
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        state: ManifestState,
+        source: LedgerSource | None = None,
+        skipped: Skipped | None = None,
+        lease: HeldLease | None = None,
+    ) -> None:
         self.state = state
         self.stream = state.stream
         self._fetcher = fetcher
         self._source = source
-        self._cold = ColdTier(fetcher, state)
+        self._skipped = skipped
+        self._lease = lease
+        self._tiers = BothTiers(fetcher, state, source, None if skipped is None else skipped.add)
         self._closed = False
 
     def __enter__(self) -> Reader:
@@ -152,32 +152,36 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Later reads and scans raise ``Closed``; the store stays open. Closing twice is fine."""
+        """Later reads and scans raise ``Closed``; the store stays open, a lease ends. Closing twice is fine."""
+        if self._lease is not None and not self._closed:
+            self._lease.end()
         self._closed = True
 
     @property
     def first_position(self) -> Position | None:
         """The first readable position (the head, once something is truncated); ``None`` when there is no entry."""
-        if self._cold.ends is not None:
-            return self._cold.ends[0]
-        return None if self._source is None else _first_of(self._source)
+        return self._tiers.first_position()
 
     @property
     def last_position(self) -> Position | None:
         """The last readable position: the committed end, with a hot tier its last entry; ``None``: no entry."""
-        hot = None if self._source is None else _last_of(self._source)
-        cold = None if self._cold.ends is None else self._cold.ends[1]
-        return max((each for each in (hot, cold) if each is not None), default=None)
+        return self._tiers.last_position()
+
+    @property
+    def skipped(self) -> Mapping[UUID, str]:
+        """Segments that were left out because an object of them is missing, and why; empty unless asked to skip."""
+        return {} if self._skipped is None else self._skipped.found()
 
     def segments(self) -> list[SegmentRecord]:
         """The offloaded segments with readable entries, in the stream's order."""
-        return list(self._cold.segments)
+        return list(self._tiers.cold.segments)
 
     def refresh(self) -> Reader:
-        """A reader of the same stream as its manifest is now; shares the cache and the threads."""
+        """A reader of the same stream as its manifest is now, with a lease of its own; shares cache and threads."""
         self._require_open()
+        lease = None if self._lease is None else self._lease.another()
         state = load_stream(self._fetcher.store, self.stream, may_be_absent=self._source is not None)
-        return Reader(self._fetcher, state, self._source)
+        return Reader(self._fetcher, state, self._source, self._skipped, lease)
 
     def read(self, first: Position, last: Position) -> Entries:
         """Exactly the entries with ``first <= position <= last``, in order.
@@ -192,9 +196,7 @@ class Reader:
             Corrupt, ObjectMissing, ObjectChanged, StoreUnavailable: the store's objects or the store are damaged.
         """
         self._checked_range(first, last)
-        ends = self._cold.ends
-        cold = ends is not None and last <= ends[1] and not self._prefers_hot
-        batches = self._cold.cached(first, last) if cold else None
+        batches = self._tiers.cached(first, last)
         if batches is None:
             batches = list(self._all(first, last))
         return Entries(tuple(batch for batch in batches if len(batch)))
@@ -228,16 +230,7 @@ class Reader:
             what ``scan`` raises.
         """
         wanted = self._checked_range(first, last)
-        if wanted is None:
-            return 0
-        first, last = wanted
-        total, ends = 0, self._cold.ends
-        if ends is not None and first <= ends[1]:
-            total += self._cold.count(first, min(last, ends[1]))
-            first = _after(ends[1])
-        if self._source is not None and first <= last:
-            total += sum(map(len, self._hot(self._source, first, last)))
-        return total
+        return 0 if wanted is None else self._tiers.count(*wanted)
 
     def position_at(self, publish_time_ms: int) -> Position | None:
         """The earliest position whose publish time is ``publish_time_ms`` or later; ``None`` when there is none.
@@ -246,21 +239,13 @@ class Reader:
         this fetches one index and one block.
         """
         self._require_open()
-        position = self._cold.position_at(publish_time_ms)
-        if position is not None:
-            return position
-        start = Position(0, 0) if self._cold.ends is None else _after(self._cold.ends[1])
-        last = None if self._source is None else _last_of(self._source)
-        if last is not None and start <= last:
-            for batch in self._all(start, last):
-                position = first_at(batch, publish_time_ms)
-                if position is not None:
-                    return position
-        return None
+        return self._tiers.position_at(publish_time_ms)
 
     def _require_open(self) -> None:
         if self._closed:
             raise Closed(f"the reader of stream {self.stream} was closed", hint="open another one")
+        if self._lease is not None:
+            self._lease.renew_if_due()
 
     def _checked_range(self, first: Position | None, last: Position | None) -> tuple[Position, Position] | None:
         """The range that is meant, known to be inside the stream; ``None``: all of a stream without entries."""
@@ -275,98 +260,10 @@ class Reader:
 
     def _all(self, first: Position, last: Position) -> Iterator[EntryBatch]:
         """The entries from both tiers, one batch per block or hot read."""
-        if self._source is not None and self._prefers_hot:
-            yield from self._hot_first(self._source, first, last)
-            return
-        ends = self._cold.ends
-        if ends is not None and first <= ends[1]:
-            yield from self._cold.batches(first, min(last, ends[1]))
-            first = _after(ends[1])
-        if self._source is not None and first <= last:
-            yield from self._hot(self._source, first, last)
-
-    def _hot(self, source: LedgerSource, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """Entries after the pinned committed end. What the hot tier gave away since then is in the cold one."""
-        expected = first
-        while expected <= last:
-            batch = source.read(expected, self._fetcher.settings.batch_bytes)
-            if batch is None or batch.first != expected:
-                # The next ledger, or a hole: entries leave the hot tier only after the manifest has them, so the
-                # manifest as it is after this read tells which.
-                state = self._newest_or_pinned()
-                end = state.committed_end()
-                if end is not None and expected <= end:
-                    self._require_kept(state, expected)
-                    yield from ColdTier(self._fetcher, state).batches(expected, min(end, last))
-                    expected = _after(end)
-                    continue
-            if batch is None:
-                return
-            part = batch.between(expected, last)
-            if len(part):
-                yield part
-            expected = _after(batch.last)
-
-    @property
-    def _prefers_hot(self) -> bool:
-        return self._source is not None and self._fetcher.settings.read_priority == "bookkeeper-first"
-
-    def _hot_first(self, source: LedgerSource, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """Entries from the hot tier as far as it has them, the others from the cold one."""
-        expected = first
-        while expected <= last:
-            batch = source.read(expected, self._fetcher.settings.batch_bytes)
-            before = Position(expected.ledger_id, expected.entry_id - 1)
-            if batch is None or not (batch.first == expected or self.state.follows(before, batch.first)):
-                # Maybe the end of a ledger, maybe one that the hot tier gave away, maybe just now.
-                until = last if batch is None else min(last, Position(batch.ledger_id, batch.first.entry_id - 1))
-                yield from self._cold_between(expected, until)
-            if batch is None:
-                return
-            part = batch.between(expected, last)
-            if len(part):
-                yield part
-            expected = _after(batch.last)
-
-    def _cold_between(self, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """What the cold tier has of a range that the hot one doesn't have."""
-        cold = self._cold
-        if cold.ends is None or last > cold.ends[1]:
-            state = self._newest_or_pinned()
-            cold = ColdTier(self._fetcher, state)
-            if cold.ends is not None and first <= cold.ends[1]:
-                self._require_kept(state, first)
-        if cold.ends is not None and first <= min(last, cold.ends[1]):
-            yield from cold.batches(first, min(last, cold.ends[1]))
-
-    def _newest_or_pinned(self) -> ManifestState:
-        try:
-            return load_manifest(self._fetcher.store, self.stream)
-        except NotFound:
-            return self.state  # nothing was ever offloaded
-
-    def _require_kept(self, state: ManifestState, position: Position) -> None:
-        begin = state.first_position()
-        if begin is None or position < begin:
-            raise Trimmed(
-                f"stream {self.stream}: position {position} was deleted while it was read; the stream begins at "
-                f"{begin or 'nothing'} now",
-                first_available=begin,
-                hint="open the stream anew",
-            )
-
-
-def _after(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)
-
-
-def _first_of(source: LedgerSource) -> Position | None:
-    return next((Position(info.ledger_id, 0) for info in source.ledgers() if info.entries), None)
-
-
-def _last_of(source: LedgerSource) -> Position | None:
-    filled = [info for info in source.ledgers() if info.entries]
-    return Position(filled[-1].ledger_id, filled[-1].last_entry_id) if filled else None
+        for batch in self._tiers.batches(first, last):
+            if self._lease is not None:
+                self._lease.renew_if_due()
+            yield batch
 
 
 def _sliced(batches: Iterable[EntryBatch], batch_bytes: int) -> Generator[EntryBatch, None, None]:

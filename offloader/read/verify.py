@@ -156,7 +156,7 @@ def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep:
     Args: as for ``check_segments``.
     """
     found: list[Finding] = []
-    objects = objects_of(stream, record, fetcher.store)
+    objects = objects_of(stream, record, fetcher.store, fetcher.settings.relocate)
     summary = record.summary
     assert summary is not None, "offloaded segments have one"
     try:

@@ -25,7 +25,8 @@ from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
 from offloader.read.pin import load_manifest_at
 from offloader.read.plan import SegmentObjects
-from offloader.read.reader import load_stream, require_inside
+from offloader.read.reader import require_inside
+from offloader.read.streams import load_stream
 from offloader.settings import ReadSettings
 from offloader.spark.filters import Predicate, block_mask, matches_value
 from offloader.spark.options import SourceOptions

@@ -74,7 +74,7 @@ def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, 
     Raises:
         Corrupt, ObjectMissing, ObjectChanged: the index is damaged.
     """
-    objects = objects_of(state.stream, segment, fetcher.store)
+    objects = objects_of(state.stream, segment, fetcher.store, fetcher.settings.relocate)
     segment_map = fetcher.index(objects)
     known = PulsarLedger(ledger_id=ledger_id)
     if segment_map.layout is Layout.V2:

@@ -24,6 +24,7 @@ from offloader.errors import (
     Trimmed,
     Unsupported,
 )
+from offloader.read.cache import Cache
 from offloader.read.fetch import Fetcher
 from offloader.read.plan import SegmentObjects, block_runs
 from offloader.read.reader import open_reader
@@ -58,7 +59,7 @@ def flip(writer: StreamWriter, key: str, byte: int, bit: int = 0) -> None:
 
 def both_ways(writer: StreamWriter) -> list[OffloaderError]:
     """The error of a cached read and of a scan."""
-    reader, caught = open_reader(writer.store, writer.stream), []
+    reader, caught = open_reader(writer.store, writer.stream, cache=Cache(1 << 26)), []
     for call in (lambda: reader.read(FIRST, LAST), lambda: list(reader.scan())):
         with pytest.raises(OffloaderError) as error:
             call()

@@ -1,0 +1,219 @@
+"""What a reader can be asked for: to skip what is missing, find what was moved, hold a lease, share a cache."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import pytest
+
+from formats.entries import Position
+from formats.lease import lease_prefix
+from offloader.errors import InvalidCall, NotFound, ObjectMissing, StoreUnavailable, Unsupported
+from offloader.manifest.leases import leases_of, take_lease
+from offloader.manifest.log import load_manifest
+from offloader.read.cache import Cache, process_cache
+from offloader.read.reader import open_reader
+from offloader.settings import Settings
+from offloader.store import open_store
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from tests.support.streams import StreamWriter, batch_of
+
+names = itertools.count()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(now_ms=1_700_000_000_000)
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> FaultyStore:
+    return FaultyStore(MemoryStore(f"choices-{next(names)}", "", clock))
+
+
+@pytest.fixture
+def writer(store: FaultyStore) -> StreamWriter:
+    made = StreamWriter(store)
+    for segment in range(4):
+        made.add([batch_of(1, 50 * segment, 50)])
+    return made
+
+
+# --- missing objects -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", [0, 1], ids=["data", "index"])
+def test_a_reader_that_may_skip_leaves_out_the_segment_of_a_missing_object_and_says_so(
+    store: FaultyStore, writer: StreamWriter, role: int
+) -> None:
+    gone = writer.uuids[1]
+    store.delete([writer.keys(gone)[role]])
+    left = [entry for entry in writer.entries if not 50 <= entry.entry_id < 100]
+
+    with open_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
+        list(strict.scan())
+    assert strict.skipped == {}
+
+    with open_reader(store, writer.stream, on_missing="skip", cache=Cache(1 << 20)) as reader:
+        assert [entry for batch in reader.scan() for entry in batch.entries()] == left
+        assert list(reader.skipped) == [gone]
+        assert writer.keys(gone)[role] in reader.skipped[gone]
+        assert list(reader.read(Position(1, 40), Position(1, 110))) == [e for e in left if 40 <= e.entry_id <= 110]
+        assert list(reader.read(Position(1, 60), Position(1, 61))) == []
+        assert len(reader.skipped) == 1
+        assert list(reader.refresh().skipped) == [gone]
+
+
+def test_a_time_is_found_behind_a_missing_segment_only_by_who_may_skip(
+    store: FaultyStore, writer: StreamWriter
+) -> None:
+    time_ms = writer.entries[60].publish_time_ms
+    store.delete(list(writer.keys(writer.uuids[1])))
+    with open_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
+        strict.position_at(time_ms)
+    with open_reader(store, writer.stream, on_missing="skip", cache=Cache(0)) as reader:
+        assert reader.position_at(time_ms) == Position(1, 100)
+        assert list(reader.skipped) == [writer.uuids[1]]
+
+
+# --- moved buckets ---------------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_that_was_moved_is_read_where_the_setting_says(store: FaultyStore, writer: StreamWriter) -> None:
+    old = {"managedLedgerOffloadDriver": "aws-s3", "bucket": "old", "region": "", "serviceEndpoint": "https://a"}
+    writer.add([batch_of(1, 200, 10)], driver=old)
+    here = store.driver_metadata["bucket"]
+    for wrong in ({}, {"old": "elsewhere"}, {"other": here}):
+        settings = Settings.of({"read": {"relocate": wrong}}).read
+        with open_reader(store, writer.stream, settings=settings) as reader, pytest.raises(InvalidCall) as refused:
+            list(reader.scan())
+        assert "read.relocate" in refused.value.hint
+    settings = Settings.of({"read": {"relocate": {"old": here, "older": here}}}).read
+    with open_reader(store, writer.stream, settings=settings) as reader:
+        assert [entry for batch in reader.scan() for entry in batch.entries()] == writer.entries
+
+
+def test_a_move_that_is_no_table_of_texts_is_refused() -> None:
+    for wrong in ("old", {"old": 1}, 7):
+        with pytest.raises(InvalidCall, match=r"read\.relocate: .* is not a table of texts"):
+            Settings.of({"read": {"relocate": wrong}})
+    assert Settings.of({"read": {"relocate": {"b": "2", "a": "1"}}}).read.relocate == (("a", "1"), ("b", "2"))
+
+
+# --- leases ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_written_before_the_manifest_is_loaded_and_removed_at_the_end(
+    store: FaultyStore, writer: StreamWriter, clock: ManualClock
+) -> None:
+    before = len(store.calls)
+    reader = open_reader(store, writer.stream, lease_seconds=60, clock=clock)
+    asked = store.calls[before:]
+    assert asked[0][0] == "put"
+    assert asked[0][1].startswith(lease_prefix(writer.stream))
+    assert all(verb != "put" for verb, _ in asked[1:])
+    [lease] = leases_of(store, writer.stream)
+    assert lease.ends_ms == clock.now_ms() + 60_000
+    assert "@" in lease.reader
+    reader.close()
+    assert leases_of(store, writer.stream) == []
+
+
+def test_a_lease_is_renewed_while_something_is_read(
+    store: FaultyStore, writer: StreamWriter, clock: ManualClock
+) -> None:
+    with open_reader(store, writer.stream, lease_seconds=60, clock=clock) as reader:
+        for batch in reader.scan():
+            assert len(batch)
+            clock.advance(15)
+            [lease] = leases_of(store, writer.stream)
+            assert lease.ends_ms is not None
+            assert lease.ends_ms > clock.now_ms()
+        clock.advance(25)
+        reader.read(Position(1, 0), Position(1, 0))
+        [lease] = leases_of(store, writer.stream)
+        assert lease.ends_ms == clock.now_ms() + 60_000
+        again = reader.refresh()
+        assert len(leases_of(store, writer.stream)) == 2
+        again.close()
+        assert [each.uuid for each in leases_of(store, writer.stream)] == [lease.uuid]
+
+
+def test_a_lease_that_cant_be_renewed_is_an_error_only_when_it_has_ended(
+    store: FaultyStore, writer: StreamWriter, clock: ManualClock
+) -> None:
+    lease = take_lease(store, writer.stream, 60, clock=clock, reader="me")
+    store.set_faults([Fault(call=1, calls=100, verb="put")])
+    clock.advance(59)
+    lease.renew_if_due()
+    clock.advance(2)
+    with pytest.raises(StoreUnavailable):
+        lease.renew_if_due()
+    store.set_faults([])
+    lease.renew_if_due()
+    [found] = leases_of(store, writer.stream)
+    assert (found.reader, found.ends_ms) == ("me", clock.now_ms() + 60_000)
+
+
+def test_a_lease_that_nobody_can_read_never_ends_by_itself(store: FaultyStore, writer: StreamWriter) -> None:
+    prefix = lease_prefix(writer.stream)
+    store.put(f"{prefix}11111111-1111-4111-8111-111111111111", b"?")
+    store.put(f"{prefix}notes.txt", b"?")
+    [found] = leases_of(store, writer.stream)
+    assert (found.ends_ms, found.reader) == (None, "")
+
+
+def test_leases_that_cant_help_are_refused_and_none_is_left(store: FaultyStore, writer: StreamWriter) -> None:
+    with pytest.raises(InvalidCall, match="loaded after it was written"):
+        open_reader(store, writer.stream, lease_seconds=60, state=load_manifest(store, writer.stream))
+    for wrong in (-1, 8 * 24 * 3600):
+        with pytest.raises(InvalidCall, match="a lease of"):
+            open_reader(store, writer.stream, lease_seconds=wrong)
+    with pytest.raises(NotFound):
+        open_reader(store, "nothing/here", lease_seconds=60)
+    assert leases_of(store, writer.stream) == leases_of(store, "nothing/here") == []
+    reading = open_store(f"memory://choices-{next(names)}", read_only=True)
+    with pytest.raises(Unsupported):
+        open_reader(reading, writer.stream, lease_seconds=60)
+
+
+# --- one cache -------------------------------------------------------------------------------------------------------
+
+
+def test_readers_of_one_process_share_a_cache(store: FaultyStore, writer: StreamWriter) -> None:
+    first, second = open_reader(store, writer.stream), open_reader(store, writer.stream)
+    wanted = Position(1, 7)
+    assert len(first.read(wanted, wanted)) == 1
+    before = len(store.calls)
+    assert len(second.read(wanted, wanted)) == 1
+    assert len(store.calls) == before, "neither the index nor the block is fetched again"
+
+
+def test_many_readers_at_once_fetch_a_block_once(store: FaultyStore, writer: StreamWriter) -> None:
+    readers = [open_reader(store, writer.stream) for _ in range(8)]
+    wanted, start = Position(1, 120), threading.Barrier(8)
+    found: list[int] = []
+
+    def read(number: int) -> None:
+        start.wait()
+        found.append(len(readers[number].read(wanted, wanted)))
+
+    before = len(store.calls)
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [1] * 8
+    assert len(store.calls) - before == 2, "one index, one block"
+
+
+def test_the_process_cache_grows_to_the_largest_bound_asked_for_and_0_means_none() -> None:
+    bound = process_cache(1 << 20).bytes_max
+    assert process_cache(bound + 1) is process_cache(1)
+    assert process_cache(1).bytes_max == bound + 1
+    assert process_cache(0) is not process_cache(1)
+    assert process_cache(0).bytes_max == 0
