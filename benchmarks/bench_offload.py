@@ -83,7 +83,8 @@ def object_sizes(store: ObjectStore, stream: str) -> list[int]:
 def compare(rig: Rig, case: Case) -> Mapping[str, object]:
     """One case: ours and bare in turns."""
     source = EndlessLedger(case.entry_bytes, case.total_mib * MIB // case.entry_bytes)
-    parts = [source.pool[at : at + case.part_bytes] for at in range(0, len(source.pool), case.part_bytes)]
+    pool = b"".join(source.bodies)
+    parts = [pool[at : at + case.part_bytes] for at in range(0, len(pool) - case.part_bytes + 1, case.part_bytes)]
     ours: list[Cost] = []
     bare: list[Cost] = []
     keys = {"access_key": rig.endpoint.access_key, "secret_key": rig.endpoint.secret_key}

@@ -18,6 +18,8 @@ __all__ = ["EndlessLedger"]
 
 _LEDGER_ID = 1
 _TIME_MS = 1_700_000_000_000
+#: What a source answers at once, in a buffer of its own.
+_BATCH_BYTES = 2 * 1024 * 1024
 
 
 class _Subscription:
@@ -34,19 +36,21 @@ class EndlessLedger:
         pool_bytes: distinct bytes; more than the processor caches, or the first copy would cost nothing.
 
     Attributes:
-        pool: the bytes themselves.
+        bodies: the bytes themselves, one batch each.
         on_release: called with each acknowledged position.
     """
 
     def __init__(self, entry_bytes: int, entries: int, pool_bytes: int = 128 * 1024 * 1024) -> None:
         self.entry_bytes = entry_bytes
         self.entries = entries
-        self._pool_entries = max(1, pool_bytes // entry_bytes)
-        self.pool = os.urandom(self._pool_entries * entry_bytes)
-        offsets = np.arange(0, len(self.pool) + 1, entry_bytes, dtype=np.int32)
-        self._payloads = pa.BinaryArray.from_buffers(
-            pa.binary(), self._pool_entries, [None, pa.py_buffer(offsets), pa.py_buffer(self.pool)], null_count=0
-        )
+        per_batch = max(1, _BATCH_BYTES // entry_bytes)
+        offsets = pa.py_buffer(np.arange(0, per_batch * entry_bytes + 1, entry_bytes, dtype=np.int32))
+        self.bodies = [os.urandom(per_batch * entry_bytes) for _ in range(max(1, pool_bytes // _BATCH_BYTES))]
+        self._batch_entries = per_batch
+        self._batches = [
+            pa.BinaryArray.from_buffers(pa.binary(), per_batch, [None, offsets, pa.py_buffer(body)], null_count=0)
+            for body in self.bodies
+        ]
         self.on_release: Callable[[Position], None] = lambda _: None
 
     @property
@@ -61,12 +65,13 @@ class EndlessLedger:
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         first = start.entry_id if start.ledger_id == _LEDGER_ID else 0
-        at = first % self._pool_entries
-        count = min(max(1, max_bytes // self.entry_bytes), self._pool_entries - at, self.entries - first)
-        if count <= 0:
+        if first >= self.entries:
             return None
+        number, at = divmod(first, self._batch_entries)
+        count = min(max(1, max_bytes // self.entry_bytes), self._batch_entries - at, self.entries - first)
         ids = np.arange(first, first + count, dtype=np.int64)
-        return EntryBatch(_LEDGER_ID, ids, self._payloads.slice(at, count), np.full(count, _TIME_MS, dtype=np.int64))
+        payloads = self._batches[number % len(self._batches)].slice(at, count)
+        return EntryBatch(_LEDGER_ID, ids, payloads, np.full(count, _TIME_MS, dtype=np.int64))
 
     def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> Subscription:  # noqa: ARG002
         return _Subscription()

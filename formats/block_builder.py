@@ -6,12 +6,13 @@ Owns the cut of a block and its encoding. Must never know where in an object the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from formats.block import BLOCK_HEADER_BYTES, COMPRESSED_PREFIX, END_MARKER_BYTES, Layout, encode_plain_header, padding
+from formats.block_memory import BlockMemory
 from formats.buffers import Bytes, byte_array
 from formats.checksum import crc32c
 from formats.compression import Codec, compress
@@ -27,10 +28,19 @@ from formats.extension import (
 )
 from formats.payload import interleave
 
-__all__ = ["BlockBuilder", "EncodedBlock"]
+__all__ = ["BlockBuilder", "EncodedBlock", "Stretch"]
 
 #: Compression that saves less than a tenth costs readers more than it gives.
 _COMPRESSED_SHARE_MAX = 0.9
+#: A buffer that is less full is left for a copy of what is in it.
+_FILLED_SHARE_MIN = 7 / 8
+
+
+class Stretch(NamedTuple):
+    """Bytes of a block that follow each other, and the CRC-32C of all of them, ``None``: nobody knows it yet."""
+
+    pieces: list[Bytes]
+    crc32c: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,18 +53,20 @@ class EncodedBlock:
     publish_time_max_ms: int
     compressed: bool
     row: tuple[Any, ...] | None
-    chunks: list[Bytes] = field(repr=False)
+    stretches: list[Stretch] = field(repr=False)
 
-    def take_chunks(self) -> list[Bytes]:
+    def take_stretches(self) -> list[Stretch]:
         """The block's bytes, in order; handed out once, so that a finished block holds no payload."""
-        chunks, self.chunks = self.chunks, []
-        return chunks
+        stretches, self.stretches = self.stretches, []
+        return stretches
 
 
 class BlockBuilder:
     """Fills one block after the other; see ``SegmentBuilder`` for the arguments."""
 
-    def __init__(self, *, layout: Layout, block_bytes: int, codec: Codec, extension: bool) -> None:
+    def __init__(
+        self, *, layout: Layout, block_bytes: int, codec: Codec, extension: bool, memory: BlockMemory | None
+    ) -> None:
         self._layout = layout
         self._codec = codec
         self._extension = extension
@@ -63,12 +75,14 @@ class BlockBuilder:
         self._entry_bytes = ENTRY_HEADER_BYTES + (TABLE_ENTRY_BYTES_MAX if extension else 0)
         self._block_bytes = block_bytes
         self._pads = layout is Layout.V1 and not extension
+        self._memory = memory
         self._clear()
 
     def _clear(self) -> None:
         self._ledger_id = self._first_entry_id = -1
         self.entries = 0
-        self._run: list[Bytes] = []
+        self._runs: list[Bytes] = []
+        self._buffer: Bytes | None = None
         self._run_bytes = 0
         self._run_crc32c = 0
         self._lengths: list[NDArray[np.int64]] = []
@@ -108,8 +122,10 @@ class BlockBuilder:
         if self.entries == 0:
             self._ledger_id, self._first_entry_id = batch.first
         taken = batch.slice(0, count)
-        run = interleave(taken)
-        self._run.append(run)
+        out = self._room_for(taken.wire_bytes)
+        run = interleave(taken, out)
+        if out is None:
+            self._runs.append(run)
         self._run_bytes += len(run)
         if self._extension and self._codec is Codec.NONE:
             self._run_crc32c = crc32c(run, self._run_crc32c)
@@ -117,6 +133,31 @@ class BlockBuilder:
         self._times.append(np.array(taken.publish_times_ms, dtype=np.int64))
         self.entries += count
         return count
+
+    def _room_for(self, size_bytes: int) -> Bytes | None:
+        """Where to write the next entries; ``None``: into memory of their own.
+
+        A buffer as long as a block is worth it when the block will fill it: who has little to say holds little.
+        """
+        filled = self._run_bytes + size_bytes
+        if self._memory is None or filled > self._memory.buffer_bytes:
+            return None
+        if self._buffer is None:
+            if filled < self._memory.buffer_bytes // 2:
+                return None
+            self._buffer = self._memory.take()
+            if self._runs:
+                np.concatenate(self._runs, out=self._buffer[: self._run_bytes])
+                self._runs = []
+        return self._buffer[self._run_bytes : filled]
+
+    def _run(self) -> list[Bytes]:
+        """The entries so far, as they stand in the block."""
+        if self._buffer is None:
+            return self._runs
+        run = self._buffer[: self._run_bytes]
+        # Small entries, whose table takes room in the block: the rest of a buffer would be held and not counted.
+        return [run if self._run_bytes >= _FILLED_SHARE_MIN * len(self._buffer) else run.copy()]
 
     def finish(self, *, is_last: bool) -> EncodedBlock:
         """The block; the builder is empty afterwards."""
@@ -129,7 +170,7 @@ class BlockBuilder:
             publish_time_max_ms=latest,
             compressed=False,
             row=None,
-            chunks=self._run,
+            stretches=[],
         )
         if self._extension:
             self._extend(block, times, flags | FLAG_INDEXED)
@@ -145,7 +186,7 @@ class BlockBuilder:
             length = max(length, self._block_bytes)
         header = encode_plain_header(self._layout, length, self._first_entry_id, self._ledger_id)
         tail = padding(length - BLOCK_HEADER_BYTES - self._run_bytes)
-        block.chunks = [byte_array(header), *block.chunks, byte_array(tail)]
+        block.stretches = [Stretch([byte_array(header), *self._run(), byte_array(tail)])]
 
     def _extend(self, block: EncodedBlock, times: NDArray[np.int64], flags: int) -> None:
         """Header, end marker and entry table of a block with our extension."""
@@ -168,15 +209,17 @@ class BlockBuilder:
         )
         plain = encode_plain_header(self._layout, length, self._first_entry_id, self._ledger_id)
         header = encode_block_extension(plain, extension)
-        block.chunks = [byte_array(header), *stored, byte_array(padding(END_MARKER_BYTES) + table)]
+        tail = byte_array(padding(END_MARKER_BYTES) + table)
+        block.stretches = [Stretch([byte_array(header)]), Stretch(stored, payload_crc32c), Stretch([tail])]
         block.compressed = codec is not Codec.NONE
         block.row = extension.row()
 
     def _stored(self) -> tuple[list[Bytes], Codec, int]:
         """The payload as it is stored, its codec, its CRC-32C."""
         if self._codec is Codec.NONE:
-            return self._run, Codec.NONE, self._run_crc32c
-        run = self._run[0] if len(self._run) == 1 else np.concatenate(self._run)
+            return self._run(), Codec.NONE, self._run_crc32c
+        runs = self._run()
+        run = runs[0] if len(runs) == 1 else np.concatenate(runs)
         # Begins like padding: a reader that doesn't know the extension sees no entries instead of wrong ones.
         stored = byte_array(COMPRESSED_PREFIX + compress(self._codec, run))
         if len(stored) > _COMPRESSED_SHARE_MAX * len(run):

@@ -44,8 +44,12 @@ _PACK_HEADER = struct.Struct(">iq").pack
 _UNPACK_LENGTH = struct.Struct(">i").unpack_from
 
 
-def interleave(batch: EntryBatch) -> Bytes:
+def interleave(batch: EntryBatch, out: Bytes | None = None) -> Bytes:
     """The entries as they stand in a block: uint8, shape (``batch.wire_bytes``,).
+
+    Args:
+        batch: the entries.
+        out: where to write them, exactly as long; ``None``: new memory.
 
     Raises:
         LimitExceeded: more than ``RUN_BYTES_MAX`` bytes.
@@ -54,21 +58,38 @@ def interleave(batch: EntryBatch) -> Bytes:
     if wire_bytes > RUN_BYTES_MAX:
         raise LimitExceeded("entries of one block", expected=f"at most {RUN_BYTES_MAX} bytes", found=wire_bytes)
     if len(batch) < _FEW_ENTRIES:
-        return _interleave_few(batch, wire_bytes)
-    count = len(batch)
+        return _interleave_few(batch, np.empty(wire_bytes, dtype=np.uint8) if out is None else out)
+    count, lengths = len(batch), batch.lengths
     headers = np.empty(count, dtype=_HEADER)
-    headers["length"] = batch.lengths
+    headers["length"] = lengths
     headers["entry_id"] = batch.entry_ids
+    first = int(lengths[0])
+    if (lengths == first).all():
+        return _interleave_equal(batch, headers, first, np.empty(wire_bytes, dtype=np.uint8) if out is None else out)
     offsets = np.arange(0, ENTRY_HEADER_BYTES * count + 1, ENTRY_HEADER_BYTES, dtype=np.int32)
     column = pa.BinaryArray.from_buffers(
         pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(headers)], null_count=0
     )
     joined = pc.binary_join_element_wise(column, batch.payloads, b"")
-    return np.frombuffer(joined.buffers()[2], dtype=np.uint8, count=wire_bytes)
+    run = np.frombuffer(joined.buffers()[2], dtype=np.uint8, count=wire_bytes)
+    if out is None:
+        return run
+    out[:] = run
+    return out
 
 
-def _interleave_few(batch: EntryBatch, wire_bytes: int) -> Bytes:
-    run = np.empty(wire_bytes, dtype=np.uint8)
+def _interleave_equal(batch: EntryBatch, headers: NDArray[np.void], length: int, run: Bytes) -> Bytes:
+    """All payloads have one length: header and payload are the columns of a table."""
+    rows = run.reshape(len(batch), ENTRY_HEADER_BYTES + length)
+    rows[:, :ENTRY_HEADER_BYTES] = headers.view(np.uint8).reshape(len(batch), ENTRY_HEADER_BYTES)
+    if length:
+        start = int(batch.offsets[0])
+        data = np.frombuffer(batch.data, dtype=np.uint8, count=length * len(batch), offset=start)
+        rows[:, ENTRY_HEADER_BYTES:] = data.reshape(len(batch), length)
+    return run
+
+
+def _interleave_few(batch: EntryBatch, run: Bytes) -> Bytes:
     data = np.frombuffer(batch.data, dtype=np.uint8) if batch.payload_bytes else np.empty(0, dtype=np.uint8)
     bounds = batch.offsets.tolist()
     end = 0

@@ -171,5 +171,5 @@ def _described(batch: EntryBatch, extension: BlockExtension) -> EncodedBlock:
         publish_time_max_ms=extension.publish_time_max_ms,
         compressed=extension.codec is not Codec.NONE,
         row=extension.row(),
-        chunks=[],
+        stretches=[],
     )

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, Layout
-from formats.block_builder import BlockBuilder, EncodedBlock
-from formats.buffers import Bytes
+from formats.block_builder import BlockBuilder, EncodedBlock, Stretch
+from formats.block_memory import BlockMemory
+from formats.buffers import Bytes, Pieces
 from formats.checksum import crc32c, crc32c_combine
 from formats.compression import Codec
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
@@ -47,6 +48,8 @@ ENTRY_BYTES_MAX = (
     - ENTRY_TABLE_HEADER_BYTES
     - TABLE_ENTRY_BYTES_MAX
 )
+#: A shorter piece of a part is copied to its neighbours: sending it by itself would cost more.
+_KEPT_BYTES_MIN = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +59,23 @@ class Part:
     Attributes:
         number: from 1.
         offset: in the data object.
-        data: the bytes; the builder has no use for them any more.
+        body: the bytes; nobody changes them any more.
         crc32c: their CRC-32C.
     """
 
     number: int
     offset: int
-    data: bytearray
+    body: Pieces
     crc32c: int
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body)
+
+    @property
+    def data(self) -> bytes:
+        """The bytes in one piece: a copy."""
+        return bytes(self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,7 @@ class SegmentBuilder:
         codec: tried on each block; a block that doesn't get 10 % smaller stays as it is.
         extension: whether to write our extension; without it, objects are exactly Pulsar's (and V1 blocks are
             padded to ``block_bytes``, as Pulsar does).
+        memory: where blocks are written, shared with other builders; ``None``: new memory for each.
     """
 
     def __init__(
@@ -102,12 +115,15 @@ class SegmentBuilder:
         part_bytes: int,
         codec: Codec = Codec.NONE,
         extension: bool = True,
+        memory: BlockMemory | None = None,
     ) -> None:
         if codec is not Codec.NONE and not extension:
             raise Inconsistent("compression needs the extension", expected="extension=True", found="extension=False")
         if block_bytes <= BLOCK_HEADER_BYTES + END_MARKER_BYTES + ENTRY_HEADER_BYTES or part_bytes < 1:
             raise Inconsistent("sizes of blocks and parts", found=f"{block_bytes} and {part_bytes}")
-        self._block = BlockBuilder(layout=layout, block_bytes=block_bytes, codec=codec, extension=extension)
+        self._block = BlockBuilder(
+            layout=layout, block_bytes=block_bytes, codec=codec, extension=extension, memory=memory
+        )
         self._layout = layout
         self._extension = extension
         self._parts = _PartCutter(part_bytes)
@@ -229,47 +245,66 @@ class SegmentBuilder:
         block = self._block.finish(is_last=is_last)
         self._blocks.append((self._parts.total_bytes, block))
         full: list[Part] = []
-        for chunk in block.take_chunks():
-            full += self._parts.write(chunk)
+        for stretch in block.take_stretches():
+            full += self._parts.write(stretch)
         return full
 
 
 class _PartCutter:
-    """Bytes in, parts of one length out."""
+    """Bytes in, parts of one length out. Long pieces are passed on as they are, short ones joined."""
 
     def __init__(self, part_bytes: int) -> None:
         self.part_bytes = part_bytes
         self.crc32c = 0
         self._closed_bytes = 0
         self._number = 0
-        self._data = bytearray()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pieces: list[Bytes | bytearray] = []
+        self._part_crc32c = 0
+        self.held_bytes = 0
 
     @property
     def total_bytes(self) -> int:
-        return self._closed_bytes + len(self._data)
+        return self._closed_bytes + self.held_bytes
 
-    @property
-    def held_bytes(self) -> int:
-        return len(self._data)
-
-    def write(self, chunk: Bytes) -> list[Part]:
+    def write(self, stretch: Stretch) -> list[Part]:
+        size_bytes = sum(map(len, stretch.pieces))
+        # Hashed already, and not cut: then nobody has to read it again.
+        if stretch.crc32c is not None and self.held_bytes + size_bytes < self.part_bytes:
+            for piece in stretch.pieces:
+                self._hold(piece)
+            self._part_crc32c = crc32c_combine(self._part_crc32c, stretch.crc32c, size_bytes)
+            return []
         full: list[Part] = []
-        start = 0
-        while start < len(chunk):
-            stop = min(len(chunk), start + self.part_bytes - len(self._data))
-            self._data += chunk[start:stop].data
-            start = stop
-            if len(self._data) == self.part_bytes:
-                full.append(self._close())
+        for piece in stretch.pieces:
+            start = 0
+            while start < len(piece):
+                cut = piece[start : start + self.part_bytes - self.held_bytes]
+                self._hold(cut)
+                self._part_crc32c = crc32c(cut, self._part_crc32c)
+                start += len(cut)
+                if self.held_bytes == self.part_bytes:
+                    full.append(self._close())
         return full
 
     def finish(self) -> list[Part]:
-        return [self._close()] if self._data else []
+        return [self._close()] if self.held_bytes else []
+
+    def _hold(self, piece: Bytes) -> None:
+        self.held_bytes += len(piece)
+        if len(piece) >= _KEPT_BYTES_MIN:
+            self._pieces.append(piece)
+            return
+        if not self._pieces or not isinstance(self._pieces[-1], bytearray):
+            self._pieces.append(bytearray())
+        self._pieces[-1] += piece.data  # type: ignore[operator]
 
     def _close(self) -> Part:
-        data, self._data = self._data, bytearray()
         self._number += 1
-        part = Part(self._number, self._closed_bytes, data, crc32c(data))
-        self._closed_bytes += len(data)
-        self.crc32c = crc32c_combine(self.crc32c, part.crc32c, len(data))
+        part = Part(self._number, self._closed_bytes, Pieces(self._pieces), self._part_crc32c)
+        self._closed_bytes += part.size_bytes
+        self.crc32c = crc32c_combine(self.crc32c, part.crc32c, part.size_bytes)
+        self._clear()
         return part

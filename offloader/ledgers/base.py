@@ -67,7 +67,8 @@ class LedgerSource(Protocol):
         """Entries of one ledger, from the first one at or after ``start`` on.
 
         At least one entry (even above ``max_bytes``), then as many as fit into ``max_bytes`` of payload.
-        ``None``: nothing at or after ``start`` now. Only durable entries are answered.
+        ``None``: nothing at or after ``start`` now. Only durable entries are answered, in memory that nobody changes
+        afterwards.
         """
         ...
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Protocol, cast
 from urllib.parse import urlsplit
 
+from formats.buffers import Pieces
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall
 from offloader.limits import Limiter
@@ -36,9 +37,9 @@ __all__ = [
     "open_store",
 ]
 
-#: Bytes that a store accepts as a body. ``bytearray`` and ``memoryview`` are never changed by the store,
-#: and the caller must not change them until the call returns.
-Body = bytes | bytearray | memoryview
+#: Bytes that a store accepts as a body, in one place or in several. ``bytearray`` and ``memoryview`` are never changed
+#: by the store, and the caller must not change them until the call returns.
+Body = bytes | bytearray | memoryview | Pieces
 
 
 @dataclass(frozen=True, slots=True)

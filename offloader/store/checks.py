@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from formats.buffers import views_of
 from formats.checksum import crc32c
 from offloader.errors import InvalidCall, Unsupported
 from offloader.store.base import Body, ByteRange, PartInfo, PutMode
@@ -119,7 +120,9 @@ def check_parts(key: str, parts: Sequence[PartInfo]) -> None:
 
 def body_crc32c(key: str, body: Body, given: int | None) -> int:
     """CRC-32C of ``body``; ``InvalidCall`` when the caller gave another one (the bytes changed since)."""
-    found = crc32c(body)
+    found = 0
+    for piece in views_of(body):
+        found = crc32c(piece, found)
     if given is not None and given != found:
         raise InvalidCall(
             f"body of {key} has CRC-32C {found:#010x}, the caller says {given:#010x}",

@@ -13,8 +13,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from formats.buffers import views_of
 from offloader.clock import Clock
 from offloader.errors import AccessDenied, InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.store.base import Body
 
 __all__ = [
     "RACES_MAX",
@@ -140,8 +142,8 @@ def remove_empty(directory: Path, top: Path) -> None:
         directory = directory.parent
 
 
-def write_all(descriptor: int, body: bytes | bytearray | memoryview) -> None:
+def write_all(descriptor: int, body: Body) -> None:
     """Writes all of ``body``, which one call may not."""
-    rest = memoryview(body).cast("B")
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
+    for rest in views_of(body):
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from formats.checksum import crc32c
 from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
-from offloader.store.base import ByteRange, PartInfo
+from offloader.store.base import Body, ByteRange, PartInfo
 from offloader.store.local_disk import (
     RACES_MAX,
     make_directories,
@@ -91,7 +91,7 @@ class VersionedFiles:
                 length -= len(piece)
             return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), Version.of(status)
 
-    def temporary(self, body: bytes | bytearray | memoryview) -> Path:
+    def temporary(self, body: Body) -> Path:
         """A new file holding ``body``, on the disk."""
         with self._new_temporary() as (path, descriptor):
             write_all(descriptor, body)

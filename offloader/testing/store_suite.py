@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 import pytest
 
+from formats.buffers import Pieces
 from formats.checksum import crc32c
 from offloader.errors import InvalidCall, NotFound, PreconditionFailed
 from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, ObjectStore
@@ -78,9 +79,13 @@ class StoreSuite(UploadSuite):
         assert (head.size_bytes, head.etag, head.modified_ms) == (info.size_bytes, info.etag, info.modified_ms)
         assert info.modified_ms > 0
 
-    @pytest.mark.parametrize("wrap", [bytes, bytearray, lambda body: memoryview(bytearray(body))])
+    @pytest.mark.parametrize(
+        "wrap",
+        [bytes, bytearray, lambda body: memoryview(bytearray(body)), lambda body: Pieces([body[:5], body[5:]])],
+        ids=["bytes", "bytearray", "memoryview", "pieces"],
+    )
     @pytest.mark.parametrize("size", [0, 7, 700_001])
-    def test_bodies_may_be_bytes_bytearray_or_memoryview(self, store: ObjectStore, wrap: object, size: int) -> None:
+    def test_bodies_may_be_bytes_in_one_place_or_in_several(self, store: ObjectStore, wrap: object, size: int) -> None:
         body = (b"0123456789" * (size // 10 + 1))[:size]
         given = wrap(body)  # type: ignore[operator]
         store.put("k", given, crc32c=crc32c(body))

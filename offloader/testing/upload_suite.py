@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import pytest
 
+from formats.buffers import Pieces
 from formats.checksum import crc32c
 from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown
 from offloader.store.base import ObjectStore, PartInfo
@@ -46,6 +47,14 @@ class UploadSuite:
         return [
             store.upload_part(key, upload_id, number, _part_body(number, self.part_bytes_min)) for number in numbers
         ]
+
+    def test_a_part_may_lie_in_several_pieces(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("m/k")
+        body = _part_body(1, self.part_bytes_min)
+        pieces = Pieces([body[:1], body[1:700_000], body[700_000:]])
+        part = store.upload_part("m/k", upload_id, 1, pieces, crc32c=crc32c(body))
+        store.complete_upload("m/k", upload_id, [part])
+        assert self.raw_get(store, "m/k") == body
 
     def test_parts_become_the_object_in_order(self, store: ObjectStore) -> None:
         upload_id = store.begin_upload("m/k", metadata={"Kind": "data"})

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import numpy as np
 
+from formats.block_memory import BlockMemory
 from formats.compression import Codec
 from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
 from formats.segment import FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder
@@ -44,6 +45,7 @@ class OffloadHandle:
         after: the position the first entry has to follow, ``None``: any.
         sending: whether parts go out at once; else after ``start_sending``.
         on_change: called (from a worker) whenever bytes left the buffer or the result arrived.
+        memory: where blocks are written; ``None``: new memory for each.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class OffloadHandle:
         after: Position | None = None,
         sending: bool = True,
         on_change: Callable[[], None] = lambda: None,
+        memory: BlockMemory | None = None,
     ) -> None:
         self.uuid = uuid
         self._upload = upload
@@ -69,6 +72,7 @@ class OffloadHandle:
             block_bytes=settings.block_bytes,
             part_bytes=part_bytes_for(settings),
             codec=Codec[settings.codec.upper()],
+            memory=memory,
         )
         self._encode_task = SerialTask(workers, self._encode)
         self._result: Future[OffloadResult] = Future()
@@ -183,8 +187,12 @@ class OffloadHandle:
         self._encode_task.schedule()
         return True
 
-    def offer_batch(self, batch: EntryBatch) -> int:
+    def offer_batch(self, batch: EntryBatch, *, own: bool = False) -> int:
         """Takes copies of as many leading entries as there is room for; how many.
+
+        Args:
+            batch: entries of one ledger, without holes.
+            own: nobody changes the batch's memory any more: then it is kept, unless most of it is of other entries.
 
         Raises: like ``offer_entry``, and then nothing of the batch was taken.
         """
@@ -200,7 +208,8 @@ class OffloadHandle:
             # Another segment of the stream may have taken the room since: then nothing is taken, and asked again later.
             if count == 0 or not self._buffer.take(int(wire[count - 1])):
                 return 0
-            self._intake.add_batch(batch.slice(0, count).copy(), int(wire[count - 1]))
+            taken = batch.slice(0, count)
+            self._intake.add_batch(taken.compact() if own else taken.copy(), int(wire[count - 1]))
         self._encode_task.schedule()
         return count
 
@@ -280,7 +289,7 @@ class OffloadHandle:
     def _add_parts(self, parts: list[Part]) -> None:
         self._ready.extend(parts)
         self._parts_made += len(parts)
-        self._unsent_bytes += sum(len(part.data) for part in parts)
+        self._unsent_bytes += sum(part.size_bytes for part in parts)
         self._count()
 
     def _finish_if_closed(self) -> None:
@@ -336,7 +345,7 @@ class OffloadHandle:
             with self._lock:
                 self._in_flight -= 1
                 if self._failure is None:
-                    self._unsent_bytes -= len(part.data)
+                    self._unsent_bytes -= part.size_bytes
                     self._count()
         self._launch()
         self._encode_task.schedule()

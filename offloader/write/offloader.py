@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from typing import Any
 from uuid import UUID
 
+from formats.block_memory import BlockMemory
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.metadata.messages import OffloadContext
@@ -48,6 +49,10 @@ __all__ = ["NO_INCARNATION", "LedgerOffloader"]
 UUIDS_REMEMBERED_MAX = 65_536
 #: Runs of the ledger method at once, whole process; others wait.
 LEDGER_RUNS_MAX = 2
+#: Unused memory for blocks that is kept, whole process: what a part of the default size gives back at once, twice.
+BLOCK_MEMORY_BYTES = 32 * 1024 * 1024
+#: Smaller blocks aren't worth the bookkeeping.
+BLOCK_BYTES_MIN = 64 * 1024
 #: Marks objects written without a manifest.
 NO_INCARNATION = UUID(int=0)
 
@@ -90,6 +95,8 @@ class LedgerOffloader:
         self._observers = Workers(1, self._clock)
         relieve = SerialTask(self._workers, lambda: self._budget.relieve())
         self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, relieve.schedule)
+        block_bytes = self.settings.offload.block_bytes
+        self._block_memory = BlockMemory(block_bytes, BLOCK_MEMORY_BYTES) if block_bytes >= BLOCK_BYTES_MIN else None
         self._tools = HistoryTools(
             upload_of=lambda log, uuid, ledger_id: self._upload(
                 log.stream, uuid, ledger_id, log.state.incarnation, log.epoch or 0
@@ -153,6 +160,7 @@ class LedgerOffloader:
             after=after,
             sending=sending,
             on_change=on_change,
+            memory=self._block_memory,
         )
 
     def offload(

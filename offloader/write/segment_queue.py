@@ -71,8 +71,10 @@ class SegmentQueue:
         """The segment that takes entries now."""
         return self._segments[-1] if self._segments and self._segments[-1].handle.is_open else None
 
-    def offer(self, batch: EntryBatch) -> int:
+    def offer(self, batch: EntryBatch, *, own: bool = False) -> int:
         """Offers ``batch`` to the gathering segment and, when that is full, to the next; how many entries were taken.
+
+        ``own``: as for ``OffloadHandle.offer_batch``.
 
         None are taken when they don't follow what was offered last, as far as the facts learnt so far tell.
         """
@@ -86,7 +88,7 @@ class SegmentQueue:
                 break
             rest = batch.slice(taken, len(batch))
             fit = entries_that_fit(rest, segment.handle.wire_bytes, self._settings)
-            count = segment.handle.offer_batch(rest.slice(0, fit))
+            count = segment.handle.offer_batch(rest.slice(0, fit), own=own)
             if count < fit:
                 self._refused_bytes = int(rest.lengths[count]) + ENTRY_HEADER_BYTES
             if count == 0:

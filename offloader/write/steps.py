@@ -285,7 +285,7 @@ class StreamSteps:
                 self.queue.learn(read.ledgers)
                 is_next = self.queue.follows(batch.first)
                 self._gap = gap_before(self.stream, read, offered, self._log.state.assigned(), is_next=is_next)
-                if self._gap is not None or self.queue.offer(batch) < len(batch):
+                if self._gap is not None or self.queue.offer(batch, own=True) < len(batch):
                     break  # the next step gets in line for room
         self._step_task.schedule()
 

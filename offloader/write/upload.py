@@ -51,7 +51,7 @@ class SegmentUpload:
     def send_part(self, part: Part) -> None:
         """Sends one part; the first call begins the upload. Parts may be sent at once and in any order."""
         upload_id = self._begin()
-        info = self._store.upload_part(self.data_key, upload_id, part.number, part.data, crc32c=part.crc32c)
+        info = self._store.upload_part(self.data_key, upload_id, part.number, part.body, crc32c=part.crc32c)
         with self._lock:
             self._parts[part.number] = info
 
@@ -62,10 +62,10 @@ class SegmentUpload:
             OutcomeUnknown: the store neither confirms nor shows the object.
         """
         try:
-            self._store.put(self.data_key, part.data, mode=OVERWRITE, metadata=self._data_metadata, crc32c=part.crc32c)
+            self._store.put(self.data_key, part.body, mode=OVERWRITE, metadata=self._data_metadata, crc32c=part.crc32c)
         except OutcomeUnknown:
             info = self._look()
-            if info is None or info.size_bytes != len(part.data):
+            if info is None or info.size_bytes != part.size_bytes:
                 raise
 
     def complete(self) -> None:

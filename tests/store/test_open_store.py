@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from formats.buffers import Pieces, views_of
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, OVERWRITE, IfMatch, PutMode, StoreOptions, open_store
@@ -162,20 +165,40 @@ def test_a_mode_that_contradicts_itself_is_refused(mode: PutMode) -> None:
     assert IfMatch('"e"') == PutMode(etag='"e"')
 
 
-def test_a_large_body_is_sent_in_views_of_itself() -> None:
-    body = bytearray(range(256)) * 4000
+def cut(body: bytes, *at: int) -> Pieces:
+    """``body`` in pieces that end at ``at``."""
+    return Pieces([body[start:stop] for start, stop in itertools.pairwise([0, *at, len(body)])])
+
+
+BODY = bytes(range(256)) * 4000
+
+
+@pytest.mark.parametrize(
+    "body",
+    [bytearray(BODY), memoryview(BODY), cut(BODY, 300_000), cut(BODY, 1, 2, 2, 700_000), cut(BODY, 256 * 1024)],
+    ids=["one", "view", "two pieces", "tiny pieces, an empty one", "cut where a read ends"],
+)
+def test_a_large_body_is_sent_in_views_of_itself(body: bytearray | memoryview | Pieces) -> None:
     reader = sendable(body)
     assert isinstance(reader, BodyReader)
-    assert len(reader) == len(body)
+    assert len(reader) == len(BODY)
+    own = [np.frombuffer(view, dtype=np.uint8) for view in views_of(body)]
     pieces = []
     while piece := reader.read(16):
-        assert piece.obj is body
+        assert any(np.shares_memory(np.frombuffer(piece, dtype=np.uint8), view) for view in own)
         assert len(piece) <= 256 * 1024
         pieces.append(bytes(piece))
-    assert b"".join(pieces) == body
+    assert b"".join(pieces) == BODY
     assert (reader.seek(0, 2), reader.tell(), reader.seek(-5, 1)) == (len(body), len(body), len(body) - 5)
-    assert bytes(reader.read()) == body[-5:]
+    assert bytes(reader.read()) == BODY[-5:]
+    for start in (0, 1, 2, 299_999, 300_000, 700_001, len(BODY)):
+        reader.seek(start)
+        assert bytes(reader.read()) == BODY[start:]
+
+
+def test_a_small_body_is_sent_whole() -> None:
     assert sendable(memoryview(b"small")) == b"small"
+    assert sendable(Pieces([b"sm", b"all"])) == b"small"
 
 
 # -- the start-up probe
