@@ -26,8 +26,10 @@ from formats.pulsar.table import record_batch
 
 __all__ = [
     "BATCH_MESSAGES_MAX",
+    "BYTES_MAX",
     "PAYLOAD_BYTES_LIMIT",
     "PAYLOAD_BYTES_MAX",
+    "ROWS_MAX",
     "BadEntry",
     "MessageDecoder",
     "MessageOptions",
@@ -39,6 +41,9 @@ __all__ = [
 PAYLOAD_BYTES_MAX = 128 * 1024 * 1024
 #: Messages that one entry may claim. Pulsar's producers send 1,000 unless told otherwise.
 BATCH_MESSAGES_MAX = 1_000_000
+#: Defaults of a record batch's size.
+ROWS_MAX = 16_384
+BYTES_MAX = 4 * 1024 * 1024
 #: Most that may be allowed: one entry's bytes come on top of a batch's, and Arrow counts both in 31 bits.
 PAYLOAD_BYTES_LIMIT = 1 << 30
 
@@ -69,8 +74,8 @@ class MessageOptions:
     markers: bool = True
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
     batch_messages_max: int = BATCH_MESSAGES_MAX
-    rows_max: int = 16_384
-    bytes_max: int = 4 * 1024 * 1024
+    rows_max: int = ROWS_MAX
+    bytes_max: int = BYTES_MAX
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.columns if name not in COLUMNS]
@@ -107,7 +112,12 @@ class MessageDecoder:
         options, data, bounds = self._options, batch.data, batch.offsets.tolist()
         rows = MessageRows(batch.ledger_id)
         for number, entry_id in enumerate(batch.entry_ids.tolist()):
-            self._add(rows, entry_id, data[bounds[number] : bounds[number + 1]])
+            try:
+                self._add(rows, entry_id, data[bounds[number] : bounds[number + 1]])
+            except FormatError:
+                if rows.count:  # what comes before the damage is whole
+                    yield record_batch(rows, options.columns)
+                raise
             if rows.count >= options.rows_max or rows.payload_bytes >= options.bytes_max:
                 yield record_batch(rows, options.columns)
                 rows = MessageRows(batch.ledger_id)

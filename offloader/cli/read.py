@@ -8,20 +8,30 @@ from __future__ import annotations
 import base64
 import sys
 import unicodedata
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Annotated
 
+import pyarrow as pa
 import typer
 
 from formats.entries import TIME_UNKNOWN_MS, Entry, Position
+from formats.pulsar.columns import COLUMNS
+from formats.pulsar.messages import ROWS_MAX, BadEntry, MessageOptions
+from offloader.cli.message_lines import message_json, message_text
 from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store, position_of
 from offloader.cli.output import json_line
 from offloader.errors import InvalidCall
+from offloader.read.messages import decode_messages
 from offloader.read.reader import Reader, open_reader
 from offloader.read.times import time_ms_of, time_text
 
 __all__ = ["run"]
 
+_ALL = tuple(COLUMNS)
+#: How many messages an entry holds is known without decompressing it.
+_COUNTED = ("batch_index",)
+_REMEDY = "--on-bad-message null prints lines that say what is wrong"
 #: What stands before a payload that isn't text of one line.
 BASE64_MARK = "base64:"
 
@@ -47,13 +57,21 @@ def run(
             show_default=False,
         ),
     ] = "",
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Most entries; 0 = all.")] = 0,
-    count: Annotated[bool, typer.Option("--count", help="Print only how many entries there are.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most entries, or messages; 0 = all.")] = 0,
+    count: Annotated[bool, typer.Option("--count", help="Print only how many there are.")] = False,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="Take the entries for what Pulsar stored, and print their messages.")
+    ] = False,
+    on_bad_message: Annotated[
+        BadEntry,
+        typer.Option("--on-bad-message", help="With --messages: fail, or print a line that says what is wrong."),
+    ] = BadEntry.ERROR,
     json: Json = False,
 ) -> None:
     """Print entries, one per line: UTF-8 text without control characters as it is, anything else as base64:...
 
-    With --json, one object per line: position, publish_time, and payload (text) or payload_base64.
+    With --json, one object per line: position, publish_time, and payload (text) or payload_base64. With --messages, a
+    line per Pulsar message: id, publish time, key, beginning of the value; with --json too, all that is known of it.
     """
     first = position_of(start, option="--from") if start else None
     last = position_of(end, option="--to") if end else None
@@ -66,6 +84,13 @@ def run(
         if first is None or (last is not None and first > last):
             _print_count(0, json=json) if count else None
             return
+    if messages:
+        found_messages = _messages(reader, first, last, limit, on_bad_message, names=_COUNTED if count else _ALL)
+        if count:
+            _print_count(sum(batch.num_rows for batch in found_messages), json=json)
+        else:
+            _print_messages(found_messages, as_json=json)
+        return
     if count:
         found = reader.count(first, last)
         _print_count(min(found, limit) if limit else found, json=json)
@@ -87,6 +112,27 @@ def _print_entries(reader: Reader, first: Position | None, last: Position | None
             left -= len(taken)
             if left <= 0:
                 return
+
+
+def _messages(
+    reader: Reader, first: Position | None, last: Position | None, limit: int, bad: BadEntry, *, names: tuple[str, ...]
+) -> Iterator[pa.RecordBatch]:
+    """At most ``limit`` messages (0: all), with these columns."""
+    left = limit or sys.maxsize
+    options = MessageOptions(columns=names, bad_entries=bad, rows_max=min(left, ROWS_MAX))
+    with closing(reader.scan(first, last)) as batches:
+        for entries in batches:
+            for batch in decode_messages(entries, options, source=f"stream {reader.stream},", remedy=_REMEDY):
+                yield batch.slice(0, left)
+                left -= batch.num_rows
+                if left <= 0:
+                    return
+
+
+def _print_messages(batches: Iterator[pa.RecordBatch], *, as_json: bool) -> None:
+    line_of = message_json if as_json else message_text
+    for batch in batches:
+        sys.stdout.write("".join([line_of(row) + "\n" for row in batch.to_pylist()]))
 
 
 def _text_of(entry: Entry) -> str:

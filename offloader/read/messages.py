@@ -19,16 +19,17 @@ from offloader.errors import Corrupt, LimitReached, OffloaderError, Unsupported
 
 __all__ = ["decode_messages", "published_between"]
 
-_HINT = "are these entries that Pulsar wrote? Bad ones can also be rows that say why"
 
-
-def decode_messages(batch: EntryBatch, options: MessageOptions, source: str) -> Iterator[pa.RecordBatch]:
+def decode_messages(
+    batch: EntryBatch, options: MessageOptions, *, source: str, remedy: str
+) -> Iterator[pa.RecordBatch]:
     """The messages of ``batch``: see ``MessageDecoder.decode``.
 
     Args:
         batch: the entries.
         options: columns, limits, and what happens to bad entries.
         source: stream and, if known, object, for error messages.
+        remedy: how the caller's user gets past bad entries, for hints.
 
     Raises:
         Corrupt: an entry isn't a message, or is damaged.
@@ -38,15 +39,15 @@ def decode_messages(batch: EntryBatch, options: MessageOptions, source: str) -> 
     try:
         yield from MessageDecoder(options, source=source).decode(batch)
     except FormatError as error:
-        raise _translated(error) from error
+        raise _translated(error, remedy) from error
 
 
-def _translated(error: FormatError) -> OffloaderError:
+def _translated(error: FormatError, remedy: str) -> OffloaderError:
     if isinstance(error, LimitExceeded):
-        return LimitReached(str(error), hint="allow more, or let bad entries be rows that say why")
+        return LimitReached(str(error), hint=remedy)
     if isinstance(error, UnsupportedVersion):
-        return Unsupported(str(error), hint="use a newer release, or let bad entries be rows that say why")
-    return Corrupt(str(error), hint=_HINT)
+        return Unsupported(str(error), hint=f"use a newer release; {remedy}")
+    return Corrupt(str(error), hint=f"are these entries that Pulsar wrote? {remedy}")
 
 
 def published_between(batch: EntryBatch, start_ms: int | None, end_ms: int | None) -> NDArray[np.bool_]:

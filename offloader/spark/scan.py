@@ -42,6 +42,9 @@ BATCH_BYTES_MAX = 4 * 1024 * 1024
 _BATCH_ROWS = 8_192
 _BATCH_BYTES = 1024 * 1024
 _US_PER_MS = 1000
+_REMEDY = (
+    "option onBadMessage=null makes rows of bad entries that say what is wrong, messageBytesMax allows larger ones"
+)
 #: Blocks whose positions one step makes out of the index: enough to be worth a thread's attention.
 _BLOCKS_PER_STEP = 64
 
@@ -275,7 +278,7 @@ def _message_batches(rows: Iterable[_Rows], schema: pa.Schema, options: SourceOp
     how = message_options(options, schema, rows_max=BATCH_ROWS_MAX, bytes_max=BATCH_BYTES_MAX)
     for piece in rows:
         source = f"stream {piece.objects.stream}, object {piece.objects.data_key},"
-        for batch in decode_messages(piece.entries, how, source):
+        for batch in decode_messages(piece.entries, how, source=source, remedy=_REMEDY):
             yield for_spark(batch, schema, piece.objects.stream)
 
 

@@ -296,6 +296,14 @@ def test_record_batches_end_where_one_of_the_limits_is_reached() -> None:
     assert messages(batch_of()).schema.names == list(COLUMNS)
 
 
+def test_messages_before_the_damage_come_out_before_the_error() -> None:
+    good = single_entry(Sent(value=b"good"))
+    found = MessageDecoder(MessageOptions()).decode(batch_of(good, good, b"bad", good))
+    assert next(found).column("value").to_pylist() == [b"good", b"good"]
+    with pytest.raises(Truncated, match="entry 7:2"):
+        next(found)
+
+
 def test_a_slice_of_a_batch_is_decoded_like_a_batch_of_its_own() -> None:
     entries = [single_entry(Sent(value=b"%d" % number)) for number in range(10)]
     part = batch_of(*entries).slice(3, 6)
