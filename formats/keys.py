@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from uuid import UUID
 
 from formats.errors import Inconsistent
@@ -47,6 +48,7 @@ _DIGEST_BITS = 58
 _DIGEST_DOMAIN = b"offloader segment uuid 1"
 
 
+@lru_cache(maxsize=4096)
 def stream_prefix(stream: str) -> str:
     """What all keys of a stream begin with; empty for the stream ``""``, which is Pulsar's own layout."""
     return f"{encode_stream(stream)}/" if stream else ""

@@ -28,6 +28,8 @@ __all__ = ["ColdTier", "SkipMissing", "Skipped", "first_at", "objects_of", "requ
 
 #: A read over more segments than this is a scan: it doesn't go through the cache.
 CACHED_READ_SEGMENTS_MAX = 2
+#: Segments that short reads remember.
+RECENT_SEGMENTS_MAX = 8
 #: ... and so is one of more than this part of the cache.
 CACHED_READ_CACHE_SHARE = 4
 
@@ -76,6 +78,8 @@ class ColdTier:
         self._fetcher = fetcher
         self._stream = state.stream
         self._skip_missing = skip_missing
+        #: Begin, end and objects of the segments that were read last; replaced as a whole, so no lock.
+        self._recent: tuple[tuple[Position, Position, SegmentObjects], ...] = ()
         self.ends = plan.whole_range(state)
         self.segments = plan.readable_segments(state)
 
@@ -112,10 +116,10 @@ class ColdTier:
             return None
 
     def _cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
-        records = plan.segments_between(self.segments, first, last)
-        if len(records) > CACHED_READ_SEGMENTS_MAX:
+        found = self._few_segments(first, last)
+        if found is None:
             return None
-        segments = [_with_index(self._fetcher, self._objects(record), keep=True) for record in records]
+        segments = [_with_index(self._fetcher, objects, keep=True) for objects in found]
         wanted = [(objects, segment_map, segment_map.find(first, last)) for objects, segment_map in segments]
         stored_bytes = sum(int(segment_map.blocks.length[numbers].sum()) for _, segment_map, numbers in wanted)
         if stored_bytes > self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE:
@@ -128,6 +132,23 @@ class ColdTier:
         for part in parts:
             self._fetcher.count_used(self._stream, part)
         return parts
+
+    def _few_segments(self, first: Position, last: Position) -> list[SegmentObjects] | None:
+        """The segments of a range; ``None`` for more than a cached read may touch.
+
+        Those that were read last are remembered: finding them in the manifest takes longer than a cached block.
+        """
+        for begin, end, objects in self._recent:
+            if begin <= first and last <= end:
+                return [objects]
+        records = plan.segments_between(self.segments, first, last)
+        if len(records) > CACHED_READ_SEGMENTS_MAX:
+            return None
+        found = [self._objects(record) for record in records]
+        if len(records) == 1 and records[0].end is not None:
+            newest = (records[0].begin, records[0].end, found[0])
+            self._recent = (newest, *self._recent[: RECENT_SEGMENTS_MAX - 1])
+        return found
 
     def count(self, first: Position, last: Position) -> int:
         """How many entries a range has; see ``Reader.count``."""
