@@ -61,7 +61,8 @@ class Broker(RunningProcess):
         super().__init__(process, log)
         self._lock = threading.Lock()
         self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, name="broker-answers", daemon=True).start()
+        self._reader = threading.Thread(target=self._read, name="broker-answers", daemon=True)
+        self._reader.start()
 
     def await_ready(self) -> None:
         """Returns when it takes clients; ``Unavailable`` when it ended, or isn't ready within ``START_TIMEOUT_S``."""
@@ -77,6 +78,10 @@ class Broker(RunningProcess):
     def hot(self, ledger_id: int, first: int, last: int) -> list[bytes]:
         """Entries as the bookie has them."""
         return [base64.b64decode(entry) for entry in self._ask(f"hot {ledger_id} {first} {last}")]
+
+    def forget(self, ledger_id: int) -> None:
+        """The bookie deletes a ledger; what the broker has of it then is what it offloaded."""
+        self._ask(f"forget {ledger_id}")
 
     def cold(self, ledger_id: int, uuid: str, first: int, last: int) -> list[bytes]:
         """Entries as the broker's offloader reads them from the object store."""
@@ -121,6 +126,9 @@ class Broker(RunningProcess):
             self.process.stdin.close()
             self.process.wait(STOP_TIMEOUT_S)
         self.stop()
+        self._reader.join(STOP_TIMEOUT_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 def offload_settings(endpoint_url: str, bucket: str) -> dict[str, str]:

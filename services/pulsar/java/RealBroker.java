@@ -36,6 +36,7 @@ import org.apache.pulsar.broker.PulsarService;
  * <ul>
  *   <li>{@code ledger L}: last entry, length and whether it is closed, from the bookie
  *   <li>{@code hot L FIRST LAST}: the entries as the bookie has them
+ *   <li>{@code forget L}: the bookie deletes the ledger, and the broker isn't told
  *   <li>{@code cold L UUID FIRST LAST}: the entries as the broker's offloader reads them out of the object store
  *   <li>{@code index BASE64 ENTRY...}: an index object as the offloader's own classes parse it, and the block of each entry
  * </ul>
@@ -125,6 +126,9 @@ public final class RealBroker {
                 try (LedgerHandle ledger = hot(Long.parseLong(words[1]))) {
                     return entries(ledger, Long.parseLong(words[2]), Long.parseLong(words[3]));
                 }
+            case "forget":
+                service.getBookKeeperClient().deleteLedger(Long.parseLong(words[1]));
+                return "true";
             case "cold":
                 LedgerOffloader offloader = offloader();
                 try (ReadHandle ledger = offloader.readOffloaded(
