@@ -122,6 +122,8 @@ def run(
                     result = runs.backfill(source, stream, **common)
             if result.offloaded:
                 runs.switch(stream, method)
+            if result.committed is not None:
+                runs.note_ends(source, stream)
     _print_result(opened, stream, method, result, as_json=json)
     if result.errors:
         raise result.errors[0]

@@ -166,5 +166,5 @@ def _left(stream: str, left: Sequence[StreamedLedger]) -> Unsupported:
     more = " ..." if len(left) > NAMED_MAX else ""
     return Unsupported(
         f"an old reader still can't read {len(left)} of the ledgers of {stream}: {named}{more}",
-        hint="close and offload them and call this again, or --delete LEDGER --yes what nobody needs",
+        hint="close and offload what can be and call this again, or --delete LEDGER --yes what nobody needs",
     )

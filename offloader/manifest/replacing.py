@@ -17,7 +17,7 @@ from formats.manifest import Replace, Rewrite, Rewritten
 from formats.segment import SegmentSummary
 from offloader.manifest.draft import Draft
 from offloader.manifest.ledger_table import follows
-from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
+from offloader.manifest.segment_record import SegmentRecord, SegmentStatus, is_at_root
 
 __all__ = ["promise", "replace_segments", "without_promise"]
 
@@ -63,7 +63,8 @@ def replace_segments(draft: Draft, edit: Replace) -> None:
             same. Ledgers that are marked as deleted needn't be held any more.
     """
     old = [draft.segment(edit, uuid, SegmentStatus.OFFLOADED) for uuid in edit.uuids]
-    foreign = next((each.uuid for each in old if not each.owned), None)
+    # Nor are objects at the store's root, where Pulsar puts its own: what is to be deleted must be told by its name.
+    foreign = next((each.uuid for each in old if not each.owned or is_at_root(each.driver)), None)
     if foreign is not None:
         raise draft.refused(edit, f"segment {foreign} isn't ours")
     promised = {each.uuid: each for each in draft.now("rewrites")}

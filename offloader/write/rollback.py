@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from formats.entries import Position
 from formats.segment import Layout, LedgerSpan
+from offloader.manifest.segment_record import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.write.history import PlannedSegment
 
@@ -66,7 +67,7 @@ class _Found:
         self.segments += 1
         self.entries += span.entries
         self.payload_bytes += span.payload_bytes
-        if not segment.owned:
+        if not segment.owned or is_at_root(segment.driver):
             self.foreign = segment
         if self.runs and self.runs[-1][1] + 1 == span.first_entry_id:
             self.runs[-1] = (self.runs[-1][0], span.last_entry_id)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from uuid import UUID
 
 from formats.entries import Position
-from formats.manifest import SetMethod
+from formats.manifest import LedgerClosed, SetMethod
 from formats.segment import SegmentSummary
 from offloader.errors import Closed, Unsupported
 from offloader.ledgers.base import LedgerInfo, LedgerSource
@@ -156,6 +156,24 @@ class HistoryRuns:
             return False
         log.amend([SetMethod(method)])
         return True
+
+    def note_ends(self, source: LedgerSource, stream: str) -> list[int]:
+        """Records which committed ledgers the source has closed since, and answers them; takes no ownership.
+
+        A ledger that was offloaded while it was open is known to be whole only then.
+        """
+        log = self._log(stream)
+        state = log.load()
+        end, known = state.committed_end(), state.closed_ledgers
+        facts = [
+            LedgerClosed(info.ledger_id, info.last_entry_id)
+            for info in source.ledgers()
+            if info.closed and end is not None and Position(info.ledger_id, info.last_entry_id) <= end
+            if info.ledger_id not in known
+        ]
+        if facts:
+            log.amend(facts)
+        return [fact.ledger_id for fact in facts]
 
     def rollback(
         self,
