@@ -8,20 +8,23 @@ from __future__ import annotations
 import base64
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Annotated
 
 import pyarrow as pa
 import typer
 
-from formats.entries import TIME_UNKNOWN_MS, Entry, Position
+from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.pulsar.columns import COLUMNS
 from formats.pulsar.messages import ROWS_MAX, BadEntry, MessageOptions
 from offloader.cli.message_lines import message_json, message_text
 from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store, position_of
 from offloader.cli.output import json_line
+from offloader.clock import SystemClock
 from offloader.errors import InvalidCall
+from offloader.read.follow import follow
 from offloader.read.messages import decode_messages
 from offloader.read.reader import Reader, open_reader
 from offloader.read.times import time_ms_of, time_text
@@ -57,7 +60,14 @@ def run(
             show_default=False,
         ),
     ] = "",
+    to_time: Annotated[
+        str,
+        typer.Option("--to-time", metavar="TIME", help="End before the earliest entry of then.", show_default=False),
+    ] = "",
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most entries, or messages; 0 = all.")] = 0,
+    following: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what becomes readable, until interrupted.")
+    ] = False,
     count: Annotated[bool, typer.Option("--count", help="Print only how many there are.")] = False,
     messages: Annotated[
         bool, typer.Option("--messages", help="Take the entries for what Pulsar stored, and print their messages.")
@@ -66,6 +76,7 @@ def run(
         BadEntry,
         typer.Option("--on-bad-message", help="With --messages: fail, or print a line that says what is wrong."),
     ] = BadEntry.ERROR,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the payloads' bytes and nothing else.")] = False,
     json: Json = False,
 ) -> None:
     """Print entries, one per line: UTF-8 text without control characters as it is, anything else as base64:...
@@ -73,66 +84,113 @@ def run(
     With --json, one object per line: position, publish_time, and payload (text) or payload_base64. With --messages, a
     line per Pulsar message: id, publish time, key, beginning of the value; with --json too, all that is known of it.
     """
-    first = position_of(start, option="--from") if start else None
-    last = position_of(end, option="--to") if end else None
-    time_ms = time_ms_of(from_time, option="--from-time") if from_time else None
-    if first is not None and time_ms is not None:
-        raise InvalidCall("--from and --from-time both say where to begin", hint="leave one of them out")
+    _require_one_shape(count=count, messages=messages, raw=raw, json=json, following=following, ends=end or to_time)
+    asked = _Asked.of(start, end, from_time, to_time)
     reader = open_reader(open_chosen_store(store, endpoint_url, region), stream)
-    if time_ms is not None:
-        first = reader.position_at(time_ms)
-        if first is None or (last is not None and first > last):
-            _print_count(0, json=json) if count else None
-            return
-    if messages:
-        found_messages = _messages(reader, first, last, limit, on_bad_message, names=_COUNTED if count else _ALL)
-        if count:
-            _print_count(sum(batch.num_rows for batch in found_messages), json=json)
-        else:
-            _print_messages(found_messages, as_json=json)
+    wanted = _range(reader, asked)
+    if wanted is None:
+        _print_count(0, json=json) if count else None
         return
-    if count:
+    first, last = wanted
+    if count and not messages:
         found = reader.count(first, last)
         _print_count(min(found, limit) if limit else found, json=json)
         return
-    _print_entries(reader, first, last, limit, as_json=json)
+    batches = follow(reader, first, clock=SystemClock()) if following else reader.scan(first, last)
+    with closing(batches):
+        if not messages:
+            _print_entries(batches, limit, None if raw else _json_of if json else _text_of)
+            return
+        decoded = _messages(batches, stream, limit, on_bad_message, names=_COUNTED if count else _ALL)
+        if count:
+            _print_count(sum(batch.num_rows for batch in decoded), json=json)
+        else:
+            _print_messages(decoded, as_json=json)
+
+
+def _require_one_shape(*, count: bool, messages: bool, raw: bool, json: bool, following: bool, ends: str) -> None:
+    """Refuses options that contradict each other, before anything is opened."""
+    if raw and (messages or json or count):
+        raise InvalidCall("--raw writes payloads only", hint="leave out --messages, --json and --count")
+    if following and (count or ends):
+        raise InvalidCall("--follow has no end", hint="leave out --count, --to and --to-time; --limit ends it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Where to begin and to end: by position or by time."""
+
+    first: Position | None
+    last: Position | None
+    from_ms: int | None
+    to_ms: int | None
+
+    @classmethod
+    def of(cls, start: str, end: str, from_time: str, to_time: str) -> _Asked:
+        first = position_of(start, option="--from") if start else None
+        last = position_of(end, option="--to") if end else None
+        from_ms = time_ms_of(from_time, option="--from-time") if from_time else None
+        to_ms = time_ms_of(to_time, option="--to-time") if to_time else None
+        if first is not None and from_ms is not None:
+            raise InvalidCall("--from and --from-time both say where to begin", hint="leave one of them out")
+        if last is not None and to_ms is not None:
+            raise InvalidCall("--to and --to-time both say where to end", hint="leave one of them out")
+        return cls(first, last, from_ms, to_ms)
+
+
+def _range(reader: Reader, asked: _Asked) -> tuple[Position | None, Position | None] | None:
+    """The first and last position that are meant; ``None`` when times leave nothing between them."""
+    first, last = asked.first, asked.last
+    if asked.from_ms is not None:
+        first = reader.position_at(asked.from_ms)
+        if first is None or (last is not None and first > last):
+            return None
+    if asked.to_ms is not None:
+        after, begin = reader.position_at(asked.to_ms), first or reader.first_position
+        if after is not None and begin is not None and after <= begin:
+            return None
+        last = None if after is None else Position(after.ledger_id, after.entry_id - 1)
+    return first, last
 
 
 def _print_count(number: int, *, json: bool) -> None:
     print(json_line({"count": number}) if json else number)
 
 
-def _print_entries(reader: Reader, first: Position | None, last: Position | None, limit: int, *, as_json: bool) -> None:
+def _print_entries(batches: Iterable[EntryBatch], limit: int, line_of: Callable[[Entry], str] | None) -> None:
+    """``line_of``: what an entry is on a line; ``None``: its payload's bytes, and no line."""
     left = limit or sys.maxsize
-    line_of = _json_of if as_json else _text_of
-    with closing(reader.scan(first, last)) as batches:
-        for batch in batches:
-            taken = batch.slice(0, min(left, len(batch)))
+    for batch in batches:
+        taken = batch.slice(0, min(left, len(batch)))
+        if line_of is None:
+            sys.stdout.buffer.write(b"".join([entry.payload for entry in taken.entries()]))
+        else:
             sys.stdout.write("".join([line_of(entry) + "\n" for entry in taken.entries()]))
-            left -= len(taken)
-            if left <= 0:
-                return
+        sys.stdout.flush()  # who follows a stream sees an entry when it is there
+        left -= len(taken)
+        if left <= 0:
+            return
 
 
 def _messages(
-    reader: Reader, first: Position | None, last: Position | None, limit: int, bad: BadEntry, *, names: tuple[str, ...]
+    batches: Iterable[EntryBatch], stream: str, limit: int, bad: BadEntry, *, names: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
     """At most ``limit`` messages (0: all), with these columns."""
     left = limit or sys.maxsize
     options = MessageOptions(columns=names, bad_entries=bad, rows_max=min(left, ROWS_MAX))
-    with closing(reader.scan(first, last)) as batches:
-        for entries in batches:
-            for batch in decode_messages(entries, options, source=f"stream {reader.stream},", remedy=_REMEDY):
-                yield batch.slice(0, left)
-                left -= batch.num_rows
-                if left <= 0:
-                    return
+    for entries in batches:
+        for batch in decode_messages(entries, options, source=f"stream {stream},", remedy=_REMEDY):
+            yield batch.slice(0, left)
+            left -= batch.num_rows
+            if left <= 0:
+                return
 
 
 def _print_messages(batches: Iterator[pa.RecordBatch], *, as_json: bool) -> None:
     line_of = message_json if as_json else message_text
     for batch in batches:
         sys.stdout.write("".join([line_of(row) + "\n" for row in batch.to_pylist()]))
+        sys.stdout.flush()
 
 
 def _text_of(entry: Entry) -> str:

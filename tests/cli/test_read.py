@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import threading
 from pathlib import Path
 
 import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.manifest import Truncate
+from offloader.cli.main import main
 from offloader.store import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
@@ -47,6 +49,14 @@ def lines_of(writer: StreamWriter, first: int, stop: int) -> list[str]:
         (["--from-time", "2023-11-14", "--limit", "1"], 0, 1),
         (["--from-time", "2033-01-01"], 0, 0),
         (["--from-time", "2023-11-14T23:03:30Z", "--to", "3:2"], 0, 0),
+        (["--to-time", "2023-11-14T23:03:30Z"], 0, 10),
+        (["--to-time", "2033-01-01"], 0, 140),
+        (["--to-time", "2013-01-01"], 0, 0),
+        (["--from", "3:5", "--to-time", "2023-11-14T23:03:30Z"], 5, 10),
+        (["--from", "3:50", "--to-time", "2023-11-14T23:03:30Z"], 0, 0),
+        (["--from-time", "2023-11-14T23:03:25Z", "--to-time", "2023-11-14T23:03:30Z"], 5, 10),
+        (["--from-time", "2023-11-14T23:03:30Z", "--to-time", "2023-11-14T23:03:25Z"], 0, 0),
+        (["--to-time", str(BASE_MS + 5_000_000)], 0, 100),
     ],
 )
 def test_the_asked_entries_are_printed_one_per_line_or_counted(
@@ -148,3 +158,41 @@ def test_damage_is_named_after_the_entries_before_it(offloader: Offloader, write
     assert done.out.splitlines() == lines_of(writer, 0, 100)
     assert str(writer.uuids[1]) in done.err
     assert len(done.err.splitlines()) == 2
+
+
+def test_raw_is_the_payloads_bytes_and_nothing_else(
+    capfdbinary: pytest.CaptureFixture[bytes], writer: StreamWriter
+) -> None:
+    payloads = [b"\x00\xff", b"", b"two\nlines", b"\x1b[31m"]
+    writer.add([EntryBatch.build(5, 40, payloads)])
+    assert main(["read", "orders", "--store", writer.store.url, "--from", "5:40", "--raw"]) == 0
+    assert capfdbinary.readouterr().out == b"".join(payloads)
+
+
+def test_following_goes_on_with_what_becomes_readable_until_the_limit(
+    offloader: Offloader, writer: StreamWriter
+) -> None:
+    def add_later() -> None:
+        writer.add([batch_of(5, 40, 10)])
+
+    timer = threading.Timer(0.2, add_later)
+    timer.start()
+    done = offloader("read", "orders", "--from", "5:38", "--follow", "--limit", "7")
+    timer.join()
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == lines_of(writer, 138, 145)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--raw", "--count"], "--raw writes payloads only"),
+        (["--follow", "--count"], "--follow has no end"),
+        (["--follow", "--to", "5:1"], "--follow has no end"),
+        (["--to", "5:1", "--to-time", "2033-01-01"], "both say where to end"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(offloader: Offloader, arguments: list[str], said: str) -> None:
+    code, line, _ = offloader.refuses("read", "orders", *arguments)
+    assert code == 2
+    assert said in line

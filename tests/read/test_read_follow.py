@@ -1,0 +1,84 @@
+"""Following a stream: everything once and in order, however it grows, until told to stop."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import Truncate
+from offloader.errors import Trimmed
+from offloader.read.cache import Cache
+from offloader.read.follow import WAIT_S_MAX, WAIT_S_MIN, follow
+from offloader.read.reader import open_reader
+from offloader.store import open_store
+from offloader.testing.manual_clock import ManualClock
+from tests.support.streams import StreamWriter, batch_of
+
+names = itertools.count()
+
+
+class SteppingClock(ManualClock):
+    """At its n-th wait the n-th step happens; after the last one the follower is told to stop."""
+
+    def __init__(self, *steps: Callable[[], object]) -> None:
+        super().__init__()
+        self._steps = list(steps)
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        if not self._steps:
+            event.set()
+        else:
+            self._steps.pop(0)()
+        return super().wait(event, timeout_s)
+
+
+@pytest.fixture
+def writer() -> StreamWriter:
+    return StreamWriter(open_store(f"memory://follow-{next(names)}"))
+
+
+def followed(writer: StreamWriter, start: Position | None, clock: ManualClock) -> list[Position]:
+    reader = open_reader(writer.store, writer.stream, cache=Cache(0))
+    batches = follow(reader, start, clock=clock, stop=threading.Event())
+    return [entry.position for batch in batches for entry in batch.entries()]
+
+
+def test_entries_come_once_and_in_order_as_segments_are_committed(writer: StreamWriter) -> None:
+    clock = SteppingClock(
+        lambda: writer.add([batch_of(3, 0, 10)]),
+        lambda: None,
+        lambda: writer.add([batch_of(3, 10, 5), batch_of(5, 0, 3)], closes=[3]),
+        lambda: writer.add([batch_of(5, 3, 1)]),
+    )
+    assert followed(writer, None, clock) == [entry.position for entry in writer.entries]
+    assert len(writer.entries) == 19
+
+
+def test_it_begins_where_it_is_told_even_if_that_is_not_there_yet(writer: StreamWriter) -> None:
+    writer.add([batch_of(3, 0, 10)])
+    clock = SteppingClock(lambda: writer.add([batch_of(3, 10, 10)]))
+    assert followed(writer, Position(3, 15), clock) == [Position(3, entry) for entry in range(15, 20)]
+
+
+def test_waits_grow_while_nothing_is_new_and_are_short_again_afterwards(writer: StreamWriter) -> None:
+    nothing = [lambda: None] * 6
+    clock = SteppingClock(*nothing, lambda: writer.add([batch_of(3, 0, 10)]), *nothing[:2])
+    followed(writer, None, clock)
+    assert clock.waits_s[:7] == [min(WAIT_S_MIN * 2**n, WAIT_S_MAX) for n in range(7)]
+    assert clock.waits_s[7:] == [WAIT_S_MIN, 2 * WAIT_S_MIN]
+
+
+def test_what_is_deleted_before_it_was_given_is_an_error_that_names_the_new_beginning(writer: StreamWriter) -> None:
+    writer.add([batch_of(3, 0, 10)])
+
+    def truncate() -> None:
+        writer.add([batch_of(3, 10, 10)])
+        writer.log.commit([Truncate(Position(3, 15))])
+
+    with pytest.raises(Trimmed) as error:
+        followed(writer, None, SteppingClock(truncate))
+    assert error.value.first_available == Position(3, 15)
