@@ -36,7 +36,7 @@ Store = Annotated[
         "--store",
         envvar="OFFLOADER_STORE",
         metavar="URL",
-        help="The object store: file:///folder, s3://bucket/root, memory://name.",
+        help="The object store: file:///folder, s3://bucket/root, memory://name, catalogue:///folder (see adopt).",
         show_default=False,
     ),
 ]

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from offloader.errors import Corrupt, InvalidCall, NotFound
+from formats.stream_names import RESERVED_LEVELS
+from offloader.errors import Corrupt, InvalidCall, NotFound, Unsupported
 from offloader.store.base import (
     CREATE,
     OVERWRITE,
@@ -157,6 +158,14 @@ class CataloguedStore:
     def _of(self, key: str) -> ObjectStore:
         return self.notes if "/" in key else self.objects
 
+    def _require_note(self, key: str) -> None:
+        """A segment of our own would end up in the directory, and the manifest would say that it is in the bucket."""
+        if "/" in key and not key.startswith("_") and not RESERVED_LEVELS & set(key.split("/")):
+            raise Unsupported(
+                f"{self.url}: {key} refused: a catalogue has no place for entries",
+                hint="to offload more entries beside Pulsar's adopt without --read-only",
+            )
+
     @property
     def driver_metadata(self) -> Mapping[str, str]:
         """Of the objects: that is what segments record."""
@@ -177,6 +186,7 @@ class CataloguedStore:
         metadata: Mapping[str, str] | None = None,
         crc32c: int | None = None,
     ) -> ObjectInfo:
+        self._require_note(key)
         return self._of(key).put(key, body, mode=mode, metadata=metadata, crc32c=crc32c)
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
@@ -190,6 +200,7 @@ class CataloguedStore:
         return self.notes.delete(keys)
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        self._require_note(key)
         return self._of(key).begin_upload(key, metadata=metadata)
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:

@@ -11,7 +11,7 @@ import pytest
 from formats.entries import Position
 from formats.segment import Layout
 from offloader.clock import SystemClock
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers
 from offloader.manifest.context import offload_context
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -21,6 +21,7 @@ from offloader.read.handle import read_offloaded
 from offloader.read.reader import open_reader
 from offloader.store.base import ObjectStore, open_store
 from offloader.store.metered import requests_of
+from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.golden_bucket import GOLDEN_STREAM, golden_cases, golden_digest, put_golden
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
@@ -407,3 +408,50 @@ def entry(entry_id: int, payload: bytes) -> bytes:
 )  # fmt: skip
 def test_the_last_entry_is_recognised_at_the_end(tail: bytes, is_there: bool) -> None:
     assert ends_with_entry(tail, 9) is is_there
+
+
+def entries_of(store: ObjectStore) -> list[Position]:
+    return [entry.position for batch in open_reader(store, GOLDEN_STREAM).scan() for entry in batch.entries()]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before its effect", "after it"])
+def test_stopped_at_any_call_it_goes_on_and_never_hides_what_was_there(
+    after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One segment in a record, history in front of a stream that has entries; the process dies at call n."""
+    monkeypatch.setattr("offloader.read.adopt.RECORD_EDITS_MAX", 1)
+    small = [case for case in CASES.values() if case["count"] < 100]
+    call = 0
+    stopped = True
+    while stopped:
+        call += 1
+        store = open_store(f"memory://adopt-{uuid4().hex}")
+        writer = StreamWriter(store, GOLDEN_STREAM)
+        writer.add([batch_of(1008, 0, 5)])
+        put_golden(store, small)
+        calls = Fault(call=call, calls=10**6, after=after)
+        try:
+            adopted(FaultyStore(store, [calls]), requests_in_flight=1)
+            stopped = False
+        except (OutcomeUnknown, StoreUnavailable):
+            seen = entries_of(store)
+            assert seen[-5:] == [Position(1008, n) for n in range(5)]
+            assert len(seen) == len(set(seen))
+        assert adopted(store).problems_count == 0
+        seen = entries_of(store)
+        assert seen == sorted(set(seen))
+        assert len(seen) == sum(case["count"] for case in small) + 5
+        writer.add([batch_of(1008, 5, 5)])
+    assert call > 20
+
+
+def test_it_works_on_every_s3_server(s3_place: Any) -> None:
+    store = s3_place.open()
+    put_golden(store)
+
+    done = adopted(store)
+
+    assert done.problems_count == 0
+    for case in CASES.values():
+        assert digest_of(store, case["ledger"]) == (case["count"], case["sha256"])
+    store.close()

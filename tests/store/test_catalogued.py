@@ -51,6 +51,15 @@ def test_the_objects_are_never_written(url: str, objects: ObjectStore) -> None:
     assert objects.get("somebodys")[0] == b"data"
 
 
+def test_entries_of_our_own_have_no_place_there(url: str) -> None:
+    store = open_store(url)
+    for write in (lambda: store.put("orders/uuid", b"x"), lambda: store.begin_upload("orders/uuid")):
+        with pytest.raises(Unsupported, match="no place for entries"):
+            write()
+    for key in ("orders/manifest/i/1.json", "orders/leases/l", "orders/retention/set", "_catalog/orders"):
+        store.put(key, b"note")
+
+
 def test_opened_for_reading_the_notes_are_not_written_either(url: str) -> None:
     with pytest.raises(Unsupported, match="opened for reading"):
         open_store(url, read_only=True).put("_catalog/orders", b"x")

@@ -1,0 +1,137 @@
+"""The admin client against a server that answers what it is told to."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.ledgers.pulsar import admin
+from offloader.ledgers.pulsar.admin import AdminClient
+
+LEDGERS = "/admin/v2/persistent/t/n/a%20b/internalStats"
+BODY = json.dumps({"ledgers": [{"ledgerId": 7, "entries": 5, "size": 50}]}).encode()
+
+
+class Server(ThreadingHTTPServer):
+    """Answers from a table: path -> (status, body, headers); a list of answers is used up one after the other."""
+
+    answers: dict[str, Any]
+    asked: list[tuple[str, str | None]]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers["Authorization"]))
+        answer = self.server.answers.get(self.path, (404, b""))
+        if isinstance(answer, list):
+            answer = answer.pop(0)
+        status, body, *headers = answer
+        self.send_response(status)
+        for name, value in headers[0].items() if headers else ():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(("127.0.0.1", 0), Handler) as running:
+        running.answers, running.asked = {}, []
+        thread = Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[AdminClient]:
+    with AdminClient(f"http://127.0.0.1:{server.server_port}/", token="secret") as client:
+        yield client
+
+
+def test_topics_ledgers_and_namespaces(server: Server, client: AdminClient) -> None:
+    server.answers = {
+        "/admin/v2/tenants": (200, b'["t", "u v"]'),
+        "/admin/v2/namespaces/t": (200, b'["t/n"]'),
+        "/admin/v2/namespaces/u%20v": (200, b"[]"),
+        "/admin/v2/persistent/t/n": (200, b'["persistent://t/n/a b"]'),
+        LEDGERS: (200, BODY),
+    }
+    assert client.namespaces() == ["t/n"]
+    [topic] = client.topics("t/n")
+    found = client.ledgers(topic)
+    assert (found.topic, [ledger.ledger_id for ledger in found.ledgers]) == (topic, [7])
+    assert {token for _, token in server.asked} == {"Bearer secret"}
+
+
+def test_the_broker_that_owns_a_topic_gets_the_token_too(server: Server, client: AdminClient) -> None:
+    other = f"http://localhost:{server.server_port}/elsewhere"
+    server.answers = {LEDGERS: (307, b"", {"Location": other}), "/elsewhere": (200, BODY)}
+    client.ledgers("persistent://t/n/a b")
+    assert server.asked == [(LEDGERS, "Bearer secret"), ("/elsewhere", "Bearer secret")]
+
+
+def test_a_broker_that_is_busy_is_asked_again(server: Server, client: AdminClient) -> None:
+    server.answers = {LEDGERS: [(503, b""), (429, b""), (200, BODY)]}
+    assert client.ledgers("persistent://t/n/a b").ledgers
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (401, b"", AccessDenied),
+        (403, b"", AccessDenied),
+        (404, b"", NotFound),
+        (500, b"broken", StoreUnavailable),
+        (503, b"", StoreUnavailable),
+        (200, b"<html>", Corrupt),
+        (200, b'{"ledgers": 7}', InvalidCall),
+    ],
+)
+def test_every_other_answer_is_a_named_error_without_the_token(
+    server: Server, client: AdminClient, status: int, body: bytes, error: type[OffloaderError]
+) -> None:
+    server.answers = {LEDGERS: (status, body)}
+    with pytest.raises(error) as raised:
+        client.ledgers("persistent://t/n/a b")
+    assert "secret" not in str(raised.value)
+
+
+def test_a_list_must_be_one(server: Server, client: AdminClient) -> None:
+    server.answers = {"/admin/v2/tenants": (200, b'{"a": 1}')}
+    with pytest.raises(Corrupt, match="list of names"):
+        client.namespaces()
+
+
+def test_an_answer_has_a_limit(server: Server, client: AdminClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "ANSWER_BYTES_MAX", 10)
+    server.answers = {LEDGERS: (200, BODY)}
+    with pytest.raises(Corrupt, match="more than 10 bytes"):
+        client.ledgers("persistent://t/n/a b")
+
+
+def test_a_server_that_says_nothing_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "READ_TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = AdminClient(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with client, pytest.raises(StoreUnavailable, match="doesn't answer"):
+            client.namespaces()
+
+
+def test_only_web_addresses_are_taken() -> None:
+    with pytest.raises(InvalidCall, match="no admin URL"):
+        AdminClient("pulsar://broker:6650")
