@@ -92,9 +92,11 @@ def what_is_unreadable(
         return "what is readable isn't what was appended, once and in order"
     if whole and len(stored) != len(expected):
         return f"{len(stored)} of {len(expected)} entries are readable at rest"
-    for position, _ in appended:
-        if position not in lost and any(first <= position <= last for first, last in gaps):
-            return f"{position} is in a gap, and nobody lost it"
+    for first, last in gaps:
+        inside = [position for position, _ in appended if first <= position <= last]
+        kept = [position for position in inside if position not in lost]
+        if kept or not inside:
+            return f"{kept[0] if kept else first} is in a gap, and nobody lost it"
     return ""
 
 

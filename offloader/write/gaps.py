@@ -6,13 +6,14 @@ Owns the proof. Must never take a source that didn't answer for one that has not
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from formats.entries import Position
 from formats.manifest import Gap
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo
-from offloader.manifest.segment_record import SegmentRecord
+from offloader.manifest.state import ManifestState
 from offloader.write.catch_up import HotRead
 
 __all__ = ["gap_before", "proven_gap", "require_recording"]
@@ -48,16 +49,26 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
 
 
 def gap_before(
-    stream: str, read: HotRead, offered: Position | None, given_up: Iterable[SegmentRecord], *, is_next: bool
+    stream: str,
+    read: HotRead,
+    offered: Position | None,
+    state: ManifestState,
+    seen: Mapping[int, int],
+    *,
+    is_next: bool,
 ) -> Gap | None:
     """The proven gap before what was read, ``None`` when it begins with the entry that has to come next.
+
+    It ends where the manifest has entries, or the hot tier.
 
     Args:
         stream: its name, for the error.
         read: what the source gives next.
-        offered: the newest entry offered, ``None``: none yet. Then any entry may be the stream's first.
-        given_up: segments that are still promised: somebody saw the entry that one of them begins with, so that a
-            stream can't go on behind it without a word, whatever else is known of its ledger.
+        offered: the newest entry offered, ``None``: none yet. Then the first entry that anybody saw is the stream's
+            first.
+        state: the manifest. What is assigned in it is still promised: somebody saw the entry that it begins with, so
+            that a stream can't go on behind it without a word, whatever else is known of its ledger.
+        seen: closed ledgers that this stream saw: id -> last entry id (-1: empty).
         is_next: whether it comes right after ``offered``, as far as ledgers are known.
 
     Raises:
@@ -65,10 +76,13 @@ def gap_before(
     """
     begin, after = read.batch.first, offered
     if offered is None or is_next:
-        promised = min((s.begin for s in given_up if offered is None or s.begin > offered), default=begin)
-        if begin <= promised:
+        awaited = [segment.begin for segment in state.assigned() if offered is None or segment.begin > offered]
+        if offered is None:
+            awaited += [Position(ledger_id, 0) for ledger_id, last in seen.items() if last >= 0]
+        first = min(awaited, default=begin)
+        if begin <= first:
             return None
-        after = Position(promised.ledger_id, promised.entry_id - 1)
+        after = Position(first.ledger_id, first.entry_id - 1)
     assert after is not None
     gap = proven_gap(after, begin, read.ledgers)
     if gap is None:
@@ -76,7 +90,8 @@ def gap_before(
             f"stream {stream}: the hot tier goes on at {begin} after {after}: entries are gone that it still lists",
             hint="nothing was committed beyond the hole: repair the hot tier",
         )
-    return gap
+    there = next(iter(state.offloaded(gap.first, gap.last)), None)
+    return gap if there is None else replace(gap, last=Position(there.begin.ledger_id, there.begin.entry_id - 1))
 
 
 def require_recording(stream: str, gap: Gap, policy: str) -> None:

@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
+from formats.manifest import Gap
 from offloader.ledgers.base import LedgerInfo
-from offloader.manifest.state import follows
+from offloader.manifest.state import ManifestState, follows
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import entries_that_fit, segment_is_full
 from offloader.write.buffer import StreamBuffer
+from offloader.write.catch_up import HotRead
+from offloader.write.gaps import gap_before
 from offloader.write.handle import OffloadHandle
 from offloader.write.ledger_facts import facts_of
 
@@ -109,6 +112,11 @@ class SegmentQueue:
         """Whether ``begin`` comes right after what was offered last, as far as the facts learnt so far tell."""
         return self.offered is None or follows(self.offered, begin, self.closed_ledgers())
 
+    def gap_before(self, read: HotRead, state: ManifestState) -> Gap | None:
+        """See the function of that name."""
+        begin, seen = read.batch.first, self.closed_ledgers()
+        return gap_before(state.stream, read, self.offered, state, seen, is_next=self.follows(begin))
+
     def learn(self, infos: Iterable[LedgerInfo]) -> None:
         """Takes the source's word on its ledgers."""
         for info in infos:
@@ -116,6 +124,21 @@ class SegmentQueue:
             if info.closed:
                 for segment in self._segments:
                     segment.handle.ledger_closed(facts_of(info), info.last_entry_id)
+
+    def go_on_after_committed(self, state: ManifestState) -> Position | None:
+        """Offering goes on after the committed end of the manifest, which is answered.
+
+        How that ledger ends may be known to nobody but the manifest any more: its hot copy may have been released.
+        """
+        end = self.offered = state.committed_end()
+        if end is None:
+            return None
+        self.forget_before(end.ledger_id)
+        last = state.closed_ledgers.get(end.ledger_id)
+        if last is not None and end.ledger_id not in self._ledgers:
+            info = LedgerInfo(ledger_id=end.ledger_id, closed=True, entries=last + 1, size_bytes=0, created_ms=0)
+            self._ledgers[end.ledger_id] = info
+        return end
 
     def forget_before(self, ledger_id: int) -> None:
         """Drops facts that the manifest has by now."""

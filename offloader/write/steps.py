@@ -29,7 +29,7 @@ from offloader.write.backoff import Backoff
 from offloader.write.buffer import StreamBuffer
 from offloader.write.catch_up import CATCH_UP_READ_BYTES, CATCH_UP_READS_PER_STEP, read_next
 from offloader.write.commits import Commits
-from offloader.write.gaps import gap_before, require_recording
+from offloader.write.gaps import require_recording
 from offloader.write.handle import OffloadHandle
 from offloader.write.memory import MemoryBudget
 from offloader.write.ownership import Ownership
@@ -90,6 +90,7 @@ class StreamSteps:
             log.stream, self._ownership, settings, workers, tail=lambda: self.tail, reopen=self.reopen
         )
         self._gap: Gap | None = None
+        self._gap_after: Position | None = None
 
         # Guards what the appending thread shares with the steps. Never held during I/O.
         self._lock = threading.Lock()
@@ -153,8 +154,7 @@ class StreamSteps:
     def on_ledger_closed(self, info: LedgerInfo) -> None:
         """Called by the source before the first batch of a later ledger: so that a rollover doesn't end live mode."""
         with self._lock:
-            if self.mode is not Mode.STOPPED:
-                self.queue.learn([info])
+            self.queue.learn([info])  # also when it is fenced: it may be the owner again
 
     def _open_handle(self, after: Position | None) -> OffloadHandle:
         uuid = new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._entropy(8), "big"))
@@ -197,15 +197,14 @@ class StreamSteps:
         state = self._ownership.load()
         with self._lock:
             if self.queue.first is None:
-                self.committed = self.queue.offered = state.committed_end()
+                self.committed = self.queue.go_on_after_committed(state)
             behind = self.tail is not None and (self.queue.offered is None or self.tail > self.queue.offered)
             if not behind:
                 self.mode = Mode.LIVE
                 return
         self._ownership.take(self._commits)
         with self._lock:
-            self.committed = self.queue.offered = self._log.state.committed_end()
-            self.queue.forget_before(self.committed.ledger_id if self.committed else 0)
+            self.committed = self.queue.go_on_after_committed(self._log.state)
             self.error = None
             self.changed.notify_all()
 
@@ -274,39 +273,40 @@ class StreamSteps:
                     return
                 if not self.queue.wait_for_room(CATCH_UP_READ_BYTES):
                     return
-            read = read_next(self._source, offered, self.buffer.room_bytes)
-            if read is None:
+            if (read := read_next(self._source, offered, self.buffer.room_bytes)) is None:
                 return
-            batch = read.batch
+            batch, self._gap_after = read.batch, offered
             with self._lock:
                 if self.mode is not Mode.CATCH_UP:
                     return
                 self.progress.seen(batch)
                 self.queue.learn(read.ledgers)
-                is_next = self.queue.follows(batch.first)
-                self._gap = gap_before(self.stream, read, offered, self._log.state.assigned(), is_next=is_next)
+                self._gap = self.queue.gap_before(read, self._log.state)
                 if self._gap is not None or self.queue.offer(batch, own=True) < len(batch):
                     break  # the next step gets in line for room
         self._step_task.schedule()
 
     def _pass_gap(self) -> None:
         """Blocks at a gap, or records it, when everything before it is committed."""
-        gap = self._gap
-        if gap is None:
+        if (gap := self._gap) is None:
             return
         with self._lock:
             if self.queue.first is not None:
                 return  # closed by now, and committed first
+            if self.queue.offered != self._gap_after:
+                self._gap = None  # what came before it failed: it is read again, and may be gone too by now
+        if self._gap is None:
+            self.schedule()
+            return
         require_recording(self.stream, gap, self._settings.on_gap)
-        self._commits.passed(gap, self._ownership.given_up, lambda state: self._passed(gap, state))
+        self._commits.passed(gap, self._ownership.given_up, self._passed)
 
-    def _passed(self, gap: Gap, state: ManifestState) -> None:
+    def _passed(self, state: ManifestState) -> None:
         self._ownership.given_up.clear()
         self._gap = None
         with self.changed:
-            self.committed = state.committed_end()
             # Behind the gap there may be ranges that another method offloaded before.
-            self.queue.offered = max(gap.last, self.committed or gap.last)
+            self.committed = self.queue.go_on_after_committed(state)
             self.gaps_recorded += 1
             self.changed.notify_all()
         self._step_task.schedule()

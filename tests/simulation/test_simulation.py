@@ -11,7 +11,8 @@ from formats.keys import data_key
 from formats.manifest import Gap
 from offloader.clock import SystemClock
 from offloader.manifest.log import ManifestLog
-from offloader.testing.simulation import STREAM, InvariantBroken, Simulation, simulate
+from offloader.testing.simulated_world import STREAM
+from offloader.testing.simulation import InvariantBroken, Simulation, simulate
 from offloader.testing.simulation_checks import loaded
 from offloader.testing.soak import broken_seeds, main
 
@@ -52,54 +53,53 @@ class TestChecks:
     def rested() -> Simulation:
         """A world that came to rest, its bucket kept."""
         run = Simulation(11)
-        run.keep = True
         run.run()
-        assert len(run.ledgers.appended) > 20
+        assert len(run.world.ledgers.appended) > 20
         return run
 
     def test_what_was_appended_and_is_not_readable(self) -> None:
         run = self.rested()
-        run.ledgers.appended.append((Position(10**6, 0), b"never offloaded"))
+        run.world.ledgers.appended.append((Position(10**6, 0), b"never offloaded"))
         with pytest.raises(InvariantBroken, match="entries are readable at rest"):
-            run.check()
+            run.world.check()
 
     def test_another_order(self) -> None:
         run = self.rested()
-        run.ledgers.appended.reverse()
+        run.world.ledgers.appended.reverse()
         with pytest.raises(InvariantBroken, match="isn't what was appended"):
-            run.check()
+            run.world.check()
 
     def test_a_missing_object(self) -> None:
         run = self.rested()
-        segment = loaded(run.store, STREAM).offloaded()[0]  # type: ignore[union-attr]
-        run.store.delete([data_key(STREAM, segment.uuid)])
+        segment = loaded(run.world.store, STREAM).offloaded()[0]  # type: ignore[union-attr]
+        run.world.store.delete([data_key(STREAM, segment.uuid)])
         with pytest.raises(InvariantBroken, match="the manifest names what isn't there"):
-            run.check()
+            run.world.check()
 
     def test_an_object_that_nobody_assigned(self) -> None:
         run = self.rested()
-        run.store.put(data_key(STREAM, UUID(int=8)), b"?")
+        run.world.store.put(data_key(STREAM, UUID(int=8)), b"?")
         with pytest.raises(InvariantBroken, match="is unaccounted for"):
-            run.check()
+            run.world.check()
 
     def test_an_upload_of_what_is_complete(self) -> None:
         run = self.rested()
-        segment = loaded(run.store, STREAM).offloaded()[0]  # type: ignore[union-attr]
-        run.store.begin_upload(data_key(STREAM, segment.uuid))
+        segment = loaded(run.world.store, STREAM).offloaded()[0]  # type: ignore[union-attr]
+        run.world.store.begin_upload(data_key(STREAM, segment.uuid))
         with pytest.raises(InvariantBroken, match="is left over, which is complete"):
-            run.check()
+            run.world.check()
 
     def test_a_gap_where_nobody_lost_anything(self) -> None:
         run = self.rested()
-        segment = loaded(run.store, STREAM).offloaded()[-1]  # type: ignore[union-attr]
-        log = ManifestLog(run.store, STREAM, clock=SystemClock())
+        segment = loaded(run.world.store, STREAM).offloaded()[-1]  # type: ignore[union-attr]
+        log = ManifestLog(run.world.store, STREAM, clock=SystemClock())
         log.open_epoch()
         end = segment.end
         assert end is not None
-        run.ledgers.appended.append((Position(end.ledger_id, end.entry_id + 1), b"x"))
+        run.world.ledgers.appended.append((Position(end.ledger_id, end.entry_id + 1), b"x"))
         log.commit([Gap(Position(end.ledger_id, end.entry_id + 1), Position(end.ledger_id, end.entry_id + 9), "why")])
         with pytest.raises(InvariantBroken, match="is in a gap, and nobody lost it"):
-            run.check()
+            run.world.check()
 
 
 def test_every_habit_happens_in_some_seed() -> None:
@@ -123,13 +123,13 @@ def test_every_habit_happens_in_some_seed() -> None:
 def _trace(seed: int) -> list[str]:
     run = Simulation(seed)
     run.run()
-    return run.trace
+    return run.world.trace
 
 
 def test_a_broken_invariant_names_the_command_that_shows_it_again(capsys: pytest.CaptureFixture[str]) -> None:
     """A hot tier that acknowledges what was never committed is noticed."""
     run = Simulation(3)
-    run.ledgers.release(Position(99, 0))
+    run.world.ledgers.release(Position(99, 0))
     with pytest.raises(InvariantBroken, match=r"99:0 was released, .*again: \./dev soak --seed 3$"):
         run.run()
     assert main(["--seed", "3"]) == 0

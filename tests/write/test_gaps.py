@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -13,7 +14,9 @@ from offloader.errors import Corrupt, StoreUnavailable
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
 from offloader.ledgers.embedded import EmbeddedStream
 from offloader.manifest.log import load_manifest
-from offloader.testing.faulty_store import Fault
+from offloader.settings import Settings
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.simulated_world import World
 from offloader.write.gaps import proven_gap
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
@@ -240,6 +243,101 @@ def test_behind_a_gap_a_stream_goes_on_after_what_another_method_offloaded(new_b
     assert again.offload() == bench.expected[-1][0]
 
     assert len(load_manifest(bench.memory, STREAM).gaps) == 1
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_the_first_ledger_that_a_stream_saw_is_missed_too(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    source = bench.open()
+    bench.append(source, 2)
+    lost = source.close_ledger()
+    assert lost is not None
+    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+    stream = bench.start(source)
+    bench.append(source, 2)
+    source.delete(lost.ledger_id)
+
+    bench.store.set_faults([])
+    with pytest.raises(Corrupt, match=rf"entries {lost.ledger_id}:0 up to .* are gone"):
+        stream.offload()
+    assert load_manifest(bench.memory, STREAM).committed_end() is None
+
+
+def test_what_fails_before_a_gap_belongs_to_it_when_it_is_gone_too() -> None:
+    """The entries before the gap are in memory; then their upload fails, and their ledger is the one that is gone."""
+    small = {"offload": {"block_bytes": 1024, "offload_buffer_bytes_max": 64 * 1024, "on_gap": "record"}}
+    found = set()
+    for seed in range(20):
+        world = World(
+            f"before-a-gap-{seed}",
+            Random(seed),
+            lambda _: Settings.of(small),
+            way_in=lambda bucket: FaultyStore(bucket, [Fault(call=1, verb="put", key_part="-index")]),
+        )
+        stream = world.start().stream
+        assert stream is not None
+        world.ledgers.append([bytes(1024)] * 100)
+        world.ledgers.close_ledger()
+        world.ledgers.append([b"what is left"])
+        while stream.status().offered is None:
+            world.work()
+        world.lose_ledger()
+
+        world.come_to_rest()
+        world.check()
+        found |= {str(gap.first) for gap in load_manifest(world.store, world.ledgers.stream).gaps}
+        world.erase()
+    assert "1:0" in found
+
+
+def test_a_gap_ends_where_the_manifest_has_entries(new_bench: Callable[..., Bench]) -> None:
+    """What the ledger method offloaded behind it may be gone from the hot tier as well."""
+    bench = new_bench(settings=settings(on_gap="record"))
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 2)
+    stream.offload()
+    stream.stop()
+    kept = len(bench.expected)
+    bench.append(source, 2)
+    lost = source.close_ledger()
+    assert lost is not None
+    del bench.expected[kept:]
+    source.delete(lost.ledger_id)
+    bench.append(source, 2)
+    offloaded = source.close_ledger()
+    assert offloaded is not None
+    offloader = LedgerOffloader(bench.memory, bench.settings)
+    offloader.offload_ledgers(source, STREAM)
+    offloader.close()
+    source.delete(offloaded.ledger_id)
+    bench.append(source, 2)
+
+    bench.start(source).offload()
+
+    [gap] = load_manifest(bench.memory, STREAM).gaps
+    assert gap.last == Position(offloaded.ledger_id, -1)
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_a_ledger_whose_hot_copy_was_released_is_no_gap(new_bench: Callable[..., Bench]) -> None:
+    """Its end is in the manifest, and nowhere else any more."""
+    bench = new_bench(settings=settings(deletion_lag_minutes=0))
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 2)
+    info = source.close_ledger()
+    assert info is not None
+    stream.offload()
+    stream.stop()
+    offloader = LedgerOffloader(bench.memory, bench.settings)
+    assert offloader.history.hot_release(source, STREAM).look().deleted == [info.ledger_id]
+    offloader.close()
+    bench.append(source, 2)
+
+    bench.start(source).offload()
+
+    assert load_manifest(bench.memory, STREAM).gaps == ()
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
