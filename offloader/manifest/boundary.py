@@ -12,9 +12,19 @@ from formats.errors import FormatError
 from formats.keys import boundary_key
 from formats.manifest import Boundary, decode_boundary, encode_boundary
 from offloader.errors import Corrupt, NotFound, OutcomeUnknown, PreconditionFailed
+from offloader.manifest.objects import list_manifest
+from offloader.manifest.unreadable import REBUILD, unreadable
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
-__all__ = ["FIRST_BOUNDARY", "GIVEN_UP_ID", "StoredBoundary", "create_boundary", "raise_boundary", "read_boundary"]
+__all__ = [
+    "FIRST_BOUNDARY",
+    "GIVEN_UP_ID",
+    "StoredBoundary",
+    "create_boundary",
+    "raise_boundary",
+    "read_boundary",
+    "require_no_records",
+]
 
 #: First kept id of a manifest that was given up: no number of it counts any more.
 GIVEN_UP_ID = 2**62
@@ -34,29 +44,47 @@ def read_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> StoredB
     Raises:
         NotFound: there is none: the stream is only being created, or was deleted.
         Corrupt: it is damaged.
+        Unsupported: a later release wrote it.
     """
     key = boundary_key(stream, incarnation)
     data, info = store.get(key)
     try:
         return StoredBoundary(decode_boundary(data, object_name=key), info.etag)
     except FormatError as error:
-        raise Corrupt(
-            f"the boundary of stream {stream} is damaged: {error}", hint="`offloader manifest rebuild` makes a new one"
-        ) from error
+        raise unreadable(f"the boundary of stream {stream}", error) from error
 
 
 def create_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
-    """Creates the first boundary unless there is one; whether there was none."""
+    """Creates the first boundary unless there is one; whether there was none.
+
+    Raises:
+        Corrupt: there is none, and yet there are records: it was lost, and a first one would forget what they say.
+    """
     key = boundary_key(stream, incarnation)
     try:
         store.head(key)
     except NotFound:
+        require_no_records(store, stream, incarnation)
         try:
             store.put(key, encode_boundary(FIRST_BOUNDARY), mode=CREATE)
         except PreconditionFailed:
             return False
         return True
     return False
+
+
+def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> None:
+    """After a boundary wasn't there: nothing else of the manifest is either.
+
+    A stream is created boundary first and deleted boundary last. The listing only tells loss from creation; what it
+    doesn't show is never taken for gone.
+
+    Raises:
+        Corrupt: something is, and no boundary appeared meanwhile.
+    """
+    found = list_manifest(store, stream, incarnation)
+    if found.boundary is None and found.known():
+        raise Corrupt(f"the boundary of stream {stream} is missing, its records are there", hint=REBUILD)
 
 
 def raise_boundary(

@@ -14,6 +14,7 @@ from formats.errors import FormatError
 from formats.keys import catalog_key, catalog_prefix, stream_of_catalog_key
 from formats.manifest import CatalogEntry, decode_catalog_entry, encode_catalog_entry
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
+from offloader.manifest.unreadable import REBUILD, unreadable
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
 __all__ = ["create_entry", "is_released", "list_streams", "read_entry", "release_entry", "replace_entry"]
@@ -28,6 +29,7 @@ def read_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
     Raises:
         InvalidCall: ``stream`` is no stream's name.
         Corrupt: the entry is damaged.
+        Unsupported: a later release wrote it.
     """
     return _read(store, stream)[0]
 
@@ -123,9 +125,9 @@ def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, str | N
     try:
         entry = decode_catalog_entry(data, object_name=key)
     except FormatError as error:
-        raise Corrupt(f"the catalogue entry of stream {stream} is damaged: {error}") from error
+        raise unreadable(f"the catalogue entry of stream {stream}", error) from error
     if entry.stream != stream:
-        raise Corrupt(f"{key} in {store.url} names stream {entry.stream}, not {stream}")
+        raise Corrupt(f"{key} in {store.url} names stream {entry.stream}, not {stream}", hint=REBUILD)
     return entry, info.etag
 
 

@@ -16,11 +16,12 @@ from formats.checkpoint import decode_checkpoint, run_record_id
 from formats.checksum import crc32c
 from formats.errors import FormatError
 from formats.keys import checkpoint_key, manifest_prefix
-from offloader.errors import Corrupt, NotFound, PreconditionFailed, StoreUnavailable
+from offloader.errors import NotFound, PreconditionFailed, StoreUnavailable
 from offloader.manifest.boundary import StoredBoundary, raise_boundary, read_boundary
 from offloader.manifest.load import LoadedManifest, refreshed
 from offloader.manifest.sealing import CheckpointPlan, plan_checkpoint
 from offloader.manifest.state import ManifestState
+from offloader.manifest.unreadable import unreadable
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
 __all__ = ["checkpoint_now", "write_checkpoint"]
@@ -100,7 +101,7 @@ def _is_sound(data: bytes, key: str, state: ManifestState) -> bool:
     try:
         header, _ = decode_checkpoint(data, object_name=key)
     except FormatError as error:
-        raise Corrupt(f"the checkpoint {key} is damaged: {error}", hint="delete it: no boundary names it") from error
+        raise unreadable(f"the checkpoint {key}", error, hint="delete it: no boundary names it") from error
     runs = [part.run for part in state.segments.sealed] + [facts.run for facts in state.ledgers.sealed]
     kept = {run.name for run in runs if run is not None}
     if header.record_id != state.record_id or header.incarnation != state.incarnation:

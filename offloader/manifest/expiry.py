@@ -15,11 +15,12 @@ from formats.checkpoint import decode_checkpoint, run_record_id
 from formats.errors import FormatError
 from formats.keys import checkpoint_key
 from offloader.clock import Clock
-from offloader.errors import Corrupt, NotFound, StoreUnavailable
+from offloader.errors import NotFound, StoreUnavailable
 from offloader.manifest.boundary import StoredBoundary, raise_boundary, read_boundary
 from offloader.manifest.objects import delete_keys, list_manifest
 from offloader.manifest.state import ManifestState
 from offloader.manifest.store_time import time_for_deletion_ms
+from offloader.manifest.unreadable import unreadable
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectInfo, ObjectStore
 
@@ -110,7 +111,7 @@ def runs_named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) 
     try:
         header, _ = decode_checkpoint(store.get(key)[0], object_name=key)
     except FormatError as error:
-        raise Corrupt(f"the checkpoint {key} is damaged, nothing is deleted: {error}") from error
+        raise unreadable(f"nothing is deleted: the checkpoint {key}", error) from error
     except NotFound as error:
         raise StoreUnavailable(f"the checkpoint {key} is gone: somebody else deletes at the same time") from error
     return {run.name for run in (*header.runs, *header.ledger_runs)}

@@ -22,12 +22,13 @@ from formats.checksum import crc32c
 from formats.errors import FormatError
 from formats.keys import checkpoint_key, manifest_prefix, record_key
 from formats.manifest import decode_record
-from offloader.errors import Corrupt, InvalidCall, NotFound, StoreUnavailable
+from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.apply import fold
-from offloader.manifest.boundary import GIVEN_UP_ID, StoredBoundary, read_boundary
+from offloader.manifest.boundary import GIVEN_UP_ID, StoredBoundary, read_boundary, require_no_records
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.sealing import RUN_ROWS_MIN, compacted, restored
 from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.unreadable import REBUILD, Unreadable, unreadable
 from offloader.store.base import ObjectStore
 
 __all__ = ["LoadedManifest", "load_manifest", "load_manifest_view", "load_manifest_view_at", "refreshed"]
@@ -42,8 +43,6 @@ REFRESHED_RECORDS_MAX = 256
 SEQUENTIAL_RECORDS_MAX = 4
 #: GETs of records in flight of one load.
 RECORD_REQUESTS_MAX = 8
-
-_REBUILD = "`offloader manifest rebuild` makes a new manifest from the objects"
 
 
 class LoadedManifest(NamedTuple):
@@ -63,6 +62,7 @@ def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
     Raises:
         NotFound: no such stream.
         Corrupt: a record, a checkpoint, the boundary or the catalogue entry is damaged or missing.
+        Unsupported: a later release wrote one of them.
         StoreUnavailable: the store doesn't answer.
     """
     entry = read_entry(store, stream)
@@ -85,10 +85,13 @@ def load_manifest_view(
         try:
             stored = read_boundary(store, empty.stream, empty.incarnation)
         except NotFound:
-            # Created before the first record, deleted after the last: there is nothing else.
+            # Created before the first record, deleted after the last. Where the catalogue names it, it may be lost.
+            entry = read_entry(store, empty.stream)
+            if entry is not None and entry.incarnation == empty.incarnation:
+                require_no_records(store, empty.stream, empty.incarnation)
             return LoadedManifest(empty, None)
         if stored.boundary.first_kept_id >= GIVEN_UP_ID:
-            raise Corrupt(f"the manifest of stream {empty.stream} was given up to be rebuilt", hint=_REBUILD)
+            raise Corrupt(f"the manifest of stream {empty.stream} was given up to be rebuilt", hint=REBUILD)
         try:
             state = _from_checkpoint(store, empty, stored)
             return _with_tail(store, state, requests_max)
@@ -141,8 +144,7 @@ def _checkpoint_at(store: ObjectStore, empty: ManifestState, stored: StoredBound
     """The newest view at most at ``record_id`` that a checkpoint holds; each checkpoint names the one before it."""
     checkpoint_id, checksum = stored.boundary.checkpoint_id, stored.boundary.checkpoint_crc32c or None
     while checkpoint_id > record_id:
-        key = checkpoint_key(empty.stream, empty.incarnation, checkpoint_id)
-        checkpoint_id, checksum = _decoded(store.get(key)[0], key)[0].base_id, None
+        checkpoint_id, checksum = _checkpoint(store, empty, checkpoint_id, checksum)[0].base_id, None
     return _checkpoint_state(store, empty, checkpoint_id, checksum) if checkpoint_id else empty
 
 
@@ -152,7 +154,7 @@ def _from_checkpoint(store: ObjectStore, empty: ManifestState, stored: StoredBou
         return empty
     try:
         return _checkpoint_state(store, empty, boundary.checkpoint_id, boundary.checkpoint_crc32c)
-    except (NotFound, Corrupt) as error:
+    except (NotFound, *Unreadable) as error:
         # A newer checkpoint may have come, and this one's runs have gone, while it was read.
         if read_boundary(store, empty.stream, empty.incarnation).boundary != boundary:
             raise _Passed from error
@@ -160,7 +162,7 @@ def _from_checkpoint(store: ObjectStore, empty: ManifestState, stored: StoredBou
             raise Corrupt(
                 f"manifest of stream {empty.stream}: checkpoint {boundary.checkpoint_id} or a run of it is missing: "
                 f"{error.message}",
-                hint=_REBUILD,
+                hint=REBUILD,
             ) from error
         raise
 
@@ -169,26 +171,40 @@ def _checkpoint_state(
     store: ObjectStore, empty: ManifestState, checkpoint_id: int, checksum: int | None
 ) -> ManifestState:
     """The view in one checkpoint; ``NotFound`` when it or a run of it isn't there."""
-    stream, incarnation = empty.stream, empty.incarnation
-    key = checkpoint_key(stream, incarnation, checkpoint_id)
-    data = store.get(key)[0]
-    if checksum is not None and crc32c(data) != checksum:
-        raise Corrupt(
-            f"manifest of stream {stream}: {key} has CRC-32C {crc32c(data):08x}, the boundary says {checksum:08x}",
-            hint=_REBUILD,
-        )
-    header, own = _decoded(data, key)
-    if header.record_id != checkpoint_id or header.incarnation != incarnation:
-        raise Corrupt(f"{key} is of record {header.record_id}, incarnation {header.incarnation}", hint=_REBUILD)
-
-    prefix = manifest_prefix(stream, incarnation)
+    header, own = _checkpoint(store, empty, checkpoint_id, checksum)
+    stream, prefix = empty.stream, manifest_prefix(empty.stream, empty.incarnation)
     try:
         # One run after the other: the bytes of one are gone before the next one's come.
         runs = [decode_columns(_run(store, prefix, run), object_name=run.name) for run in header.runs]
         ledgers = [decode_ledgers(_run(store, prefix, run), object_name=run.name) for run in header.ledger_runs]
     except FormatError as error:
-        raise Corrupt(f"manifest of stream {stream}: {error}", hint=_REBUILD) from error
+        raise unreadable(f"manifest of stream {stream}", error) from error
     return restored(stream, header, own, runs, ledgers)
+
+
+def _checkpoint(
+    store: ObjectStore, empty: ManifestState, checkpoint_id: int, checksum: int | None
+) -> tuple[Checkpoint, SegmentColumns]:
+    """One checkpoint's object, decoded; ``checksum``: what the boundary says of it."""
+    key = checkpoint_key(empty.stream, empty.incarnation, checkpoint_id)
+    data = store.get(key)[0]
+    found = crc32c(data)
+    if checksum not in (None, found):
+        raise Corrupt(
+            f"manifest of stream {empty.stream}: {key} has CRC-32C {found:08x}, the boundary says {checksum:08x}",
+            hint=REBUILD,
+        )
+    try:
+        header, own = decode_checkpoint(data, object_name=key)
+    except FormatError as error:
+        raise unreadable(f"the checkpoint {key}", error) from error
+    is_this = header.record_id == checkpoint_id and header.incarnation == empty.incarnation
+    if not is_this or header.base_id >= checkpoint_id:
+        raise Corrupt(
+            f"{key} is of record {header.record_id}, incarnation {header.incarnation}, built on {header.base_id}",
+            hint=REBUILD,
+        )
+    return header, own
 
 
 def _run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
@@ -196,7 +212,7 @@ def _run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
     if len(data) != run.object_bytes or crc32c(data) != run.crc32c:
         raise Corrupt(
             f"{prefix}{run.name} isn't the object that its checkpoint names: its length or checksum differs",
-            hint=_REBUILD,
+            hint=REBUILD,
         )
     return data
 
@@ -206,10 +222,10 @@ def _with_tail(
 ) -> LoadedManifest:
     """``state`` and every record after it; raises ``_Passed`` when the boundary has left some of them behind."""
     first = state.record_id + 1
-    problem: Corrupt | None = None
+    problem: OffloaderError | None = None
     try:
         state = _tail(store, state, requests_max, records_max)
-    except Corrupt as error:
+    except Unreadable as error:
         problem = error  # or only a record that was deleted, or deleted and created again: the boundary knows
     try:
         stored = read_boundary(store, state.stream, state.incarnation)
@@ -239,7 +255,7 @@ def _tail(store: ObjectStore, state: ManifestState, requests_max: int, records_m
             if again is None:
                 raise Corrupt(
                     f"manifest of stream {state.stream}: record {first + absent} is missing, later ones are there",
-                    hint=_REBUILD,
+                    hint=REBUILD,
                 )
             bodies[absent] = again
             absent = bodies.index(None) if None in bodies else window
@@ -276,13 +292,4 @@ def _folded(state: ManifestState, body: bytes, key: str) -> ManifestState:
     try:
         return fold(state, decode_record(body, object_name=key))
     except (FormatError, EditRefused) as error:
-        raise Corrupt(
-            f"manifest of stream {state.stream}, record {state.record_id + 1}: {error}", hint=_REBUILD
-        ) from error
-
-
-def _decoded(data: bytes, key: str) -> tuple[Checkpoint, SegmentColumns]:
-    try:
-        return decode_checkpoint(data, object_name=key)
-    except FormatError as error:
-        raise Corrupt(f"the checkpoint {key} is damaged: {error}", hint=_REBUILD) from error
+        raise unreadable(f"manifest of stream {state.stream}, record {state.record_id + 1}", error) from error
