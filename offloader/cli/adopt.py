@@ -194,9 +194,9 @@ def _print(done: Adoption, *, dry_run: bool, as_json: bool) -> None:
         "dry_run": dry_run,
         "objects": done.objects,
         "streams": len(rows),
-        "adopted": sum(len(each.choice.adopted) for each in done.streams),
-        "already": sum(each.choice.already for each in done.streams),
-        "left_out": sum(len(each.choice.left_out) for each in done.streams),
+        "adopted": sum(len(each.adopted) for each in done.streams),
+        "already": sum(each.already for each in done.streams),
+        "left_out": sum(len(each.left_out) for each in done.streams),
         "unmatched": done.unmatched.count,
         "unmatched_examples": done.unmatched.examples,
         "unfinished": done.unfinished.count,
@@ -218,16 +218,15 @@ def _print(done: Adoption, *, dry_run: bool, as_json: bool) -> None:
 
 
 def _row(each: AdoptedStream) -> Mapping[str, object]:
-    choice = each.choice
     return {
         "what": "stream",
         "stream": each.stream,
-        "adopted": len(choice.adopted),
-        "already": choice.already,
-        "left_out": [{"segment": str(one.segment.uuid), "why": one.why} for one in choice.left_out],
-        "entries": sum(segment.summary.entries for segment in choice.adopted),
-        "payload_bytes": sum(segment.summary.payload_bytes for segment in choice.adopted),
-        "missing_ledgers": [ledger.ledger_id for ledger in choice.missing],
+        "adopted": len(each.adopted),
+        "already": each.already,
+        "left_out": [{"segment": str(one.segment.uuid), "why": one.why} for one in each.left_out],
+        "entries": each.entries,
+        "payload_bytes": each.payload_bytes,
+        "missing_ledgers": [ledger.ledger_id for ledger in each.missing],
         "first": each.first,
         "last": each.last,
         "unreadable": each.unreadable,
@@ -236,9 +235,9 @@ def _row(each: AdoptedStream) -> Mapping[str, object]:
 
 def _remarks(done: Adoption) -> Iterator[str]:
     for each in done.streams:
-        for one in each.choice.left_out:
+        for one in each.left_out:
             yield f"{each.stream}: left out {one.segment.uuid} {one.segment.summary.begin}: {one.why}"
-        missing = [str(ledger.ledger_id) for ledger in each.choice.missing]
+        missing = [str(ledger.ledger_id) for ledger in each.missing]
         if missing:
             yield f"{each.stream}: not in the store: ledgers {', '.join(missing)}"
         if each.unreadable:

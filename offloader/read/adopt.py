@@ -16,13 +16,13 @@ from formats.errors import FormatError
 from formats.keys import data_key
 from offloader.clock import Clock
 from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, Unsupported
-from offloader.ledgers.pulsar.topics import TopicLedgers, stream_of_managed_ledger
+from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers, stream_of_managed_ledger
 from offloader.manifest.load import load_manifest
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_record import AT_ROOT
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.read import plan
-from offloader.read.adopt_choice import Choice, adoptions_of, choose_attempts, facts_of, without_hiding
+from offloader.read.adopt_choice import Choice, LeftOut, adoptions_of, choose_attempts, facts_of, without_hiding
 from offloader.read.adopt_objects import Attempt, Found, Listing, ObjectPair, read_attempt
 from offloader.read.adopt_table import AttemptTable, Owner
 from offloader.read.workers import Workers
@@ -64,13 +64,21 @@ class AdoptedStream:
 
     Attributes:
         stream: its name.
-        choice: what was recorded, or in a dry run would be.
+        adopted: where the segments begin that were recorded, or in a dry run would be; ascending.
+        entries, payload_bytes: of those.
+        already: how many segments the manifest had.
+        left_out, missing: see ``Choice``.
         first, last: readable positions then; ``None``: nothing is, or it is a dry run.
         unreadable: segments after a hole; they can be read when that is filled.
     """
 
     stream: str
-    choice: Choice
+    adopted: tuple[Position, ...]
+    entries: int
+    payload_bytes: int
+    already: int
+    left_out: Sequence[LeftOut]
+    missing: Sequence[TopicLedger]
     first: Position | None = None
     last: Position | None = None
     unreadable: int = 0
@@ -232,7 +240,12 @@ def _adopted(
     unreadable = len(state.offloaded()) - len(plan.readable_segments(state))
     return AdoptedStream(
         stream=stream,
-        choice=choice,
+        adopted=tuple(segment.summary.begin for segment in choice.adopted),
+        entries=sum(segment.summary.entries for segment in choice.adopted),
+        payload_bytes=sum(segment.summary.payload_bytes for segment in choice.adopted),
+        already=choice.already,
+        left_out=choice.left_out,
+        missing=choice.missing,
         first=ends[0] if ends else None,
         last=ends[1] if ends else None,
         unreadable=unreadable,

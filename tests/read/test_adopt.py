@@ -64,7 +64,7 @@ def test_a_bucket_becomes_a_stream_whose_entries_are_pulsars(store: ObjectStore,
     done = adopted(store, deep=deep)
 
     [found] = done.streams
-    assert (found.stream, len(found.choice.adopted)) == (GOLDEN_STREAM, len(CASES))
+    assert (found.stream, len(found.adopted)) == (GOLDEN_STREAM, len(CASES))
     assert done.problems_count == done.unmatched.count == done.foreign.count == 0
     for case in CASES.values():
         assert digest_of(store, case["ledger"]) == (case["count"], case["sha256"])
@@ -109,7 +109,7 @@ def test_a_dry_run_writes_nothing(store: ObjectStore) -> None:
 
     done = adopted(store, dry_run=True)
 
-    assert len(done.streams[0].choice.adopted) == len(CASES)
+    assert len(done.streams[0].adopted) == len(CASES)
     assert {info.key for info in store.list("").objects} == keys
 
 
@@ -117,13 +117,13 @@ def test_again_adds_only_what_is_new(store: ObjectStore) -> None:
     put_golden(store, [CASES["v1-tiny"], CASES["v1-edges"]])
     adopted(store)
     record_id = load_manifest(store, GOLDEN_STREAM).record_id
-    assert adopted(store).streams[0].choice.already == 2
+    assert adopted(store).streams[0].already == 2
     assert load_manifest(store, GOLDEN_STREAM).record_id == record_id
 
     put_golden(store, [CASES["v1-rich-metadata"]])
     [found] = adopted(store).streams
 
-    assert [s.ledger_id for s in found.choice.adopted] == [1007]
+    assert [begin.ledger_id for begin in found.adopted] == [1007]
     assert (found.first, found.last) == (Position(1001, 0), Position(1007, 2))
 
 
@@ -175,9 +175,9 @@ def test_history_with_a_hole_would_hide_what_can_be_read_and_is_left_out(store: 
 
     [found] = adopted(store, topics=[topic_of(list(CASES.values()), hole, TopicLedger(1008, 100, 1, False))]).streams
 
-    assert [segment.ledger_id for segment in found.choice.adopted] == [1007]
-    assert [ledger.ledger_id for ledger in found.choice.missing] == [1005, 1008]
-    assert all("which can be read now" in left.why for left in found.choice.left_out)
+    assert [begin.ledger_id for begin in found.adopted] == [1007]
+    assert [ledger.ledger_id for ledger in found.missing] == [1005, 1008]
+    assert all("which can be read now" in left.why for left in found.left_out)
     assert (found.first, found.last) == (Position(1007, 0), Position(1008, 49))
 
 
@@ -193,7 +193,7 @@ def test_ledgers_without_entries_are_no_hole(store: ObjectStore) -> None:
     put_golden(store)
     [found] = adopted(store, topics=[topic_of(list(CASES.values()), TopicLedger(1005, 0, 0, False))]).streams
     assert found.last == Position(1007, 2)
-    assert found.choice.missing == []
+    assert found.missing == []
 
 
 def test_of_two_whole_attempts_the_newer_counts(store: ObjectStore) -> None:
@@ -210,8 +210,9 @@ def test_of_two_whole_attempts_the_newer_counts(store: ObjectStore) -> None:
 
     [found] = adopted(store).streams
 
-    assert [segment.uuid for segment in found.choice.adopted] == [newer]
-    assert [(str(left.segment.uuid), left.why) for left in found.choice.left_out] == [
+    assert found.adopted == (Position(1001, 0),)
+    assert [record.uuid for record in load_manifest(store, GOLDEN_STREAM).offloaded()] == [newer]
+    assert [(str(left.segment.uuid), left.why) for left in found.left_out] == [
         (case["uuid"], f"attempt {newer} at the same entries is newer")
     ]
 
@@ -239,7 +240,7 @@ def test_an_attempt_that_is_not_whole_is_named_and_another_one_taken(store: Obje
 
     done = adopted(store)
 
-    assert [segment.uuid for segment in done.streams[0].choice.adopted] == [UUID(case["uuid"])]
+    assert [record.uuid for record in load_manifest(store, GOLDEN_STREAM).offloaded()] == [UUID(case["uuid"])]
     [problem] = done.problems
     assert problem.what == f"{bad}-ledger-1003"
     assert str(bad) in problem.why
@@ -296,8 +297,8 @@ def test_a_ledger_that_the_topic_does_not_have_or_that_is_longer_stays_out(store
 
     [found] = adopted(store, topics=[topic_of([short, CASES["v1-rich-metadata"]])]).streams
 
-    assert [segment.ledger_id for segment in found.choice.adopted] == [1007]
-    assert sorted(left.why for left in found.choice.left_out) == [
+    assert [begin.ledger_id for begin in found.adopted] == [1007]
+    assert sorted(left.why for left in found.left_out) == [
         "the topic has no ledger 1001 (any more)",
         "the topic's ledger 1004 ends at entry 19, this has 20",
     ]
@@ -313,7 +314,7 @@ def test_two_clusters_in_one_bucket_are_never_mixed(store: ObjectStore) -> None:
     assert "oracle-cluster, other" in problem.why
 
     [found] = adopted(store, cluster="other").streams
-    assert [segment.ledger_id for segment in found.choice.adopted] == [1004]
+    assert [begin.ledger_id for begin in found.adopted] == [1004]
 
 
 def test_what_the_stream_has_already_is_not_taken_twice(store: ObjectStore) -> None:
@@ -323,8 +324,8 @@ def test_what_the_stream_has_already_is_not_taken_twice(store: ObjectStore) -> N
 
     [found] = adopted(store).streams
 
-    assert found.choice.adopted == []
-    assert [left.why for left in found.choice.left_out] == [
+    assert found.adopted == ()
+    assert [left.why for left in found.left_out] == [
         f"the stream has these entries already, in segment {writer.uuids[0]}"
     ]
 
@@ -360,7 +361,7 @@ def test_v2_objects_of_pulsars_own_are_read_whole_and_adopted_by_the_brokers_wor
     done = adopted(store, topics=[topic])
 
     assert done.problems_count == 0
-    assert len(done.streams[0].choice.adopted) == len(segments) - 1
+    assert len(done.streams[0].adopted) == len(segments) - 1
     assert done.unmatched.count == 1  # the one that begins at entry 100, of a ledger the topic doesn't have
     for ledger_id, part in parts.items():
         assert digest_of(store, ledger_id) == (part["count"], part["sha256"])
