@@ -53,8 +53,9 @@ def crc32c(data: Buffer, value: int = 0) -> int:
     """
     if not len(data):
         return value
-    # NumPy arrays pass google-crc32c's check for read-only buffers, bytearray and memoryview don't.
-    return (_google_extend() or _crcmod_extend())(value, byte_array(data))
+    # bytes and NumPy arrays pass google-crc32c's check for read-only buffers, bytearray and memoryview don't.
+    plain = data if type(data) is bytes else byte_array(data)
+    return (_google_extend() or _crcmod_extend())(value, plain)
 
 
 def crc32c_combine(first: int, second: int, second_bytes: int) -> int:

@@ -40,7 +40,7 @@ class Batch:
         self.error: FormatError | None = None
 
 
-def split_batch(payload: memoryview | bytes, count: int) -> Batch:
+def split_batch(payload: bytes, count: int) -> Batch:
     """Takes ``count`` messages out of a decompressed payload; what is wrong is in ``Batch.error``.
 
     Offsets in the error count from the first byte of ``payload``.
@@ -48,15 +48,15 @@ def split_batch(payload: memoryview | bytes, count: int) -> Batch:
     batch = Batch()
     singles, starts, ends = batch.singles.append, batch.starts.append, batch.ends.append
     parse = _SingleMessageMetadata.FromString
-    data, size, position = bytes(payload), len(payload), 0
+    size, position = len(payload), 0
     try:
         for number in range(count):
             start = position + 4
-            stop = start + _U32(data, position)[0] if start <= size else size + 1
+            stop = start + _U32(payload, position)[0] if start <= size else size + 1
             if stop > size:
                 batch.error = _truncated("metadata", number, position, size)
                 return batch
-            single = parse(data[start:stop])
+            single = parse(payload[start:stop])
             length = single.payload_size
             position = stop + length
             if length <= 0 and (length < 0 or not single.HasField("payload_size")):

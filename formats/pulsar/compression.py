@@ -36,7 +36,7 @@ def codec_name(number: int) -> str:
     return _NAMES.get(number, str(number))  # type: ignore[call-overload,no-any-return]
 
 
-def decompress_payload(codec: int, data: memoryview, size: int, limit: int) -> memoryview | bytes:
+def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
     """The payload as it was before it was compressed.
 
     Args:
@@ -70,13 +70,13 @@ def decompress_payload(codec: int, data: memoryview, size: int, limit: int) -> m
     return plain
 
 
-def _lz4(data: memoryview, size: int) -> bytes:
+def _lz4(data: bytes, size: int) -> bytes:
     # Arrow has this codec too, but can't say how much came out: what a too large size leaves would be old memory.
     plain: bytes = lz4.block.decompress(data, uncompressed_size=max(size, 1))
     return plain
 
 
-def _zlib(data: memoryview, size: int) -> bytes:
+def _zlib(data: bytes, size: int) -> bytes:
     stream = zlib.decompressobj()
     plain = stream.decompress(data, size + 1)  # 0 would mean no limit, and one more shows that there is more
     # Pulsar's Java client flushes the stream and doesn't end it, so its end, and zlib's checksum, may be missing.
@@ -85,12 +85,12 @@ def _zlib(data: memoryview, size: int) -> bytes:
     return plain
 
 
-def _zstd(data: memoryview, size: int) -> bytes:
+def _zstd(data: bytes, size: int) -> bytes:
     plain: bytes = pa.Codec("zstd").decompress(pa.py_buffer(data), decompressed_size=size, asbytes=True)
     return plain
 
 
-def _snappy(data: memoryview, size: int) -> bytes:
+def _snappy(data: bytes, size: int) -> bytes:
     # Arrow fills as many bytes as the data says and leaves the rest as it was: so the two must agree.
     declared = _varint32(data)
     if declared != size:
@@ -99,16 +99,16 @@ def _snappy(data: memoryview, size: int) -> bytes:
     return plain
 
 
-def _varint32(data: memoryview) -> int:
+def _varint32(data: bytes) -> int:
     value = 0
     for index in range(min(len(data), 5)):
         value |= (data[index] & 0x7F) << 7 * index
         if not data[index] & 0x80:
             return value
-    raise Inconsistent("snappy payload", expected="a length of at most 5 bytes", found=bytes(data[:5]).hex())
+    raise Inconsistent("snappy payload", expected="a length of at most 5 bytes", found=data[:5].hex())
 
 
-_CODECS: dict[int, Callable[[memoryview, int], bytes]] = {
+_CODECS: dict[int, Callable[[bytes, int], bytes]] = {
     PayloadCodec.LZ4: _lz4,
     PayloadCodec.ZLIB: _zlib,
     PayloadCodec.ZSTD: _zstd,

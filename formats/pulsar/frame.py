@@ -40,7 +40,7 @@ class Frame(NamedTuple):
     payload_start: int
 
 
-def decode_frame(entry: memoryview) -> Frame:
+def decode_frame(entry: bytes) -> Frame:
     """Reads the frame of one entry; offsets in errors count from its first byte.
 
     Raises:
@@ -54,18 +54,18 @@ def decode_frame(entry: memoryview) -> Frame:
     if magic == _MAGIC_BROKER_METADATA:
         start = 6
         position = start + _length(entry, 2, "broker entry metadata")
-        broker = parse_message(_BrokerEntryMetadata, bytes(entry[start:position]), start)
+        broker = parse_message(_BrokerEntryMetadata, entry[start:position], start)
         magic = _U16(entry, position)[0] if size >= position + 2 else 0
     if magic == _MAGIC_CHECKSUM:
         _check_crc(entry, position + 2)
         position += 6
     start = position + 4
     position = start + _length(entry, position, "message metadata")
-    metadata = parse_message(_MessageMetadata, bytes(entry[start:position]), start)
+    metadata = parse_message(_MessageMetadata, entry[start:position], start)
     return Frame(metadata, broker, position)
 
 
-def _length(entry: memoryview, at: int, what: str) -> int:
+def _length(entry: bytes, at: int, what: str) -> int:
     """A length field at ``at`` whose bytes are there too."""
     left = len(entry) - at - 4
     if left < 0:
@@ -76,7 +76,7 @@ def _length(entry: memoryview, at: int, what: str) -> int:
     return length
 
 
-def _check_crc(entry: memoryview, at: int) -> None:
+def _check_crc(entry: bytes, at: int) -> None:
     if len(entry) < at + 4:
         raise Truncated("checksum of the message", offset=at, expected="4 bytes", found=len(entry) - at)
     expected, found = _U32(entry, at)[0], crc32c(entry[at + 4 :])

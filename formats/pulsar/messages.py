@@ -60,7 +60,8 @@ class MessageOptions:
     """How to decode.
 
     Attributes:
-        columns: the wanted ones of ``COLUMNS``, in that order. Without one of ``ROW_COLUMNS`` nothing is decompressed.
+        columns: the wanted ones of ``COLUMNS``, in that order, at least one. Without one of ``ROW_COLUMNS`` nothing is
+            decompressed.
         bad_entries: ``ERROR`` raises; ``NULL`` makes a row whose columns are null as far as they couldn't be read, with
             the reason in the column ``error``.
         markers: whether entries that Pulsar's servers wrote for themselves are rows too.
@@ -78,6 +79,8 @@ class MessageOptions:
     bytes_max: int = BYTES_MAX
 
     def __post_init__(self) -> None:
+        if not self.columns:
+            raise ValueError("no columns of messages: rows of nothing can't be counted")
         unknown = [name for name in self.columns if name not in COLUMNS]
         if unknown:
             raise ValueError(f"no such columns of messages: {', '.join(unknown)}; there are {', '.join(COLUMNS)}")
@@ -113,32 +116,37 @@ class MessageDecoder:
         rows = MessageRows(batch.ledger_id)
         for number, entry_id in enumerate(batch.entry_ids.tolist()):
             try:
-                self._add(rows, entry_id, data[bounds[number] : bounds[number + 1]])
+                self._add(rows, entry_id, bytes(data[bounds[number] : bounds[number + 1]]))
             except FormatError:
                 if rows.count:  # what comes before the damage is whole
                     yield record_batch(rows, options.columns)
                 raise
-            if rows.count >= options.rows_max or rows.payload_bytes >= options.bytes_max:
+            if rows.count >= options.rows_max or rows.size_bytes >= options.bytes_max:
                 yield record_batch(rows, options.columns)
                 rows = MessageRows(batch.ledger_id)
         if rows.count:
             yield record_batch(rows, options.columns)
 
-    def _add(self, rows: MessageRows, entry_id: int, entry: memoryview) -> None:
+    def _add(self, rows: MessageRows, entry_id: int, entry: bytes) -> None:
         try:
             frame = decode_frame(entry)
-            if frame.metadata.HasField("marker_type") and not self._options.markers:
+            metadata = frame.metadata
+            if not self._options.markers and metadata.HasField("marker_type"):
                 return
-            count = self._batch_count(frame, len(entry) - frame.payload_start)
+            # Part of a message, or encrypted: such a payload can be neither decompressed nor taken apart.
+            opaque = metadata.num_chunks_from_msg > 1 or len(metadata.encryption_keys) > 0
+            is_batch = not opaque and metadata.HasField("num_messages_in_batch")
+            count = self._batch_count(frame, len(entry)) if is_batch else 0
         except FormatError as error:
             self._refuse(rows.ledger_id, entry_id, error)
             rows.add_unreadable(entry_id, str(error))
             return
+        rows.size_bytes += frame.payload_start + count * _repeated_bytes(metadata)
         if not self._needs_payloads:
             rows.add_metadata(entry_id, frame, count)
             return
         try:
-            payload = self._payload(frame, entry)
+            payload = entry[frame.payload_start :] if opaque else self._payload(frame, entry)
         except FormatError as error:
             self._refuse(rows.ledger_id, entry_id, error)
             rows.add_damaged(entry_id, frame, count, str(error))
@@ -151,25 +159,28 @@ class MessageDecoder:
             self._refuse(rows.ledger_id, entry_id, found.error)
         rows.add_batch(entry_id, frame, count, payload, found)
 
-    def _batch_count(self, frame: Frame, payload_bytes: int) -> int:
-        """How many messages the payload holds if it can be taken apart; 0 when it isn't a batch, or can't be."""
-        metadata = frame.metadata
-        if not metadata.HasField("num_messages_in_batch") or _is_opaque(metadata):
-            return 0
+    def _batch_count(self, frame: Frame, entry_bytes: int) -> int:
+        """How many messages a batch holds, if that is possible."""
+        options, metadata = self._options, frame.metadata
         count = int(metadata.num_messages_in_batch)
-        size = payload_bytes if metadata.compression == PayloadCodec.NONE else metadata.uncompressed_size
+        stored = entry_bytes - frame.payload_start
+        size = stored if metadata.compression == PayloadCodec.NONE else metadata.uncompressed_size
         if count < 1 or count * MESSAGE_BYTES_MIN > size:
             raise Inconsistent("messages of a batch", expected=f"1 to {size // MESSAGE_BYTES_MIN}", found=count)
-        if count > self._options.batch_messages_max:
+        if count > options.batch_messages_max:
+            raise LimitExceeded("messages of a batch", expected=f"at most {options.batch_messages_max}", found=count)
+        repeated = count * _repeated_bytes(metadata)
+        if repeated > options.payload_bytes_max:
             raise LimitExceeded(
-                "messages of a batch", expected=f"at most {self._options.batch_messages_max}", found=count
+                "metadata of a batch, once per message",
+                expected=f"at most {options.payload_bytes_max} bytes",
+                found=repeated,
             )
         return count
 
-    def _payload(self, frame: Frame, entry: memoryview) -> memoryview | bytes:
-        """The payload, decompressed unless that is impossible."""
+    def _payload(self, frame: Frame, entry: bytes) -> bytes:
         metadata, stored = frame.metadata, entry[frame.payload_start :]
-        if _is_opaque(metadata):
+        if metadata.compression == PayloadCodec.NONE:
             return stored
         try:
             return decompress_payload(
@@ -187,9 +198,9 @@ class MessageDecoder:
             raise error
 
 
-def _is_opaque(metadata: Any) -> bool:
-    """Whether the payload is a part of a message, or encrypted: then it can be neither decompressed nor taken apart."""
-    return metadata.num_chunks_from_msg > 1 or bool(metadata.encryption_keys)
+def _repeated_bytes(metadata: Any) -> int:
+    """Bytes of a batch's metadata that each of its rows has a copy of."""
+    return len(metadata.producer_name) + len(metadata.replicated_from) + len(metadata.schema_version)
 
 
 def messages(batch: EntryBatch, options: MessageOptions | None = None, *, source: str = "") -> pa.Table:
@@ -210,7 +221,7 @@ def publish_times_ms(batch: EntryBatch) -> NDArray[np.int64]:
     times, data, bounds = batch.publish_times_ms.copy(), batch.data, batch.offsets.tolist()
     for number in np.flatnonzero(times == TIME_UNKNOWN_MS).tolist():
         try:
-            time_ms = decode_frame(data[bounds[number] : bounds[number + 1]]).metadata.publish_time
+            time_ms = decode_frame(bytes(data[bounds[number] : bounds[number + 1]])).metadata.publish_time
         except FormatError:
             continue
         if 0 < time_ms <= TIME_MS_MAX:

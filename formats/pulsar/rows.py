@@ -25,6 +25,7 @@ class MessageRows:
         ledger_id: the ledger.
         count: rows so far.
         payload_bytes: bytes of the payloads they came from, decompressed.
+        size_bytes: about how much memory the rows will take.
         entry_ids, metadata, brokers, counts: a value per entry. Metadata (protobuf) is ``None`` where it couldn't be
             read, the broker's where there is none.
         singles, starts, ends: a value per row, none when only columns of entries are wanted: the message's own metadata
@@ -36,6 +37,7 @@ class MessageRows:
         self.ledger_id = ledger_id
         self.count = 0
         self.payload_bytes = 0
+        self.size_bytes = 0
         self.entry_ids: list[int] = []
         self.metadata: list[Any] = []
         self.brokers: list[Any] = []
@@ -43,23 +45,24 @@ class MessageRows:
         self.singles: list[Any] = []
         self.starts: list[int] = []
         self.ends: list[int] = []
-        self.payloads: list[memoryview | bytes] = []
+        self.payloads: list[bytes] = []
         self.errors: dict[int, str] = {}
 
     def add_metadata(self, entry_id: int, frame: Frame, count: int) -> None:
         """An entry whose payload nobody wants."""
         self._add_entry(entry_id, frame.metadata, frame.broker, count)
 
-    def add_single(self, entry_id: int, frame: Frame, payload: memoryview | bytes) -> None:
+    def add_single(self, entry_id: int, frame: Frame, payload: bytes) -> None:
         """An entry that is one message, or a part of one."""
         self.singles.append(frame.metadata)
         self.starts.append(self.payload_bytes)
         self.payload_bytes += len(payload)
+        self.size_bytes += len(payload)
         self.ends.append(self.payload_bytes)
         self.payloads.append(payload)
         self._add_entry(entry_id, frame.metadata, frame.broker, 0)
 
-    def add_batch(self, entry_id: int, frame: Frame, count: int, payload: memoryview | bytes, batch: Batch) -> None:
+    def add_batch(self, entry_id: int, frame: Frame, count: int, payload: bytes, batch: Batch) -> None:
         """An entry of ``count`` messages; those that ``batch`` lacks are rows without content."""
         base = self.payload_bytes
         self.singles += batch.singles
@@ -67,6 +70,7 @@ class MessageRows:
         self.ends += [base + end for end in batch.ends]
         self.payloads.append(payload)
         self.payload_bytes += len(payload)
+        self.size_bytes += len(payload)
         if batch.error is not None:
             self._add_unread(count - len(batch.singles), self.count + count, str(batch.error))
         self._add_entry(entry_id, frame.metadata, frame.broker, count)

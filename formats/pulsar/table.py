@@ -160,7 +160,7 @@ def _value(table: _Table) -> pa.Array:
     is_null |= np.array(table.compacted_out, dtype=bool)
     if table.unread is not None:
         is_null |= table.unread
-    data = bytes(rows.payloads[0]) if len(rows.payloads) == 1 else b"".join(rows.payloads)
+    data = b"".join(rows.payloads)
     return binary_column(data, np.array(rows.starts, dtype=np.int64), np.array(rows.ends, dtype=np.int64), is_null)
 
 

@@ -274,6 +274,8 @@ def test_columns_come_in_the_order_asked_for_and_unknown_ones_are_refused() -> N
     assert table.column_names == ["value", "entry_id", "value"]
     with pytest.raises(ValueError, match="no such columns of messages: payload; there are ledger_id"):
         MessageOptions(columns=("payload",))
+    with pytest.raises(ValueError, match="no columns of messages"):
+        MessageOptions(columns=())
 
 
 def test_nothing_is_decompressed_for_columns_of_entries() -> None:
@@ -292,6 +294,8 @@ def test_record_batches_end_where_one_of_the_limits_is_reached() -> None:
     assert [each.num_rows for each in by_rows.decode(entries)] == [30] * 6 + [20]
     by_bytes = MessageDecoder(MessageOptions(bytes_max=4000))
     assert [each.num_rows for each in by_bytes.decode(entries)] == [40] * 5
+    small = MessageDecoder(MessageOptions(bytes_max=1))
+    assert [each.num_rows for each in small.decode(entries)] == [10] * 20
     assert list(MessageDecoder(MessageOptions()).decode(batch_of())) == []
     assert messages(batch_of()).schema.names == list(COLUMNS)
 
@@ -449,6 +453,22 @@ def test_sizes_are_looked_at_before_anything_is_allocated() -> None:
     assert "expected at most 10, found 11" in str(error_of(many, batch_messages_max=10))
     with pytest.raises(ValueError, match="payload_bytes_max"):
         MessageOptions(payload_bytes_max=2**30 + 1)
+
+
+def test_metadata_that_each_row_of_a_batch_repeats_is_limited_and_counts() -> None:
+    """A batch of a thousand from a producer whose name has a megabyte would be a gigabyte of names."""
+    long = batch_entry([Sent() for _ in range(1000)], producer="p" * 999, schema_version=b"s")
+    error = error_of(long, payload_bytes_max=999_999)
+    assert isinstance(error, LimitExceeded)
+    assert "metadata of a batch, once per message" in str(error)
+    assert "expected at most 999999 bytes, found 1000000" in str(error)
+    assert len(rows_of(long, payload_bytes_max=1_000_000)) == 1000
+    for columns in (tuple(COLUMNS), ("producer_name",)):
+        decoder = MessageDecoder(MessageOptions(columns=columns, bytes_max=1_500_000))
+        assert [each.num_rows for each in decoder.decode(batch_of(*[long] * 5))] == [2000, 2000, 1000]
+    properties = single_entry(Sent(properties={"a": "b" * 10_000}))
+    decoder = MessageDecoder(MessageOptions(bytes_max=100_000))
+    assert [each.num_rows for each in decoder.decode(batch_of(*[properties] * 25))] == [10, 10, 5]
 
 
 def test_fields_that_nobody_knows_are_skipped() -> None:
