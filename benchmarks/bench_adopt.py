@@ -55,7 +55,7 @@ class Bucket:
     def key(self, number: int) -> str:
         return f"{UUID(int=number << 64)}-ledger-{number}"
 
-    def list(self, prefix: str, *, after: str = "", limit: int = PAGE) -> ListPage:
+    def list(self, prefix: str, *, after: str = "", limit: int = PAGE) -> ListPage:  # noqa: ARG002
         start = int(after) if after else 0
         stop = min(start + limit // 2, self.ledgers)
         found = []

@@ -214,7 +214,12 @@ def _print(done: Adoption, *, dry_run: bool, as_json: bool) -> None:
     for line in _remarks(done):
         print(line)
     verb = "would adopt" if dry_run else "adopted"
-    print(f"{verb} {summary['adopted']:,} segments of {len(rows):,} streams; {summary['already']:,} were there already")
+    adopted, streams = _counted(summary["adopted"], "segment"), _counted(len(rows), "stream")
+    print(f"{verb} {adopted} of {streams}; already there: {summary['already']:,}")
+
+
+def _counted(count: object, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _row(each: AdoptedStream) -> Mapping[str, object]:
@@ -241,13 +246,13 @@ def _remarks(done: Adoption) -> Iterator[str]:
         if missing:
             yield f"{each.stream}: not in the store: ledgers {', '.join(missing)}"
         if each.unreadable:
-            yield f"{each.stream}: {each.unreadable:,} segments after that can be read once they are"
+            yield f"{each.stream}: can be read once they are: {_counted(each.unreadable, 'segment')} after that"
     for problem in done.problems:
         yield f"not usable: {problem.what}: {problem.why}"
-    for found, what in (
-        (done.unmatched, "ledgers of unknown topics (--admin-url or --internal-stats tells)"),
-        (done.unfinished, "objects without their data or index: an offload that failed or is under way"),
-        (done.foreign, "objects that aren't Pulsar's"),
+    for found, which, what in (
+        (done.unmatched, "of unknown topics, which --admin-url or --internal-stats tells", "ledger"),
+        (done.unfinished, "without data or index: an offload that failed or is under way", "object"),
+        (done.foreign, "not Pulsar's", "object"),
     ):
         if found.count:
-            yield f"{found.count:,} {what}, for example {found.examples[0]}"
+            yield f"{_counted(found.count, what)} {which}, for example {found.examples[0]}"

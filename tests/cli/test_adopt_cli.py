@@ -52,7 +52,7 @@ def test_a_table_and_a_line_say_what_was_done(offloader: Offloader, bucket: Obje
     heading, row, last = done.out.splitlines()
     assert heading.split() == ["STREAM", "ADOPTED", "ALREADY", "LEFT", "OUT", "ENTRIES", "PAYLOAD", "FIRST", "LAST"]
     assert row.split() == [GOLDEN_STREAM, "4", "0", "0", f"{ENTRIES:,}", "11.9", "MiB", "1001:0", "1007:2"]
-    assert last == "adopted 4 segments of 1 streams; 0 were there already"
+    assert last == "adopted 4 segments of 1 stream; already there: 0"
     assert "would adopt 0 segments" in offloader("adopt", "--store", url, "--dry-run").out
 
 
@@ -125,8 +125,8 @@ def test_remarks_name_what_is_left_out_and_why(
 
     assert f"{GOLDEN_STREAM}: left out 11111111-1111-4111-8000-0000000003e9 1001:0: the topic has no ledger 1001" in out
     assert f"{GOLDEN_STREAM}: not in the store: ledgers 1005\n" in out
-    assert f"{GOLDEN_STREAM}: 1 segments after that can be read once they are\n" in out
-    assert "1 objects that aren't Pulsar's, for example notes.txt\n" in out
+    assert f"{GOLDEN_STREAM}: can be read once they are: 1 segment after that\n" in out
+    assert "1 object not Pulsar's, for example notes.txt\n" in out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""docs/ADOPTING.md: its samples are run in order on a small golden bucket and print what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from offloader.cli.main import main
+from offloader.store.base import open_store
+from tests.support.golden_bucket import golden_cases, put_golden
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "ADOPTING.md").read_text(encoding="utf-8")
+#: Where the text's samples are.
+PLACE = "/srv/pulsar"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """What the page says is there: whole ledgers, one without a name, half of an offload, somebody's notes."""
+    bucket = open_store(f"file://{tmp_path}/bucket")
+    put_golden(bucket)
+    [small] = golden_cases("v2")[0]["segments"]
+    put_golden(bucket, [small], layout="v2")
+    bucket.put("11111111-1111-4111-8000-000000000bad-ledger-1009", b"half of an offload")
+    bucket.put("notes.txt", b"somebody's")
+    ledgers = [
+        {"ledgerId": 2002, "entries": 20, "size": 200, "offloaded": True},
+        {"ledgerId": 2005, "entries": 0, "size": 0, "offloaded": False},
+    ]
+    (tmp_path / "small.json").write_text(json.dumps({"ledgers": ledgers, "cursors": {}}))
+    return tmp_path
+
+
+def sessions(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Commands and what each prints."""
+    for block in re.split(r"^\$ ", text, flags=re.M)[1:]:
+        command, *expected = block.splitlines()
+        yield command, expected
+
+
+def test_the_samples_run_in_order_and_print_what_the_text_says(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    printed, count = "", 0
+    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.M | re.S):
+        here = text.replace(PLACE, str(place))
+        if language == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(here, "sample", "exec"), {})
+            printed = out.getvalue()
+        elif language == "text":
+            assert printed == here
+        else:
+            assert language == "console"
+            for command, expected in sessions(here):
+                words = shlex.split(command)
+                if words[0] == "export":
+                    monkeypatch.setenv(*words[1].split("=", 1))
+                    continue
+                capsys.readouterr()
+                code = main(words[1:])
+                found = capsys.readouterr()
+                assert (code, found.err) == (0, ""), command
+                assert found.out.splitlines() == expected, command
+                count += 1
+    assert count == 7
+
+
+def test_every_option_that_the_text_names_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["adopt", "--help"])
+    helps = capsys.readouterr().out
+    main(["read", "--help"])
+    helps += capsys.readouterr().out
+    main(["verify", "--help"])
+    helps += capsys.readouterr().out
+    assert set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", TEXT)) <= set(re.findall(r"--[a-z][a-z-]+", helps))
