@@ -25,7 +25,7 @@ from offloader.store.throttled import limits_of
 from offloader.telemetry import NO_TELEMETRY, Reading, Recorder
 from offloader.watchdog import Stall, Watchdog
 from offloader.write.progress import Lag
-from offloader.write.status import Mode, StreamStatus
+from offloader.write.status import StreamStatus
 
 __all__ = ["Observation", "ObservedStream"]
 
@@ -45,8 +45,6 @@ class ObservedStream(Protocol):
 
 #: A look at ten thousand streams takes a quarter of a second: it must stay a small part of the time.
 _IDLE_FACTOR = 50.0
-#: Error of a stream that was stopped on purpose: it has no gauges any more.
-_ON_PURPOSE = "Closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ class Observation:
     def readings(self) -> Iterator[Reading]:
         """The gauges of the streams and of what they wait for, as they are now."""
         for each in self._see():
-            if not _was_closed(each.status):
+            if not each.status.was_closed:
                 yield from _readings_of(each)
         limits = self._limits()
         for priority, count in ({} if limits is None else limits.waiting).items():
@@ -179,7 +177,7 @@ class Observation:
             for stream in held:
                 status = stream.status()
                 # A stream that was stopped and started again may be held twice for a while.
-                if stream.stream not in streams or not _was_closed(status):
+                if stream.stream not in streams or not status.was_closed:
                     streams[stream.stream] = stream, status
             # Before any source is asked: one that doesn't answer must not keep the watchdog quiet.
             named = {name: status for name, (_, status) in streams.items()}
@@ -208,10 +206,6 @@ class Observation:
             if str(error) != self._told:
                 _log.warning("%s", error)
             self._told = str(error)
-
-
-def _was_closed(status: StreamStatus) -> bool:
-    return status.mode is Mode.STOPPED and status.error_kind == _ON_PURPOSE
 
 
 def _readings_of(seen: _Seen) -> Iterator[Reading]:

@@ -58,7 +58,8 @@ def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: S
         "bytes_offloaded": status.bytes_committed,
         "offers_refused": status.offers_refused,
         "gaps_recorded": status.gaps_recorded,
-        "last_error": status.error or None,
+        # A stream that was told to stop has no trouble.
+        "last_error": None if status.was_closed else status.error or None,
         "last_progress_ms": status.last_progress_ms,
         "stalled": None if stall is None else stall.reason,
     }

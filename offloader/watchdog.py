@@ -16,9 +16,6 @@ from offloader.write.status import Mode, StreamStatus
 
 __all__ = ["Stall", "Watchdog"]
 
-#: The error of a stream that was stopped on purpose.
-_ON_PURPOSE = "Closed"
-
 
 @dataclass(frozen=True, slots=True)
 class Stall:
@@ -94,7 +91,7 @@ class Watchdog:
             return None
         waits = f"stream {stream}: entries up to {status.tail} wait, committed is {status.committed or 'nothing'}"
         if status.mode is Mode.STOPPED:
-            if status.error_kind == _ON_PURPOSE:
+            if status.was_closed:
                 return None
             return Stall(stream, quiet_s, f"{waits}; it stopped: {status.error}")
         gathering = status.mode is Mode.LIVE and not _after(status.tail, status.offered)

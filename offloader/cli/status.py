@@ -1,77 +1,36 @@
 """``offloader status [STREAM]``: what the streams are doing.
 
-Owns how a status document becomes a table, and when it is shown again. Must never change anything, nor pass an old
-document off as news.
+Owns where the document comes from and when it is shown again; how it looks is ``offloader.cli.status_view``. Must never
+change anything, nor pass an old document off as news.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from offloader.cli.errors import failure_of
 from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
-from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.cli.output import json_line, print_rows
+from offloader.cli.status_view import LIMIT_COLUMNS, PLAIN_COLUMNS, frame, head_lines, limit_rows, trouble_of
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
 from offloader.read.streams import load_stream
-from offloader.read.times import time_text
-from offloader.settings import TelemetrySettings
 from offloader.status_document import manifest_document, read_status_file, with_manifest
 from offloader.store.base import ObjectStore
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
 __all__ = ["run", "watch"]
-
-#: A status file that wasn't written for so many of its intervals is called old.
-_INTERVALS_MAX = 3
-
-
-def _size(value: int | None) -> str:
-    return "-" if value is None else bytes_text(value)
-
-
-def _lag(value: Mapping[str, Any] | None) -> str:
-    if value is None:
-        return "-"
-    seconds = "" if value["seconds"] is None else f", {value['seconds']:.1f} s"
-    return "0" if not value["entries"] else f"{value['entries']:,} entries, {bytes_text(value['bytes'])}{seconds}"
-
-
-def _buffer(value: Mapping[str, Any] | None) -> str:
-    return "-" if value is None else f"{bytes_text(value['bytes'])} of {bytes_text(value['bytes_max'])}"
-
-
-def _segments(value: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {status}" for status, count in value.items() if count) or "0"
-
-
-def _time(value: int | None) -> str:
-    return "-" if value is None else time_text(value)
-
-
-def _plain(value: object) -> str:
-    return "-" if value is None else str(value)
-
-
-_COLUMNS = [
-    Column("stream", "STREAM"),
-    Column("mode", "MODE", _plain),
-    Column("committed", "COMMITTED", _plain, right=True),
-    Column("offered", "OFFERED", _plain, right=True),
-    Column("tail", "TAIL", _plain, right=True),
-    Column("lag", "LAG", _lag),
-    Column("buffer", "BUFFER", _buffer),
-    Column("segments", "SEGMENTS", _segments),
-    Column("bytes_offloaded", "OFFLOADED", _size, right=True),
-    Column("last_progress_ms", "LAST PROGRESS", _time),
-    Column("trouble", "TROUBLE", _plain),
-]
 
 
 def run(
@@ -92,6 +51,7 @@ def run(
     watching: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.01, help="Seconds between two looks.")] = 2.0,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
+    limits: Annotated[bool, typer.Option("--limits", help="Show every limit in force instead.")] = False,
     json: Json = False,
 ) -> int:
     """Show what the streams are doing: mode, positions, lag, buffer, segments, last error, last progress.
@@ -104,17 +64,47 @@ def run(
             "neither a store nor a status file was named",
             hint="give --store URL for what the manifests say, --status-file FILE for what the writing process says",
         )
+    if limits:
+        return _show_limits(status_file, as_json=json)
     opened = open_chosen_store(store, endpoint_url, region) if store else None
+    return _look(
+        lambda: _documents(opened, status_file, stream, limit),
+        status_file,
+        as_json=json,
+        interval_s=interval if watching else None,
+    )
+
+
+def _look(
+    gather: Callable[[], tuple[dict[str, Any], int]], status_file: str, *, as_json: bool, interval_s: float | None
+) -> int:
+    """Shows what ``gather`` answers, once or again and again; its exit code."""
     clock = SystemClock()
+    watching, on_terminal = interval_s is not None, sys.stdout.isatty() and not as_json
+    with _screen(in_place=watching) if on_terminal else nullcontext() as draw:
 
-    def show() -> int:
-        document, code = _documents(opened, status_file, stream, limit)
-        _show(document, status_file, clock, as_json=json)
-        return code
+        def show() -> int:
+            document, code = gather()
+            if draw is not None:
+                size = shutil.get_terminal_size()
+                height = size.lines - 1 if watching else None
+                draw(frame(document, status_file, clock.now_ms(), width=size.columns, height=height))
+            elif as_json:
+                _print_json(document, clock.now_ms())
+            else:
+                _print_plain(document, status_file, clock.now_ms())
+            return code
 
-    if not watching:
-        return show()
-    watch(show, interval, clock=clock, stop=threading.Event())
+        if interval_s is None:
+            return show()
+        watch(show, interval_s, clock=clock, stop=threading.Event())
+    return 0
+
+
+def _show_limits(status_file: str, *, as_json: bool) -> int:
+    if not status_file:
+        raise InvalidCall("only a writing process has limits", hint="name its status file: --status-file FILE")
+    print_rows(limit_rows(read_status_file(Path(status_file))), LIMIT_COLUMNS, as_json=as_json)
     return 0
 
 
@@ -171,36 +161,29 @@ def _one(store: ObjectStore | None, written: Mapping[str, Any] | None, name: str
     return manifest if written is None else with_manifest(written, manifest)
 
 
-def _show(document: Mapping[str, Any], status_file: str, clock: Clock, *, as_json: bool) -> None:
-    written_ms = document["written_ms"]
-    age_s = None if written_ms is None else max(0, clock.now_ms() - written_ms) / 1000
-    if as_json:
-        for row in document["streams"]:
-            print(json_line({**row, "written_ms": written_ms, "age_s": age_s}))
-        return
-    if age_s is not None:
-        print(_age_line(document, status_file, age_s))
-    for line in _limit_lines(document.get("limits")):
+def _print_plain(document: Mapping[str, Any], status_file: str, now_ms: int) -> None:
+    for line, _ in head_lines(document, status_file, now_ms):
         print(line)
-    rows = [{**row, "trouble": row.get("stalled") or row.get("last_error")} for row in document["streams"]]
-    print_rows(rows, _COLUMNS, empty="no streams")
+    rows = [{**row, "trouble": trouble_of(row)} for row in document["streams"]]
+    print_rows(rows, PLAIN_COLUMNS, empty="no streams")
 
 
-def _age_line(document: Mapping[str, Any], status_file: str, age_s: float) -> str:
-    telemetry = document.get("settings", {}).get("telemetry", {})
-    interval_s = telemetry.get("status_interval_s", TelemetrySettings().status_interval_s)
-    old = age_s > _INTERVALS_MAX * interval_s
-    note = f": OLD, it is due every {interval_s:g} s; the process may have ended" if old else ""
-    return f"{status_file} of process {document.get('pid')}, written {age_s:.0f} s ago{note}"
+def _print_json(document: Mapping[str, Any], now_ms: int) -> None:
+    written_ms = document["written_ms"]
+    age_s = None if written_ms is None else max(0, now_ms - written_ms) / 1000
+    for row in document["streams"]:
+        print(json_line({**row, "written_ms": written_ms, "age_s": age_s}))
 
 
-def _limit_lines(limits: Mapping[str, Any] | None) -> list[str]:
-    if limits is None:
-        return []
-    lines = [f"limits: {', '.join(f'{name} = {value:g}' for name, value in limits['limits'].items())}"]
-    waiting = {name: count for name, count in limits["waiting"].items() if count}
-    if waiting:
-        lines.append(f"waiting for their turn: {', '.join(f'{count} {name}' for name, count in waiting.items())}")
-    if limits["pace_requests_per_s"] is not None:
-        lines.append(f"slowed down by the store to {limits['pace_requests_per_s']:.1f} requests/s")
-    return lines if limits["limits"] else lines[1:]
+@contextmanager
+def _screen(*, in_place: bool) -> Iterator[Callable[[list[Text]], None]]:
+    """Shows frames on the terminal, one after another or in the same place."""
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    console = Console(highlight=False)
+    if not in_place:
+        yield lambda lines: console.print(Group(*lines))
+        return
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        yield lambda lines: live.update(Group(*lines), refresh=True)

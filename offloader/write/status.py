@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from formats.entries import Position
+from offloader.errors import Closed
 
 __all__ = ["Mode", "StreamStatus", "error_fields"]
 
@@ -61,6 +62,11 @@ class StreamStatus:
     tail_time_ms: int | None = None
     committed_time_ms: int | None = None
     gaps_recorded: int = 0
+
+    @property
+    def was_closed(self) -> bool:
+        """Whether it stopped because it was told to."""
+        return self.mode is Mode.STOPPED and self.error_kind == Closed.__name__
 
 
 def error_fields(error: Exception | None) -> dict[str, Any]:

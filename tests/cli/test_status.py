@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
+import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
+from dataclasses import fields
 from pathlib import Path
 from uuid import uuid4
 
@@ -89,6 +96,7 @@ def test_from_the_file_of_a_process_that_ended(offloader: Offloader, tmp_path: P
     assert (row["entries_offloaded"], row["bytes_offloaded"]) == (3, 11)
     assert row["segments"] == {"offloaded": 1, "failed": 0}
     assert row["age_s"] >= 0
+    assert row["last_error"] is None, "it was told to stop"
 
 
 def test_lag_is_in_entries_bytes_and_seconds(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
@@ -122,28 +130,52 @@ def test_an_old_file_is_called_old(offloader: Offloader, tmp_path: Path, store_u
 def test_limits_and_trouble_are_shown(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
     file = written(tmp_path, store_url)
     document = json.loads(file.read_text())
-    document["limits"] |= {
-        "limits": {"upload_bytes_per_s": 1000.0},
-        "waiting": {"live": 2, "read": 0},
-        "pace_requests_per_s": 2.5,
-    }
+    document["limits"] |= {"waiting": {"live": 2, "read": 0}, "pace_requests_per_s": 2.5}
+    document["settings"]["limits"]["upload_bytes_per_s"] = 1000.0
+    document["settings"]["store"]["single_writer"] = True
+    document["store"] |= {"single_writer": True, "problems": ["a create replaces an object that is there"]}
+    document["store"] |= {"open_requests": 3, "oldest_request": {"verb": "put", "key": "k", "seconds": 31.0}}
     document["streams"][0] |= {"stalled": "stream live: entries wait", "last_error": "x"}
     file.write_text(json.dumps(document))
     lines = offloader("status", "--status-file", str(file)).out.splitlines()
-    assert lines[1:4] == [
-        "limits: upload_bytes_per_s = 1000",
+    assert lines[1:6] == [
+        (
+            f"store: {store_url}; single writer: nobody else may ever write there; it breaks promises: a create "
+            "replaces an object that is there"
+        ),
+        "3 requests are open, put of k for 31 s",
+        (
+            "settings: store.single_writer = True, limits.upload_bytes_per_s = 1000.0, telemetry.status_interval_s = "
+            "3600.0"
+        ),
         "waiting for their turn: 2 live",
         "slowed down by the store to 2.5 requests/s",
     ]
     assert lines[-1].endswith("stream live: entries wait")
 
 
-def test_every_limit_shows_in_the_document(tmp_path: Path, store_url: str) -> None:
-    document = json.loads(written(tmp_path, store_url).read_text())
-    assert document["settings"]["offload"]["offload_buffer_bytes_max"] == Settings().offload.offload_buffer_bytes_max
-    assert document["settings"]["limits"]["turn_wait_s_max"] == 300.0
-    assert document["settings"]["store"]["retry_total_s"] == 60.0
-    assert document["settings"]["read"]["cache_bytes_max"] == Settings().read.cache_bytes_max
+def test_every_limit_in_force_is_listed_with_its_default_and_what_it_limits(
+    offloader: Offloader, tmp_path: Path, store_url: str
+) -> None:
+    file = written(tmp_path, store_url)
+    rows = {row["setting"]: row for row in offloader("status", "--status-file", str(file), "--limits", "--json").rows}
+    assert rows.keys() == {
+        f"{section.name}.{setting.name}"
+        for section in fields(Settings())
+        for setting in fields(getattr(Settings(), section.name))
+    }
+    assert rows["telemetry.status_interval_s"] == {
+        "setting": "telemetry.status_interval_s",
+        "value": 3600.0,
+        "default": 5.0,
+        "what": "time between two looks at the streams",
+    }
+    assert rows["offload.offload_buffer_bytes_max"]["value"] == Settings().offload.offload_buffer_bytes_max
+    assert rows["store.single_writer"]["value"] is False
+    code, line, _ = offloader.refuses("status", "--limits")
+    assert (code, line) == (2, "neither a store nor a status file was named")
+    code, line, hint = offloader.refuses("status", "--limits", "--store", store_url)
+    assert (code, hint) == (2, "name its status file: --status-file FILE")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 1, "written_ms": 1, "streams": [1]}'])
@@ -243,3 +275,40 @@ def test_a_watching_process_shows_what_changes_and_ends_at_ctrl_c(tmp_path: Path
     finally:
         process.kill()
         process.wait()
+
+
+def test_on_a_terminal_it_watches_in_place_and_no_line_is_too_long(tmp_path: Path, store_url: str) -> None:
+    file = written(tmp_path, store_url)
+    document = json.loads(file.read_text())
+    [stream] = document["streams"]
+    document["streams"] = [{**stream, "stream": f"public/default/persistent/orders-{n}"} for n in range(50)]
+    document["streams"][40] |= {"stalled": "stream public/default/persistent/orders-40: entries wait " + "long " * 30}
+    file.write_text(json.dumps(document))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "offloader.cli.main", "status", "--status-file", str(file), "--watch"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        while b"long" not in shown.partition(b"!")[2]:
+            assert select.select([ours], [], [], 60)[0], shown
+            shown += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(f"{file}"[:80])
+    rows = [line.split()[0] for line in lines if line.startswith("orders-")]
+    assert rows[0] == "orders-40", "trouble comes first where not everything has room"
+    assert 3 <= len(rows) < 20

@@ -1,0 +1,112 @@
+"""How a status document looks on terminals of any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from offloader.cli.status_view import frame, head_lines
+from tests.support.streams import BASE_MS
+
+PREFIX = "public/default/persistent/"
+
+
+def row(number: int = 0, **given: Any) -> dict[str, Any]:
+    return {
+        "stream": f"{PREFIX}orders-partition-{number}",
+        "mode": "live",
+        "committed": "7:99",
+        "tail": "7:142",
+        "lag": {"entries": 43, "bytes": 44_032, "seconds": 150.0},
+        "buffer": {"bytes": 16 * 1024 * 1024, "bytes_max": 64 * 1024 * 1024},
+        "segments": {"offloaded": 12, "failed": 1},
+        "bytes_offloaded": 12 * 1024**3,
+        "last_progress_ms": BASE_MS - 90_000,
+        "stalled": None,
+        "last_error": None,
+        **given,
+    }
+
+
+def lines(rows: list[dict[str, Any]], width: int = 80, height: int | None = None, **process: Any) -> list[str]:
+    document = {"written_ms": None, **process, "streams": rows}
+    return [line.plain for line in frame(document, "status.json", BASE_MS, width=width, height=height)]
+
+
+def test_at_80_columns_a_stream_is_a_line_with_its_lag_in_time_entries_and_bytes() -> None:
+    assert lines([row(0), row(1, mode="catch-up", lag={"entries": 0, "bytes": 0, "seconds": 0.0})]) == [
+        "2 streams of public/default/persistent/: 1 catch-up, 1 live",
+        "",
+        "STREAM              MODE          LAG  ENTRIES     BYTES  BUFFER  PROGRESS",
+        "orders-partition-0  live      2.5 min       43  43.0 KiB     25%  90 s ago",
+        "orders-partition-1  catch-up        0        0       0 B     25%  90 s ago",
+    ]
+
+
+def test_a_wide_terminal_shows_positions_segments_and_what_was_offloaded_too() -> None:
+    heading, shown = lines([row(0)], width=200)[2:]
+    assert heading.split()[-4:] == ["COMMITTED", "TAIL", "OFFLOADED", "SEGMENTS"]
+    assert shown.endswith("  90 s ago       7:99  7:142   12.0 GiB  12 offloaded, 1 failed")
+    assert shown.startswith("public/default/persistent/orders-partition-0  live  ")
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 160, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    rows = [
+        row(0),
+        row(1, stream="a/much/longer/name/of/a/stream/that/somebody/made/up-one-day-in-november", lag=None),
+        row(2, mode="stopped", last_error="it is owned by epoch 7 " * 9),
+        row(3, mode=None, lag=None, buffer=None, last_progress_ms=None, tail=None),
+        {"stream": "damaged", "segments": {}, "last_error": "the manifest is damaged"},
+    ]
+    shown = lines(rows, width)
+    assert max(map(len, shown)) <= width
+    assert any("…" in line for line in shown) or width > 100
+
+
+def test_what_tells_streams_apart_is_the_end_of_their_names() -> None:
+    shown = lines([row(7, stream="t/n/persistent/" + "long-" * 20 + "7")], width=60)
+    assert shown[3].split()[0].startswith("…")
+    assert shown[3].split()[0].endswith("long-7")
+
+
+def test_troubles_stand_below_without_saying_the_name_twice() -> None:
+    trouble = f"stream {PREFIX}orders-partition-1: entries up to 7:142 wait"
+    shown = lines([row(0), row(1, stalled=trouble, last_error="another")], width=100)
+    assert shown[0] == "2 streams of public/default/persistent/: 2 live; 1 in trouble"
+    assert shown[-2:] == ["", f"! {PREFIX}orders-partition-1: entries up to 7:142 wait"]
+
+
+@pytest.mark.parametrize("height", [10, 24, 50])
+def test_where_not_everything_has_room_trouble_comes_first_then_the_largest_lag(height: int) -> None:
+    rows = [row(n, lag={"entries": n, "bytes": n, "seconds": float(n)}) for n in range(100)]
+    rows[5]["stalled"] = f"stream {rows[5]['stream']}: " + "it waits " * 40
+    rows[6]["last_error"] = "x " * 400
+    shown = lines(rows, height=height)
+    assert len(shown) <= height
+    names = [line.split()[0] for line in shown if line.startswith("orders-")]
+    assert names[:4] == [f"orders-partition-{n}" for n in (6, 5, 99, 98)][: len(names)]
+    [more] = [line for line in shown if "more; name one" in line]
+    assert more == f"... and {100 - len(names)} more; name one to see it"
+
+
+def test_everything_is_shown_where_the_height_doesnt_matter() -> None:
+    shown = lines([row(n) for n in range(100)])
+    assert len([line for line in shown if line.startswith("orders-")]) == 100
+
+
+def test_no_streams_is_said() -> None:
+    assert lines([]) == ["no streams"]
+
+
+def test_an_old_file_is_a_warning() -> None:
+    document = {"written_ms": BASE_MS - 60_000, "pid": 7, "settings": {"telemetry": {"status_interval_s": 5.0}}}
+    assert head_lines(document, "status.json", BASE_MS) == [
+        (
+            "status.json of process 7, written 60 s ago: OLD, it is due every 5 s; the process may have ended",
+            True,
+        )
+    ]
+    document["written_ms"] = BASE_MS - 15_000
+    assert head_lines(document, "status.json", BASE_MS) == [("status.json of process 7, written 15 s ago", False)]
