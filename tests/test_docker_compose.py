@@ -17,6 +17,8 @@ import yaml
 from offloader.store.base import open_store
 from offloader.store.probe import require_conditional_puts
 from services.binaries import find_binary
+from services.pulsar.broker import offload_settings
+from services.pulsar.build import SOURCES
 from services.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Unavailable, free_port, stop_group
 
 FILE = Path(__file__).parent.parent / "docker-compose.yml"
@@ -46,6 +48,21 @@ def test_keys_and_bucket_are_those_of_the_services_without_docker(minio: dict[st
     assert minio["environment"]["MINIO_ROOT_USER"] == ACCESS_KEY
     assert minio["environment"]["MINIO_ROOT_PASSWORD"] == SECRET_KEY
     assert f"mkdir -p /data/{BUCKET} &&" in minio["command"][0]
+
+
+def test_the_broker_is_the_one_of_the_tests_and_offloads_to_that_server(minio: dict[str, Any]) -> None:
+    """Docker isn't used here: what can be told without it are the version, the settings, the keys and the ports."""
+    pulsar: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]["pulsar"]
+    [version] = re.findall(r"<pulsar.version>(.*)</pulsar.version>", (SOURCES / "pom.xml").read_text())
+    given = {name.removeprefix("PULSAR_PREFIX_"): value for name, value in pulsar["environment"].items()}
+    assert pulsar["image"] == f"apachepulsar/pulsar-all:{version}"
+    assert offload_settings("http://minio:9000", "pulsar").items() <= given.items()
+    assert (given["ACCESS_KEY_ID"], given["ACCESS_KEY_SECRET"]) == (ACCESS_KEY, SECRET_KEY)
+    assert "mkdir -p /data/pulsar &&" in minio["command"][0]
+    assert all(port.startswith("127.0.0.1:") for port in pulsar["ports"])
+    known = [line.partition("=")[0] for line in (SOURCES / "broker.conf").read_text().splitlines()]
+    kept = {"managedLedgerOffloadAutoTriggerSizeThresholdBytes", "ACCESS_KEY_ID", "ACCESS_KEY_SECRET"}
+    assert set(given) <= {*known, *offload_settings("", ""), *kept}
 
 
 def test_the_lines_to_type_name_what_the_file_sets(minio: dict[str, Any]) -> None:
