@@ -45,6 +45,8 @@ _T = TypeVar("_T")
 
 #: A group ends when it is so many segments large: what a crash repeats, and what is in the store twice per retry.
 GROUP_SEGMENTS = 4
+#: Times a run plans anew because somebody else changed the stream meanwhile.
+REPLANS_MAX = 3
 #: Segments retired by one record.
 RETIRED_PER_RECORD_MAX = 500
 _MIB = 1024 * 1024
@@ -151,20 +153,36 @@ class LedgerRewrite:
     def _rewrite(self, wanted: list[int]) -> dict[int, OffloaderError]:
         """Group after group; why which ledgers couldn't be rewritten."""
         failed: dict[int, OffloaderError] = {}
+        replans = 0
         bytes_max = GROUP_SEGMENTS * segment_bytes_max(self._tools.settings)
         while (group := next_group(self._log.state, wanted, bytes_max)) is not None:
             try:
                 self._replace(group)
+            except EditRefused:
+                # Retention took a segment meanwhile, or somebody recorded something: look at it anew.
+                replans += 1
+                if replans > REPLANS_MAX:
+                    raise
+                self._give_up("the stream changed meanwhile")
+                whole = {each.ledger_id for each in streamed_ledgers(self._log.state) if not each.obstacle}
+                wanted = [each for each in wanted if each in whole]
+                continue
             except OffloaderError as error:
                 if error.kind is not ErrorKind.REPAIR_DATA:
                     raise
                 _log.warning("stream %s: ledgers %s aren't rewritten: %s", self._log.stream, group.ledger_ids, error)
                 self._result.errors.append(error)
                 failed |= dict.fromkeys(group.ledger_ids, error)
-                self._log.commit([Failed(each.uuid, str(error)) for each in self._log.state.rewrites])
+                self._give_up(str(error))
             done = set(group.ledger_ids)
             wanted = [each for each in wanted if each not in done]
         return failed
+
+    def _give_up(self, reason: str) -> None:
+        """What was uploaded under the promised names is swept later."""
+        promised = [Failed(each.uuid, reason) for each in self._log.load().rewrites]
+        if promised:
+            self._log.commit(promised)
 
     def _replace(self, group: RewriteGroup) -> None:
         """Promises, uploads, compares and replaces."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from formats.block import decode_block
-from formats.entries import Position
+from formats.entries import EntryBatch, Position
 from formats.keys import data_key, index_key, parse_object_key, record_key
-from formats.manifest import Gap, Hold, LedgerClosed, LedgersDeleted, SetMethod, Truncate
+from formats.manifest import Edit, Gap, Hold, LedgerClosed, LedgersDeleted, Resume, Retire, SetMethod, Truncate
 from formats.segment import Codec, Layout
 from formats.segment_map import SegmentMap
 from offloader.clock import SystemClock
@@ -164,7 +168,7 @@ def test_one_group_at_a_time_writes_little_twice() -> None:
     for _ in range(30):
         batches = []
         for size in (40, 40, 20):
-            batches.append(batch_of(ledger, first, size))
+            batches.append(batch_of(ledger, first, size, size=300))
             first += size
             if first >= 60:
                 ledger, first = ledger + 1, 0
@@ -394,3 +398,123 @@ def test_the_objects_are_what_an_independent_decoder_reads(bench: Bench) -> None
 
 def test_a_plan_of_nothing_is_nothing(bench: Bench) -> None:
     assert next_group(load_manifest(bench.memory, STREAM), [], 1) is None
+
+
+def test_what_retention_takes_meanwhile_is_planned_anew(bench: Bench) -> None:
+    """Ledger 4's entries are marked as deleted, and ledger 3's first segment goes, while the new objects go up."""
+
+    def deleting(key: str, body: bytes) -> bytes:
+        if parse_object_key(key, STREAM) is not None and not amended:
+            amended.append(key)
+            log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
+            log.load()
+            first = log.state.offloaded(Position(3, 0), Position(3, 0))[0]
+            log.amend([LedgersDeleted((3, 4)), Retire((first.uuid,))])
+        return body
+
+    amended: list[str] = []
+    bench.store.on_put = deleting
+    done = bench.rollback()
+    assert [summary.begin.ledger_id for _, summary in done.rewritten] == [6, 7, 8]
+    with open_reader(bench.memory, STREAM) as reader:
+        found = [entry for batch in reader.scan() for entry in batch.entries() if entry.ledger_id not in (3, 4)]
+    assert found == [entry for entry in bench.writer.entries if entry.ledger_id not in (3, 4)]
+    assert load_manifest(bench.memory, STREAM).rewrites == ()
+
+
+def test_large_ledgers_go_up_in_parts_to_real_servers(s3_place: Any) -> None:
+    store = s3_place.open()
+    writer = StreamWriter(store, STREAM, block_bytes=64 * 1024)
+    writer.add([batch_of(1, 0, 700, size=10_000)])
+    writer.add([batch_of(1, 700, 500, size=10_000), batch_of(2, 0, 100, size=10_000)], closes=[1])
+    settings = Settings.of({"offload": {"part_bytes": 5 * 1024 * 1024, "takeover_after_seconds": 0.01}})
+    with contextlib.closing(LedgerOffloader(store, settings)) as offloader:
+        done = offloader.history.rollback(STREAM)
+    assert [(s.begin, s.end, s.data_bytes > 10 * 2**20) for _, s in done.rewritten] == [
+        (Position(1, 0), Position(1, 1199), True)
+    ]
+    assert [(position, payload) for position, payload in stored_entries(store, STREAM)] == [
+        (entry.position, entry.payload) for entry in writer.entries
+    ]
+    assert list(store.list_uploads("")) == []
+    store.close()
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, bool]], set[int], set[int]]:
+    """Pieces of a stream (ledger, first entry, entries, whether a segment ends there), its closed ledgers, and gaps."""
+    pieces: list[tuple[int, int, int, bool]] = []
+    ledgers = draw(st.integers(1, 5))
+    gaps = draw(st.sets(st.integers(1, ledgers), max_size=2))
+    for ledger in range(1, ledgers + 1):
+        first = 0
+        for size in draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)):
+            pieces.append((ledger, first, size, draw(st.booleans())))
+            first += size
+    closed = set(range(1, ledgers + draw(st.integers(0, 1))))
+    return pieces, closed, gaps & closed
+
+
+@settings(max_examples=60, deadline=None)
+@given(stream=streams(), at=st.integers(1, 60), small=st.booleans(), deleted=st.sets(st.integers(1, 5), max_size=1))
+def test_whatever_the_stream_and_wherever_it_breaks_every_entry_is_there_once(
+    stream: tuple[list[tuple[int, int, int, bool]], set[int], set[int]], at: int, small: bool, deleted: set[int]
+) -> None:
+    pieces, closed, gaps = stream
+    size_mbytes = 0.001 if small else 1
+    offload = {"max_size_per_offload_segment_mbytes": size_mbytes, "backfill_segments_in_flight_max": 1}
+    bench = Bench(settings=Settings.of({"offload": offload}))
+    _write(bench.writer, pieces, closed, gaps)
+    before = load_manifest(bench.memory, STREAM)
+    delete = tuple(deleted & {each.ledger_id for each in streamed_ledgers(before)})
+    expected = [entry for entry in bench.writer.entries if entry.ledger_id not in delete]
+
+    bench.store.set_faults([Fault(call=at, after=bool(at % 2))])
+    for _ in range(2):
+        with contextlib.suppress(OffloaderError):
+            gone = load_manifest(bench.memory, STREAM).deleted_ledgers
+            bench.rollback(delete=tuple(each for each in delete if each not in gone))
+        with open_reader(bench.memory, STREAM) as reader:
+            found = [entry for batch in reader.scan() for entry in batch.entries() if entry.ledger_id not in delete]
+        assert found == expected
+        state = load_manifest(bench.memory, STREAM)
+        assert state.offloaded().sums() == state.sums
+        assert (state.committed_end(), state.newest_end) == (before.committed_end(), before.newest_end)
+        bench.store.set_faults([])
+    assert {each.ledger_id for each in streamed_ledgers(state) if not each.obstacle} == set()
+    assert state.rewrites == ()
+    assert {ledger for ledger, found in bench.layouts().items() if found == {1}} == closed - gaps - deleted
+
+
+def _write(writer: StreamWriter, pieces: list[tuple[int, int, int, bool]], closed: set[int], gaps: set[int]) -> None:
+    """Segments of the pieces; of a ledger with a gap the first entry is lost."""
+    batches: list[EntryBatch] = []
+    ends = {ledger: first + size for ledger, first, size, _ in pieces}
+    for number, (ledger, first, size, ends_here) in enumerate(pieces):
+        lost = first if ledger in gaps and first == 0 else None
+        if lost is not None:
+            if batches:
+                _put(writer, batches, closed, ends)
+                batches = []
+            writer.log.commit(
+                [*_facts(writer, ledger - 1, closed, ends), Gap(Position(ledger, 0), Position(ledger, 0), "lost")]
+            )
+            first, size = 1, size - 1
+        if size:
+            batches.append(batch_of(ledger, first, size, size=300))
+        if batches and (ends_here or number == len(pieces) - 1):
+            _put(writer, batches, closed, ends)
+            batches = []
+    writer.log.commit(_facts(writer, max(ends), closed, ends) or [Resume()])
+
+
+def _put(writer: StreamWriter, batches: list[EntryBatch], closed: set[int], ends: dict[int, int]) -> None:
+    writer.add(batches, closes=[])
+    facts = _facts(writer, batches[-1].ledger_id - 1, closed, ends)
+    if facts:
+        writer.log.commit(facts)
+
+
+def _facts(writer: StreamWriter, up_to: int, closed: set[int], ends: dict[int, int]) -> list[Edit]:
+    known = writer.log.state.closed_ledgers
+    return [LedgerClosed(each, ends[each] - 1) for each in sorted(closed) if each <= up_to and each not in known]
