@@ -177,6 +177,12 @@ def test_what_went_up_must_be_what_was_promised() -> None:
     refused(promised(THREE, summary((1, 5, 9), (2, 0, 4))), state=BEFORE, because="isn't a part of one ledger")
 
 
+def test_a_segment_that_claims_more_than_it_holds_is_refused_where_others_are() -> None:
+    claiming = replace(PART_OF_3, end=Position(3, 6))
+    state = after(Failed(REST, "x"), promised(REST, claiming), state=READY)
+    refused(Replace((A, B), (*ALL[:2], Rewritten(REST, claiming)), 9), state=state, because="overlaps segment")
+
+
 def test_only_what_is_readable_and_ours_is_replaced() -> None:
     refused(Replace((UUID(int=99),), ALL, 9), state=READY, because="unknown, not offloaded")
     gone = after(LedgersDeleted((1,)), Retire((A,)), state=READY)

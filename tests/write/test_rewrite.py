@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -15,25 +17,28 @@ from hypothesis import strategies as st
 from formats.block import decode_block
 from formats.entries import EntryBatch, Position
 from formats.keys import data_key, index_key, parse_object_key, record_key
-from formats.manifest import Edit, Gap, Hold, LedgerClosed, LedgersDeleted, Resume, Retire, SetMethod, Truncate
+from formats.manifest import Adopt, Edit, Gap, Hold, LedgerClosed, LedgersDeleted, Resume, Retire, SetMethod, Truncate
 from formats.segment import Codec, Layout
 from formats.segment_map import SegmentMap
 from offloader.clock import SystemClock
 from offloader.errors import Fenced, InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.managed_ledger import open_managed_ledger
+from offloader.manifest.apply import apply_edits
 from offloader.manifest.context import offload_context
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import rebuild_manifest
-from offloader.manifest.state import EditRefused
+from offloader.manifest.state import EditRefused, ManifestState
 from offloader.read.handle import read_offloaded
 from offloader.read.reader import open_reader
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.write.cold_ledger import EntryDigest
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.rewrite import RewriteResult
 from offloader.write.rollback import next_group, streamed_ledgers
+from tests.support.manifests import summary_of
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of
 
@@ -264,6 +269,7 @@ def test_deleting_instead_takes_exactly_the_named_ledgers(bench: Bench) -> None:
     done = bench.rollback(delete=(4, 9))
     state = load_manifest(bench.memory, STREAM)
     assert done.deleted == [4, 9]
+    assert done.retired == 0, "what is deleted isn't written anew first"
     assert set(state.deleted_ledgers) == {4, 9}
     assert done.left == []
     kept = [entry for entry in bench.writer.entries if entry.ledger_id not in (4, 9)]
@@ -394,6 +400,36 @@ def test_the_objects_are_what_an_independent_decoder_reads(bench: Bench) -> None
         batch = decode_block(data[offset:], block_bytes_max=2**30, decompressed_bytes_max=2**30, ledger_id=8)
         found += [(entry.position, entry.payload) for entry in batch.entries()]
     assert found == [each for each in bench.expected if each[0].ledger_id == 8]
+
+
+def test_a_segment_with_a_hole_inside_is_not_taken_for_a_whole_ledger() -> None:
+    """Others write them: the ids at the ends say 0..9, the count says that two are missing."""
+    whole = summary_of(Position(1, 0), Position(1, 9))
+    [span] = whole.ledgers
+    holed = replace(whole, entries=8, ledgers=(replace(span, entries=8),))
+    edits = [LedgerClosed(1, 9), Adopt(UUID(int=1), holed, {}, True)]
+    state = apply_edits(ManifestState(stream="s", incarnation=UUID(int=7)), edits, record_id=1)
+    assert [each.obstacle for each in streamed_ledgers(state)] == ["entries 0..9 aren't offloaded"]
+
+
+def test_a_digest_is_of_the_entries_and_not_of_how_they_come() -> None:
+    def digest(*batches: EntryBatch) -> bytes:
+        made = EntryDigest()
+        for each in batches:
+            made.add(each)
+        return made.value()
+
+    whole = batch_of(1, 0, 10)
+    assert digest(whole) == digest(whole.slice(0, 3), whole.slice(3, 4), whole.slice(4, 10)) == digest(whole.copy())
+    entries = [entry.payload for entry in whole.entries()]
+    others = [
+        EntryBatch.build(1, 0, [*entries[:9], b"other"], whole.publish_times_ms),
+        EntryBatch.build(1, 0, [entries[0] + entries[1][:1], entries[1][1:], *entries[2:]], whole.publish_times_ms),
+        EntryBatch.build(1, 1, entries, whole.publish_times_ms),
+        EntryBatch.build(1, 0, entries, whole.publish_times_ms + 1),
+        whole.slice(0, 9),
+    ]
+    assert len({digest(whole), *map(digest, others)}) == 6
 
 
 def test_a_plan_of_nothing_is_nothing(bench: Bench) -> None:
