@@ -1,7 +1,7 @@
 """One writer of ``test_manifest_processes.py``, in a process of its own. Not a test.
 
 Reads one JSON line with the store; says ``ready``; waits for a line; then takes the stream and commits until it is
-fenced or done, and prints what it did as one JSON line.
+fenced or done, printing the ledger of each commit it was told of, and how it ended as one JSON line.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def main() -> None:
             ledger_id = epoch * 10_000 + len(committed)
             log.commit([LedgerClosed(ledger_id, 9)])
             committed.append(ledger_id)
+            print(ledger_id, flush=True)
     except Fenced:
         fenced = True
-    print(json.dumps({"epoch": epoch, "committed": committed, "fenced": fenced}), flush=True)
+    print(json.dumps({"epoch": epoch, "fenced": fenced}), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offloader.manifest.log import load_manifest
+from formats.manifest import LedgerClosed
+from offloader.clock import SystemClock
+from offloader.errors import Fenced, OutcomeUnknown
+from offloader.manifest.expiry import expire_records
+from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
+from offloader.settings import ManifestSettings, StoreSettings
 from offloader.store.base import ObjectStore, open_store
+from tests.support.holding_proxy import HoldingProxy
+from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 STREAM = "public/default/persistent/orders"
@@ -34,36 +44,63 @@ def start(task: dict[str, Any]) -> subprocess.Popen[str]:
     return process
 
 
+def outcome_of(writer: subprocess.Popen[str]) -> tuple[list[int], dict[str, Any]]:
+    """The ledgers that a writer was told are closed, and what it said at its end."""
+    out, err = writer.communicate(timeout=WAIT_S)
+    assert writer.returncode == 0, err
+    *committed, last = [json.loads(line) for line in out.splitlines()]
+    return committed, last
+
+
+def begin(writer: subprocess.Popen[str]) -> None:
+    assert writer.stdout is not None
+    assert writer.stdin is not None
+    ready = writer.stdout.readline()
+    assert ready == "ready\n", writer.stderr and writer.stderr.read()
+    writer.stdin.write("go\n")
+    writer.stdin.flush()
+
+
+def heard(writer: subprocess.Popen[str], count: int) -> list[int]:
+    """Waits until a writer was told of so many commits."""
+    assert writer.stdout is not None
+    return [json.loads(writer.stdout.readline()) for _ in range(count)]
+
+
+def task_of(place: Any, checkpoint_records: int) -> dict[str, Any]:
+    where = {"url": place.url, "options": place.options, "stream": STREAM}
+    return {**where, "commits": COMMITS, "checkpoint_records": checkpoint_records}
+
+
+@pytest.fixture
+def writers() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes to be ended."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for writer in started:
+        writer.kill()
+        writer.communicate()
+
+
 def race(store: ObjectStore, url: str, options: dict[str, Any], checkpoint_records: int) -> None:
     task = {"url": url, "options": options, "stream": STREAM, "commits": COMMITS}
     writers = [start({**task, "checkpoint_records": checkpoint_records}) for _ in range(2)]
     try:
         for writer in writers:
-            assert writer.stdout is not None
-            ready = writer.stdout.readline()
-            assert ready == "ready\n", writer.stderr and writer.stderr.read()
-        for writer in writers:
-            assert writer.stdin is not None
-            writer.stdin.write("go\n")
-            writer.stdin.flush()
-        outcomes = []
-        for writer in writers:
-            out, err = writer.communicate(timeout=WAIT_S)
-            assert writer.returncode == 0, err
-            outcomes.append(json.loads(out))
+            begin(writer)
+        outcomes = [outcome_of(writer) for writer in writers]
     finally:
         for writer in writers:
             writer.kill()
             writer.wait()
-    outcomes.sort(key=lambda outcome: outcome["epoch"])
-    loser, winner = outcomes
+    (lost, loser), (won, winner) = sorted(outcomes, key=lambda outcome: outcome[1]["epoch"])
     assert (loser["epoch"], winner["epoch"]) == (1, 2)
     assert (loser["fenced"], winner["fenced"]) == (True, False)
-    assert len(winner["committed"]) == COMMITS
+    assert len(won) == COMMITS
     state = load_manifest(store, STREAM)
     # What a writer was told is committed is there, and nothing else: neither lost nor done twice.
-    assert sorted(state.closed_ledgers) == sorted(loser["committed"] + winner["committed"])
-    assert state.record_id == 2 + len(loser["committed"]) + len(winner["committed"])
+    assert sorted(state.closed_ledgers) == sorted(lost + won)
+    assert state.record_id == 2 + len(lost) + len(won)
     assert state.epoch == 2
 
 
@@ -78,3 +115,92 @@ def test_two_processes_over_a_local_directory(tmp_path: Path, exercises: Any) ->
     exercises("local directory")
     url = f"file://{tmp_path}/store"
     race(open_store(url), url, {}, 3)
+
+
+def test_what_a_killed_writer_was_told_is_there_and_the_next_one_goes_on(
+    s3_place: Any, writers: list[subprocess.Popen[str]]
+) -> None:
+    store = s3_place.open()
+    writers.append(start(task_of(s3_place, 7)))
+    begin(writers[0])
+    told = heard(writers[0], 20)
+    writers[0].kill()
+    out, _ = writers[0].communicate()
+    # The last line may be half a line: then it wasn't told.
+    told += [json.loads(line) for line in out.splitlines(keepends=True) if line.endswith("\n")]
+    state = load_manifest(store, STREAM)
+    assert 0 <= len(state.closed_ledgers) - len(told) <= 1, "at most the one that it was just committing"
+    assert set(told) <= set(state.closed_ledgers)
+
+    writers.append(start(task_of(s3_place, 7)))
+    begin(writers[1])
+    told_next, next_one = outcome_of(writers[1])
+
+    assert (next_one["epoch"], next_one["fenced"]) == (2, False)
+    assert set(load_manifest(store, STREAM).closed_ledgers) == set(state.closed_ledgers) | set(told_next)
+
+
+def test_a_stopped_writer_that_wakes_after_its_numbers_were_deleted_is_fenced(
+    s3_place: Any, writers: list[subprocess.Popen[str]]
+) -> None:
+    """SIGSTOP anywhere in a commit; meanwhile others take the stream, fold everything and delete the records."""
+    store = s3_place.open()
+    writers.append(start(task_of(s3_place, 10**5)))
+    begin(writers[0])
+    told = heard(writers[0], 5)
+    os.kill(writers[0].pid, signal.SIGSTOP)
+    settings = ManifestSettings(orphan_age_hours_min=0)
+    log = ManifestLog(store, STREAM, clock=SystemClock(), settings=settings)
+    log.open_epoch()
+    log.commit([LedgerClosed(5, 9)])
+    log.checkpoint()
+
+    def deleted() -> bool:
+        # A store's clock may count whole seconds: then what is fresh isn't older than now.
+        found = expire_records(store, log.state, clock=SystemClock(), settings=settings)
+        return found.records == log.state.record_id
+
+    eventually(deleted)
+
+    os.kill(writers[0].pid, signal.SIGCONT)
+    more, woken = outcome_of(writers[0])
+
+    assert woken["fenced"]
+    state = load_manifest(store, STREAM)
+    assert state == log.load()
+    assert set(state.closed_ledgers) >= {*told, *more, 5}
+    assert len(state.closed_ledgers) - len({*told, *more, 5}) <= 1
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_put_that_lands_after_its_writer_gave_up_counts_or_is_refused(s3_place: Any, taken_over: bool) -> None:
+    """On its way to a real server, for as long as the writer waits and longer."""
+    clock = SystemClock()
+    with HoldingProxy(s3_place.options["endpoint_url"]) as proxy:
+        quick = StoreSettings(retries_max=0)
+        a = ManifestLog(s3_place.open(endpoint_url=proxy.url, settings=quick), STREAM, clock=clock)
+        a.open_epoch()
+        proxy.hold("PUT", ".json")
+        with pytest.raises(OutcomeUnknown):
+            a.commit([LedgerClosed(1, 9)])
+        proxy.let_through()
+        assert len(proxy.held) == UNKNOWN_REPEATS_MAX + 1
+        b = ManifestLog(s3_place.open(), STREAM, clock=clock)
+        if taken_over:
+            assert b.open_epoch() == 2
+
+        answers = [proxy.land() for _ in range(len(proxy.held))]
+
+        landed = [answer.split(b" ", 2)[1] for answer in answers]
+        assert landed == [b"412" if taken_over else b"200", *[b"412"] * UNKNOWN_REPEATS_MAX]
+        if taken_over:
+            with pytest.raises(Fenced):
+                a.commit([LedgerClosed(1, 9)])
+            assert 1 not in load_manifest(b.store, STREAM).closed_ledgers
+        else:
+            assert b.open_epoch() == 2
+            assert b.state.closed_ledgers == {1: 9}
+            assert a.commit([LedgerClosed(1, 9)]).record_id >= 2, "what it asked for again is done already"
+            with pytest.raises(Fenced):
+                a.commit([LedgerClosed(2, 9)])
+        assert b.commit([LedgerClosed(3, 9)]).record_id == (3 if taken_over else 4)
