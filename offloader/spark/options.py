@@ -38,6 +38,7 @@ class SourceOptions:
         store: URL of the object store.
         stream: name, or a pattern with ``*``, ``?``, ``[...]``; ``*`` also stands for ``/``.
         content: what a row is.
+        columns: those a data frame has when no schema is given; none = all.
         endpoint_url, region: of an S3 server.
         start_position, end_position: both included.
         start_ms, end_ms: publish times, the end excluded; entries without a publish time are left out when either is
@@ -56,6 +57,7 @@ class SourceOptions:
     store: str
     stream: str
     content: str = "entries"
+    columns: tuple[str, ...] = ()
     endpoint_url: str | None = None
     region: str | None = None
     start_position: Position | None = None
@@ -139,6 +141,10 @@ def _text(_: str, text: str) -> str:
     return text.strip()
 
 
+def _names(_: str, text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 def _position(name: str, text: str) -> Position:
     try:
         return Position.parse(text)
@@ -189,6 +195,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "store": ("store", _text),
     "stream": ("stream", _text),
     "content": ("content", _content),
+    "columns": ("columns", _names),
     "endpointUrl": ("endpoint_url", _text),
     "region": ("region", _text),
     "startPosition": ("start_position", _position),

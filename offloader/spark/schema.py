@@ -151,9 +151,21 @@ class Projection:
     needs: Needs
 
 
-def ddl(content: str) -> str:
-    """All columns of a content as Spark's DDL."""
-    return ", ".join(f"{name} {spark}" for name, (spark, _) in _COLUMNS[content].items())
+def ddl(content: str, names: Iterable[str] = ()) -> str:
+    """Columns of a content as Spark's DDL: those of ``names`` in that order, or all.
+
+    Raises:
+        InvalidCall: the content has no such column, or one is named twice.
+    """
+    columns, wanted = _COLUMNS[content], tuple(names)
+    unknown = [name for name in wanted if name not in columns]
+    if unknown:
+        raise InvalidCall(
+            f"option columns: content={content} has no {', '.join(unknown)}", hint=f"columns: {', '.join(columns)}"
+        )
+    if len(set(wanted)) < len(wanted):
+        raise InvalidCall(f"option columns names a column twice: {','.join(wanted)}", hint="name each once")
+    return ", ".join(f"{name} {columns[name][0]}" for name in wanted or columns)
 
 
 def projection(fields: Iterable[SchemaField], content: str) -> Projection:

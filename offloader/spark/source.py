@@ -97,7 +97,8 @@ class PlainOffloaderDataSource(DataSource):
         return "offloader"
 
     def schema(self) -> str:
-        return ddl(SourceOptions.of(dict(self.options)).content)
+        options = SourceOptions.of(dict(self.options))
+        return ddl(options.content, options.columns)
 
     def reader(self, schema: StructType) -> OffloaderReader:
         options = SourceOptions.of(dict(self.options))

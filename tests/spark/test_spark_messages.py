@@ -112,6 +112,14 @@ def test_the_columns_are_those_of_the_document(spark: SparkSession, writer: Stre
     assert load_messages(spark, writer, schema="stream STRING").count() == frame.count()
 
 
+def test_columns_can_be_chosen_by_name_alone(spark: SparkSession, small: StreamWriter) -> None:
+    """Else every column is decoded and sent, whatever the query uses: Spark tells a Python source of no projection."""
+    small.add([EntryBatch.build(3, 0, [single_entry(Sent(value=b"a")), GARBAGE])])
+    frame = load_messages(spark, small, columns="compression, entry_id")
+    assert frame.schema.simpleString() == "struct<compression:string,entry_id:bigint>"
+    assert sorted(tuple(row) for row in frame.collect()) == [("none", 0)] + [("zstd", 1)] * 3
+
+
 def test_markers_can_be_left_out(spark: SparkSession, writer: StreamWriter) -> None:
     assert load_messages(spark, writer).where("marker_type IS NOT NULL").count() == 2
     assert load_messages(spark, writer, markers="false").where("marker_type IS NOT NULL").count() == 0
@@ -185,6 +193,8 @@ def test_a_filter_on_the_publish_time_never_loses_a_message_published_at_another
         ({"onBadMessage": "skip"}, "option onBadMessage: 'skip' is none of error, null"),
         ({"markers": "no"}, "option markers: 'no' is none of true, false"),
         ({"messageBytesMax": "9999999999"}, "option messageBytesMax is at most 1073741824, not 9999999999"),
+        ({"columns": "key,payload"}, "option columns: content=messages has no payload"),
+        ({"columns": "key,key"}, "option columns names a column twice: key,key"),
         ({"schema": "payload BINARY"}, "the schema has a column payload, which content=messages doesn't"),
     ],
 )
