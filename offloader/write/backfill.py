@@ -5,11 +5,12 @@ Owns the plan of such a run and its progress. Must never cut where the manifest 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from formats.entries import Position
+from formats.manifest import Edit, Failed, Gap, LedgerClosed
 from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.clock import Clock
 from offloader.ledgers.base import LedgerInfo, LedgerSource
@@ -20,14 +21,28 @@ from offloader.settings import OffloadSettings
 from offloader.write.assignment import segment_bytes_max
 from offloader.write.by_ledger import offload_pieces, pieces_between
 from offloader.write.commits import Commits
-from offloader.write.coverage import uncovered
+from offloader.write.coverage import uncovered, without_gaps
+from offloader.write.gaps import allowed_gaps, require_recording
 from offloader.write.history import HistoryOffload, HistoryPlan, PlannedSegment
+from offloader.write.history_memory import HistoryMemory, segment_memory_bytes
+from offloader.write.holes import find_holes
+from offloader.write.memory import MemoryBudget
 from offloader.write.ownership import Ownership
 from offloader.write.split import HistoryBytes, HistoryRange
 from offloader.write.upload import SegmentUpload
 from offloader.write.workers import Workers
 
-__all__ = ["ATTEMPTS_MAX", "BackfillPlan", "FixedPlan", "HistoryTools", "OwnedStream", "plan_of_history"]
+__all__ = [
+    "ATTEMPTS_MAX",
+    "BackfillPlan",
+    "FixedPlan",
+    "HistoryStart",
+    "HistoryTools",
+    "OwnedStream",
+    "interrupted",
+    "plan_of_history",
+    "start_of_history",
+]
 
 #: Attempts at one segment of a backfill; the store has its own retries.
 ATTEMPTS_MAX = 3
@@ -52,6 +67,11 @@ class BackfillPlan:
         self._sizes = HistoryBytes(ledgers)
         self.segments = sum(self._sizes.segments(each, segment_bytes) for each in self._left)
         self.wire_bytes = round(sum(self._sizes.between(each.begin, each.end) for each in self._left))
+
+    @property
+    def begin(self) -> Position | None:
+        """Where the next segment begins, ``None``: there is none."""
+        return self._left[0].begin if self._left else None
 
     def next(self) -> PlannedSegment | None:
         if not self._left:
@@ -101,10 +121,69 @@ def plan_of_history(
     *,
     last: Position | None = None,
     given_up: Collection[UUID] = (),
+    gaps: Iterable[Gap] = (),
 ) -> BackfillPlan:
-    """What of a stream is still to be offloaded, up to ``last`` (default: everything), in segments."""
-    ranges = uncovered(state, ledgers, last=last, given_up=given_up)
+    """What of a stream is still to be offloaded, up to ``last`` (default: everything), in segments.
+
+    No segment goes over one of ``gaps``.
+    """
+    ranges = without_gaps(uncovered(state, ledgers, last=last, given_up=given_up), gaps, ledgers)
     return BackfillPlan(ranges, ledgers, segment_bytes_max(settings))
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryStart:
+    """What a run begins with.
+
+    Attributes:
+        plan: what goes up.
+        gaps: to be recorded first.
+        ends: of ledgers, to be recorded first.
+        blocked: the gap at which the policy ends everything, ``None``: none.
+    """
+
+    plan: BackfillPlan
+    gaps: list[Gap]
+    ends: list[LedgerClosed]
+    blocked: Gap | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not (self.plan.segments or self.gaps or self.ends)
+
+
+def start_of_history(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    settings: OffloadSettings,
+    *,
+    last: Position | None = None,
+    given_up: Collection[UUID] = (),
+    seen: Mapping[int, int | None] | None = None,
+) -> HistoryStart:
+    """The plan up to ``last``, or up to the first gap that may not be recorded; arguments as for ``find_holes``.
+
+    Raises:
+        Corrupt: the source lists entries where there are none.
+    """
+    holes = find_holes(state, ledgers, last=last, given_up=given_up, seen=seen)
+    gaps, blocked = allowed_gaps(holes.gaps, settings.on_gap)
+    if blocked is not None:
+        before = Position(blocked.first.ledger_id, blocked.first.entry_id - 1)
+        last = before if last is None else min(last, before)
+    plan = plan_of_history(state, ledgers, settings, last=last, given_up=given_up, gaps=gaps)
+    # Ends behind the newest range are told with the range that comes next.
+    newest = state.newest_end
+    ends = [each for each in holes.ends if newest is not None and each.ledger_id < newest.ledger_id]
+    return HistoryStart(plan, gaps, ends, blocked)
+
+
+def interrupted(log: ManifestLog, given_up: Collection[Failed]) -> list[Failed]:
+    """What an earlier run of this epoch left assigned; nobody works on it any more."""
+    said = {edit.uuid for edit in given_up}
+    own = (each.uuid for each in log.state.assigned() if each.epoch == log.epoch and each.uuid not in said)
+    return [Failed(uuid, "interrupted") for uuid in own]
 
 
 def _after(end: Position, ledgers: Sequence[LedgerInfo]) -> Position:
@@ -123,14 +202,56 @@ class HistoryTools:
     Attributes:
         upload_of: the upload of a segment, for (log, name, ledger id of a V1 object or ``None``).
         driver: recorded with each segment.
+        workers: of all streams; steps and commits run there.
+        uploaders: read and upload segments of history. A segment keeps one busy from its first entry to its last, so
+            these are threads of their own, few for the whole process: live streams never wait for one.
+        budget: the process's memory.
     """
 
     upload_of: Callable[[ManifestLog, UUID, int | None], SegmentUpload]
     driver: dict[str, str]
     settings: OffloadSettings
     workers: Workers
+    uploaders: Workers
+    budget: MemoryBudget
     clock: Clock
     entropy: Callable[[int], bytes]
+
+    def new_run(
+        self,
+        source: LedgerSource,
+        log: ManifestLog,
+        plan: HistoryPlan,
+        *,
+        commits: Commits,
+        first_edits: Sequence[Edit] = (),
+        segments_max: int,
+        attempts_max: int,
+        acknowledges: bool = True,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+        on_first_record: Callable[[], None] = lambda: None,
+    ) -> HistoryOffload:
+        """A run that isn't started yet; see ``HistoryOffload``."""
+        return HistoryOffload(
+            source,
+            log,
+            plan,
+            upload=lambda uuid, planned, is_stopped: self.upload_segment(source, log, uuid, planned, is_stopped),
+            driver=self.driver,
+            settings=self.settings,
+            workers=self.workers,
+            uploaders=self.uploaders,
+            memory=HistoryMemory(self.budget, segment_memory_bytes(self.settings)),
+            clock=self.clock,
+            entropy=self.entropy,
+            commits=commits,
+            first_edits=first_edits,
+            segments_max=segments_max,
+            attempts_max=attempts_max,
+            acknowledges=acknowledges,
+            on_progress=on_progress,
+            on_first_record=on_first_record,
+        )
 
     def upload_segment(
         self,
@@ -171,27 +292,23 @@ class OwnedStream:
         self,
         plan: HistoryPlan,
         *,
+        gaps: Sequence[Gap] = (),
+        ends: Sequence[LedgerClosed] = (),
         segments_max: int,
         attempts_max: int,
         acknowledges: bool = True,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
     ) -> HistoryOffload:
-        """A run that isn't started yet."""
+        """A run that isn't started yet. ``gaps`` and ``ends`` go into its first record."""
         given_up, self.given_up = self.given_up, []
-        return HistoryOffload(
+        for gap in gaps:
+            require_recording(self.log.stream, gap, self._tools.settings.on_gap)
+        return self._tools.new_run(
             self._source,
             self.log,
             plan,
-            upload=lambda uuid, planned, is_stopped: self._tools.upload_segment(
-                self._source, self.log, uuid, planned, is_stopped
-            ),
-            driver=self._tools.driver,
-            settings=self._tools.settings,
-            workers=self._tools.workers,
-            clock=self._tools.clock,
-            entropy=self._tools.entropy,
             commits=self._commits,
-            given_up=given_up,
+            first_edits=[*given_up, *ends, *gaps],
             segments_max=segments_max,
             attempts_max=attempts_max,
             acknowledges=acknowledges,

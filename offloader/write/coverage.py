@@ -10,11 +10,12 @@ from heapq import merge
 from uuid import UUID
 
 from formats.entries import Position
+from formats.manifest import Gap
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
 from offloader.write.split import HistoryRange
 
-__all__ = ["acknowledged_end", "partly_offloaded", "uncovered", "uncovered_ranges"]
+__all__ = ["acknowledged_end", "partly_offloaded", "uncovered", "uncovered_ranges", "without_gaps"]
 
 _Interval = tuple[Position, Position | None]
 _ENTRY_ID_MAX = 2**63 - 1
@@ -85,6 +86,21 @@ def uncovered_ranges(
             if interval[1] is None:
                 return found
             at = Position(interval[1].ledger_id, interval[1].entry_id + 1)
+    return found
+
+
+def without_gaps(
+    ranges: Iterable[HistoryRange], gaps: Iterable[Gap], ledgers: Sequence[LedgerInfo]
+) -> list[HistoryRange]:
+    """``ranges``, cut where a gap lies between two of their ledgers; all ascending."""
+    found = list(ranges)
+    for gap in gaps:
+        at = next((n for n, each in enumerate(found) if each.begin < gap.first <= each.end), None)
+        if at is not None:
+            before = [info for info in ledgers if info.entries and Position(info.ledger_id, 0) < gap.first][-1]
+            end = min(Position(before.ledger_id, before.last_entry_id), found[at].end)
+            after = Position(gap.last.ledger_id, gap.last.entry_id + 1)
+            found[at : at + 1] = [HistoryRange(found[at].begin, end), HistoryRange(after, found[at].end)]
     return found
 
 

@@ -6,7 +6,7 @@ Owns the proof. Must never take a source that didn't answer for one that has not
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from formats.entries import Position
@@ -14,9 +14,10 @@ from formats.manifest import Gap
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.write.catch_up import HotRead
+from offloader.write.holes import BEFORE_HEAD
+from offloader.write.hot_read import HotRead
 
-__all__ = ["gap_before", "proven_gap", "require_recording"]
+__all__ = ["allowed_gaps", "blocked_at", "gap_before", "proven_gap", "require_recording"]
 
 _log = logging.getLogger("offloader.stream")
 
@@ -94,6 +95,27 @@ def gap_before(
     return gap if there is None else replace(gap, last=Position(there.begin.ledger_id, there.begin.entry_id - 1))
 
 
+def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | None]:
+    """The leading gaps that may be recorded, and the first one that the policy blocks at.
+
+    Args:
+        lost: proven, in the stream's order.
+        policy: the setting ``on_gap``.
+    """
+    for number, gap in enumerate(lost):
+        if policy == "block" and gap.reason != BEFORE_HEAD:
+            return list(lost[:number]), gap
+    return list(lost), None
+
+
+def blocked_at(stream: str, gap: Gap) -> Corrupt:
+    """What a stream stops with at a gap that isn't to be recorded."""
+    return Corrupt(
+        f"stream {stream}: entries {gap.first} up to {_end_of(gap)} are gone: {gap.reason}",
+        hint="nothing was committed beyond them: restore the hot tier, or set on_gap = record to go on without",
+    )
+
+
 def require_recording(stream: str, gap: Gap, policy: str) -> None:
     """Says loudly that a gap is about to be recorded.
 
@@ -103,9 +125,10 @@ def require_recording(stream: str, gap: Gap, policy: str) -> None:
     Raises:
         Corrupt: the policy is to block.
     """
-    if policy == "block":
-        raise Corrupt(
-            f"stream {stream}: entries {gap.first} up to {gap.last.ledger_id}:0 are gone: {gap.reason}",
-            hint="nothing was committed beyond them: restore the hot tier, or set on_gap = record to go on without",
-        )
-    _log.error("stream %s: recording a gap from %s up to %s:0: %s", stream, gap.first, gap.last.ledger_id, gap.reason)
+    if policy == "block" and gap.reason != BEFORE_HEAD:
+        raise blocked_at(stream, gap)
+    _log.error("stream %s: recording a gap from %s up to %s: %s", stream, gap.first, _end_of(gap), gap.reason)
+
+
+def _end_of(gap: Gap) -> str:
+    return f"{gap.last.ledger_id}:0" if gap.last.entry_id < 0 else str(gap.last)

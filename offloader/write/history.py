@@ -27,9 +27,9 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.settings import OffloadSettings
-from offloader.store.observed import recorder_of
 from offloader.write.commits import Commits
 from offloader.write.coverage import acknowledged_end
+from offloader.write.history_memory import HistoryMemory
 from offloader.write.workers import SerialTask, Workers
 
 __all__ = ["HistoryOffload", "HistoryPlan", "HistoryResult", "PlannedSegment"]
@@ -82,11 +82,20 @@ class HistoryResult:
     errors: list[BaseException] = field(default_factory=list)
     committed: Position | None = None
 
+    def add(self, later: HistoryResult) -> None:
+        """What a later run of the same stream did."""
+        self.offloaded += later.offloaded
+        self.trimmed += later.trimmed
+        self.errors += later.errors
+        self.committed = later.committed
+
 
 @dataclass(slots=True)
 class _Attempt:
     planned: PlannedSegment
     uuid: UUID
+    #: Ledgers that hold its entries: when one of them is gone from the source, it can't be offloaded any more.
+    ledger_ids: frozenset[int]
     number: int = 1
     outcome: Future[SegmentSummary] = field(default_factory=Future)
 
@@ -101,11 +110,14 @@ class HistoryOffload:
         upload: reads and uploads one segment, for (name, segment, whether to stop); on a worker.
         driver: recorded with each segment.
         commits: of the same log, when some went before; none of them unfinished, and nobody else commits meanwhile.
-        given_up: edits for what an earlier owner left; they go into the first record.
+        first_edits: what the first record has to say besides: of segments that are given up, of gaps.
+        uploaders: who reads and uploads segments; default: ``workers``. A segment keeps one of them busy all the time.
+        memory: of the process, for the segments on their way; ``None``: isn't counted.
         segments_max: on their way at once.
         attempts_max: of one segment; the store has its own retries.
         acknowledges: whether to tell the source what is safe.
         on_progress: called after each commit that made something readable.
+        on_first_record: called when ``first_edits`` are in the manifest.
     """
 
     def __init__(
@@ -121,24 +133,29 @@ class HistoryOffload:
         clock: Clock,
         entropy: Callable[[int], bytes],
         commits: Commits | None = None,
-        given_up: Sequence[Failed] = (),
+        first_edits: Sequence[Edit] = (),
+        uploaders: Workers | None = None,
+        memory: HistoryMemory | None = None,
         segments_max: int = 1,
         attempts_max: int = 1,
         acknowledges: bool = True,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+        on_first_record: Callable[[], None] = lambda: None,
     ) -> None:
         self._source, self._log, self._plan, self._upload = source, log, plan, upload
         self._driver, self._settings, self._workers, self._clock = driver, settings, workers, clock
-        self._entropy = entropy
+        self._entropy, self._uploaders, self._memory = entropy, uploaders or workers, memory
         self._segments_max, self._attempts_max = segments_max, attempts_max
-        self._acknowledges, self._on_progress = acknowledges, on_progress
+        self._acknowledges, self._on_progress, self._on_first_record = acknowledges, on_progress, on_first_record
         self._done: Future[HistoryResult] = Future()
         self._task = SerialTask(workers, self._step)
+        if memory is not None:
+            memory.wake = self._task.schedule
         self._stopped = False
 
         # Touched by steps only.
         self._commits = commits or Commits(log, driver, clock)
-        self._given_up = list(given_up)
+        self._first_edits = list(first_edits)
         self._ledgers: Sequence[LedgerInfo] = ()
         self._running: list[_Attempt] = []
         self._proposed: list[_Attempt] = []
@@ -167,6 +184,7 @@ class HistoryOffload:
 
     def _step(self) -> None:
         if self._done.done():
+            self._give_memory_back()
             return
         try:
             self._commits.finish()
@@ -198,7 +216,7 @@ class HistoryOffload:
             else:
                 given_up += self._judge(attempt, error)
         self._propose()
-        edits += [*self._given_up, *(Failed(a.uuid, str(a.outcome.exception())) for a in given_up)]
+        edits += [*self._first_edits, *(Failed(a.uuid, str(a.outcome.exception())) for a in given_up)]
         edits += self._closed_edits([a.planned.end for a in (*self._proposed, *(a for a, _ in settled))])
         edits += [self._assign(attempt) for attempt in self._proposed]
         edits += [Offloaded(attempt.uuid, summary, self._clock.now_ms()) for attempt, summary in settled]
@@ -208,23 +226,27 @@ class HistoryOffload:
             self._facts_to = max(closed, default=self._facts_to)
         else:
             self._running = [attempt for attempt in self._running if attempt not in arrived]
+        self._give_memory_back()
         if not self._running and not self._proposed and (self._exhausted or self._ends or self._stopped):
             self._result.committed = self._log.state.committed_end()
-            self._done.set_result(self._result)
+            self._finish(lambda: self._done.set_result(self._result))
 
     def _judge(self, attempt: _Attempt, error: BaseException) -> list[_Attempt]:
         """Decides what becomes of a failed attempt; itself, when the manifest is to forget it."""
         planned = attempt.planned
         if self._stopped:
             return []
-        held = {info.ledger_id for info in self._ledgers}
-        if planned.begin.ledger_id == planned.end.ledger_id and planned.begin.ledger_id not in held:
+        if not attempt.ledger_ids <= {info.ledger_id for info in self._ledgers}:
             if planned not in self._result.trimmed:
                 self._result.trimmed.append(planned)
-            return [attempt]
+            if planned.layout is Layout.V1:
+                return [attempt]
+            # It stays promised until a record says that it failed and what of it is a gap: both or neither.
+            self._ends = True
+            return []
         if isinstance(error, OffloaderError) and error.retryable and attempt.number < self._attempts_max:
             if not any(each.planned == planned for each in self._proposed):
-                self._proposed.append(_Attempt(planned, self._new_uuid(), attempt.number + 1))
+                self._proposed.append(self._attempt(planned, attempt.number + 1))
             return [attempt]
         if error not in self._result.errors:
             self._result.errors.append(error)
@@ -238,11 +260,13 @@ class HistoryOffload:
         while not (self._ends or self._stopped or self._exhausted):
             if under_way + len(self._proposed) >= self._segments_max:
                 return
+            if self._memory is not None and not self._memory.take():
+                return  # there is a step when there is some
             planned = self._plan.next()
             if planned is None:
                 self._exhausted = True
             else:
-                self._proposed.append(_Attempt(planned, self._new_uuid()))
+                self._proposed.append(self._attempt(planned, 1))
 
     def _committed(
         self,
@@ -252,7 +276,9 @@ class HistoryOffload:
         given_up: list[_Attempt],
     ) -> None:
         """After a record: what it assigned starts, what it ended is forgotten."""
-        left, self._given_up = self._given_up, []
+        if self._first_edits:
+            self._first_edits = []
+            self._on_first_record()
         starting, self._proposed = self._proposed, []
         self._running = [attempt for attempt in self._running if attempt not in arrived] + starting
         self._failures = 0
@@ -264,9 +290,8 @@ class HistoryOffload:
             self._on_progress(summary)
         if settled and self._acknowledges:
             self._acknowledge(state)
-        ended = [(edit.uuid, None) for edit in left] + [(attempt.uuid, attempt.planned) for attempt in given_up]
-        for uuid, planned in ended:
-            self._clean(uuid, planned)
+        for attempt in given_up:
+            self._clean(attempt)
         self._task.schedule()
 
     def _launch(self, attempt: _Attempt) -> None:
@@ -278,10 +303,12 @@ class HistoryOffload:
             self._task.schedule()
 
         if attempt.number == 1:
-            self._workers.submit(run)
+            self._uploaders.submit(run)
         else:
             delay_s = RETRY_DELAY_FIRST_S * 2 ** (attempt.number - 2)
-            self._workers.call_after(min(delay_s, self._settings.retry_seconds_max), run)
+            self._workers.call_after(
+                min(delay_s, self._settings.retry_seconds_max), lambda: self._uploaders.submit(run)
+            )
 
     def _acknowledge(self, state: ManifestState) -> None:
         if state.committed_end() == self._result.committed:
@@ -296,16 +323,17 @@ class HistoryOffload:
             # It deletes nothing and is said again later: not worth failing what is committed.
             _log.warning("stream %s: the source wasn't told that %s is safe: %s", self._log.stream, end, error)
 
-    def _clean(self, uuid: UUID, planned: PlannedSegment | None) -> None:
-        """Deletes what a failed attempt may have left, once; anything that still arrives is swept later."""
-        if planned is None:
-            return  # another epoch's: its PUT may still be on its way, only the sweeper knows when it's over
-        ledger_id = planned.begin.ledger_id if planned.layout is Layout.V1 else None
-        keys = [data_key(self._log.stream, uuid, ledger_id), index_key(self._log.stream, uuid, ledger_id)]
+    def _clean(self, attempt: _Attempt) -> None:
+        """Deletes what a failed attempt of this run may have left, once; what still arrives is swept later.
+
+        Not for another epoch's: its PUT may still be on its way, only the sweeper knows when it's over.
+        """
+        ledger_id = attempt.planned.begin.ledger_id if attempt.planned.layout is Layout.V1 else None
+        stream, uuid = self._log.stream, attempt.uuid
         try:
-            self._log.store.delete(keys)
+            self._log.store.delete([data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)])
         except OffloaderError as error:
-            _log.warning("stream %s: the failed attempt %s is left to the sweeper: %s", self._log.stream, uuid, error)
+            _log.warning("stream %s: the failed attempt %s is left to the sweeper: %s", stream, uuid, error)
 
     # -- small things
 
@@ -322,12 +350,26 @@ class HistoryOffload:
         infos = [info for info in self._ledgers if self._facts_to < info.ledger_id <= newest and info.closed]
         return [LedgerClosed(i.ledger_id, i.last_entry_id) for i in infos if i.ledger_id not in known]
 
-    def _new_uuid(self) -> UUID:
-        return new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._entropy(8), "big"))
+    def _attempt(self, planned: PlannedSegment, number: int) -> _Attempt:
+        uuid = new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._entropy(8), "big"))
+        first, last = planned.begin.ledger_id, planned.end.ledger_id
+        ledger_ids = {info.ledger_id for info in self._ledgers if info.entries and first <= info.ledger_id <= last}
+        return _Attempt(planned, uuid, frozenset(ledger_ids | {first, last}), number)
 
     def _fail(self, error: BaseException) -> None:
         """The manifest takes nothing more: uploads end soon, what they were stays assigned."""
         self._stopped = True
-        if isinstance(error, Fenced):
-            recorder_of(self._log.store).add("fenced_total", stream=self._log.stream)
-        self._done.set_exception(error)
+        self._proposed = []  # if they are assigned all the same, the next run says that they failed
+        self._finish(lambda: self._done.set_exception(error))
+
+    def _finish(self, tell: Callable[[], None]) -> None:
+        self._give_memory_back()
+        tell()
+
+    def _give_memory_back(self) -> None:
+        """What isn't on its way any more; an upload that a failed run leaves behind counts until it ends."""
+        if self._memory is None:
+            return
+        under_way = sum(1 for attempt in self._running if not attempt.outcome.done())
+        over = self._done.done() or self._stopped or self._exhausted or self._ends
+        self._memory.keep(under_way + len(self._proposed), leave=over)

@@ -35,7 +35,6 @@ from offloader.write.buffer import StreamBuffer
 from offloader.write.by_ledger import LedgerHandle, offload_ledger
 from offloader.write.handle import OffloadHandle, OffloadResult
 from offloader.write.history import HistoryResult
-from offloader.write.holes import fill_holes
 from offloader.write.ledger_trigger import LedgerTrigger
 from offloader.write.memory import MemoryBudget
 from offloader.write.runs import HistoryRuns
@@ -90,6 +89,8 @@ class LedgerOffloader:
         self._clock = clock or SystemClock()
         self._entropy = entropy
         self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
+        # A simulation runs everything itself.
+        self._uploaders = workers or Workers(self.settings.offload.backfill_segments_in_flight_max, self._clock)
         self._run_workers = Workers(LEDGER_RUNS_MAX, self._clock)
         # Threads of its own: where all workers hang in the store, somebody must be left to say so.
         self._observers = Workers(1, self._clock)
@@ -104,6 +105,8 @@ class LedgerOffloader:
             driver=dict(store.driver_metadata),
             settings=self.settings.offload,
             workers=self._workers,
+            uploaders=self._uploaders,
+            budget=self._budget,
             clock=self._clock,
             entropy=entropy,
         )
@@ -275,19 +278,7 @@ class LedgerOffloader:
                 on_change=on_change,
             )
 
-        offload = StreamOffload(
-            source,
-            log,
-            make_handle=make_handle,
-            driver=driver,
-            settings=self.settings.offload,
-            workers=self._workers,
-            clock=self._clock,
-            entropy=self._entropy,
-            budget=self._budget,
-            take_over=take_over,
-            fill_holes=lambda commits, given_up: fill_holes(source, log, self._tools, commits, given_up),
-        )
+        offload = StreamOffload(source, log, make_handle=make_handle, tools=self._tools, take_over=take_over)
         offload.start()
         self.observation.add(offload)
         if self._observe:
@@ -335,6 +326,7 @@ class LedgerOffloader:
         self._observers.close()
         self.history.stop()
         self._run_workers.close()
+        self._uploaders.close()
         self._workers.close()
 
     def _claim(self, uuid: UUID) -> None:

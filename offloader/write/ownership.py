@@ -5,8 +5,6 @@ Owns the epoch and the settling of leftovers. Must never take a stream back from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 from formats.entries import Position
 from formats.manifest import Failed, Offloaded
 from offloader.clock import Clock
@@ -29,8 +27,6 @@ class Ownership:
         log: the stream's manifest.
         source: its hot tier.
         take_over: take the stream whoever has it (the source made this writer the active one, or somebody said so).
-        fill_holes: offloads what is missing before the newest promised position, for (commits, what the next record has
-            to say of failed segments); what is still to be said.
 
     Attributes:
         held: the epoch is ours and leftovers are settled.
@@ -45,14 +41,12 @@ class Ownership:
         clock: Clock,
         *,
         take_over: bool,
-        fill_holes: Callable[[Commits, Sequence[Failed]], list[Failed]] = lambda _, given_up: list(given_up),
     ) -> None:
         self._log = log
         self._source = source
         self._settings = settings
         self._clock = clock
         self._take_over = take_over
-        self._fill_holes = fill_holes
         self._epoch_open = False
         self.loaded = False
         self.held = False
@@ -98,7 +92,7 @@ class Ownership:
                 commits.commit([edit], lambda _: None)
             else:
                 given_up.append(edit)
-        self.given_up = self._fill_holes(commits, given_up)
+        self.given_up = given_up
         self.held = True
 
     def lose(self) -> None:

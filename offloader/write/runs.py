@@ -11,16 +11,28 @@ from collections.abc import Callable, Collection, Sequence
 from uuid import UUID
 
 from formats.entries import Position
-from formats.manifest import LedgerClosed, SetMethod
+from formats.manifest import Gap, LedgerClosed, SetMethod
 from formats.segment import SegmentSummary
-from offloader.errors import Closed, Unsupported
+from offloader.errors import Closed, Fenced, Unsupported
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
-from offloader.write.backfill import ATTEMPTS_MAX, BackfillPlan, FixedPlan, HistoryTools, OwnedStream, plan_of_history
+from offloader.store.observed import recorder_of
+from offloader.write.backfill import (
+    ATTEMPTS_MAX,
+    BackfillPlan,
+    FixedPlan,
+    HistoryTools,
+    OwnedStream,
+    interrupted,
+    plan_of_history,
+    start_of_history,
+)
+from offloader.write.gaps import allowed_gaps, blocked_at
 from offloader.write.history import HistoryOffload, HistoryResult, PlannedSegment
+from offloader.write.holes import find_holes
 from offloader.write.hot_release import HotRelease
 from offloader.write.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
 from offloader.write.rewrite import LedgerRewrite, RewriteResult
@@ -68,31 +80,46 @@ class HistoryRuns:
             on_progress: called with each segment that became readable, on a worker.
 
         Returns:
-            What was done; ``errors`` holds why a segment couldn't be offloaded: then none after it was begun.
+            What was done; ``errors`` holds why a segment couldn't be offloaded, or the gap that ``on_gap`` blocks at:
+            then none after it was begun.
 
         Raises:
             Fenced: a living owner has the stream, or took it meanwhile.
+            Corrupt: the source doesn't give what it lists.
             StoreUnavailable, OutcomeUnknown: the manifest can't be read or takes no commit.
         """
         log = self._log(stream)
-        ledgers = source.ledgers()
-        state = log.load(create=True)
-        plan = plan_of_history(state, ledgers, self._tools.settings, last=last, given_up=_promised(state))
-        on_plan(plan)
-        if not plan.segments:
-            return HistoryResult(committed=log.state.committed_end())
-        owned = OwnedStream(self._tools, source, log, take_over=take_over)
-        plan = plan_of_history(
-            log.state, ledgers, self._tools.settings, last=last, given_up={e.uuid for e in owned.given_up}
-        )
-        run = owned.run(
-            plan,
-            segments_max=self._tools.settings.backfill_segments_in_flight_max,
-            attempts_max=ATTEMPTS_MAX,
-            acknowledges=acknowledges,
-            on_progress=on_progress,
-        )
-        return self._finished(run)
+        ledgers = [info for info in source.ledgers() if info.entries]
+        if ledgers:
+            newest = Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id)
+            last = newest if last is None else min(last, newest)
+        state, settings = log.load(create=True), self._tools.settings
+        start = start_of_history(state, ledgers, settings, last=last, given_up=_promised(state))
+        on_plan(start.plan)
+        result = HistoryResult(committed=state.committed_end())
+        if not start.is_empty:
+            owned = OwnedStream(self._tools, source, log, take_over=take_over)
+            again = True
+            while again:
+                owned.given_up += interrupted(log, owned.given_up)
+                given_up = {edit.uuid for edit in owned.given_up}
+                start = start_of_history(log.state, source.ledgers(), settings, last=last, given_up=given_up)
+                run = owned.run(
+                    start.plan,
+                    gaps=start.gaps,
+                    ends=start.ends,
+                    segments_max=settings.backfill_segments_in_flight_max,
+                    attempts_max=ATTEMPTS_MAX,
+                    acknowledges=acknowledges,
+                    on_progress=on_progress,
+                )
+                done = self._finished(stream, run)
+                result.add(done)
+                # What the hot tier lost meanwhile is a gap, and what comes before it isn't affected.
+                again = bool(done.trimmed) and not done.errors
+        if start.blocked is not None:
+            result.errors.append(blocked_at(stream, start.blocked))
+        return result
 
     def ledgers(
         self,
@@ -126,21 +153,26 @@ class HistoryRuns:
         plan = self._plan_of_ledgers(state, ledgers, _promised(state), last, **thresholds)
         on_plan(plan)
         result = HistoryResult(committed=state.committed_end())
-        if plan.segments:
+        gaps, blocked = self._gaps_between(state, ledgers, _promised(state), last)
+        if plan.segments or gaps:
             owned = OwnedStream(self._tools, source, log, take_over=take_over)
             if log.state.method != "ledger":
                 log.commit([SetMethod("ledger")])
             given_up = {edit.uuid for edit in owned.given_up}
             plan = self._plan_of_ledgers(log.state, ledgers, given_up, last, **thresholds)
+            gaps, blocked = self._gaps_between(log.state, ledgers, given_up, last)
             run = owned.run(
                 FixedPlan(plan.segments),
+                gaps=gaps,
                 segments_max=1,
                 attempts_max=1,
                 acknowledges=acknowledges,
                 on_progress=on_progress,
             )
-            result = self._finished(run)
+            result = self._finished(stream, run)
         result.errors += [_has_gap(stream, info) for info in plan.refused]
+        if blocked is not None:
+            result.errors.append(blocked_at(stream, blocked))
         return result
 
     def switch(self, stream: str, method: str) -> bool:
@@ -268,13 +300,23 @@ class HistoryRuns:
         )
         return LedgerMethodPlan([each for each in plan.segments if last is None or each.end <= last], plan.refused)
 
-    def _finished(self, run: HistoryOffload) -> HistoryResult:
+    def _gaps_between(
+        self, state: ManifestState, ledgers: Sequence[LedgerInfo], given_up: Collection[UUID], last: Position | None
+    ) -> tuple[list[Gap], Gap | None]:
+        """Gaps to be recorded; the first one that the policy blocks at: the committed end stays there."""
+        lost = find_holes(state, ledgers, last=last, given_up=given_up).gaps
+        return allowed_gaps(lost, self._tools.settings.on_gap)
+
+    def _finished(self, stream: str, run: HistoryOffload) -> HistoryResult:
         with self._lock:
             if self._stopped:
                 raise Closed("the offloader was closed")
             self._under_way.append(run)
         try:
             return self._tools.workers.result_of(run.start())
+        except Fenced:
+            recorder_of(self._store).add("fenced_total", stream=stream)
+            raise
         finally:
             run.stop()
             with self._lock:

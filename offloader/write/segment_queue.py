@@ -15,9 +15,9 @@ from offloader.manifest.state import ManifestState, follows
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import entries_that_fit, segment_is_full
 from offloader.write.buffer import StreamBuffer
-from offloader.write.catch_up import HotRead
 from offloader.write.gaps import gap_before
 from offloader.write.handle import OffloadHandle
+from offloader.write.hot_read import HotRead
 from offloader.write.ledger_facts import facts_of
 
 __all__ = ["SEGMENTS_MAX", "SegmentQueue", "WritingSegment"]

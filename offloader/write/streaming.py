@@ -6,32 +6,17 @@ appends.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
-from uuid import UUID
-
 from formats.entries import Position
-from formats.manifest import Failed
-from offloader.clock import Clock
 from offloader.errors import AccessDenied, BucketMissing, Closed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource, Subscription
 from offloader.manifest.log import ManifestLog
-from offloader.settings import OffloadSettings
-from offloader.write.buffer import StreamBuffer
-from offloader.write.commits import Commits
-from offloader.write.handle import OffloadHandle
-from offloader.write.memory import MemoryBudget
+from offloader.write.backfill import HistoryTools
 from offloader.write.progress import Lag, lag_of
 from offloader.write.status import Mode, StreamStatus, error_fields
-from offloader.write.steps import StreamSteps
-from offloader.write.workers import Workers
+from offloader.write.steps import MakeHandle, StreamSteps
 
 __all__ = ["StreamOffload"]
 
-_log = logging.getLogger("offloader.stream")
-
-#: Wait before the first retry of a failed step; doubles up to ``retry_seconds_max``.
-RETRY_DELAY_FIRST_S = 0.2
 #: Errors that waiting doesn't mend: who waits for an offload hears of them at once. The stream itself goes on trying.
 _HOPELESS = (AccessDenied, BucketMissing)
 #: Longest sleep of a waiting caller before it looks at the clock again.
@@ -44,14 +29,10 @@ class StreamOffload:
     Args:
         source: the stream's hot tier.
         log: its manifest.
-        make_handle: gives an ``OffloadHandle`` that doesn't send yet, for (uuid, position to follow, buffer, what to
-            call on a change).
-        driver: recorded with each segment: where its objects are.
-        entropy: source of random bytes for segment names.
-        budget: the process's memory, shared with its other streams.
+        make_handle: see ``MakeHandle``.
+        tools: of the process: its workers, memory, clock, settings.
         take_over: take the stream from an owner that gives signs of life. On by default, because a source made this
             writer the active one. A command that isn't told to leaves it off.
-        fill_holes: as for ``Ownership``.
     """
 
     def __init__(
@@ -59,64 +40,48 @@ class StreamOffload:
         source: LedgerSource,
         log: ManifestLog,
         *,
-        make_handle: Callable[[UUID, Position | None, StreamBuffer, Callable[[], None]], OffloadHandle],
-        driver: dict[str, str],
-        settings: OffloadSettings,
-        workers: Workers,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        budget: MemoryBudget | None = None,
+        make_handle: MakeHandle,
+        tools: HistoryTools,
         take_over: bool = True,
-        fill_holes: Callable[[Commits, Sequence[Failed]], list[Failed]] = lambda _, given_up: list(given_up),
     ) -> None:
         self._source = source
-        self._settings = settings
-        self._clock = clock
+        self._settings = tools.settings
+        self._clock = tools.clock
         self._subscription: Subscription | None = None
-        self._steps = StreamSteps(
-            source,
-            log,
-            make_handle=make_handle,
-            driver=driver,
-            settings=settings,
-            workers=workers,
-            clock=clock,
-            entropy=entropy,
-            budget=budget,
-            take_over=take_over,
-            fill_holes=fill_holes,
-        )
+        self._steps = StreamSteps(source, log, make_handle=make_handle, tools=tools, take_over=take_over)
+        self._shared = self._steps.shared
 
     @property
     def stream(self) -> str:
-        return self._steps.stream
+        return self._shared.stream
 
     def start(self) -> None:
         """Goes on where the manifest ends, on a worker. No request is sent before there is an entry in the hot tier."""
         self._subscription = self._source.subscribe(self._steps.on_appended, self._steps.on_ledger_closed)
         ledgers = [info for info in self._source.ledgers() if info.entries]
-        with self._steps.changed:
+        with self._shared.changed:
             if ledgers:
                 newest = Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id)
-                self._steps.tail = newest if self._steps.tail is None else max(self._steps.tail, newest)
-                self._steps.mode = Mode.CATCH_UP
+                self._shared.tail = newest if self._shared.tail is None else max(self._shared.tail, newest)
+                self._shared.mode = Mode.CATCH_UP
                 # So that one of them that is gone when it is read is missed.
-                self._steps.queue.learn(ledgers)
+                self._shared.queue.learn(ledgers)
+                self._shared.heard |= {info.ledger_id for info in ledgers}
         if ledgers:
             self._steps.schedule()
 
     def status(self) -> StreamStatus:
-        with self._steps.changed:
+        with self._shared.changed:
             return StreamStatus(
-                mode=self._steps.mode,
-                buffer_bytes=self._steps.buffer.held_bytes,
-                buffer_bytes_max=self._steps.buffer.limit_bytes,
-                tail=self._steps.tail,
-                offered=self._steps.queue.offered,
-                committed=self._steps.committed,
-                **error_fields(self._steps.error),
-                gaps_recorded=self._steps.gaps_recorded,
-                **self._steps.progress.fields(),
+                mode=self._shared.mode,
+                buffer_bytes=self._shared.buffer.held_bytes,
+                buffer_bytes_max=self._shared.buffer.limit_bytes,
+                tail=self._shared.tail,
+                offered=self._shared.queue.offered,
+                committed=self._shared.committed,
+                **error_fields(self._shared.error),
+                gaps_recorded=self._shared.gaps_recorded,
+                **self._shared.progress.fields(),
             )
 
     def lag(self) -> Lag:
@@ -138,31 +103,31 @@ class StreamOffload:
         target = self.request_offload(until)
         if target is None:
             return None
-        with self._steps.changed:
-            while self._steps.committed is None or self._steps.committed < target:
-                if self._steps.mode is Mode.STOPPED:
-                    raise self._steps.error or Closed(f"stream {self.stream} was stopped")
-                if isinstance(self._steps.error, _HOPELESS):
-                    raise self._steps.error
+        with self._shared.changed:
+            while self._shared.committed is None or self._shared.committed < target:
+                if self._shared.mode is Mode.STOPPED:
+                    raise self._shared.error or Closed(f"stream {self.stream} was stopped")
+                if isinstance(self._shared.error, _HOPELESS):
+                    raise self._shared.error
                 left_s = deadline_s - self._clock.monotonic_s()
                 if left_s <= 0:
                     raise StoreUnavailable(
                         f"stream {self.stream}: {target} isn't offloaded after {wait_s:g} s, committed is "
-                        f"{self._steps.committed or 'nothing'}"
-                        + (f"; last error: {self._steps.error}" if self._steps.error else ""),
+                        f"{self._shared.committed or 'nothing'}"
+                        + (f"; last error: {self._shared.error}" if self._shared.error else ""),
                         hint="nothing is lost: the hot tier has it, and offloading goes on at the next start",
                     )
-                self._steps.changed.wait(min(left_s, _WAIT_S_MAX))
-            return self._steps.committed
+                self._shared.changed.wait(min(left_s, _WAIT_S_MAX))
+            return self._shared.committed
 
     def request_offload(self, until: Position | None = None) -> Position | None:
         """Asks for what ``offload`` does, and doesn't wait; what will be committed, ``None``: there are no entries."""
-        with self._steps.changed:
-            target = self._steps.tail if until is None or self._steps.tail is None else min(until, self._steps.tail)
+        with self._shared.changed:
+            target = self._shared.tail if until is None or self._shared.tail is None else min(until, self._shared.tail)
             if target is None:
                 return None
-            close_at = self._steps.close_at
-            self._steps.close_at = target if close_at is None else max(close_at, target)
+            close_at = self._shared.close_at
+            self._shared.close_at = target if close_at is None else max(close_at, target)
         self._steps.schedule()
         return target
 

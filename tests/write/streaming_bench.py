@@ -56,6 +56,11 @@ class Bench:
     def open(self) -> EmbeddedStream:
         return self.database.open_stream(STREAM)
 
+    @property
+    def offloaders(self) -> list[LedgerOffloader]:
+        """Of the writers started so far, in order."""
+        return [offloader for offloader, _ in self._started]
+
     def start(
         self, source: EmbeddedStream, store: ObjectStore | None = None, *, take_over: bool = True
     ) -> StreamOffload:

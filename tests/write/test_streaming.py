@@ -113,8 +113,9 @@ def test_a_restart_goes_on_after_the_committed_end_and_an_idle_one_writes_no_rec
 def test_a_commit_and_the_next_assignment_are_one_record(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench()
     source = bench.open()
+    stream = bench.start(source)
     bench.append(source, 60)
-    bench.start(source).offload()
+    stream.offload()
 
     records = bench.records()
     offloaded = [edits for edits in records if any(isinstance(edit, Offloaded) for edit in edits)]
