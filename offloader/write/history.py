@@ -215,6 +215,7 @@ class HistoryOffload:
                 settled.append((attempt, attempt.outcome.result()))
             else:
                 given_up += self._judge(attempt, error)
+        self._give_memory_back()  # before more is asked for: a run that waits for itself would wait for ever
         self._propose()
         edits += [*self._first_edits, *(Failed(a.uuid, str(a.outcome.exception())) for a in given_up)]
         edits += self._closed_edits([a.planned.end for a in (*self._proposed, *(a for a, _ in settled))])
