@@ -7,7 +7,7 @@ the folder it is given.
     python -m services.servers up             # in the background; prints what to set
     python -m services.servers down
     python -m services.servers build minio
-    python -m services.servers build pulsar   # a broker for tests; python -m services.pulsar runs one
+    python -m services.servers run pulsar     # a broker that offloads to a MinIO
 """
 
 from __future__ import annotations
@@ -342,10 +342,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     up.add_argument("names", nargs="*", metavar="NAME", help="default: minio versitygw")
     verbs.add_parser("down", help="stop what `up` started")
     run = verbs.add_parser("run", help="start one in the foreground, until Ctrl-C")
-    run.add_argument("name", choices=SERVERS)
+    run.add_argument("name", choices=[*SERVERS, "pulsar"])
     build = verbs.add_parser("build", help="build and cache the binaries")
     build.add_argument("names", nargs="*", metavar="NAME", help="default: all of them")
     given_arguments = parser.parse_args(arguments)
+    from services.pulsar.__main__ import main as run_broker  # which itself needs this module
+
     known: Sequence[str] = [*BINARIES, "pulsar"] if given_arguments.verb == "build" else list(SERVERS)
     unknown = [name for name in getattr(given_arguments, "names", []) if name not in known]
     if unknown:
@@ -356,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given_arguments.verb == "down":
             return _down()
         if given_arguments.verb == "run":
-            return _run(given_arguments.name)
+            return run_broker() if given_arguments.name == "pulsar" else _run(given_arguments.name)
     except Unavailable as error:
         print(error, file=sys.stderr)
         return 1

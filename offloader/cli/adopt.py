@@ -22,7 +22,7 @@ from offloader.clock import SystemClock
 from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics
-from offloader.read.adopt import REQUESTS_IN_FLIGHT, AdoptedStream, Adoption, AdoptionProgress, adopt
+from offloader.read.adopt import REQUESTS_IN_FLIGHT, AdoptedStream, Adoption, AdoptionProgress, adopt, release
 from offloader.read.workers import Workers
 from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.catalogued import SCHEME, ObjectsPlace, create_catalogue
@@ -77,6 +77,9 @@ TakeOwnership = Annotated[
     bool,
     typer.Option("--take-ownership", help="From now on our retention may delete the objects. Pulsar must not."),
 ]
+ReleaseThem = Annotated[
+    bool, typer.Option("--release", help="The other way: the manifests of these streams forget what isn't ours.")
+]
 Deep = Annotated[bool, typer.Option("--deep", help="Read every entry, not only indexes and last entries.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be recorded.")]
 Parallel = Annotated[int, typer.Option("--parallel", min=1, max=256, help="Objects looked at at once.")]
@@ -93,6 +96,7 @@ def run(
     internal_stats: InternalStats = None,
     cluster: Cluster = "",
     take_ownership: TakeOwnership = False,
+    release_them: ReleaseThem = False,
     deep: Deep = False,
     dry_run: DryRun = False,
     parallel: Parallel = REQUESTS_IN_FLIGHT,
@@ -106,6 +110,9 @@ def run(
         raise InvalidCall("--read-only never deletes, --take-ownership is for deleting", hint="leave one of them out")
     if namespaces and not admin_url:
         raise InvalidCall("--namespace is for --admin-url", hint="name the streams to adopt instead")
+    if release_them:
+        _release(streams or [], _opened(store, endpoint_url, region, read_only, dry_run=dry_run), dry_run, as_json=json)
+        return 0
     topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
     opened = _opened(store, endpoint_url, region, read_only, dry_run=dry_run)
     if not dry_run:
@@ -140,6 +147,18 @@ def _opened(store: str, endpoint_url: str, region: str, read_only: str, *, dry_r
     open_chosen_store(store, endpoint_url, region).close()  # says what is wrong with the URL before anything is made
     create_catalogue(url, ObjectsPlace(store, endpoint_url, region), StoreOptions())
     return open_chosen_store(url, read_only=False)
+
+
+def _release(streams: Sequence[str], store: ObjectStore, dry_run: bool, *, as_json: bool) -> None:
+    if not streams:
+        raise InvalidCall("--release of what?", hint="name the streams")
+    for stream in streams:
+        count = release(store, stream, clock=SystemClock(), dry_run=dry_run)
+        if as_json:
+            print(json_line({"what": "stream", "stream": stream, "released": count, "dry_run": dry_run}))
+        else:
+            verb = "would let go of" if dry_run else "let go of"
+            print(f"{stream}: {verb} {_counted(count, 'segment')}; the objects stay")
 
 
 def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:

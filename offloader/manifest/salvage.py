@@ -133,6 +133,8 @@ def _of_plain(store: ObjectStore, key: str, info: ObjectInfo, segment_map: Segme
     for number in range(len(blocks)):
         offset = int(blocks.offset[number])
         body = store.get(key, ByteRange(offset, offset + int(blocks.read_bytes[number])))[0]
+        # Blocks reach to the next one's offset, the last one to the end: together they are the object.
+        checksum = crc32c(memoryview(body)[: int(blocks.length[number])], checksum)
         batch = segment_map.decode(
             number, body, block_bytes_max=_BLOCK_BYTES_MAX, decompressed_bytes_max=_BLOCK_BYTES_MAX
         )
@@ -145,11 +147,9 @@ def _of_plain(store: ObjectStore, key: str, info: ObjectInfo, segment_map: Segme
                 len(batch) + (0 if span is None else span.entries),
                 batch.payload_bytes + (0 if span is None else span.payload_bytes),
             )
-    for _, body in _pieces(store, key, info.size_bytes) if info.crc32c is None else ():
-        checksum = crc32c(body, checksum)
     found = sorted(spans.values(), key=lambda span: span.ledger_id)
-    if not found:
-        raise Inconsistent("data object", object_name=key, expected="entries", found="none")
+    if not found or blocks.offset[0] != 0:
+        raise Inconsistent("data object", object_name=key, expected="entries from its beginning on", found="none")
     return SegmentSummary(
         layout=segment_map.layout,
         begin=Position(found[0].ledger_id, found[0].first_entry_id),

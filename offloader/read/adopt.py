@@ -14,12 +14,13 @@ from uuid import UUID
 from formats.entries import Position
 from formats.errors import FormatError
 from formats.keys import data_key
+from formats.manifest import Adopt, Edit, Release
 from offloader.clock import Clock
 from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, Unsupported
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers, stream_of_managed_ledger
 from offloader.manifest.load import load_manifest
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.segment_record import AT_ROOT
+from offloader.manifest.segment_record import AT_ROOT, SegmentRecord
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.read import plan
 from offloader.read.adopt_choice import Choice, LeftOut, adoptions_of, choose_attempts, facts_of, without_hiding
@@ -28,7 +29,7 @@ from offloader.read.adopt_table import AttemptTable, Owner
 from offloader.read.workers import Workers
 from offloader.store.base import ObjectStore
 
-__all__ = ["AdoptedStream", "Adoption", "AdoptionProgress", "Problem", "adopt"]
+__all__ = ["AdoptedStream", "Adoption", "AdoptionProgress", "Problem", "adopt", "release"]
 
 #: Edits of one record.
 RECORD_EDITS_MAX = 500
@@ -136,7 +137,7 @@ def adopt(
             whether ledgers are missing.
         streams: names or patterns of those to adopt; none: all.
         cluster: only what this Pulsar cluster wrote.
-        take_ownership: our retention and cleanup may delete the objects from now on.
+        take_ownership: our retention and cleanup may delete the objects from now on, those adopted earlier included.
         deep: every entry is read.
         dry_run: nothing is written.
         requests_in_flight: attempts looked at at once.
@@ -229,9 +230,11 @@ def _adopted(
     try:
         state = _state(store, stream)
         choice = without_hiding(choose_attempts(attempts, state, topic), state)
-        if not dry_run and choice.adopted:
+        foreign = [record for record in state.offloaded() if not record.owned] if take_ownership else []
+        if not dry_run and (choice.adopted or foreign):
             log = ManifestLog(store, stream, clock=clock, writer_name="offloader adopt")
             state = _recorded(log, choice, {**store.driver_metadata, **AT_ROOT}, owned=take_ownership)
+            state = _taken(log, foreign)
     except Unsupported:
         raise  # of the store, not of this stream
     except (Corrupt, EditRefused, InvalidCall) as error:
@@ -269,3 +272,28 @@ def _recorded(log: ManifestLog, choice: Choice, driver: Mapping[str, str], *, ow
         for start in range(0, len(edits), RECORD_EDITS_MAX):
             state = log.amend(edits[start : start + RECORD_EDITS_MAX])
     return state
+
+
+def _taken(log: ManifestLog, foreign: Sequence[SegmentRecord]) -> ManifestState:
+    """Makes segments that were adopted earlier our own: they leave and come back in one record."""
+    state = log.state
+    for start in range(0, len(foreign), RECORD_EDITS_MAX):
+        some = foreign[start : start + RECORD_EDITS_MAX]
+        edits: list[Edit] = [Release(tuple(record.uuid for record in some))]
+        edits += [Adopt(record.uuid, record.summary, record.driver, True) for record in some if record.summary]
+        state = log.amend(edits)
+    return state
+
+
+def release(store: ObjectStore, stream: str, *, clock: Clock, dry_run: bool = False) -> int:
+    """Lets go of what was adopted without ownership: the manifest forgets it, the objects stay. How many segments.
+
+    Raises:
+        NotFound: no such stream.
+        Corrupt, StoreUnavailable: what the manifest raises.
+    """
+    log = ManifestLog(store, stream, clock=clock, writer_name="offloader adopt")
+    uuids = [record.uuid for record in log.load().offloaded() if not record.owned]
+    for start in range(0, 0 if dry_run else len(uuids), RECORD_EDITS_MAX):
+        log.amend([Release(tuple(uuids[start : start + RECORD_EDITS_MAX]))])
+    return len(uuids)

@@ -201,6 +201,8 @@ def test_what_makes_no_sense_is_refused(offloader: Offloader, bucket: ObjectStor
     stats.write_text(json.dumps(STATS))
     for arguments, code, words in (
         (["--read-only", str(tmp_path / "n"), "--take-ownership"], 2, "--read-only never deletes"),
+        (["--release"], 2, "--release of what?"),
+        (["--release", "orders"], 3, "stream orders isn't in"),
         (["--namespace", "public/default"], 2, "--namespace is for --admin-url"),
         (["--internal-stats", str(tmp_path / "none")], 3, "can't be read"),
         (["--internal-stats", str(bad)], 2, "is no JSON"),

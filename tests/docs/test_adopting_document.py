@@ -71,7 +71,7 @@ def test_the_samples_run_in_order_and_print_what_the_text_says(
                 assert (code, found.err) == (0, ""), command
                 assert found.out.splitlines() == expected, command
                 count += 1
-    assert count == 7
+    assert count == 8
 
 
 def test_every_option_that_the_text_names_exists(capsys: pytest.CaptureFixture[str]) -> None:

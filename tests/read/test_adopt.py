@@ -15,7 +15,7 @@ from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers
 from offloader.manifest.context import offload_context
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.read.adopt import Adoption, adopt
+from offloader.read.adopt import Adoption, adopt, release
 from offloader.read.adopt_objects import ends_with_entry
 from offloader.read.handle import read_offloaded
 from offloader.read.reader import open_reader
@@ -101,6 +101,39 @@ def test_ownership_is_taken_only_on_request(store: ObjectStore) -> None:
     put_golden(store)
     adopted(store, take_ownership=True)
     assert all(record.owned for record in load_manifest(store, GOLDEN_STREAM).offloaded())
+
+
+def test_ownership_can_be_taken_later_and_nothing_else_changes(store: ObjectStore) -> None:
+    put_golden(store)
+    adopted(store)
+    before = load_manifest(store, GOLDEN_STREAM)
+
+    [found] = adopted(store, take_ownership=True).streams
+
+    after = load_manifest(store, GOLDEN_STREAM)
+    assert (found.adopted, found.already) == ((), len(CASES))
+    assert all(record.owned for record in after.offloaded())
+    assert [record.summary for record in after.offloaded()] == [record.summary for record in before.offloaded()]
+    assert (after.committed_end(), after.sums) == (before.committed_end(), before.sums)
+    assert open_reader(store, GOLDEN_STREAM).count() == sum(case["count"] for case in CASES.values())
+
+
+def test_released_segments_are_forgotten_and_their_objects_stay(store: ObjectStore) -> None:
+    put_golden(store)
+    adopted(store)
+    writer = StreamWriter(store, GOLDEN_STREAM)
+    writer.add([batch_of(1008, 0, 50)])
+    before = snapshot(store)
+    assert release(store, GOLDEN_STREAM, clock=SystemClock(), dry_run=True) == len(CASES)
+    assert open_reader(store, GOLDEN_STREAM).first_position == Position(1001, 0)
+
+    assert release(store, GOLDEN_STREAM, clock=SystemClock()) == len(CASES)
+
+    assert snapshot(store) == before
+    reader = open_reader(store, GOLDEN_STREAM)
+    assert (reader.first_position, reader.last_position, reader.count()) == (Position(1008, 0), Position(1008, 49), 50)
+    assert release(store, GOLDEN_STREAM, clock=SystemClock()) == 0
+    assert adopted(store).streams[0].first == Position(1001, 0)
 
 
 def test_a_dry_run_writes_nothing(store: ObjectStore) -> None:
