@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object per line.
+"""Structured logs: one JSON object per line, or a line for people.
 
 Owns the shape of a log line. Must never configure logging at import, nor let a value break a line in two.
 """
@@ -10,7 +10,7 @@ import logging
 from datetime import UTC, datetime
 from typing import TextIO
 
-__all__ = ["JsonLines", "log_to"]
+__all__ = ["JsonLines", "PlainLines", "log_to"]
 
 #: What every record has; the rest was given by ``extra=``.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -18,6 +18,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 
 #: What some readers take for the end of a line and JSON leaves alone.
 _LINE_BREAKS = {ord(sign): f"\\u{ord(sign):04x}" for sign in "\x7f\x85\u2028\u2029"}
+_CONTROLS = {code: f"\\u{code:04x}" for code in range(32)} | _LINE_BREAKS | {10: "\\n", 13: "\\r", 9: "\\t"}
 
 
 class JsonLines(logging.Formatter):
@@ -29,9 +30,8 @@ class JsonLines(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields: dict[str, object] = {
-            "time": time.replace("+00:00", "Z"),
+            "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -44,19 +44,36 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields, ensure_ascii=False, default=str).translate(_LINE_BREAKS)
 
 
+class PlainLines(logging.Formatter):
+    """A record as ``TIME LEVEL message``, for people; a traceback follows on lines of its own.
+
+    What would break the line in two is written as JSON writes it.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage().translate(_CONTROLS)
+        line = f"{_time(record)} {record.levelname:7} {message}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _time(record: logging.LogRecord) -> str:
+    time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return time.replace("+00:00", "Z")
+
+
 def log_to(stream: TextIO, *, level: str = "INFO", as_json: bool = True) -> logging.Handler:
     """Sends the package's logs to ``stream``; the process's other loggers stay as they are.
 
     Args:
         stream: usually standard error.
         level: lowest level written, a name of ``logging``.
-        as_json: one object per line; else plain text.
+        as_json: one object per line; else a line for people.
 
     Returns:
         The handler, for ``logging.getLogger("offloader").removeHandler``.
     """
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(JsonLines() if as_json else PlainLines())
     logger = logging.getLogger("offloader")
     logger.addHandler(handler)
     logger.setLevel(level)

@@ -73,6 +73,12 @@ class Metrics:
             metric.name: tuple(n for n in metric.labels if n != "topic" or self._settings.labels == "topic")
             for metric in METRICS.values()
         }
+        #: Whether a metric's labels have the stream's namespace, its name, and another one.
+        self._shapes = {
+            name: ("namespace" in names, "topic" in names, bool(names) and names[-1] not in _STREAM)
+            for name, names in self._names.items()
+        }
+        self._stream_labels = 2 if self._settings.labels == "topic" else 1
         self._costs = dict.fromkeys(_WRITES, self._settings.write_cost_per_1000 / 1000)
         self._costs |= dict.fromkeys(_READS, self._settings.read_cost_per_1000 / 1000)
         # Guards the label sets. A leaf: nothing else is locked and nobody is asked while it is held.
@@ -144,10 +150,13 @@ class Metrics:
             self._watched.pop(token, None)
 
     def _labels(self, name: str, stream: str, label: str) -> tuple[str, ...]:
-        return tuple(
-            namespace_of(stream) if each == "namespace" else stream if each == "topic" else label
-            for each in self._names[name]
-        )
+        of_streams, by_topic, labelled = self._shapes[name]
+        if not of_streams:
+            return (label,) if labelled else ()
+        namespace = namespace_of(stream)
+        if by_topic:
+            return (namespace, stream, label) if labelled else (namespace, stream)
+        return (namespace, label) if labelled else (namespace,)
 
     def _child(self, name: str, stream: str, label: str) -> Counter | Histogram:
         """Where a value goes; the lock is held."""
@@ -157,7 +166,7 @@ class Metrics:
         if series is None:
             if len(self._series) >= self._settings.label_sets_max and now_s >= self._sweep_due_s:
                 self._drop_unused(set())
-            if len(self._series) >= self._settings.label_sets_max and "namespace" in METRICS[name].labels:
+            if len(self._series) >= self._settings.label_sets_max and self._shapes[name][0]:
                 labels = self._as_other(name, labels)
                 self._kept[_REFUSED].inc()  # type: ignore[union-attr]
             series = self._series.get((name, labels))
@@ -175,10 +184,9 @@ class Metrics:
         now_s, lifetime_s = self._clock.monotonic_s(), self._settings.label_lifetime_s
         self._sweep_due_s, oldest_s = now_s + lifetime_s / SWEEPS_PER_LIFETIME, now_s - lifetime_s
         for (name, labels), series in list(self._series.items()):
-            names = self._names[name]
-            if not names or names[0] != "namespace":
+            if not self._shapes[name][0]:
                 continue
-            if labels[: len(_stream_names(names))] in live:
+            if labels[: self._stream_labels] in live:
                 series.used_s = max(series.used_s, oldest_s)
             elif series.used_s < oldest_s:
                 self._kept[name].remove(*labels)
@@ -192,10 +200,10 @@ class Metrics:
         live: set[tuple[str, ...]] = set()
         for name, value, stream, label in readings:
             labels, kept = self._labels(name, stream, label), gauges[name]
-            if "namespace" in self._names[name]:
+            if self._shapes[name][0]:
                 if labels not in kept and len(kept) >= self._settings.label_sets_max:
                     labels = self._as_other(name, labels)
-                live.add(labels[: len(_stream_names(self._names[name]))])
+                live.add(labels[: self._stream_labels])
             kept[labels] = METRICS[name].merge(kept[labels], value) if labels in kept else value
         return gauges, live
 
@@ -211,10 +219,6 @@ class Metrics:
                 if (metric.name, full) not in self._series:
                     family.add_sample(f"{family.name}_total", dict(zip(names, full, strict=True)), 0.0)
         return family
-
-
-def _stream_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for name in names if name in _STREAM)
 
 
 def _gauges(metric: Metric, names: tuple[str, ...], values: dict[tuple[str, ...], float]) -> Family:
