@@ -11,19 +11,17 @@ from typing import Annotated
 
 import typer
 
-from formats.errors import FormatError
-from formats.keys import record_key
-from formats.manifest import Record, decode_record
 from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_configured_store, position_of
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.clock import SystemClock
 from offloader.effective_settings import settings_for
-from offloader.errors import Corrupt, InvalidCall, NotFound
+from offloader.errors import InvalidCall, NotFound
 from offloader.manifest.catalog import is_released, read_entry
 from offloader.manifest.expiry import expire_records
 from offloader.manifest.load import LoadedManifest, load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
+from offloader.manifest.records import kept_records
 from offloader.manifest.salvage import FoundSegment
 from offloader.manifest.sealing import plan_checkpoint
 from offloader.manifest.state import ManifestState
@@ -191,10 +189,7 @@ _RECORD_COLUMNS = [
 
 def _record_rows(store: ObjectStore, loaded: LoadedManifest, count: int) -> Iterator[Mapping[str, object]]:
     """The newest records, the newest first, as far as they are kept."""
-    state, stored = loaded
-    first_kept = 1 if stored is None else stored.boundary.first_kept_id
-    for number in range(state.record_id, max(state.record_id - count, first_kept - 1), -1):
-        record = _record(store, state, number)
+    for record in kept_records(store, loaded.state, newest_first=True, count=count):
         yield {
             "record": record.record_id,
             "time_ms": record.time_ms,
@@ -202,14 +197,6 @@ def _record_rows(store: ObjectStore, loaded: LoadedManifest, count: int) -> Iter
             "writer": record.writer.name,
             "edits": [edit.kind for edit in record.edits],
         }
-
-
-def _record(store: ObjectStore, state: ManifestState, number: int) -> Record:
-    key = record_key(state.stream, state.incarnation, number)
-    try:
-        return decode_record(store.get(key)[0], object_name=key)
-    except FormatError as error:
-        raise Corrupt(f"manifest of stream {state.stream}, record {number}: {error}") from error
 
 
 def _rebuild(

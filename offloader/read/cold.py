@@ -24,7 +24,7 @@ from offloader.read.plan import SegmentObjects
 from offloader.settings import Pairs
 from offloader.store.base import ObjectStore
 
-__all__ = ["ColdTier", "SkipMissing", "Skipped", "first_at", "objects_of", "require_same_place"]
+__all__ = ["NOT_MOVED", "ColdTier", "SkipMissing", "Skipped", "first_at", "objects_of", "require_same_place"]
 
 #: A read over more segments than this is a scan: it doesn't go through the cache.
 CACHED_READ_SEGMENTS_MAX = 2

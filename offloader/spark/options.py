@@ -14,13 +14,15 @@ from typing import Any
 from formats.entries import Position
 from formats.pulsar.messages import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from offloader.errors import InvalidCall, Unsupported
+from offloader.read.cold import NOT_MOVED
 from offloader.read.times import time_ms_of
+from offloader.settings import Pairs
 from offloader.store import open_store
 from offloader.store.base import ObjectStore
 
 __all__ = ["CONTENTS", "SourceOptions"]
 
-CONTENTS = ("entries", "messages", "segments")
+CONTENTS = ("entries", "messages", "segments", "ledgers", "manifest", "anomalies")
 #: Target size of a partition.
 SPLIT_BYTES = 64 * 1024 * 1024
 _SKIP = ("error", "skip")
@@ -49,6 +51,8 @@ class SourceOptions:
         markers: whether entries that Pulsar's servers wrote for themselves are messages too.
         message_bytes_max: most bytes of one entry's payload once it is decompressed.
         skip_corrupt, skip_missing: leave damaged blocks, missing objects out instead of failing.
+        lease_seconds: keep cleanup away from what the query reads for so long, counted from its planning; 0: don't.
+        relocate: buckets that were moved, old and new.
         prune_by_filters: let pushed filters spare blocks. Only for a data frame that is used in one query, once: see
             ``offloader.spark.source.PushingReader``.
         access_key, secret_key, session_token: only if the user gave them; otherwise workers use their own chain.
@@ -71,6 +75,8 @@ class SourceOptions:
     message_bytes_max: int = PAYLOAD_BYTES_MAX
     skip_corrupt: bool = False
     skip_missing: bool = False
+    lease_seconds: int = 0
+    relocate: Pairs = NOT_MOVED
     prune_by_filters: bool = False
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
@@ -112,9 +118,10 @@ class SourceOptions:
             )
         return options
 
-    def open_store(self) -> ObjectStore:
-        """The store, for reading; one per Python worker and set of options."""
-        return _opened(self.store, self.endpoint_url, self.region, self.access_key, self.secret_key, self.session_token)
+    def open_store(self, *, read_only: bool = True) -> ObjectStore:
+        """The store; one per Python worker and set of options."""
+        keys = self.access_key, self.secret_key, self.session_token
+        return _opened(self.store, self.endpoint_url, self.region, *keys, read_only)
 
 
 @functools.lru_cache(maxsize=STORES_KEPT_MAX)
@@ -125,6 +132,7 @@ def _opened(
     access_key: str | None,
     secret_key: str | None,
     session_token: str | None,
+    read_only: bool,
 ) -> ObjectStore:
     return open_store(
         url,
@@ -133,7 +141,7 @@ def _opened(
         access_key=access_key,
         secret_key=secret_key,
         session_token=session_token,
-        read_only=True,
+        read_only=read_only,
     )
 
 
@@ -160,6 +168,13 @@ def _number(name: str, text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise InvalidCall(f"option {name}: {text!r} is not a whole number above zero")
     return int(text)
+
+
+def _moves(name: str, text: str) -> Pairs:
+    pairs = [tuple(map(str.strip, each.split("=", 1))) for each in text.split(",")]
+    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+        raise InvalidCall(f"option {name}: {text!r} isn't old=new, old=new, ...")
+    return Pairs((pair[0], pair[1]) for pair in pairs)
 
 
 def _one_of(name: str, text: str, words: tuple[str, ...]) -> str:
@@ -209,6 +224,8 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "messageBytesMax": ("message_bytes_max", _number),
     "onCorrupt": ("skip_corrupt", _skips),
     "onMissing": ("skip_missing", _skips),
+    "leaseSeconds": ("lease_seconds", _number),
+    "relocate": ("relocate", _moves),
     "pruneByFilters": ("prune_by_filters", _truth),
     "accessKey": ("access_key", _text),
     "secretKey": ("secret_key", _text),

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.segment import SegmentSummary
 from formats.segment_map import SegmentMap
+from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.manifest.leases import take_lease
 from offloader.manifest.log import list_streams
 from offloader.manifest.state import ManifestState
 from offloader.read import plan
@@ -83,6 +85,11 @@ def pinned_states(options: SourceOptions, predicates: Sequence[Predicate], store
     """
     names = _streams(options, store)
     names = [name for name in names if matches_value(predicates, "stream", name)]
+    if options.lease_seconds:
+        # Before anything is loaded; nobody renews or ends them, they hold for as long as was asked for.
+        writable = options.open_store(read_only=False)
+        for name in names:
+            take_lease(writable, name, options.lease_seconds, clock=SystemClock(), reader="Spark")
     if options.as_of_manifest is not None:
         if len(names) > 1:
             raise InvalidCall(
@@ -136,7 +143,7 @@ def _candidates(
         return []
     first, last = max(first or ends[0], ends[0]), min(last or ends[1], ends[1])
     return [
-        _Candidate(objects_of(state.stream, record, store), record.summary, first, last)
+        _Candidate(objects_of(state.stream, record, store, options.relocate), record.summary, first, last)
         for record in plan.segments_between(plan.readable_segments(state), first, last)
         if record.summary is not None and _segment_matches(options, predicates, record.summary)
     ]

@@ -129,12 +129,51 @@ _COLUMNS: dict[str, dict[str, tuple[str, pa.DataType]]] = {
         "offloaded_time": ("timestamp", _UTC),
         "ledgers": (_LEDGERS, pa.list_(pa.field("element", _LEDGER))),
     },
+    "ledgers": {
+        "stream": ("string", pa.string()),
+        "ledger_id": ("bigint", pa.int64()),
+        "closed": ("boolean", pa.bool_()),
+        "closed_at_entry_id": ("bigint", pa.int64()),
+        "deleted": ("boolean", pa.bool_()),
+        "hot_released": ("boolean", pa.bool_()),
+        "segments": ("bigint", pa.int64()),
+        "entries": ("bigint", pa.int64()),
+        "payload_bytes": ("bigint", pa.int64()),
+        "first_entry_id": ("bigint", pa.int64()),
+        "last_entry_id": ("bigint", pa.int64()),
+    },
+    "manifest": {
+        "stream": ("string", pa.string()),
+        "incarnation": ("string", pa.string()),
+        "record_id": ("bigint", pa.int64()),
+        "time": ("timestamp", _UTC),
+        "epoch": ("bigint", pa.int64()),
+        "writer": ("string", pa.string()),
+        "edits": ("array<string>", pa.list_(pa.field("element", pa.string()))),
+        "json": ("string", pa.string()),
+    },
+    "anomalies": {
+        "stream": ("string", pa.string()),
+        "problem": ("string", pa.string()),
+        "damage": ("boolean", pa.bool_()),
+        "segment": ("string", pa.string()),
+        "object": ("string", pa.string()),
+        "start": ("bigint", pa.int64()),
+        "stop": ("bigint", pa.int64()),
+        "expected": ("string", pa.string()),
+        "found": ("string", pa.string()),
+        "message": ("string", pa.string()),
+        "advice": ("string", pa.string()),
+    },
 }
 #: Columns that are null in some rows; a schema mustn't promise otherwise.
 _NEVER_NULL = {
     "entries": {"stream", "ledger_id", "entry_id", "payload"},
     "messages": {"stream", "ledger_id", "entry_id", "batch_index"},
     "segments": {"stream", "uuid", "status", "format", "epoch", "first_ledger_id", "first_entry_id", "assigned_time"},
+    "ledgers": {"stream", "ledger_id", "closed", "deleted", "hot_released", "segments", "entries", "payload_bytes"},
+    "manifest": {"stream", "incarnation", "record_id", "time", "epoch", "writer", "edits", "json"},
+    "anomalies": {"stream", "problem", "damage", "message"},
 }
 
 

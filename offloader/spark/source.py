@@ -30,12 +30,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from offloader.errors import InvalidCall
+from offloader.spark.driver_rows import DRIVER_CONTENTS, driver_batch
 from offloader.spark.filters import Predicate, microseconds
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import pinned_states, plan_slices
 from offloader.spark.scan import read_slices
 from offloader.spark.schema import ddl, projection
-from offloader.spark.segment_rows import segment_batch
 
 __all__ = ["OffloaderDataSource", "OffloaderReader", "PlainOffloaderDataSource", "PushingReader"]
 
@@ -51,9 +51,10 @@ class OffloaderReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Plans the query, once: every stream's manifest is pinned here."""
         store = self.options.open_store()
-        if self.options.content == "segments":
+        if self.options.content in DRIVER_CONTENTS:
             states = pinned_states(self.options, self.predicates, store)
-            batch = segment_batch(states, self.projection.schema)
+            relocate, schema = self.options.relocate, self.projection.schema
+            batch = driver_batch(self.options.content, states, store, relocate, schema)
             return [InputPartition(pa.Table.from_batches([batch]).to_batches())]
         slices = plan_slices(self.options, self.predicates, self.projection.needs, store)
         return [InputPartition(each) for each in slices]
@@ -63,7 +64,7 @@ class OffloaderReader(DataSourceReader):
         value = partition.value
         if value is None:  # Spark makes one such partition when there is none
             return iter(())
-        if self.options.content == "segments":
+        if self.options.content in DRIVER_CONTENTS:
             return iter(value)
         return read_slices(value, self.options, self.predicates, self.projection, self.options.open_store())
 

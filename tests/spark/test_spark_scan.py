@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Retire, Truncate
 from formats.segment import SegmentMap
+from offloader.manifest.leases import leases_of
 from offloader.store import open_store
 from tests.spark.reading import entries_in, load
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
@@ -262,7 +264,10 @@ def test_damage_is_left_out_where_the_options_say_so(spark: SparkSession, damage
     ("options", "expected"),
     [
         ({"strem": "x"}, "no such option: strem (did you mean stream?)"),
-        ({"content": "rows"}, "option content: 'rows' is none of entries, messages, segments"),
+        (
+            {"content": "rows"},
+            "option content: 'rows' is none of entries, messages, segments, ledgers, manifest, anomalies",
+        ),
         ({"startPosition": "7"}, "option startPosition: a position is written LEDGER:ENTRY"),
         ({"startTime": "soon"}, "option startTime: 'soon' is not a time"),
         ({"splitBytes": "0"}, "option splitBytes: '0' is not a whole number above zero"),
@@ -330,6 +335,60 @@ def test_segments_are_rows_with_what_the_manifest_says(spark: SparkSession, orde
 def test_segments_take_a_projection_too(spark: SparkSession, orders: StreamWriter) -> None:
     frame = load(spark, orders, content="segments", schema="entries BIGINT, uuid STRING")
     assert sum(row.entries for row in frame.collect()) == len(orders.entries)
+
+
+def test_ledgers_are_rows_with_what_the_source_said_and_what_segments_hold(
+    spark: SparkSession, orders: StreamWriter
+) -> None:
+    rows = {row.ledger_id: row for row in load(spark, orders, content="ledgers").collect()}
+    assert sorted(rows) == [3, 4, 7, 9, 10, 12, 14]
+    third = rows[3]
+    assert (third.closed, third.closed_at_entry_id, third.segments, third.entries) == (True, 249, 2, 250)
+    assert (third.first_entry_id, third.last_entry_id) == (0, 249)
+    assert third.payload_bytes == sum(len(e.payload) for e in orders.entries if e.ledger_id == 3)
+    assert not any(row.deleted or row.hot_released for row in rows.values())
+
+
+def test_the_manifests_records_are_rows(spark: SparkSession, orders: StreamWriter) -> None:
+    rows = load(spark, orders, content="manifest").collect()
+    assert [row.record_id for row in rows] == list(range(1, orders.log.state.record_id + 1))
+    assert rows[0].edits == ["open_epoch"]
+    assert rows[1].edits == ["assign", "offloaded"]
+    assert json.loads(rows[1].json)["edits"][0]["uuid"] == str(orders.uuids[0])
+    assert {row.incarnation for row in rows} == {str(orders.log.state.incarnation)}
+
+
+def test_anomalies_are_the_findings_of_a_shallow_verify(spark: SparkSession, writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 50)])
+    writer.add([batch_of(1, 50, 50)])
+    assert load(spark, writer, content="anomalies").collect() == []
+    data, _ = writer.keys(writer.uuids[1])
+    writer.store.delete([data])
+    writer.store.put(f"{writer.stream}/notes.txt", b"mine")
+    rows = load(spark, writer, content="anomalies").collect()
+    assert [(row.problem, row.damage, row.object) for row in rows] == [
+        ("missing", True, data),
+        ("foreign", False, f"{writer.stream}/notes.txt"),
+    ]
+    assert load(spark, writer, content="anomalies", schema="damage BOOLEAN").where("damage").count() == 1
+
+
+# Leases, moved buckets
+
+
+def test_a_lease_is_written_when_a_query_is_planned(spark: SparkSession, writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 50)])
+    assert load(spark, writer, leaseSeconds="3600").count() == 50
+    leases = leases_of(writer.store, writer.stream)
+    assert leases
+    assert {lease.reader for lease in leases} == {"Spark"}
+
+
+def test_a_bucket_that_was_moved_is_read(spark: SparkSession, writer: StreamWriter) -> None:
+    old = {"managedLedgerOffloadDriver": "aws-s3", "bucket": "old", "region": "", "serviceEndpoint": "https://a"}
+    writer.add([batch_of(1, 0, 50)], driver=old)
+    assert "was written to" in failure_of(load(spark, writer).count)
+    assert load(spark, writer, relocate=f"old={writer.store.driver_metadata['bucket']}").count() == 50
 
 
 # Discovery
