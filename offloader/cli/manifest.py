@@ -106,8 +106,12 @@ def run(
     else:
         width = max(map(len, facts))
         for name, value in facts.items():
-            print(f"{name.ljust(width)}  {_text(name, value)}")
+            print(f"{_LABELS.get(name, name).ljust(width)}  {_text(name, value)}")
     print_rows(_record_rows(opened, loaded, records), _RECORD_COLUMNS, as_json=json)
+
+
+#: Of values that people see with a unit of their own.
+_LABELS = {"time_ms": "time", "payload_bytes": "payload", "object_bytes": "objects"}
 
 
 def _check_options(action: Action, records: int, head: str, closed: Sequence[str], dry_run: bool) -> None:

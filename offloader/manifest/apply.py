@@ -106,6 +106,7 @@ class _Rules(Draft):
     def assign(self, edit: Assign) -> None:
         self.require_new(edit, edit.uuid)
         self.require_free(edit, edit.begin, edit.end)
+        self.require_after_head(edit, edit.end)
         newest, head = self.now("newest_end"), self.now("head")
         # After a truncation past everything the stream goes on at its head.
         is_head = head is not None and newest is not None and head > newest and edit.begin == head
@@ -156,6 +157,7 @@ class _Rules(Draft):
 
     def gap(self, edit: Gap) -> None:
         self.require_free(edit, edit.first, edit.last)
+        self.require_after_head(edit, edit.last)
         self.claim(edit.first, edit.last)
         gaps = list(self.now("gaps"))
         insort(gaps, edit, key=first_of)
@@ -164,6 +166,7 @@ class _Rules(Draft):
     def adopt(self, edit: Adopt) -> None:
         self.require_new(edit, edit.uuid)
         self.require_free(edit, edit.summary.begin, edit.summary.end)
+        self.require_after_head(edit, edit.summary.end)
         self.claim(edit.summary.begin, edit.summary.end)
         self.put_counted(
             SegmentRecord(

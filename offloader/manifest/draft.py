@@ -98,6 +98,12 @@ class Draft:
         if at and gaps[at - 1].last >= begin:
             raise self.refused(edit, f"{begin}..{end or ''} overlaps the gap {gaps[at - 1].first}..{gaps[at - 1].last}")
 
+    def require_after_head(self, edit: Edit, end: Position | None) -> None:
+        """What lies before the head is gone: a range there would begin a prefix that its neighbours can't continue."""
+        head = self.now("head")
+        if head is not None and end is not None and end < head:
+            raise self.refused(edit, f"{end} lies before the head {head}")
+
     def claim(self, begin: Position, end: Position | None) -> None:
         """Takes note of a new range."""
         self.earliest = begin if self.earliest is None else min(self.earliest, begin)

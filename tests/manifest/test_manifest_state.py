@@ -324,6 +324,18 @@ def test_a_record_must_be_the_next_one_of_the_same_incarnation_and_epoch() -> No
 # -- what may be truncated, released and deleted
 
 
+def test_nothing_is_added_before_the_head() -> None:
+    """What was before it is purged: the prefix would begin again there, and end at the first hole, for ever."""
+    state = after(LedgerClosed(1, 9), *segment(B, Position(2, 0), Position(2, 9)), Truncate(Position(2, 0)), state=ONE)
+    state = after(Retire((A,)), state=state)
+    state = after(Purged((A,), state.record_id), state=state)
+    assert state.committed_end() == Position(2, 9)
+    refused(assign(C, Position(0, 0), Position(0, 4)), state=state, because="0:4 lies before the head 2:0")
+    refused(Gap(Position(1, 0), Position(1, 9), "lost"), state=state, because="1:9 lies before the head 2:0")
+    found = summary(Position(0, 0), Position(0, 2))
+    refused(Adopt(C, found, {}, False), state=state, because="0:2 lies before the head 2:0")
+
+
 def test_the_head_stays_within_what_is_committed() -> None:
     """Past it lie entries whose only copy may be the hot one: it would go, and could never be offloaded."""
     live = after(assign(B, Position(1, 10)), state=ONE)
