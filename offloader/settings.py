@@ -201,8 +201,8 @@ class TelemetrySettings:
     labels: str = _choice("namespace", "what metrics are kept by", ("namespace", "topic"))
     label_sets_max: int = _setting(10_000, "label sets kept; more are counted as other", low=1, high=10_000_000)
     label_lifetime_s: float = _setting(3600.0, "a label set not used for so long is dropped", low=1, high=7 * 24 * 3600)
-    write_cost_per_1000: float = _setting(0.005, "price of 1000 PUT-class requests", low=0, high=1000)
-    read_cost_per_1000: float = _setting(0.0004, "price of 1000 GET-class requests", low=0, high=1000)
+    write_cost_per_1000: float = _setting(0.005, "price of 1000 PUT-class requests, dollars", low=0, high=1000)
+    read_cost_per_1000: float = _setting(0.0004, "price of 1000 GET-class requests, dollars", low=0, high=1000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,19 @@ import pytest
 import offloader
 
 ROOT = Path(__file__).resolve().parents[1]
-HEAVY = {"aiobotocore", "boto3", "botocore", "fsspec", "matplotlib", "numpy", "pandas", "pyarrow", "pyspark", "s3fs"}
+HEAVY = {
+    "aiobotocore",
+    "boto3",
+    "botocore",
+    "fsspec",
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "prometheus_client",
+    "pyarrow",
+    "pyspark",
+    "s3fs",
+}
 #: The interpreter's own modules, ours, and in the case of the command line typer with what it needs.
 IMPORT_MODULES_MAX = 80
 HELP_MODULES_MAX = 220

@@ -11,14 +11,16 @@ import pytest
 from formats.entries import Position
 from offloader.clock import SystemClock
 from offloader.errors import Fenced, OutcomeUnknown, StoreUnavailable, Throttled
-from offloader.limits import Limiter
+from offloader.limits import Limiter, Traffic
 from offloader.metrics import Metrics
 from offloader.read.reader import open_reader
 from offloader.settings import LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
+from offloader.store.around import Request
 from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.layers import layered
 from offloader.store.memory import MemoryStore
 from offloader.store.metered import requests_of
+from offloader.store.observed import histogram_of, stream_of
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
@@ -102,6 +104,23 @@ def test_history_and_the_ledger_method_count_like_a_stream(measured: Measured) -
     assert measured("segments_total", status="offloaded") == 3
     assert measured("entries_offloaded_total") == 12
     assert measured("bytes_offloaded_total") == 4 * (10 + 20 + 30)
+
+
+def test_what_a_new_owner_adopts_counts_where_it_became_readable(measured: Measured) -> None:
+    source = measured.bench.open()
+    measured.bench.store.set_faults([Fault(call=1, calls=10**9, verb="put", key_part="-index")])
+    dead = measured.bench.start(source)
+    source.append([b"x" * 100] * 3, 1_000)
+    dead.request_offload()
+    eventually(lambda: "-index" in dead.status().error)
+    dead.forget()
+    measured.bench.store.set_faults([])
+    again = measured.bench.start(source, measured.store)
+    eventually(lambda: again.status().committed == again.status().tail)
+    dead.stop()
+    assert measured("segments_total", status="offloaded") == 1
+    assert measured("entries_offloaded_total") == 3
+    assert measured("bytes_offloaded_total") == 300
 
 
 def test_a_record_of_unknown_outcome_counts_once(measured: Measured) -> None:
@@ -294,6 +313,36 @@ def test_reads_count_what_was_fetched_what_was_used_and_what_was_in_memory(measu
     # The index was in memory; a scan looks there and keeps nothing.
     blocks_bytes = (measured("read_fetched_bytes_total") or 0) - fetched
     assert 20 * 500 < blocks_bytes <= segment.summary.data_bytes
+
+
+UUID = "0a7434f0-4b1d-8b09-9c70-26297034f452"
+
+
+@pytest.mark.parametrize(
+    ("verb", "traffic", "key", "stream", "histogram"),
+    [
+        ("put", Traffic.UPLOAD, f"{STREAM}/{UUID}", STREAM, "upload_seconds"),
+        ("upload_part", Traffic.UPLOAD, f"{STREAM}/{UUID}-ledger-7", STREAM, "upload_seconds"),
+        ("put", Traffic.UPLOAD, f"{STREAM}/{UUID}-index", STREAM, "index_seconds"),
+        ("put", Traffic.UPLOAD, f"{STREAM}/manifest/{UUID}/{7:020d}.json", STREAM, "commit_seconds"),
+        ("put", Traffic.UPLOAD, f"{STREAM}/manifest/{UUID}/{7:020d}.checkpoint.parquet", STREAM, ""),
+        ("put", Traffic.UPLOAD, f"{STREAM}/manifest/{UUID}/boundary", STREAM, ""),
+        ("get", Traffic.READ, f"{STREAM}/{UUID}", STREAM, "read_seconds"),
+        ("get", Traffic.READ, f"{STREAM}/{UUID}-index", STREAM, "index_read_seconds"),
+        ("get", Traffic.READ, f"{STREAM}/manifest/{UUID}/{7:020d}.json", STREAM, ""),
+        ("get", Traffic.READ, f"_catalog/{STREAM}", STREAM, ""),
+        ("list", Traffic.READ, f"_catalog/{STREAM}/", STREAM, ""),
+        ("list", Traffic.READ, f"{STREAM}/", STREAM, ""),
+        ("head", Traffic.READ, f"{STREAM}/{UUID}", STREAM, ""),
+        ("put", Traffic.UPLOAD, f"t/n/persistent/a%20c/{UUID}", "t/n/persistent/a c", "upload_seconds"),
+        ("get", Traffic.READ, UUID, "", "read_seconds"),
+    ],
+)
+def test_a_requests_stream_and_histogram_go_by_its_key(
+    verb: str, traffic: Traffic, key: str, stream: str, histogram: str
+) -> None:
+    assert stream_of(key) == stream
+    assert histogram_of(Request(verb, traffic, key)) == histogram
 
 
 def test_deleted_objects_are_those_that_a_delete_removed(measured: Measured) -> None:

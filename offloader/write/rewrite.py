@@ -147,7 +147,7 @@ class LedgerRewrite:
         deleted = [each for each in self._delete if each not in state.deleted_ledgers]
         edits += [LedgersDeleted(tuple(deleted))] if deleted else []
         if edits:
-            self._log.commit(edits)
+            self._commit(edits)
         self._result.deleted = deleted
 
     def _rewrite(self, wanted: list[int]) -> dict[int, OffloaderError]:
@@ -182,7 +182,10 @@ class LedgerRewrite:
         """What was uploaded under the promised names is swept later."""
         promised = [Failed(each.uuid, reason) for each in self._log.load().rewrites]
         if promised:
-            self._log.commit(promised)
+            self._commit(promised)
+
+    def _commit(self, edits: Sequence[Edit]) -> None:
+        announce(edits, self._log.commit(edits), recorder_of(self._log.store))
 
     def _replace(self, group: RewriteGroup) -> None:
         """Promises, uploads, compares and replaces."""
@@ -204,7 +207,7 @@ class LedgerRewrite:
                     f"stream {log.stream}: segment {uuid} reads otherwise than {planned.begin}..{planned.end} did",
                     hint="nothing was replaced",
                 )
-        announce([edit], log.commit([edit]), recorder_of(log.store))
+        self._commit([edit])
         self._result.replaced += len(group.old)
         for each in by:
             if each.summary.layout is Layout.V1:
