@@ -254,6 +254,12 @@ def test_tests_neither_mock_nor_skip() -> None:
     assert not wrong
 
 
+def test_test_modules_have_names_of_their_own() -> None:
+    """Folders of tests are no packages: of two modules of one name only one can be imported in a run."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_public_names_are_a_contract() -> None:
     """Tests and users rely on these; taking one away is a breaking change."""
     assert set(offloader.__all__) == {
