@@ -23,6 +23,7 @@ from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.segment_record import AT_ROOT, is_at_root
 from offloader.observation import Observation
 from offloader.read.handle import ReadHandle, read_offloaded
 from offloader.settings import Settings
@@ -224,17 +225,20 @@ class LedgerOffloader:
     ) -> Future[None]:
         """Deletes a segment's two objects, on a worker; what is gone already counts as deleted.
 
+        Where they are, the recorded driver metadata says: those of an adopted segment don't lie below the stream.
+
         The caller has recorded that nobody needs them: this asks nothing.
 
         Raises (in the future):
             StoreUnavailable: the store kept one of them.
         """
-        self._require_here(driver_metadata)
+        folder = "" if is_at_root(driver_metadata) else stream
+        self._require_here({name: value for name, value in driver_metadata.items() if name not in AT_ROOT})
         done: Future[None] = Future()
 
         def run() -> None:
             try:
-                kept = self.store.delete([data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)])
+                kept = self.store.delete([data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)])
                 if kept:
                     raise StoreUnavailable(f"{kept[0].key} in {self.store.url} wasn't deleted: {kept[0].reason}")
             except BaseException as error:

@@ -22,6 +22,7 @@ from offloader.read.reader import open_reader
 from offloader.store.base import ObjectStore, open_store
 from offloader.store.metered import requests_of
 from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.write.offloader import LedgerOffloader
 from tests.support.golden_bucket import GOLDEN_STREAM, golden_cases, golden_digest, put_golden
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
@@ -170,6 +171,19 @@ def test_the_proposals_read_handle_reads_an_adopted_ledger(store: ObjectStore) -
 
     entries = handle.read(0, case["last"])
     assert (len(entries), golden_digest(entries)) == (case["count"], case["sha256"])
+
+
+def test_the_proposals_deletion_finds_an_owned_ledgers_objects(store: ObjectStore) -> None:
+    put_golden(store)
+    adopted(store, take_ownership=True)
+    [first, *_] = load_manifest(store, GOLDEN_STREAM).offloaded()
+    offloader = LedgerOffloader(store)
+
+    offloader.delete_offloaded(first.uuid, first.driver, first.v1_ledger_id, stream=GOLDEN_STREAM).result(timeout=30)
+
+    offloader.close()
+    assert set(snapshot(store)) & set(first.object_keys(GOLDEN_STREAM)) == set()
+    assert len(snapshot(store)) == 2 * (len(CASES) - 1)
 
 
 def test_own_segments_go_on_where_the_adopted_ones_end(store: ObjectStore) -> None:
