@@ -184,7 +184,8 @@ def _split_at_head(state: ManifestState, ledgers: Sequence[LedgerInfo], first: P
 def _require_absent(state: ManifestState, ledgers: Sequence[LedgerInfo], first: Position, end: Position) -> None:
     for info in ledgers:
         begins, ends = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
-        if info.ledger_id not in state.deleted_ledgers and begins <= ends and begins <= end and ends >= first:
+        may_grow = info.ledger_id == first.ledger_id and not info.closed
+        if info.ledger_id not in state.deleted_ledgers and (may_grow or first <= ends >= begins <= end):
             raise Corrupt(
                 f"stream {state.stream}: {first} up to {end} isn't offloaded, and ledger {info.ledger_id} is still "
                 "listed there",

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count, pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from formats.entries import ENTRY_HEADER_BYTES, Position
+from formats.keys import parse_object_key
 from formats.manifest import Assign, Edit, Failed, Offloaded, decode_record
 from formats.segment import SegmentSummary
 from offloader.clock import SystemClock
 from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.limits import Limiter, Priority, current_priority
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.settings import Settings
+from offloader.settings import LimitSettings, Settings
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.throttled import ThrottledStore
 from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries, unaccounted_keys
+from tests.support.waiting import eventually
 
 STREAM = "a/b"
 SEGMENT_BYTES = 16_384
@@ -219,3 +229,118 @@ def test_a_view_of_a_stream_that_somebody_else_writes_will_do(bench: Bench) -> N
     assert result.errors == []
     assert stored_entries(bench.memory, STREAM) == bench.expected
     bench.append(5)  # the writer wasn't disturbed
+
+
+def lose_ledger(bench: Bench, ledger_id: int) -> None:
+    bench.source.delete(ledger_id)
+    bench.expected = [each for each in bench.expected if each[0].ledger_id != ledger_id]
+
+
+def test_ledgers_trimmed_before_anybody_saw_them_are_no_gap(bench: Bench) -> None:
+    """A begin is the first entry that is actually there."""
+    bench.append(600)
+    first = bench.expected[0][0].ledger_id
+    lose_ledger(bench, first)
+    result = bench.offloader.history.backfill(bench.source, STREAM)
+    state = load_manifest(bench.memory, STREAM)
+    assert (result.errors, state.gaps) == ([], ())
+    assert state.offloaded()[0].begin == Position(first + 1, 0)
+    assert result.committed == bench.expected[-1][0]
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def begin_and_lose(bench: Bench) -> Position:
+    """Something is offloaded; the ledger that it ends in, and the one after it, are gone before the rest is."""
+    bench.append(700)
+    end = bench.expected[20][0]
+    bench.offloader.history.backfill(bench.source, STREAM, last=end)
+    ledger_ids = sorted({position.ledger_id for position, _ in bench.expected})
+    bench.expected = [each for each in bench.expected if each[0] <= end or each[0].ledger_id not in ledger_ids[:2]]
+    for ledger_id in ledger_ids[:2]:
+        bench.source.delete(ledger_id)
+    return end
+
+
+def test_a_backfill_blocks_at_a_gap_and_says_so(bench: Bench) -> None:
+    end = begin_and_lose(bench)
+    result = bench.offloader.history.backfill(bench.source, STREAM)
+    assert [type(error) for error in result.errors] == [Corrupt]
+    assert "set on_gap = record" in str(result.errors[0])
+    state = load_manifest(bench.memory, STREAM)
+    assert (state.committed_end(), state.gaps, state.newest_end) == (end, (), end)
+
+
+def test_a_backfill_records_a_gap_where_it_may_and_goes_on_behind_it(bench: Bench) -> None:
+    end = begin_and_lose(bench)
+    offloader = LedgerOffloader(bench.store, Settings.of({"offload": {"on_gap": "record"}}))
+    result = offloader.history.backfill(bench.source, STREAM)
+    offloader.close()
+    state = load_manifest(bench.memory, STREAM)
+    [gap] = state.gaps
+    assert gap.first == Position(end.ledger_id, end.entry_id + 1)
+    assert state.find(Position(gap.last.ledger_id, 0)) is not None
+    assert result.committed == state.committed_end() == bench.expected[-1][0]
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+class PrioritiesSeen(AroundStore):
+    """Notes at which priority each request is made."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.seen: list[tuple[str, str, Priority]] = []
+
+    def around(self, request: Request, call: Callable[[], Any]) -> Any:
+        self.seen.append((request.verb, request.key, current_priority(request.traffic)))
+        return call()
+
+
+def test_objects_of_history_are_sent_at_the_priority_of_a_backfill_and_its_leavings_deleted_last(bench: Bench) -> None:
+    bench.append(300)
+    watched = PrioritiesSeen(bench.store)
+    bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=StoreUnavailable)])
+    offloader = LedgerOffloader(watched, SETTINGS)
+    offloader.history.backfill(bench.source, STREAM)
+    offloader.close()
+    objects = [(verb, seen) for verb, key, seen in watched.seen if parse_object_key(key, STREAM) is not None]
+    sent = {seen for verb, seen in objects if verb != "delete"}
+    assert sent == {Priority.BACKFILL}
+    assert {seen for verb, seen in objects if verb == "delete"} == {Priority.DELETION}
+
+
+def test_with_a_saturated_limit_a_live_request_goes_before_a_backfill_that_waited_longer(bench: Bench) -> None:
+    bench.append(600)
+    clock = ManualClock(waits_pass=False)
+    order: list[str] = []
+
+    class Noting(AroundStore):
+        def around(self, request: Request, call: Callable[[], Any]) -> Any:
+            if request.verb == "put" and "/manifest/" not in request.key:
+                order.append(request.key)
+            return call()
+
+    limiter = Limiter(LimitSettings(upload_requests_per_s=1.0), clock)
+    throttled = ThrottledStore(Noting(bench.memory), limiter)
+    offloader = LedgerOffloader(throttled, replace(SETTINGS, limits=limiter.settings))
+    backfill = threading.Thread(target=offloader.history.backfill, args=(bench.source, STREAM))
+    live = threading.Thread(target=throttled.put, args=("live-object", b"x"))
+    backfill.start()
+    # Time stands still when all of them wait.
+    under_way = SETTINGS.offload.backfill_segments_in_flight_max
+
+    def all_wait() -> bool:
+        waiting = limiter.status().waiting["backfill"]
+        if not waiting:
+            clock.advance(1.0)
+        return waiting == under_way
+
+    eventually(all_wait)
+    before = len(order)
+    live.start()
+    eventually(lambda: limiter.status().waiting["live"] == 1)
+    eventually(lambda: clock.advance(0.25) or "live-object" in order)
+    live.join()
+    assert order.index("live-object") == before
+    eventually(lambda: clock.advance(1.0) or not backfill.is_alive())
+    offloader.close()
+    assert stored_entries(bench.memory, STREAM) == bench.expected
