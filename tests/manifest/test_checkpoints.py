@@ -10,7 +10,7 @@ from itertools import count
 
 import pytest
 
-from formats.checkpoint import decode_checkpoint
+from formats.checkpoint import decode_checkpoint, run_name
 from formats.entries import Position
 from formats.keys import boundary_key, checkpoint_key, checkpoint_number, manifest_prefix, record_key, record_number
 from formats.manifest import (
@@ -540,6 +540,38 @@ def test_runs_that_nobody_names_are_deleted_and_those_of_kept_checkpoints_are_no
     left = [key for key in keys_in(bench, log) if key.endswith(".segments.parquet")]
     assert len(left) == 1
     assert load_manifest(bench.memory, STREAM) == log.state
+
+
+def test_runs_that_only_the_oldest_kept_checkpoint_names_stay() -> None:
+    """A view of a day ago can still be pinned, though the newest checkpoint has written its rows anew."""
+    bench, log = with_a_full_run()
+    log.checkpoint()
+    pinned = log.state
+    [run] = [part.run for part in pinned.segments.sealed if part.run is not None]
+    bench.clock.advance(HOURS_24_S + 1)
+    log.commit([LedgersDeleted((1,)), Retire(tuple(uuid_of(1 << 32 | n) for n in range(RUN_ROWS_MIN * 3 // 4)))])
+    log.checkpoint()
+    assert run.name not in {part.run.name for part in log.state.segments.sealed if part.run is not None}
+
+    bench.expire()
+
+    assert run.name in keys_in(bench, log)
+    assert load_manifest_view_at(bench.memory, log.state, pinned.record_id) == pinned
+
+
+def test_a_run_that_a_stalled_checkpointer_just_wrote_stays_until_it_is_old() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    close(log, *range(9))
+    bench.clock.advance(HOURS_24_S + 1)
+    stray = run_name(3, 7, "segments")
+    bench.memory.put(f"{manifest_prefix(STREAM, log.state.incarnation)}{stray}", b"half of it")
+    assert bench.expire().records == 10
+    assert stray in keys_in(bench, log)
+    bench.clock.advance(HOURS_24_S + 1)
+    assert bench.expire().runs == 1
+    assert stray not in keys_in(bench, log)
 
 
 def test_a_dry_run_counts_and_deletes_nothing() -> None:
