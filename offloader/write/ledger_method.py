@@ -88,7 +88,8 @@ def ledgers_of_method(
     untouched = [infos[ledger_id] for ledger_id in missing if ledger_id not in begun]
     due = due_ledgers(untouched, now_ms=now_ms, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
     refused = [info for info in due if missing[info.ledger_id] != [_whole(info)]]
-    planned = [PlannedSegment(Layout.V1, *_ends(info)) for info in due if info not in refused]
+    gapped = {info.ledger_id for info in refused}
+    planned = [PlannedSegment(Layout.V1, *_ends(info)) for info in due if info.ledger_id not in gapped]
     rests = [each for ledger_id in begun if infos[ledger_id].closed for each in missing[ledger_id]]
     planned += [PlannedSegment(Layout.V2, each.begin, each.end) for each in rests]
     return LedgerMethodPlan(sorted(planned, key=lambda each: each.begin), refused)
@@ -102,7 +103,8 @@ def _by_ledger(ranges: Sequence[HistoryRange], ledgers: Sequence[LedgerInfo]) ->
     for each in ranges:
         while filled[at].ledger_id < each.begin.ledger_id:
             at += 1
-        for info in filled[at:]:
+        for number in range(at, len(filled)):
+            info = filled[number]
             if info.ledger_id > each.end.ledger_id:
                 break
             begin, end = _ends(info)

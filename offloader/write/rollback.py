@@ -16,6 +16,9 @@ from offloader.write.history import PlannedSegment
 
 __all__ = ["RewriteGroup", "StreamedLedger", "next_group", "streamed_ledgers"]
 
+#: Segments that one group replaces.
+GROUP_SEGMENTS_MAX = 256
+
 
 @dataclass(frozen=True, slots=True)
 class StreamedLedger:
@@ -89,28 +92,34 @@ def streamed_ledgers(state: ManifestState) -> list[StreamedLedger]:
 def next_group(state: ManifestState, wanted: Sequence[int], bytes_max: int) -> RewriteGroup | None:
     """The first group of those that make ``wanted`` readable; ``None``: there is nothing of them to be rewritten.
 
-    Whole segments go, as long as they hold wanted ledgers and until they are ``bytes_max`` and have completed one. So
-    little is written twice: only what the first and the last one hold of ledgers that aren't complete in them.
+    Whole segments go, as long as they hold wanted ledgers and until they are enough and have completed one. So little
+    is written twice: only what the first and the last one hold of ledgers that aren't complete in them.
 
     Args:
         state: the manifest as it is now.
         wanted: ledger ids without an obstacle, ascending.
-        bytes_max: object bytes from which on a group ends.
+        bytes_max: object bytes from which on a group ends; it also ends at ``GROUP_SEGMENTS_MAX`` segments.
     """
     if not wanted:
         return None
-    left, old, old_bytes = set(wanted), list[SegmentRecord](), 0
+    left, missing, complete = set(wanted), dict[int, int](), set[int]()
+    old, old_bytes = list[SegmentRecord](), 0
     for segment in _unreadable(state.offloaded(Position(wanted[0], 0))):
         assert segment.summary is not None
-        if not any(span.ledger_id in left for span in segment.summary.ledgers):
+        spans = [span for span in segment.summary.ledgers if span.ledger_id in left]
+        if not spans:
             if old:
                 break
             continue
         old.append(segment)
         old_bytes += segment.summary.data_bytes
-        if old_bytes >= bytes_max and _complete(state, left, old):
+        for span in spans:
+            entries = missing.get(span.ledger_id, state.closed_ledgers[span.ledger_id] + 1) - span.entries
+            missing[span.ledger_id] = entries
+            if not entries:
+                complete.add(span.ledger_id)
+        if complete and (old_bytes >= bytes_max or len(old) >= GROUP_SEGMENTS_MAX):
             break
-    complete = _complete(state, left, old)
     return RewriteGroup(tuple(old), tuple(_new(state, complete, old))) if complete else None
 
 
@@ -124,14 +133,6 @@ def _new(state: ManifestState, complete: set[int], old: Sequence[SegmentRecord])
         layout = Layout.V1 if ledger_id in complete else Layout.V2
         for first, last in of.runs:
             yield PlannedSegment(layout, Position(ledger_id, first), Position(ledger_id, last))
-
-
-def _complete(state: ManifestState, wanted: set[int], old: Sequence[SegmentRecord]) -> set[int]:
-    """Those of ``wanted`` all of whose entries are in ``old``."""
-    entries: dict[int, int] = {}
-    for _, span in _spans(old):
-        entries[span.ledger_id] = entries.get(span.ledger_id, 0) + span.entries
-    return {each for each in wanted & entries.keys() if entries[each] == state.closed_ledgers[each] + 1}
 
 
 def _unreadable(segments: Sequence[SegmentRecord]) -> Iterator[SegmentRecord]:
