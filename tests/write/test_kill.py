@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from offloader.managed_ledger import open_managed_ledger
+from offloader.manifest.log import load_manifest
 from offloader.store.base import open_store
 from tests.support.readback import stored_entries
+from tests.write.killed_rollback import RECORDS_BEFORE, roll_back, written_stream
 from tests.write.killed_writer import SETTINGS, STREAM, drawn_payloads
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,3 +46,32 @@ def test_a_killed_writer_loses_and_repeats_nothing(tmp_path: Path, verb: str, ke
     assert stored == [*appended, b"and on"]
     assert store.list_uploads("") == []
     store.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "key_part",
+    [
+        pytest.param(f"{RECORDS_BEFORE + 3:020d}.json", id="promise"),
+        pytest.param("-ledger-1$", id="data-object"),
+        pytest.param("-ledger-2-index$", id="index"),
+        pytest.param(f"{RECORDS_BEFORE + 4:020d}.json", id="replace"),
+    ],
+)
+def test_a_killed_rollback_leaves_everything_readable_once_and_the_next_one_goes_on(
+    tmp_path: Path, key_part: str, when: str
+) -> None:
+    writer = written_stream(tmp_path)
+    assert writer.log.state.record_id == RECORDS_BEFORE
+    command = [sys.executable, "-m", "tests.write.killed_rollback", str(tmp_path), "put", key_part, when]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    expected = [(entry.position, entry.payload) for entry in writer.entries]
+    assert stored_entries(writer.store, STREAM) == expected
+
+    roll_back(writer.store)
+
+    assert stored_entries(writer.store, STREAM) == expected
+    state = load_manifest(writer.store, STREAM)
+    assert [segment.layout for segment in state.offloaded()] == [1, 1, 2]
+    assert state.rewrites == ()

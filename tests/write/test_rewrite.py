@@ -313,6 +313,21 @@ def test_a_writer_that_takes_the_stream_meanwhile_fences_the_run(bench: Bench) -
     bench.require_whole()
 
 
+def test_of_two_runs_at_once_one_goes_on_and_the_other_stops(bench: Bench) -> None:
+    def other(key: str, body: bytes) -> bytes:
+        if parse_object_key(key, STREAM) is not None and not others:
+            with contextlib.closing(LedgerOffloader(bench.memory, bench.settings)) as second:
+                others.append(second.history.rollback(STREAM))
+        return body
+
+    others: list[RewriteResult] = []
+    bench.store.on_put = other
+    with pytest.raises(Fenced):
+        bench.rollback()
+    assert [summary.begin.ledger_id for _, summary in others[0].rewritten] == [3, 4, 6, 7, 8]
+    bench.require_whole()
+
+
 def test_the_next_writer_of_the_stream_gives_up_what_a_broken_run_promised(tmp_path: Path) -> None:
     """Else the objects that it left could never be swept."""
     bench = Bench()
