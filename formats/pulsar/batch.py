@@ -1,6 +1,6 @@
 """A batch, after decompression: ``[size int32][SingleMessageMetadata][bytes]``, over and over.
 
-Owns how a batch is taken apart. Must never copy the messages' bytes.
+Owns how a batch is taken apart, some messages at a time. Must never copy the messages' bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from formats.errors import FormatError, Inconsistent, Truncated
 from formats.metadata import pulsar_message_pb2
 
-__all__ = ["MESSAGE_BYTES_MIN", "Batch", "split_batch"]
+__all__ = ["MESSAGE_BYTES_MIN", "BatchPart", "split_batch"]
 
 _PROTOCOL: Any = pulsar_message_pb2
 _SingleMessageMetadata: Any = _PROTOCOL.SingleMessageMetadata
@@ -22,71 +22,74 @@ _U32 = struct.Struct(">I").unpack_from
 MESSAGE_BYTES_MIN = 6
 
 
-class Batch:
-    """The messages of a batch that could be read, in order.
+class BatchPart:
+    """Some messages of a batch, in order, as far as they could be read.
 
     Attributes:
         singles: protobuf ``SingleMessageMetadata`` of each.
         starts, ends: where each message's bytes are in the decompressed payload.
-        error: why the messages after these couldn't be read; ``None`` when all could.
+        end: where the next message begins, if there is no error.
+        error: why the messages after these couldn't be read, or what is behind the last one; ``None`` when all is well.
     """
 
-    __slots__ = ("ends", "error", "singles", "starts")
+    __slots__ = ("end", "ends", "error", "singles", "starts")
 
-    def __init__(self) -> None:
+    def __init__(self, start: int) -> None:
         self.singles: list[Any] = []
         self.starts: list[int] = []
         self.ends: list[int] = []
+        self.end = start
         self.error: FormatError | None = None
 
 
-def split_batch(payload: bytes, count: int) -> Batch:
-    """Takes ``count`` messages out of a decompressed payload; what is wrong is in ``Batch.error``.
+def split_batch(payload: bytes, start: int, first: int, stop: int, count: int) -> BatchPart:
+    """Takes messages ``first`` to ``stop`` (excluded) out of a batch of ``count``.
 
-    Offsets in the error count from the first byte of ``payload``.
+    Args:
+        payload: the whole batch, decompressed; offsets in errors count from its first byte.
+        start: where message ``first`` begins: 0, or where the part before ended.
+        first, stop, count: ``0 <= first < stop <= count``.
     """
-    batch = Batch()
-    singles, starts, ends = batch.singles.append, batch.starts.append, batch.ends.append
+    part = BatchPart(start)
+    singles, starts, ends = part.singles.append, part.starts.append, part.ends.append
     parse = _SingleMessageMetadata.FromString
-    size, position = len(payload), 0
+    size, position, number = len(payload), start, first
     try:
-        for number in range(count):
-            start = position + 4
-            stop = start + _U32(payload, position)[0] if start <= size else size + 1
-            if stop > size:
-                batch.error = _truncated("metadata", number, position, size)
-                return batch
-            single = parse(payload[start:stop])
+        for number in range(first, stop):
+            begin = position + 4
+            value = begin + _U32(payload, position)[0] if begin <= size else size + 1
+            if value > size:
+                part.error = _truncated("metadata", number, position, size)
+                return part
+            single = parse(payload[begin:value])
             length = single.payload_size
-            position = stop + length
+            following = value + length
             if length <= 0 and (length < 0 or not single.HasField("payload_size")):
-                found = length if length else "none"
-                batch.error = Inconsistent(
-                    f"size of message {number} of a batch", offset=start, expected="0 or more", found=found
-                )
-                return batch
-            if position > size:
-                batch.error = _truncated("bytes", number, stop, size)
-                return batch
+                part.error = _bad_size(number, begin, length)
+                return part
+            if following > size:
+                part.error = _truncated("bytes", number, value, size)
+                return part
             singles(single)
-            starts(stop)
-            ends(position)
+            starts(value)
+            ends(following)
+            part.end = position = following
     except DecodeError as cause:
-        batch.error = Inconsistent(
-            f"metadata of message {number} of a batch",
-            offset=start,
-            expected="protobuf SingleMessageMetadata",
-            found=str(cause),
-        )
-        return batch
-    if position != size:
-        batch.error = Inconsistent(
-            f"batch of {count} messages", offset=position, expected="its end", found=f"{size - position} more bytes"
-        )
-    return batch
+        what = f"metadata of message {number} of a batch"
+        part.error = Inconsistent(what, offset=begin, expected="protobuf SingleMessageMetadata", found=str(cause))
+        return part
+    if stop == count and position != size:
+        more = f"{size - position} more bytes"
+        part.error = Inconsistent(f"batch of {count} messages", offset=position, expected="its end", found=more)
+    return part
 
 
 def _truncated(what: str, number: int, offset: int, size: int) -> Truncated:
     return Truncated(
         f"{what} of message {number} of a batch", offset=offset, expected="all of it", found=f"{size - offset} bytes"
     )
+
+
+def _bad_size(number: int, offset: int, length: int) -> Inconsistent:
+    found = length if length else "none"
+    return Inconsistent(f"size of message {number} of a batch", offset=offset, expected="0 or more", found=found)

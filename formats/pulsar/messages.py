@@ -7,7 +7,7 @@ rows of an entry because other columns are wanted, nor hold more than a batch an
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from formats.pulsar.batch import MESSAGE_BYTES_MIN, split_batch
 from formats.pulsar.columns import COLUMNS, ROW_COLUMNS, TIME_MS_MAX, schema_of
 from formats.pulsar.compression import PayloadCodec, decompress_payload
 from formats.pulsar.frame import Frame, decode_frame
-from formats.pulsar.rows import MessageRows
+from formats.pulsar.rows import MessageRows, Piece
 from formats.pulsar.table import record_batch
 
 __all__ = [
@@ -67,7 +67,8 @@ class MessageOptions:
         markers: whether entries that Pulsar's servers wrote for themselves are rows too.
         payload_bytes_max: most bytes of one entry's payload after decompression; at most 1 GiB.
         batch_messages_max: most messages of one entry.
-        rows_max, bytes_max: a record batch ends with the entry that reaches one of them.
+        rows_max, bytes_max: a record batch ends with the entry, or the ``rows_max`` messages of a batch, that reach one
+            of them.
     """
 
     columns: tuple[str, ...] = tuple(COLUMNS)
@@ -79,6 +80,8 @@ class MessageOptions:
     bytes_max: int = BYTES_MAX
 
     def __post_init__(self) -> None:
+        if self.rows_max < 1:
+            raise ValueError(f"rows_max is at least 1, not {self.rows_max}")
         if not self.columns:
             raise ValueError("no columns of messages: rows of nothing can't be counted")
         unknown = [name for name in self.columns if name not in COLUMNS]
@@ -114,50 +117,78 @@ class MessageDecoder:
         """
         options, data, bounds = self._options, batch.data, batch.offsets.tolist()
         rows = MessageRows(batch.ledger_id)
-        for number, entry_id in enumerate(batch.entry_ids.tolist()):
-            try:
-                self._add(rows, entry_id, bytes(data[bounds[number] : bounds[number + 1]]))
-            except FormatError:
-                if rows.count:  # what comes before the damage is whole
-                    yield record_batch(rows, options.columns)
-                raise
-            if rows.count >= options.rows_max or rows.size_bytes >= options.bytes_max:
+        try:
+            for number, entry_id in enumerate(batch.entry_ids.tolist()):
+                entry = bytes(data[bounds[number] : bounds[number + 1]])
+                for piece in self._pieces(batch.ledger_id, entry_id, entry):
+                    rows.add(piece)
+                    if rows.count >= options.rows_max or rows.size_bytes >= options.bytes_max:
+                        yield record_batch(rows, options.columns)
+                        rows = MessageRows(batch.ledger_id)
+        except FormatError:
+            if rows.count:  # what comes before the damage is whole
                 yield record_batch(rows, options.columns)
-                rows = MessageRows(batch.ledger_id)
+            raise
         if rows.count:
             yield record_batch(rows, options.columns)
 
-    def _add(self, rows: MessageRows, entry_id: int, entry: bytes) -> None:
+    def _pieces(self, ledger_id: int, entry_id: int, entry: bytes) -> Iterable[Piece]:
+        """The rows of one entry; bad ones too, unless they raise."""
         try:
             frame = decode_frame(entry)
             metadata = frame.metadata
             if not self._options.markers and metadata.HasField("marker_type"):
-                return
+                return ()
             # Part of a message, or encrypted: such a payload can be neither decompressed nor taken apart.
             opaque = metadata.num_chunks_from_msg > 1 or len(metadata.encryption_keys) > 0
             is_batch = not opaque and metadata.HasField("num_messages_in_batch")
             count = self._batch_count(frame, len(entry)) if is_batch else 0
         except FormatError as error:
-            self._refuse(rows.ledger_id, entry_id, error)
-            rows.add_unreadable(entry_id, str(error))
-            return
-        rows.size_bytes += frame.payload_start + count * _repeated_bytes(metadata)
-        if not self._needs_payloads:
-            rows.add_metadata(entry_id, frame, count)
-            return
-        try:
-            payload = entry[frame.payload_start :] if opaque else self._payload(frame, entry)
-        except FormatError as error:
-            self._refuse(rows.ledger_id, entry_id, error)
-            rows.add_damaged(entry_id, frame, count, str(error))
-            return
-        if count == 0:
-            rows.add_single(entry_id, frame, payload)
-            return
-        found = split_batch(payload, count)
-        if found.error is not None:
-            self._refuse(rows.ledger_id, entry_id, found.error)
-        rows.add_batch(entry_id, frame, count, payload, found)
+            return (Piece(entry_id, None, None, error=self._refused(ledger_id, entry_id, error)),)
+        reason, payload = None, b""
+        if self._needs_payloads:
+            try:
+                payload = entry[frame.payload_start :] if opaque else self._payload(frame, entry)
+            except FormatError as error:
+                reason = self._refused(ledger_id, entry_id, error)
+        if is_batch:
+            whole = Piece(entry_id, metadata, frame.broker, more_bytes=frame.payload_start)
+            if self._needs_payloads and reason is None:
+                return self._batch_pieces(ledger_id, whole, count, payload)
+            return self._rows_without_content(whole, 0, count, reason)
+        singles = (metadata,) if self._needs_payloads and reason is None else ()
+        broker, more = frame.broker, frame.payload_start
+        return (Piece(entry_id, metadata, broker, singles=singles, payload=payload, error=reason, more_bytes=more),)
+
+    def _batch_pieces(self, ledger_id: int, whole: Piece, count: int, payload: bytes) -> Iterator[Piece]:
+        """A batch, at most ``rows_max`` messages at a time: parsed, a message takes a hundred times its bytes."""
+        repeated, start = _repeated_bytes(whole.metadata), 0
+        for first in range(0, count, self._options.rows_max):
+            stop = min(first + self._options.rows_max, count)
+            part = split_batch(payload, start, first, stop, count)
+            reason = None if part.error is None else self._refused(ledger_id, whole.entry_id, part.error)
+            yield whole._replace(
+                first=first,
+                rows=stop - first,
+                singles=part.singles,
+                starts=part.starts,
+                ends=part.ends,
+                payload=payload if stop - first == count else payload[start : part.end],
+                shift=start,
+                error=reason,
+                more_bytes=whole.more_bytes + (stop - first) * repeated,
+            )
+            if reason is not None:
+                yield from self._rows_without_content(whole, stop, count, reason)
+                return
+            start = part.end
+
+    def _rows_without_content(self, whole: Piece, first: int, count: int, reason: str | None) -> Iterator[Piece]:
+        """Messages of a batch from ``first`` on whose payload can't be read, or isn't wanted (no reason)."""
+        repeated = _repeated_bytes(whole.metadata)
+        for begin in range(first, count, self._options.rows_max):
+            rows = min(self._options.rows_max, count - begin)
+            yield whole._replace(first=begin, rows=rows, error=reason, more_bytes=whole.more_bytes + rows * repeated)
 
     def _batch_count(self, frame: Frame, entry_bytes: int) -> int:
         """How many messages a batch holds, if that is possible."""
@@ -190,12 +221,13 @@ class MessageDecoder:
             error.offset = frame.payload_start
             raise
 
-    def _refuse(self, ledger_id: int, entry_id: int, error: FormatError) -> None:
-        """Raises ``error`` with its place, unless bad entries become rows."""
+    def _refused(self, ledger_id: int, entry_id: int, error: FormatError) -> str:
+        """What is wrong, and where, for rows; raised unless bad entries are rows."""
         where = f"entry {ledger_id}:{entry_id}"
         error.object_name = f"{self._source} {where}" if self._source else where
         if self._options.bad_entries is BadEntry.ERROR:
             raise error
+        return str(error)
 
 
 def _repeated_bytes(metadata: Any) -> int:

@@ -1,33 +1,64 @@
 """Messages on their way into columns: what was decoded of several entries.
 
-Owns how entries become rows. Must never decide what is wrong with an entry, nor make columns.
+Owns how pieces of entries become rows. Must never decide what is wrong with an entry, nor make columns.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 from formats.metadata import pulsar_message_pb2
-from formats.pulsar.batch import Batch
-from formats.pulsar.frame import Frame
 
-__all__ = ["NOTHING", "MessageRows"]
+__all__ = ["NOTHING", "NOT_IN_A_BATCH", "MessageRows", "Piece"]
+
+#: ``batch_index`` of a message that is an entry of its own: what Pulsar's message ids have there.
+NOT_IN_A_BATCH: Final = -1
 
 _PROTOCOL: Any = pulsar_message_pb2
 #: Stands for the metadata of a message that couldn't be read.
 NOTHING: Final[Any] = _PROTOCOL.SingleMessageMetadata()
 
 
+class Piece(NamedTuple):
+    """Rows of one entry: all of them, or some neighbours of a large batch.
+
+    Attributes:
+        entry_id: the entry.
+        metadata, broker: protobuf; ``None`` where it couldn't be read, the broker's also where there is none.
+        first: index in the batch of the first row, or ``NOT_IN_A_BATCH``.
+        rows: how many.
+        singles: the messages' own metadata (protobuf), of as many rows as could be read; none when nobody wants them.
+        payload: bytes that hold them all; of a message that isn't in a batch, its own.
+        starts, ends: where the bytes of messages of a batch are in ``payload``, before ``shift`` is taken off.
+        shift: what is to be taken off.
+        error: why the other rows, or if there is no other something in the last row, couldn't be read.
+        more_bytes: about how much memory the rows take besides their payload.
+    """
+
+    entry_id: int
+    metadata: Any
+    broker: Any
+    first: int = NOT_IN_A_BATCH
+    rows: int = 1
+    singles: Sequence[Any] = ()
+    payload: bytes = b""
+    starts: Sequence[int] = ()
+    ends: Sequence[int] = ()
+    shift: int = 0
+    error: str | None = None
+    more_bytes: int = 0
+
+
 class MessageRows:
-    """Rows of one ledger, collected entry by entry; wherever a ``count`` is given, 0 says that it isn't a batch.
+    """Rows of one ledger.
 
     Attributes:
         ledger_id: the ledger.
         count: rows so far.
-        payload_bytes: bytes of the payloads they came from, decompressed.
-        size_bytes: about how much memory the rows will take.
-        entry_ids, metadata, brokers, counts: a value per entry. Metadata (protobuf) is ``None`` where it couldn't be
-            read, the broker's where there is none.
+        payload_bytes: bytes of ``payloads``.
+        size_bytes: about how much memory the rows take.
+        entry_ids, metadata, brokers, firsts, counts: a value per piece.
         singles, starts, ends: a value per row, none when only columns of entries are wanted: the message's own metadata
             (``NOTHING`` where it couldn't be read) and where its bytes are in the joined ``payloads``.
         errors: row -> why it, or something in its entry, couldn't be read.
@@ -41,6 +72,7 @@ class MessageRows:
         self.entry_ids: list[int] = []
         self.metadata: list[Any] = []
         self.brokers: list[Any] = []
+        self.firsts: list[int] = []
         self.counts: list[int] = []
         self.singles: list[Any] = []
         self.starts: list[int] = []
@@ -48,53 +80,34 @@ class MessageRows:
         self.payloads: list[bytes] = []
         self.errors: dict[int, str] = {}
 
-    def add_metadata(self, entry_id: int, frame: Frame, count: int) -> None:
-        """An entry whose payload nobody wants."""
-        self._add_entry(entry_id, frame.metadata, frame.broker, count)
+    def add(self, piece: Piece) -> None:
+        """Appends the rows of ``piece``."""
+        self.entry_ids.append(piece.entry_id)
+        self.metadata.append(piece.metadata)
+        self.brokers.append(piece.broker)
+        self.firsts.append(piece.first)
+        self.counts.append(piece.rows)
+        self.count += piece.rows
+        self.size_bytes += piece.more_bytes
+        if piece.singles:
+            size = len(piece.payload)
+            self.singles += piece.singles
+            if piece.first == NOT_IN_A_BATCH:
+                self.starts.append(self.payload_bytes)
+                self.ends.append(self.payload_bytes + size)
+            else:
+                shift = self.payload_bytes - piece.shift
+                self.starts += [shift + start for start in piece.starts]
+                self.ends += [shift + end for end in piece.ends]
+            self.payloads.append(piece.payload)
+            self.payload_bytes += size
+            self.size_bytes += size
+        if piece.error is not None:
+            self._add_unread(piece.rows - len(piece.singles), piece.error)
 
-    def add_single(self, entry_id: int, frame: Frame, payload: bytes) -> None:
-        """An entry that is one message, or a part of one."""
-        self.singles.append(frame.metadata)
-        self.starts.append(self.payload_bytes)
-        self.payload_bytes += len(payload)
-        self.size_bytes += len(payload)
-        self.ends.append(self.payload_bytes)
-        self.payloads.append(payload)
-        self._add_entry(entry_id, frame.metadata, frame.broker, 0)
-
-    def add_batch(self, entry_id: int, frame: Frame, count: int, payload: bytes, batch: Batch) -> None:
-        """An entry of ``count`` messages; those that ``batch`` lacks are rows without content."""
-        base = self.payload_bytes
-        self.singles += batch.singles
-        self.starts += [base + start for start in batch.starts]
-        self.ends += [base + end for end in batch.ends]
-        self.payloads.append(payload)
-        self.payload_bytes += len(payload)
-        self.size_bytes += len(payload)
-        if batch.error is not None:
-            self._add_unread(count - len(batch.singles), self.count + count, str(batch.error))
-        self._add_entry(entry_id, frame.metadata, frame.broker, count)
-
-    def add_damaged(self, entry_id: int, frame: Frame, count: int, reason: str) -> None:
-        """An entry whose payload can't be read: as many rows as it says there are messages."""
-        self._add_unread(max(count, 1), self.count + max(count, 1), reason)
-        self._add_entry(entry_id, frame.metadata, frame.broker, count)
-
-    def add_unreadable(self, entry_id: int, reason: str) -> None:
-        """An entry of which nothing is known: one row."""
-        self._add_unread(1, self.count + 1, reason)
-        self._add_entry(entry_id, None, None, 0)
-
-    def _add_entry(self, entry_id: int, metadata: Any, broker: Any, count: int) -> None:
-        self.entry_ids.append(entry_id)
-        self.metadata.append(metadata)
-        self.brokers.append(broker)
-        self.counts.append(count)
-        self.count += max(count, 1)
-
-    def _add_unread(self, unread: int, stop: int, reason: str) -> None:
-        """The ``unread`` rows before row ``stop`` have no content; the reason is on them, or on the last row."""
+    def _add_unread(self, unread: int, reason: str) -> None:
+        """The last ``unread`` rows have no content; the reason is on them, or on the last row."""
         self.singles += [NOTHING] * unread
         self.starts += [self.payload_bytes] * unread
         self.ends += [self.payload_bytes] * unread
-        self.errors.update(dict.fromkeys(range(stop - max(unread, 1), stop), reason))
+        self.errors.update(dict.fromkeys(range(self.count - max(unread, 1), self.count), reason))

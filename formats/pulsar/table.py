@@ -24,12 +24,9 @@ from formats.pulsar.columns import (
     time_column,
 )
 from formats.pulsar.frame import signed64
-from formats.pulsar.rows import NOTHING, MessageRows
+from formats.pulsar.rows import NOT_IN_A_BATCH, NOTHING, MessageRows
 
-__all__ = ["NOT_IN_A_BATCH", "record_batch"]
-
-#: ``batch_index`` of a message that is an entry of its own: what Pulsar's message ids have there.
-NOT_IN_A_BATCH: Final = -1
+__all__ = ["record_batch"]
 
 
 def record_batch(rows: MessageRows, names: Sequence[str]) -> pa.RecordBatch:
@@ -39,14 +36,14 @@ def record_batch(rows: MessageRows, names: Sequence[str]) -> pa.RecordBatch:
 
 
 class _Table:
-    """Makes the columns of collected rows; ``owners`` is each row's entry."""
+    """Makes the columns of collected rows; ``owners`` is each row's piece."""
 
     def __init__(self, rows: MessageRows) -> None:
         self.rows = rows
-        counts = np.array(rows.counts, dtype=np.int64)
-        self.is_batch = counts > 0
-        self.counts = np.maximum(counts, 1)
-        self.owners = np.repeat(np.arange(len(counts)), self.counts)
+        self.counts = np.array(rows.counts, dtype=np.int64)
+        self.firsts = np.array(rows.firsts, dtype=np.int64)
+        self.is_batch = self.firsts != NOT_IN_A_BATCH
+        self.owners = np.repeat(np.arange(len(self.counts)), self.counts)
         self.unread: NDArray[np.bool_] | None = None
         if rows.errors and rows.singles:
             unread = np.array([single is NOTHING for single in rows.singles], dtype=bool)
@@ -64,8 +61,8 @@ class _Table:
 
     @functools.cached_property
     def batch_indices(self) -> NDArray[np.int64]:
-        firsts = np.cumsum(self.counts) - self.counts
-        indices = np.arange(self.rows.count, dtype=np.int64) - firsts[self.owners]
+        before = np.cumsum(self.counts) - self.counts
+        indices = np.arange(self.rows.count, dtype=np.int64) + (self.firsts - before)[self.owners]
         return np.where(self.is_batch[self.owners], indices, NOT_IN_A_BATCH)
 
     @functools.cached_property
@@ -112,7 +109,10 @@ def _broker_index(table: _Table) -> pa.Array:
     brokers = table.rows.brokers
     known = np.array([broker is not None and broker.HasField("index") for broker in brokers], dtype=bool)
     last = np.array([broker.index if there else 0 for broker, there in zip(brokers, known, strict=True)], np.uint64)
-    behind = np.where(table.is_batch[table.owners], table.counts[table.owners] - 1 - table.batch_indices, 0)
+    is_batch = table.is_batch
+    sizes = [m.num_messages_in_batch if batch else 0 for m, batch in zip(table.rows.metadata, is_batch, strict=True)]
+    sizes_of_rows = np.array(sizes, dtype=np.int64)[table.owners]
+    behind = np.where(is_batch[table.owners], sizes_of_rows - 1 - table.batch_indices, 0)
     return pa.array(last.view(np.int64)[table.owners] - behind, mask=~known[table.owners])
 
 

@@ -21,7 +21,7 @@ from formats.checksum import crc32c
 from formats.entries import EntryBatch
 from formats.errors import FormatError
 from formats.pulsar.columns import ENTRY_COLUMNS
-from formats.pulsar.messages import BadEntry, MessageOptions, messages
+from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions, messages
 from tests.formats.fuzz_formats import mutate
 from tests.formats.pulsar_entries import Sent, batch_entry, compressed, entry_of, metadata_of, recorded
 
@@ -29,6 +29,7 @@ LIMITS = {"payload_bytes_max": 1 << 20, "batch_messages_max": 10_000}
 ERROR = MessageOptions(**LIMITS)
 NULL = MessageOptions(**LIMITS, bad_entries=BadEntry.NULL)
 FEW = MessageOptions(**LIMITS, bad_entries=BadEntry.NULL, columns=tuple(ENTRY_COLUMNS))
+PARTS = MessageDecoder(MessageOptions(**LIMITS, bad_entries=BadEntry.NULL, rows_max=5))
 #: What ``error`` says of a message that was read: one of its times isn't one.
 TIME_NOTE = "is beyond the year 9999"
 
@@ -66,6 +67,7 @@ def check(entry: bytes) -> bool:
     table = messages(batch, NULL)
     table.validate(full=True)
     rows = table.to_pylist()
+    assert [row for part in PARTS.decode(batch) for row in part.to_pylist()] == rows, "rows depend on parts"
     few = messages(batch, FEW)
     few.validate(full=True)
     assert few.to_pylist() == [{name: row[name] for name in ENTRY_COLUMNS} for row in rows], "rows depend on columns"

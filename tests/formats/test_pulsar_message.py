@@ -274,6 +274,8 @@ def test_columns_come_in_the_order_asked_for_and_unknown_ones_are_refused() -> N
     assert table.column_names == ["value", "entry_id", "value"]
     with pytest.raises(ValueError, match="no such columns of messages: payload; there are ledger_id"):
         MessageOptions(columns=("payload",))
+    with pytest.raises(ValueError, match="rows_max is at least 1, not 0"):
+        MessageOptions(rows_max=0)
     with pytest.raises(ValueError, match="no columns of messages"):
         MessageOptions(columns=())
 
@@ -298,6 +300,31 @@ def test_record_batches_end_where_one_of_the_limits_is_reached() -> None:
     assert [each.num_rows for each in small.decode(entries)] == [10] * 20
     assert list(MessageDecoder(MessageOptions()).decode(batch_of())) == []
     assert messages(batch_of()).schema.names == list(COLUMNS)
+
+
+@pytest.mark.parametrize("columns", [tuple(COLUMNS), tuple(ENTRY_COLUMNS)], ids=["all", "of entries"])
+def test_a_large_batch_comes_in_parts(columns: tuple[str, ...]) -> None:
+    sent = [Sent(value=b"%d" % number, key=f"{number}", sequence_id=number) for number in range(95)]
+    entries = batch_of(single_entry(sent[0]), batch_entry(sent, codec=ZSTD, broker=(5, 94)), single_entry(sent[1]))
+    parts = list(MessageDecoder(MessageOptions(rows_max=20, columns=columns)).decode(entries))
+    assert [part.num_rows for part in parts] == [21, 20, 20, 20, 16]
+    whole = messages(entries, MessageOptions(columns=columns)).to_pylist()
+    assert [row for part in parts for row in part.to_pylist()] == whole
+    assert [row["batch_index"] for row in whole] == [-1, *range(95), -1]
+    assert [row["broker_index"] for row in whole] == [None, *range(95), None]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 400, 800, 1000])
+def test_a_large_batch_that_breaks_off_has_all_its_rows_wherever_it_is_cut(cut: int) -> None:
+    plain = b"".join(Sent(value=bytes(20)).in_batch() for _ in range(50)) + b"!"
+    entry = entry_of(metadata_of(batch=50), plain[: len(plain) - cut])
+    whole = rows_of(entry, bad_entries=BadEntry.NULL)
+    parts = MessageDecoder(MessageOptions(bad_entries=BadEntry.NULL, rows_max=8)).decode(batch_of(entry))
+    assert [row for part in parts for row in part.to_pylist()] == whole
+    assert [row["batch_index"] for row in whole] == list(range(50))
+    unread = [row["error"] is not None for row in whole]
+    assert unread == sorted(unread)
+    assert sum(unread) == {0: 1, 1: 0, 400: 16, 800: 31, 1000: 39}[cut]
 
 
 def test_messages_before_the_damage_come_out_before_the_error() -> None:
