@@ -132,6 +132,8 @@ def run(
     if sys.stderr.isatty():
         sys.stderr.write(_LINE_START)
     _print(done, dry_run=dry_run, as_json=json)
+    if read_only and not (dry_run or json):
+        print(f"from now on: --store {opened.url}")
     return ErrorKind.REPAIR_DATA.value if done.problems_count else 0
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
 from formats.entries import Position
+from formats.index import decode_index, encode_index
+from formats.metadata.messages import BookKeeperLedger
 from formats.segment import Layout
 from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
@@ -503,3 +506,41 @@ def test_it_works_on_every_s3_server(s3_place: Any) -> None:
     for case in CASES.values():
         assert digest_of(store, case["ledger"]) == (case["count"], case["sha256"])
     store.close()
+
+
+def index_saying(store: ObjectStore, case: Mapping[str, Any], **changed: Any) -> None:
+    """Rewrites what a golden index says of its ledger."""
+    key = case["index"]["key"]
+    body, _ = store.get(key)
+    index = decode_index(body, ledger_id=case["ledger"])
+    ledger = replace(BookKeeperLedger.decode(index.groups[0].metadata), **changed)
+    store.put(key, encode_index(replace(index, groups=(replace(index.groups[0], metadata=ledger.encode()),))))
+
+
+def test_a_ledger_that_was_never_closed_stays_out(store: ObjectStore) -> None:
+    put_golden(store, [CASES["v1-tiny"], CASES["v1-edges"]])
+    index_saying(store, CASES["v1-tiny"], closed=False)
+
+    streams = {each.stream: each for each in adopted(store, topics=[topic_of(list(CASES.values()))]).streams}
+
+    [left] = streams[GOLDEN_STREAM].left_out
+    assert left.why == "its index says that the ledger wasn't closed"
+    assert [begin.ledger_id for begin in streams[GOLDEN_STREAM].adopted] == [1004]
+
+
+def test_more_payload_than_the_object_has_room_for_is_a_contradiction(store: ObjectStore) -> None:
+    put_golden(store, [CASES["v1-tiny"]])
+    index_saying(store, CASES["v1-tiny"], length_bytes=101)
+
+    [problem] = adopted(store).problems
+
+    assert "10 entries of 101 bytes together" in problem.why
+
+
+def test_a_ledger_whose_recorded_length_is_0_is_read(store: ObjectStore) -> None:
+    put_golden(store, [CASES["v1-tiny"]])
+    index_saying(store, CASES["v1-tiny"], length_bytes=0)
+
+    done = adopted(store, topics=[topic_of([CASES["v1-tiny"]])])
+
+    assert (done.streams[0].entries, done.streams[0].payload_bytes) == (10, 100)
