@@ -32,6 +32,7 @@ from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.sealing import RUN_ROWS_MIN
 from offloader.manifest.state import SegmentStatus
+from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.base import OVERWRITE
 from offloader.store.memory import MemoryStore
@@ -559,19 +560,37 @@ def test_runs_that_only_the_oldest_kept_checkpoint_names_stay() -> None:
     assert load_manifest_view_at(bench.memory, log.state, pinned.record_id) == pinned
 
 
-def test_a_run_that_a_stalled_checkpointer_just_wrote_stays_until_it_is_old() -> None:
+def test_a_run_that_nobody_names_goes_when_it_is_old_and_the_boundary_has_passed_it() -> None:
+    """A checkpointer that stalled wrote one; another one's checkpoint may only be about to be named."""
     bench = Bench()
     log = bench.log()
     log.open_epoch()
     close(log, *range(9))
     bench.clock.advance(HOURS_24_S + 1)
-    stray = run_name(3, 7, "segments")
-    bench.memory.put(f"{manifest_prefix(STREAM, log.state.incarnation)}{stray}", b"half of it")
+    passed, coming = run_name(3, 7, "segments"), run_name(99, 7, "segments")
+    for name in (passed, coming):
+        bench.memory.put(f"{manifest_prefix(STREAM, log.state.incarnation)}{name}", b"half of it")
     assert bench.expire().records == 10
-    assert stray in keys_in(bench, log)
+    assert {passed, coming} <= set(keys_in(bench, log)), "young"
     bench.clock.advance(HOURS_24_S + 1)
     assert bench.expire().runs == 1
-    assert stray not in keys_in(bench, log)
+    assert passed not in keys_in(bench, log)
+    assert coming in keys_in(bench, log)
+
+
+def test_a_deletion_that_breaks_off_leaves_no_hole_in_the_records() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    close(log, *range(25))
+    bench.clock.advance(HOURS_24_S + 1)
+    bench.store.set_faults([Fault(call=2, verb="delete", torn=True)])  # the first one is of the clock's object
+    with pytest.raises(StoreUnavailable):
+        expire_records(bench.store, log.state, clock=bench.clock, settings=bench.settings)
+    left = [n for key in keys_in(bench, log) if (n := record_number(key)) is not None]
+    assert 6 < len(left) < 26
+    assert left == list(range(left[0], 27))
+    assert load_manifest(bench.memory, STREAM) == log.state
 
 
 def test_a_dry_run_counts_and_deletes_nothing() -> None:
@@ -605,6 +624,17 @@ def test_what_has_no_name_of_ours_is_named_and_stays() -> None:
 
     assert (found.records, sorted(found.unknown)) == (20, sorted(strangers))
     assert {f"{prefix}{key}" for key in keys_in(bench, log)} >= set(strangers)
+
+
+def test_a_stream_that_is_being_deleted_is_deleted_and_not_damaged() -> None:
+    """What is left of it, the tombstone's checkpoint and its runs, can be read."""
+    bench, log = with_a_full_run()
+    delete_stream(bench.memory, STREAM, clock=bench.clock, delete_objects=lambda _: None, settings=bench.settings)
+    state = load_manifest(bench.memory, STREAM)
+    assert state.stream_deleted
+    assert any(key.endswith(".segments.parquet") for key in keys_in(bench, log))
+    with pytest.raises(Fenced):
+        close(log, 1)
 
 
 # -- stalled writers

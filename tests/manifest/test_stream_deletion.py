@@ -13,10 +13,10 @@ from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, manifest_prefix, record_key
 from formats.manifest import Assign, Hold, LedgerClosed, encode_boundary
 from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
-from offloader.manifest.boundary import FIRST_BOUNDARY
+from offloader.manifest.boundary import FIRST_BOUNDARY, read_boundary
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.manifest.state import EditRefused, ManifestState
-from offloader.manifest.store_time import TIME_KEY, ClockSkew
+from offloader.manifest.store_time import TIME_KEY, ClockSkew, time_for_deletion_ms
 from offloader.manifest.stream_deletion import DeadIncarnation, StreamDeletion, delete_stream, sweep_dead_incarnations
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -209,6 +209,49 @@ def test_clocks_that_differ_stop_the_deletion_of_anything_by_age() -> None:
     with pytest.raises(ClockSkew):
         delete_stream(bench.memory, STREAM, clock=fast, delete_objects=lambda _: None)
     assert load_manifest(bench.memory, STREAM).stream_deleted
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "answer_ms"),
+    [
+        (-61_001, None),
+        (-61_000, 1_000_000 - 61_000),
+        (-1000, 1_000_000 - 1000),
+        (0, 1_000_000),
+        (60_000, 1_000_000),
+        (60_001, None),
+    ],
+)
+def test_what_is_old_is_told_by_the_earlier_clock_and_by_none_that_is_far_off(
+    ahead_ms: int, answer_ms: int | None
+) -> None:
+    """The store's clock before or behind ours; one that counts whole seconds may look a second late."""
+    ours, theirs = ManualClock(now_ms=1_000_000), ManualClock(now_ms=1_000_000 + ahead_ms)
+    store = MemoryStore(f"deletion-{next(_names)}", "", theirs)
+    if answer_ms is not None:
+        assert time_for_deletion_ms(store, ours, skew_ms_max=60_000) == answer_ms
+        return
+    with pytest.raises(ClockSkew, match="nothing is deleted") as caught:
+        time_for_deletion_ms(store, ours, skew_ms_max=60_000)
+    assert "clock_skew_seconds_max" in caught.value.hint
+    assert time_for_deletion_ms(store, ours, skew_ms_max=60_000, ask_store=False) == 1_000_000
+
+
+def test_the_boundary_is_past_everything_before_an_object_goes() -> None:
+    """A writer that stalled until then would win a number that is kept, over a stream without data."""
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    log.commit(segment_edits(0))
+    kept_ids = []
+
+    def delete_objects(state: ManifestState) -> None:
+        kept = read_boundary(bench.memory, STREAM, state.incarnation).boundary.first_kept_id
+        kept_ids.append((state.record_id, kept))
+
+    bench.delete(objects=delete_objects)
+
+    assert kept_ids == [(3, 4)]
 
 
 def test_the_earlier_of_the_two_clocks_counts() -> None:
