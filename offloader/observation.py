@@ -112,7 +112,11 @@ class Observation:
         def turn() -> None:
             if not self._closed:
                 started_s = self._clock.monotonic_s()
-                self.look()
+                try:
+                    self.look()
+                except Exception:
+                    # The watchdog must outlive whatever is wrong with one stream.
+                    _log.exception("looking at the streams failed; they are looked at again")
                 took_s = self._clock.monotonic_s() - started_s
                 call_after(max(self._settings.telemetry.status_interval_s, took_s * _IDLE_FACTOR), turn)
 

@@ -252,6 +252,21 @@ def test_it_looks_every_interval_until_it_is_closed_and_then_once_more(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_look_that_fails_is_told_and_not_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
+    observation, _ = observed(watchdog_no_progress_s=60.0)
+    observation.add(stream := Scripted("a"))
+    stream.given["mode"] = "no mode at all"
+    due: list[Any] = []
+    observation.start(lambda _, run: due.append(run))
+    due.pop()()
+    assert "looking at the streams failed" in caplog.text
+    stream.given["mode"] = Mode.LIVE
+    caplog.clear()
+    due.pop()()
+    assert caplog.text == ""
+    assert len(due) == 1
+
+
 def test_an_offloader_keeps_its_status_file_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "status.json"
     settings = Settings.of({"telemetry": {"status_file": str(file), "status_interval_s": 0.05}})
