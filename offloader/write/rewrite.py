@@ -47,6 +47,8 @@ _T = TypeVar("_T")
 GROUP_SEGMENTS = 4
 #: Times a run plans anew because somebody else changed the stream meanwhile.
 REPLANS_MAX = 3
+#: Why a ledger is left that was no candidate when the run began.
+LATER = "it became whole meanwhile: the next run rewrites it"
 #: Segments retired by one record.
 RETIRED_PER_RECORD_MAX = 500
 _MIB = 1024 * 1024
@@ -129,7 +131,7 @@ class LedgerRewrite:
             failed = self._rewrite(wanted)
             self._retire_deleted()
         self._result.left = [
-            replace(each, obstacle=each.obstacle or str(failed[each.ledger_id]))
+            replace(each, obstacle=each.obstacle or str(failed.get(each.ledger_id, LATER)))
             for each in streamed_ledgers(self._log.state)
             if each.ledger_id not in self._log.state.deleted_ledgers
         ]

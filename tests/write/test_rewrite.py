@@ -473,6 +473,23 @@ def test_what_retention_takes_meanwhile_is_planned_anew(bench: Bench) -> None:
     assert load_manifest(bench.memory, STREAM).rewrites == ()
 
 
+def test_a_ledger_that_becomes_whole_meanwhile_is_left_to_the_next_run(bench: Bench) -> None:
+    def closing(key: str, body: bytes) -> bytes:
+        if parse_object_key(key, STREAM) is not None:
+            log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
+            if 9 not in log.load().closed_ledgers:
+                log.amend([LedgerClosed(9, 3)])
+        return body
+
+    bench.store.on_put = closing
+    done = bench.rollback()
+    assert [(each.ledger_id, each.obstacle) for each in done.left] == [
+        (9, "it became whole meanwhile: the next run rewrites it")
+    ]
+    assert bench.rollback().left == []
+    bench.require_whole()
+
+
 def test_large_ledgers_go_up_in_parts_to_real_servers(s3_place: Any) -> None:
     store = s3_place.open()
     writer = StreamWriter(store, STREAM, block_bytes=64 * 1024)
