@@ -178,7 +178,8 @@ def history(directory: Path, given: argparse.Namespace, entry_bytes: int) -> Ite
 def described(url: str, entry_bytes: int, row: Mapping[str, object]) -> str:
     return (
         "{url:10} {entry_bytes:5} B entries, {workers} at once: {mb_s:5.0f} MB/s, bare {bare_mb_s:5.0f}, "
-        "ratio {ratio:.2f}; {cpu_s_per_gb:.1f} CPU-s/GB; {segments} segments, {write_requests_per_segment:.1f} writes each; hot tier read "
+        "ratio {ratio:.2f}; {cpu_s_per_gb:.1f} CPU-s/GB; {segments} segments, "
+        "{write_requests_per_segment:.1f} writes each; hot tier read "
         "{reads_per_byte:.2f} times; peak +{peak_growth_mb:.0f} MB"
     ).format(url=url, entry_bytes=entry_bytes, **row)
 

@@ -1,4 +1,7 @@
-"""Appends and offloads, and is killed at a named storage call: ``DIRECTORY VERB KEY_PATTERN before|after``."""
+"""Appends and offloads, and is killed at a named storage call: ``DIRECTORY VERB KEY_PATTERN before|after [history]``.
+
+With ``history`` everything is appended while nothing is offloaded; then the stream is switched on.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 import re
 import signal
 import sys
+from dataclasses import replace
 from random import Random
 
 from offloader.managed_ledger import open_managed_ledger
@@ -15,6 +19,15 @@ from offloader.store.base import ObjectStore, open_store
 STREAM = "killed/stream"
 SETTINGS = Settings.of(
     {"offload": {"block_bytes": 4096, "max_size_per_offload_segment_mbytes": 8.0, "part_bytes": 5 * 1024 * 1024}}
+)
+
+
+#: Segments and ledgers so small that what is appended before becomes a run of its own.
+HISTORY_SETTINGS = Settings.of(
+    {
+        "offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64},
+        "ledgers": {"ledger_bytes_max": 25 * 1024},
+    }
 )
 
 
@@ -49,9 +62,28 @@ def drawn_payloads() -> list[list[bytes]]:
     return [[random.randbytes(size) for _ in range(15)] for size in (300, 400_000)]
 
 
+def drawn_history() -> list[bytes]:
+    """What is appended before anything is offloaded: eight segments or so."""
+    random = Random(12)
+    return [random.randbytes(random.randint(0, 300)) for _ in range(800)]
+
+
+def offload_history(directory: str, store: ObjectStore) -> None:
+    values = HISTORY_SETTINGS
+    off = replace(values, offload=replace(values.offload, method="none"))
+    with open_managed_ledger(STREAM, ledgers=f"{directory}/ledgers.db", store=store, settings=off) as topic:
+        payloads = drawn_history()
+        for at in range(0, len(payloads), 20):
+            topic.append_batch(payloads[at : at + 20])
+    open_managed_ledger(STREAM, ledgers=f"{directory}/ledgers.db", store=store, settings=values).offload()
+
+
 def main() -> None:
-    directory, verb, key_part, when = sys.argv[1:]
+    directory, verb, key_part, when, *history = sys.argv[1:]
     store = KillingStore(open_store(f"file://{directory}/store"), verb, key_part, when)
+    if history:
+        offload_history(directory, store)  # type: ignore[arg-type]
+        return
     topic = open_managed_ledger(STREAM, ledgers=f"{directory}/ledgers.db", store=store, settings=SETTINGS)  # type: ignore[arg-type]
     for payloads in drawn_payloads():
         topic.append_batch(payloads)

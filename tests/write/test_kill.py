@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from formats.keys import data_key
 from offloader.managed_ledger import open_managed_ledger
-from offloader.manifest.log import load_manifest
+from offloader.manifest.log import list_streams, load_manifest
 from offloader.store.base import open_store
 from tests.support.readback import stored_entries
 from tests.write.killed_rollback import RECORDS_BEFORE, roll_back, written_stream
-from tests.write.killed_writer import SETTINGS, STREAM, drawn_payloads
+from tests.write.killed_writer import HISTORY_SETTINGS, SETTINGS, STREAM, drawn_history, drawn_payloads
 
 ROOT = Path(__file__).resolve().parents[2]
 POINTS = [
@@ -75,3 +76,37 @@ def test_a_killed_rollback_leaves_everything_readable_once_and_the_next_one_goes
     state = load_manifest(writer.store, STREAM)
     assert [segment.layout for segment in state.offloaded()] == [1, 1, 2]
     assert state.rewrites == ()
+
+
+HISTORY_POINTS = [
+    pytest.param("put", f"{1:020d}.json", id="open-epoch"),
+    pytest.param("put", f"{2:020d}.json", id="assign-several"),
+    pytest.param("put", r"killed/stream/[0-9a-f-]{36}$", id="data-object"),
+    pytest.param("put", "-index", id="index"),
+    pytest.param("put", f"{3:020d}.json", id="first-commit"),
+    pytest.param("put", f"{5:020d}.json", id="later-commit"),
+]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("verb", "key_part"), HISTORY_POINTS)
+def test_a_killed_run_over_history_goes_on_and_sends_nothing_again_that_was_offloaded(
+    tmp_path: Path, verb: str, key_part: str, when: str
+) -> None:
+    command = [sys.executable, "-m", "tests.write.killed_writer", str(tmp_path), verb, key_part, when, "history"]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    store = open_store(f"file://{tmp_path}/store")
+    done = {}
+    if STREAM in list_streams(store):
+        for segment in load_manifest(store, STREAM).offloaded():
+            done[segment.uuid] = store.head(data_key(STREAM, segment.uuid)).modified_ms
+
+    with open_managed_ledger(STREAM, ledgers=f"{tmp_path}/ledgers.db", store=store, settings=HISTORY_SETTINGS) as topic:
+        topic.append(b"and on")
+        topic.offload()
+
+    assert [payload for _, payload in stored_entries(store, STREAM)] == [*drawn_history(), b"and on"]
+    assert {uuid: store.head(data_key(STREAM, uuid)).modified_ms for uuid in done} == done
+    assert load_manifest(store, STREAM).assigned() == []
+    store.close()
