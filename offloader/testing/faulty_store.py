@@ -30,6 +30,7 @@ class Fault:
         call: which call fails, from 1, counted among the calls that ``verb`` and ``key_part`` match.
         verb: name of the verb; ``*`` for any.
         key_part: only calls whose key (or prefix, or first key) contains this text.
+        but: only calls whose key doesn't contain this text; empty: any.
         after: whether the call takes effect before it fails: the lost answer.
         torn: the connection breaks in the middle: of a delete half of the keys go, an upload doesn't count, a read is
             done and not answered.
@@ -41,6 +42,7 @@ class Fault:
     call: int
     verb: str = "*"
     key_part: str = ""
+    but: str = ""
     after: bool = False
     torn: bool = False
     error: type[OffloaderError] | None = StoreUnavailable
@@ -48,7 +50,7 @@ class Fault:
     calls: int = 1
 
     def matches(self, verb: str, key: str) -> bool:
-        return self.verb in ("*", verb) and self.key_part in key
+        return self.verb in ("*", verb) and self.key_part in key and not (self.but and self.but in key)
 
 
 class FaultyStore(AroundStore):

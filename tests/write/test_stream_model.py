@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from formats.entries import Position
 from formats.keys import data_key, index_key
-from offloader.errors import OutcomeUnknown, StoreUnavailable, Throttled
+from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
 from offloader.read.reader import open_reader
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -37,26 +37,25 @@ _names = count()
 
 READS = ["head", "get", "list", "list_uploads", "list_parts"]
 WRITES = ["put", "begin_upload", "upload_part", "complete_upload", "abort_upload", "delete"]
-faults = st.one_of(
-    st.builds(
-        Fault,
-        verb=st.sampled_from([*READS, *WRITES, "*"]),
-        key_part=st.sampled_from(["", "", "/manifest/", "-index"]),
-        call=st.integers(1, 3),
-        calls=st.integers(1, 4),
-        error=st.sampled_from([StoreUnavailable, Throttled]),
-    ),
-    # Without an answer: had no effect, or part of it, or all.
-    st.builds(
-        Fault,
-        verb=st.sampled_from(WRITES),
-        key_part=st.sampled_from(["", "", "/manifest/", "-index"]),
-        call=st.integers(1, 2),
-        calls=st.integers(1, 3),
-        after=st.booleans(),
-        torn=st.booleans(),
-        error=st.just(OutcomeUnknown),
-    ),
+#: What is of use in the middle of a segment: its data object, its index, the record.
+UPLOADS = ["put", "put", "upload_part", "complete_upload"]
+
+refusals = st.builds(
+    Fault,
+    verb=st.sampled_from([*READS, *WRITES, "*"]),
+    call=st.integers(1, 3),
+    calls=st.integers(1, 4),
+    error=st.sampled_from([StoreUnavailable, Throttled]),
+)
+#: Without an answer: the call had no effect, or part of it, or all.
+lost_answers = st.builds(
+    Fault,
+    verb=st.sampled_from(WRITES),
+    call=st.integers(1, 2),
+    calls=st.integers(1, 3),
+    after=st.booleans(),
+    torn=st.booleans(),
+    error=st.just(OutcomeUnknown),
 )
 
 
@@ -67,8 +66,9 @@ class StreamMachine(RuleBasedStateMachine):
         seed=st.integers(0, 2**32),
         segment_mbytes=st.sampled_from([1 / 128, 1 / 32, 100]),
         memory_kib=st.sampled_from([64, 1024]),
+        mixing=st.sampled_from([0.0, 0.0, 0.2]),
     )
-    def begin(self, seed: int, segment_mbytes: float, memory_kib: int) -> None:
+    def begin(self, seed: int, segment_mbytes: float, memory_kib: int, mixing: float) -> None:
         limits = {
             "block_bytes": 512,
             "max_size_per_offload_segment_mbytes": segment_mbytes,
@@ -80,7 +80,11 @@ class StreamMachine(RuleBasedStateMachine):
             "codec": "none",  # so that the other reader understands it
         }
         drawn = Settings.of({"offload": limits, "manifest": {"checkpoint_records": 4, "record_requests_max": 1}})
-        self.world = World(f"model-{next(_names)}", Random(seed), lambda _: drawn, way_in=self._way_in)
+        # Others do something between two requests of a process.
+        plan = FaultPlan(meanwhile=mixing)
+        self.world = World(
+            f"model-{next(_names)}", Random(seed), lambda _: drawn, plan_of=lambda _: plan, way_in=self._way_in
+        )
         self.sizes = Random(seed)
         self.records_checked = 0
         self.world.start()
@@ -93,15 +97,17 @@ class StreamMachine(RuleBasedStateMachine):
     def newest(self) -> SimulatedProcess:
         return self.world.processes[-1]
 
+    def _work(self, turns: int) -> None:
+        for _ in range(turns):
+            self.world.work()
+            self.world.bury()
+
     # -- entries
 
-    @rule(sizes=st.lists(st.sampled_from([0, 1, 50, 300]), min_size=1, max_size=8))
+    @rule(sizes=st.lists(st.sampled_from([0, 1, 50, 300, 40_000]), min_size=1, max_size=8))
     def append(self, sizes: list[int]) -> None:
+        """One or a batch, empty ones, ones larger than a segment."""
         self.world.ledgers.append([self.sizes.randbytes(size) for size in sizes])
-
-    @rule()
-    def append_one_larger_than_a_segment(self) -> None:
-        self.world.ledgers.append([self.sizes.randbytes(9_000)])
 
     @rule()
     def append_more_than_there_is_room_for(self) -> None:
@@ -115,68 +121,75 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule(turns=st.sampled_from([1, 2, 5, 20, 60]))
     def work(self, turns: int) -> None:
-        for _ in range(turns):
-            self.world.work()
-            self.world.bury()
+        self._work(turns)
 
-    @rule()
-    def segments_grow_old(self) -> None:
-        self.world.clock.advance(SEGMENT_AGE_S)
-
-    @rule()
-    def request(self) -> None:
-        self.world.request()
+    @rule(asked=st.booleans())
+    def segments_close(self, asked: bool) -> None:
+        """Because somebody asks for it, or because they are old."""
+        if asked:
+            self.world.request()
+        else:
+            self.world.clock.advance(SEGMENT_AGE_S)
 
     # -- trouble
 
-    @rule(drawn=st.lists(faults, min_size=1, max_size=2))
-    def requests_fail(self, drawn: list[Fault]) -> None:
+    @rule(drawn=st.lists(st.one_of(refusals, lost_answers), min_size=1, max_size=2), turns=st.integers(0, 10))
+    def requests_fail(self, drawn: list[Fault], turns: int) -> None:
         self.faulty.set_faults(drawn)
+        self._work(turns)
+
+    @rule(
+        verb=st.sampled_from(UPLOADS),
+        error=st.sampled_from([StoreUnavailable, OutcomeUnknown]),
+        after=st.booleans(),
+        turns=st.sampled_from([2, 12]),
+    )
+    def an_upload_fails(self, verb: str, error: type[OffloaderError], after: bool, turns: int) -> None:
+        """In the middle of a stream that has something to do: a data object, or its index."""
+        self.append([300] * 5)
+        self._work(turns)
+        self.faulty.set_faults([Fault(call=1, calls=2, verb=verb, but="/manifest/", error=error, after=after)])
+        self.append([300] * 5)
+        self.world.request()
+        self._work(turns)
+
+    @rule(calls=st.sampled_from([1, 3, 8]), after=st.booleans())
+    def a_commit_is_unknown(self, calls: int, after: bool) -> None:
+        unknown = Fault(call=1, calls=calls, verb="put", key_part=".json", after=after, error=OutcomeUnknown)
+        self.append([300] * 5)
+        self._work(8)
+        self.faulty.set_faults([unknown])
+        self.world.request()
+        self._work(12)
 
     @precondition(lambda self: self.world.started < PROCESSES_MAX)
-    @rule(gracefully=st.booleans())
-    def restart(self, gracefully: bool) -> None:
-        if gracefully and self.newest.stream is not None:
+    @rule(how=st.sampled_from(["crash", "restart", "take over"]))
+    def owner_changes(self, how: str) -> None:
+        if how == "take over":
+            self.world.start()
+            return
+        if how == "restart" and self.newest.stream is not None:
             self.newest.stream.stop()
         self.newest.store.dead = True
         self.world.bury()
 
-    @precondition(lambda self: self.world.started < PROCESSES_MAX)
-    @rule()
-    def another_takes_over(self) -> None:
-        self.world.start()
-
-    @rule(chance=st.sampled_from([0.0, 0.2]))
-    def owners_requests_mix(self, chance: float) -> None:
-        """From here on others do something between two requests of the newest process, or no more."""
-        self.newest.store.plan = FaultPlan(meanwhile=chance)
-
-    # -- methods
+    # -- methods, the hot tier
 
     @rule(method=st.sampled_from(["streaming", "ledger", "none"]))
     def switch(self, method: str) -> None:
         self.newest.switch(method)
+        if method == "ledger":
+            self.newest.offload_ledgers()
         self.world.bury()
 
-    @precondition(lambda self: self.newest.method == "ledger")
-    @rule()
-    def offload_ledgers(self) -> None:
-        self.newest.offload_ledgers()
-        self.world.bury()
-
-    # -- the hot tier
-
-    @rule()
-    def release_hot(self) -> None:
-        self.newest.release_hot()
-
-    @rule()
-    def trim(self) -> None:
-        self.world.trim()
-
-    @rule()
-    def lose_ledger(self) -> None:
-        self.world.lose_ledger()
+    @rule(what=st.sampled_from(["release", "trim", "lose"]))
+    def ledgers_go(self, what: str) -> None:
+        """Released after their lag, trimmed by retention, or deleted by somebody who asks nobody."""
+        self.append([50, 50])
+        self.close_ledger()
+        self.append([50])
+        happen = {"release": self.newest.release_hot, "trim": self.world.trim, "lose": self.world.lose_ledger}
+        happen[what]()
 
     # -- what must hold
 
@@ -220,7 +233,7 @@ class StreamMachine(RuleBasedStateMachine):
 
 
 TestStream = StreamMachine.TestCase
-TestStream.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+TestStream.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True)
 
 
 @pytest.fixture(autouse=True)
