@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from offloader.settings import Settings
@@ -179,7 +179,7 @@ def _drawn_habits(random: Random) -> _Habits:
 
 def _drawn_settings(random: Random) -> Settings:
     memory_bytes = random.choice([64, 128, 1024]) * 1024
-    return Settings.of(
+    drawn = Settings.of(
         {
             "offload": {
                 "block_bytes": random.choice([512, 4096]),
@@ -196,3 +196,5 @@ def _drawn_settings(random: Random) -> Settings:
             "manifest": {"checkpoint_records": random.choice([1, 3, 10, 10, 100, 100]), "record_requests_max": 1},
         }
     )
+    # Below what a bucket takes as a part: so that small segments have many.
+    return replace(drawn, offload=replace(drawn.offload, part_bytes=random.choice([1024, 4096, 16 * 1024 * 1024])))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from random import Random
 
@@ -66,9 +67,10 @@ class StreamMachine(RuleBasedStateMachine):
         seed=st.integers(0, 2**32),
         segment_mbytes=st.sampled_from([1 / 128, 1 / 32, 100]),
         memory_kib=st.sampled_from([64, 1024]),
+        part_bytes=st.sampled_from([2 * KIB, 16 * KIB * KIB]),
         mixing=st.sampled_from([0.0, 0.0, 0.2]),
     )
-    def begin(self, seed: int, segment_mbytes: float, memory_kib: int, mixing: float) -> None:
+    def begin(self, seed: int, segment_mbytes: float, memory_kib: int, part_bytes: int, mixing: float) -> None:
         limits = {
             "block_bytes": 512,
             "max_size_per_offload_segment_mbytes": segment_mbytes,
@@ -80,6 +82,7 @@ class StreamMachine(RuleBasedStateMachine):
             "codec": "none",  # so that the other reader understands it
         }
         drawn = Settings.of({"offload": limits, "manifest": {"checkpoint_records": 4, "record_requests_max": 1}})
+        drawn = replace(drawn, offload=replace(drawn.offload, part_bytes=part_bytes))
         # Others do something between two requests of a process.
         plan = FaultPlan(meanwhile=mixing)
         self.world = World(
