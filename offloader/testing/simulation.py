@@ -197,4 +197,4 @@ def _drawn_settings(random: Random) -> Settings:
         }
     )
     # Below what a bucket takes as a part: so that small segments have many.
-    return replace(drawn, offload=replace(drawn.offload, part_bytes=random.choice([1024, 4096, 16 * 1024 * 1024])))
+    return replace(drawn, offload=replace(drawn.offload, part_bytes=random.choice([4096, 2**24, 2**24])))
