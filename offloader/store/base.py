@@ -182,8 +182,8 @@ class ObjectStore(Protocol):
         ...
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """Makes the object of ``parts``, in order. ``OutcomeUnknown`` when the answer was lost or the upload is gone:
-        look with ``head``."""
+        """Makes the object of ``parts``, in order, and answers it as the store shows it then. ``OutcomeUnknown`` when
+        the answer was lost or the upload is gone: look with ``head``."""
         ...
 
     def abort_upload(self, key: str, upload_id: str) -> None:

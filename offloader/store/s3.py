@@ -246,17 +246,25 @@ class S3Store:
     def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
         full_key = checks.check_key(key, root=self._root)
         checks.check_part_number(number)
-        crc = checks.body_crc32c(key, body, crc32c)
-        with self._translated(f"part {number} of {key}", writes=True):
-            answer = self._client.upload_part(
-                Bucket=self._bucket,
-                Key=full_key,
-                UploadId=upload_id,
-                PartNumber=number,
-                Body=sendable(body),
-                ChecksumCRC32C=encoded_crc32c(crc),
-            )
-            return PartInfo(number, answer["ETag"], len(body), crc)
+        crc = checks.body_crc32c(key, body, None) if crc32c is None else crc32c
+        confirmed = False
+        try:
+            with self._translated(f"part {number} of {key}", writes=True):
+                answer = self._client.upload_part(
+                    Bucket=self._bucket,
+                    Key=full_key,
+                    UploadId=upload_id,
+                    PartNumber=number,
+                    Body=sendable(body),
+                    ChecksumCRC32C=encoded_crc32c(crc),
+                )
+                confirmed = answer.get("ChecksumCRC32C") == encoded_crc32c(crc)
+                return PartInfo(number, answer["ETag"], len(body), crc)
+        finally:
+            # A server that answers with the checksum has compared it. Otherwise the bytes are hashed here: whether they
+            # changed since the caller hashed them is what a refusal may mean, and what silence would hide.
+            if crc32c is not None and not confirmed:
+                checks.body_crc32c(key, body, crc32c)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """The object is looked at afterwards, whatever the answer was: its size and the checksum that the server keeps

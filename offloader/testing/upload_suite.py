@@ -56,6 +56,11 @@ class UploadSuite:
         store.complete_upload("m/k", upload_id, [part])
         assert self.raw_get(store, "m/k") == body
 
+    def test_a_part_of_changed_bytes_is_refused(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("m/k")
+        with pytest.raises(InvalidCall, match="CRC-32C"):
+            store.upload_part("m/k", upload_id, 1, _part_body(1, self.part_bytes_min), crc32c=crc32c(b"other"))
+
     def test_parts_become_the_object_in_order(self, store: ObjectStore) -> None:
         upload_id = store.begin_upload("m/k", metadata={"Kind": "data"})
         parts = self._upload(store, "m/k", upload_id, [3, 1, 2])

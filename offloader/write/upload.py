@@ -47,6 +47,8 @@ class SegmentUpload:
         self._began = False
         self._aborted = False
         self._parts: dict[int, PartInfo] = {}
+        #: What the store showed after the completion.
+        self._completed: ObjectInfo | None = None
 
     def send_part(self, part: Part) -> None:
         """Sends one part; the first call begins the upload. Parts may be sent at once and in any order."""
@@ -79,10 +81,11 @@ class SegmentUpload:
         assert upload_id is not None, "complete without a part"
         for attempt in range(COMPLETE_ATTEMPTS_MAX):
             try:
-                self._store.complete_upload(self.data_key, upload_id, parts)
+                self._completed = self._store.complete_upload(self.data_key, upload_id, parts)
             except OutcomeUnknown:
                 # Sent again blindly, the second complete would find no upload and look like a failure.
-                if self._look() is not None:
+                self._completed = self._look()
+                if self._completed is not None:
                     return
                 if attempt == COMPLETE_ATTEMPTS_MAX - 1:
                     raise
@@ -90,12 +93,13 @@ class SegmentUpload:
                 return
 
     def prove(self, data_bytes: int) -> ObjectInfo:
-        """Asks the store for the data object and compares its length.
+        """Compares the length of the data object as the store showed it after its completion; asks for it after a
+        single PUT, whose answer says nothing of it.
 
         Raises:
             Corrupt: it isn't as long as what was sent, or isn't there.
         """
-        info = self._look()
+        info = self._completed or self._look()
         if info is None or info.size_bytes != data_bytes:
             found = "nothing" if info is None else f"{info.size_bytes} bytes"
             raise Corrupt(f"{self.data_key} in {self._store.url}: {data_bytes} bytes were sent, the store has {found}")

@@ -292,7 +292,20 @@ def offload_large(offloader: LedgerOffloader, buffer: StreamBuffer) -> OffloadHa
     return handle
 
 
-@pytest.mark.parametrize("verb", ["begin_upload", "upload_part", "complete_upload", "head", "put"])
+@pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
+def test_a_single_put_that_cannot_be_looked_at_fails_the_segment(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, error: type[Exception]
+) -> None:
+    store.set_faults([Fault(call=1, calls=1000, verb="head", error=error)])  # type: ignore[arg-type]
+    handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
+    handle.offer_batch(batch(1, 0, 10))
+    handle.close()
+
+    with pytest.raises(error):
+        handle.get_offload_result_async().result(WAIT_S)
+
+
+@pytest.mark.parametrize("verb", ["begin_upload", "upload_part", "complete_upload", "put"])
 @pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
 def test_a_refused_call_fails_the_segment_frees_its_bytes_and_leaves_no_upload(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, verb: str, error: type[Exception]
