@@ -34,10 +34,11 @@ from offloader.store.base import ObjectStore, open_store
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is appended: one Arrow array again and again."""
+    """What is appended, for how long, and where the ledgers are: one Arrow array again and again."""
 
     entries: pa.BinaryArray
     seconds: float
+    directory: str | None
 
     @property
     def bytes_per_call(self) -> int:
@@ -68,7 +69,7 @@ def settings(method: str, segment_mib: float) -> Settings:
 
 def run(store: ObjectStore, load: Load, *, method: str, calls_per_s: float, segment_mib: float) -> Round:
     """Appends for ``load.seconds``; ``calls_per_s`` 0: as fast as they return."""
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=load.directory) as directory:
         topic = open_managed_ledger(
             f"bench/{uuid4()}",
             ledgers=f"sqlite:///{directory}/ledgers.db",
@@ -128,14 +129,14 @@ def main() -> None:
     parser.add_argument("--per-call", type=int, default=64)
     parser.add_argument("--segment-mb", type=float, default=1024.0)
     parser.add_argument("--server", default="versitygw", help="versitygw, minio, or memory")
+    parser.add_argument("--dir", help="where the ledgers are; on a memory file system no disk is waited for")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     size = given.entry_bytes
     offsets = np.arange(0, size * given.per_call + 1, size, dtype=np.int32)
     body = pa.py_buffer(os.urandom(size * given.per_call))
-    load = Load(
-        pa.BinaryArray.from_buffers(pa.binary(), given.per_call, [None, pa.py_buffer(offsets), body]), given.seconds
-    )
+    payloads = pa.BinaryArray.from_buffers(pa.binary(), given.per_call, [None, pa.py_buffer(offsets), body])
+    load = Load(payloads, given.seconds, given.dir)
     if given.server == "memory":
         row = compare(open_store(f"memory://{uuid4().hex}"), load, given.rounds, given.segment_mb)
     else:

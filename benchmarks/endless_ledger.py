@@ -34,13 +34,17 @@ class EndlessLedger:
         entry_bytes: payload of each.
         entries: how many there are.
         pool_bytes: distinct bytes; more than the processor caches, or the first copy would cost nothing.
+        copies: answer reads in memory of their own, as a source on a disk does; else they cost nothing.
 
     Attributes:
         bodies: the bytes themselves, one batch each.
         on_release: called with each acknowledged position.
     """
 
-    def __init__(self, entry_bytes: int, entries: int, pool_bytes: int = 128 * 1024 * 1024) -> None:
+    def __init__(
+        self, entry_bytes: int, entries: int, *, pool_bytes: int = 128 * 1024 * 1024, copies: bool = False
+    ) -> None:
+        self._copies = copies
         self.entry_bytes = entry_bytes
         self.entries = entries
         per_batch = max(1, _BATCH_BYTES // entry_bytes)
@@ -71,7 +75,8 @@ class EndlessLedger:
         count = min(max(1, max_bytes // self.entry_bytes), self._batch_entries - at, self.entries - first)
         ids = np.arange(first, first + count, dtype=np.int64)
         payloads = self._batches[number % len(self._batches)].slice(at, count)
-        return EntryBatch(_LEDGER_ID, ids, payloads, np.full(count, _TIME_MS, dtype=np.int64))
+        batch = EntryBatch(_LEDGER_ID, ids, payloads, np.full(count, _TIME_MS, dtype=np.int64))
+        return batch.copy() if self._copies else batch
 
     def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> Subscription:  # noqa: ARG002
         return _Subscription()

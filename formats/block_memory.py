@@ -9,6 +9,7 @@ entries. What was sent is given back by the last view of it that goes, so an att
 from __future__ import annotations
 
 from collections import deque
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ class BlockMemory:
         try:
             buffer = self._unused.pop()
         except IndexError:
-            buffer = np.empty(self.buffer_bytes, dtype=np.uint8)
+            # From the system itself: in between the small things of the heap, large ones leave holes when they go.
+            buffer = np.frombuffer(mmap(-1, self.buffer_bytes), dtype=np.uint8)
         return np.asarray(_Loan(self, buffer))
 
     def give_back(self, buffer: Bytes) -> None:

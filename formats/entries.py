@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from formats.buffers import byte_array
 from formats.errors import Inconsistent, LimitExceeded
 
 __all__ = [
@@ -193,11 +194,12 @@ class EntryBatch:
     def copy(self) -> EntryBatch:
         """The same entries in memory of their own, as small as they need."""
         offsets = self.offsets
-        data = bytes(self.data[int(offsets[0]) : int(offsets[-1])])
+        held = byte_array(self.data)[int(offsets[0]) : int(offsets[-1])]
+        # Arrow's memory and not the heap: there, large batches between small things leave holes when they go.
+        data = pa.allocate_buffer(len(held))
+        byte_array(data)[:] = held
         own = (offsets - offsets[0]).astype(np.int32)
-        payloads = pa.BinaryArray.from_buffers(
-            pa.binary(), len(self), [None, pa.py_buffer(own), pa.py_buffer(data)], null_count=0
-        )
+        payloads = pa.BinaryArray.from_buffers(pa.binary(), len(self), [None, pa.py_buffer(own), data], null_count=0)
         return EntryBatch(self.ledger_id, self.entry_ids.copy(), payloads, self.publish_times_ms.copy())
 
     def compact(self) -> EntryBatch:

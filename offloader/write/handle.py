@@ -21,7 +21,7 @@ from offloader.errors import Closed, InvalidCall, OffloaderError
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import part_bytes_for
 from offloader.write.buffer import StreamBuffer
-from offloader.write.intake import Intake
+from offloader.write.intake import SINGLES_MAX, Intake
 from offloader.write.result import OffloadResult
 from offloader.write.upload import SegmentUpload
 from offloader.write.workers import SerialTask, Workers
@@ -128,7 +128,8 @@ class OffloadHandle:
         with self._lock:
             if not self._sending:
                 return False
-            moving = self._ready or self._in_flight or self._intake.waiting_bytes or self._encoding_bytes
+            worth_a_turn = self._intake.is_worth_a_turn(self._settings.block_bytes)
+            moving = self._ready or self._in_flight or self._encoding_bytes or worth_a_turn
             return bool(moving) or not self._open
 
     @property
@@ -181,8 +182,8 @@ class OffloadHandle:
                 if not buffer.take(size_bytes):
                     return False
                 intake.add_entry(entry._replace(payload=bytes(payload)), size_bytes)
-            # Small entries gather until they are worth a worker's turn, or the segment closes.
-            if intake.waiting_bytes < self._settings.block_bytes:
+            # Without a call: what ``is_worth_a_turn`` says of entries that come one by one.
+            if intake.waiting_bytes < self._settings.block_bytes and len(intake.singles) < SINGLES_MAX:
                 return True
         self._encode_task.schedule()
         return True
@@ -201,6 +202,9 @@ class OffloadHandle:
         lengths = batch.lengths
         if int(batch.entry_ids[-1] - batch.entry_ids[0]) != len(batch) - 1:
             raise InvalidCall(f"a batch of ledger {batch.ledger_id} has holes between {batch.first} and {batch.last}")
+        if len(batch) == 1:
+            # As an entry it waits for others: a batch of one costs more than what is in it, here and in the encoder.
+            return int(self.offer_entry(next(batch.entries())))
         with self._lock:
             self._require_takes(batch.first, int(lengths.max()))
             wire = np.cumsum(lengths.astype(np.int64) + ENTRY_HEADER_BYTES)
@@ -210,7 +214,8 @@ class OffloadHandle:
                 return 0
             taken = batch.slice(0, count)
             self._intake.add_batch(taken.compact() if own else taken.copy(), int(wire[count - 1]))
-        self._encode_task.schedule()
+            if self._intake.is_worth_a_turn(self._settings.block_bytes):
+                self._encode_task.schedule()
         return count
 
     def get_offload_result_async(self) -> Future[OffloadResult]:

@@ -13,7 +13,14 @@ from formats.segment import LedgerFacts
 from offloader.errors import InvalidCall, LimitReached
 from offloader.manifest.state import follows
 
-__all__ = ["Intake"]
+__all__ = ["SINGLES_MAX", "Intake"]
+
+#: Single entries that wait before they are encoded whatever their size: as objects they take more than is counted.
+SINGLES_MAX = 2048
+#: Batches that wait before they are encoded whatever their size.
+PIECES_MAX = 64
+#: Waiting batches are joined until they are as long as this.
+JOINED_BYTES_MIN = 256 * 1024
 
 
 class Intake:
@@ -66,6 +73,11 @@ class Intake:
         """The newest entry accepted."""
         return None if self.first is None else Position(self.next_ledger_id, self.next_entry_id - 1)
 
+    def is_worth_a_turn(self, bytes_min: int) -> bool:
+        """Whether an encoder should begin with what waits: ``bytes_min``, or so many pieces that these take more memory
+        than is counted. Less gathers until it is, or until the segment closes."""
+        return self.waiting_bytes >= bytes_min or len(self._batches) >= PIECES_MAX or len(self.singles) >= SINGLES_MAX
+
     def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
         """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
         self.facts[facts.ledger_id] = facts
@@ -106,9 +118,14 @@ class Intake:
         self._gather()
         if not self._batches:
             return None
-        batch = self._batches.popleft()
-        self.waiting_bytes -= batch.wire_bytes
-        return batch
+        batches = [self._batches.popleft()]
+        size_bytes = batches[0].wire_bytes
+        # Small batches are encoded as one: each costs the encoder as much as tens of kilobytes.
+        while self._batches and size_bytes < JOINED_BYTES_MIN and self._batches[0].ledger_id == batches[0].ledger_id:
+            batches.append(self._batches.popleft())
+            size_bytes += batches[-1].wire_bytes
+        self.waiting_bytes -= size_bytes
+        return EntryBatch.concat(batches)
 
     def clear(self) -> None:
         """Forgets what waits."""

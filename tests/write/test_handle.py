@@ -31,7 +31,9 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.buffer import StreamBuffer
 from offloader.write.handle import OffloadHandle
+from offloader.write.intake import PIECES_MAX
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.workers import Workers
 from tests.support.waiting import eventually
 
 MIB = 1024 * 1024
@@ -55,8 +57,8 @@ def store() -> FaultyStore:
 def new_offloader(store: FaultyStore) -> Iterator[Callable[..., LedgerOffloader]]:
     made: list[LedgerOffloader] = []
 
-    def make(settings: Settings | None = None) -> LedgerOffloader:
-        made.append(LedgerOffloader(store, settings or small()))
+    def make(settings: Settings | None = None, *, workers: Workers | None = None) -> LedgerOffloader:
+        made.append(LedgerOffloader(store, settings or small(), workers=workers))
         return made[-1]
 
     yield make
@@ -434,3 +436,39 @@ def test_the_count_of_held_bytes_is_exact_whatever_is_offered(
 
     assert buffer.held_bytes == handle.held_bytes == 0
     assert [entry.payload for entry in read_back(store, UUID_A)] == payloads[:offered]
+
+
+def test_small_offers_wait_for_each_other_and_are_encoded_together(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
+    """A turn of a worker for each of them would cost the one who appends more than the append."""
+    turns: list[int] = []
+
+    class Counting(Workers):
+        def submit(self, run: Callable[[], object]) -> None:
+            turns.append(1)
+            super().submit(run)
+
+    offloader = new_offloader(small(block_bytes=MIB), workers=Counting(2, SystemClock()))
+    handle = offloader.streaming_offload(UUID_A, {}, stream=STREAM)
+    for first in range(0, 500, 50):
+        handle.offer_batch(batch(1, first, 1))
+        handle.offer_batch(batch(1, first + 1, 49))
+    assert not turns, "56 KB of a block of a megabyte"
+    finish(handle)
+    assert [entry.entry_id for entry in read_back(store, UUID_A)] == list(range(500))
+
+
+def test_what_waits_in_too_many_pieces_is_encoded_whatever_its_size(
+    new_offloader: Callable[..., LedgerOffloader],
+) -> None:
+    buffer = StreamBuffer(64 * MIB)
+    handle = new_offloader(small(block_bytes=MIB)).streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer)
+    offered_bytes = 0
+    for first in range(0, 2 * PIECES_MAX, 2):
+        each = batch(1, first, 2, size=10)
+        handle.offer_batch(each)
+        offered_bytes += each.wire_bytes
+    # Encoded entries are counted with their columns, so the count tells.
+    eventually(lambda: buffer.held_bytes > offered_bytes)
+    finish(handle)
