@@ -19,7 +19,15 @@ import typer
 from offloader.cli.errors import failure_of
 from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
 from offloader.cli.output import json_line, print_rows
-from offloader.cli.status_view import LIMIT_COLUMNS, PLAIN_COLUMNS, frame, head_lines, limit_rows, trouble_of
+from offloader.cli.status_view import (
+    LIMIT_COLUMNS,
+    PLAIN_COLUMNS,
+    frame,
+    head_lines,
+    limit_lines,
+    limit_rows,
+    trouble_of,
+)
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
@@ -104,7 +112,12 @@ def _look(
 def _show_limits(status_file: str, *, as_json: bool) -> int:
     if not status_file:
         raise InvalidCall("only a writing process has limits", hint="name its status file: --status-file FILE")
-    print_rows(limit_rows(read_status_file(Path(status_file))), LIMIT_COLUMNS, as_json=as_json)
+    document = read_status_file(Path(status_file))
+    if sys.stdout.isatty() and not as_json:
+        with _screen(in_place=False) as draw:
+            draw(limit_lines(document, shutil.get_terminal_size().columns))
+    else:
+        print_rows(limit_rows(document), LIMIT_COLUMNS, as_json=as_json)
     return 0
 
 

@@ -18,7 +18,7 @@ from offloader.settings import Settings, TelemetrySettings
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["LIMIT_COLUMNS", "PLAIN_COLUMNS", "frame", "head_lines", "limit_rows", "trouble_of"]
+__all__ = ["LIMIT_COLUMNS", "PLAIN_COLUMNS", "frame", "head_lines", "limit_lines", "limit_rows", "trouble_of"]
 
 #: A status file that wasn't written for so many of its intervals is called old.
 _INTERVALS_MAX = 3
@@ -91,6 +91,19 @@ def limit_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
                 default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
                 rows.append({**row, "default": default, "what": setting.metadata["doc"]})
     return rows
+
+
+def limit_lines(document: Mapping[str, Any], width: int) -> list[Text]:
+    """The same for a terminal: a line for each setting, and one for what it limits."""
+    from rich.text import Text
+
+    lines = []
+    for row in limit_rows(document):
+        differs = row["value"] != row["default"]
+        note = f" (default {row['default']})" if differs else ""
+        lines += [Text(part, style="bold") for part in _wrapped(f"{row['setting']} = {row['value']}{note}", width)]
+        lines += [Text(f"{_GAP}{part}") for part in textwrap.wrap(row["what"], width - len(_GAP))]
+    return lines
 
 
 LIMIT_COLUMNS = [
@@ -267,10 +280,13 @@ def _table(rows: Sequence[Mapping[str, Any]], common: str, now_ms: int, width: i
     widths = {key: max(len(_COLUMNS[key].heading), *map(len, texts)) for key, texts in cells.items()}
     chosen: set[str] = set()
     left = width - min(wanted, _NAME_WIDTH_MIN)
-    for key in _PRIORITY:
+    # What nobody knows (a manifest knows no lag) takes no room from what is known.
+    known = [key for key in _PRIORITY if any(text != "-" for text in cells[key])]
+    for key in known:
         # What comes first is more important than the whole name; for the others the name isn't cut.
         needed = widths[key] + len(_GAP)
-        spare = left if len(chosen) < _PRIORITY.index("committed") else left - max(0, wanted - _NAME_WIDTH_MIN)
+        vital = _PRIORITY.index(key) < _PRIORITY.index("committed")
+        spare = left if vital else left - max(0, wanted - _NAME_WIDTH_MIN)
         if needed > spare:
             break
         chosen.add(key)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offloader.cli.status_view import frame, head_lines
+from offloader.cli.status_view import frame, head_lines, limit_lines
 from tests.support.streams import BASE_MS
 
 PREFIX = "public/default/persistent/"
@@ -94,6 +94,24 @@ def test_where_not_everything_has_room_trouble_comes_first_then_the_largest_lag(
 def test_everything_is_shown_where_the_height_doesnt_matter() -> None:
     shown = lines([row(n) for n in range(100)])
     assert len([line for line in shown if line.startswith("orders-")]) == 100
+
+
+def test_what_nobody_knows_takes_no_room_from_what_is_known() -> None:
+    unknown = {"mode": None, "lag": None, "buffer": None, "tail": None}
+    shown = lines([row(0, **unknown), row(1, **unknown)])
+    assert shown[2].split() == ["STREAM", "PROGRESS", "COMMITTED", "OFFLOADED", "SEGMENTS"]
+    assert shown[3].split()[1:] == ["90", "s", "ago", "7:99", "12.0", "GiB", "12", "offloaded,", "1", "failed"]
+
+
+def test_limits_are_a_line_each_that_says_where_one_differs() -> None:
+    document = {"settings": {"offload": {"block_bytes": 4096}, "store": {"retries_max": 6}}}
+    assert [line.plain for line in limit_lines(document, 40)] == [
+        "offload.block_bytes = 4096 (default",
+        "  1048576)",
+        "  target size of a block",
+        "store.retries_max = 6",
+        "  attempts after the first one",
+    ]
 
 
 def test_no_streams_is_said() -> None:
