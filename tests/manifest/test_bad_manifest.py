@@ -211,6 +211,16 @@ def test_a_checkpoint_under_another_ones_name_isn_t_believed(stored: Stored) -> 
     """A pinned view is read from an older checkpoint, whose checksum no boundary says any more."""
     incarnation = stored.state.incarnation
     five, ten = (checkpoint_key(STREAM, incarnation, number) for number in (5, 10))
+    own = stored.store.get(ten)[0]
+    stored.store.put(ten, stored.store.get(five)[0], mode=OVERWRITE)
+    with pytest.raises(Corrupt, match=r"has CRC-32C|is of record 5"):
+        load_manifest_view_at(stored.store, stored.state, 12)
+    boundary = read_boundary(stored.store, STREAM, incarnation).boundary
+    sealed_in = replace(boundary, checkpoint_crc32c=crc32c(stored.store.get(five)[0]))
+    stored.store.put(stored.key("the boundary"), encode_boundary(sealed_in), mode=OVERWRITE)
+    refused(stored, Corrupt, "is of record 5")
+    stored.store.put(stored.key("the boundary"), encode_boundary(boundary), mode=OVERWRITE)
+    stored.store.put(ten, own, mode=OVERWRITE)
     assert load_manifest_view_at(stored.store, stored.state, 7).record_id == 7
     stored.store.put(five, stored.store.get(ten)[0], mode=OVERWRITE)
     for record_id in (7, 3):
