@@ -95,7 +95,7 @@ class OffloadSettings:
         -1, "method ledger: age at which a closed ledger goes; 0: as soon as closed, -1: off", low=-1, high=2**31
     )
     backfill_segments_in_flight_max: int = _setting(
-        4, "segments of one stream's history uploaded at once", low=1, high=64
+        4, "segments of history uploaded at once, of a stream and of a process", low=1, high=64
     )
     deletion_lag_minutes: float = _setting(
         240.0,
