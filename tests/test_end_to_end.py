@@ -92,8 +92,11 @@ def test_a_second_owner_on_a_real_server_fences_the_first(open_s3: Open, tmp_pat
     """Two processes' worth of clients, stores and hot tiers that differ; one manifest: one of them commits."""
     topics = []
     stores = [open_s3(), open_s3()]
+    # However slow this machine is now, the fenced one doesn't take the stream back during the test.
+    settings = Settings.of({"offload": {"takeover_after_seconds": 3600}})
     for number, store in enumerate(stores):
-        topics.append(offloader.open_managed_ledger(STREAM, ledgers=f"sqlite:///{tmp_path}/{number}.db", store=store))
+        ledgers = f"sqlite:///{tmp_path}/{number}.db"
+        topics.append(offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=settings))
     first, second = topics
     payloads = [b"x" * 100] * 10
     first.append_batch(payloads)
