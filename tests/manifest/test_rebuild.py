@@ -13,13 +13,14 @@ from formats.keys import boundary_key, catalog_key, data_key, index_key, manifes
 from formats.manifest import LedgerClosed, Truncate
 from formats.segment import Layout
 from offloader.clock import SystemClock
-from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError
+from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.manifest.state import EditRefused
 from offloader.read.reader import open_reader
 from offloader.store.base import OVERWRITE
 from offloader.store.memory import MemoryStore
+from offloader.testing.schedule import Schedule
 from tests.support.streams import StreamWriter, batch_of, build, put_objects
 
 STREAM = "public/default/persistent/orders"
@@ -284,6 +285,38 @@ def test_a_readable_manifest_that_lost_its_entry_gets_it_back(lost: bytes | None
     assert done.attached == writer.log.state.incarnation
     assert load_manifest(writer.store, STREAM) == writer.log.state
     writer.log.commit([LedgerClosed(9, 9)])
+
+
+def test_of_two_who_rebuild_at_once_one_entry_stands() -> None:
+    """A has read the entry and pauses; B rebuilds and replaces it: A's would take B's manifest out of sight."""
+    writer = filled()
+    break_manifest(writer)
+    schedule = Schedule(writer.store)
+    schedule.start("A", lambda store: rebuild_manifest(store, STREAM, head=None, clock=SystemClock()))
+    schedule.until("A", "put", "_catalog")
+    done = rebuild(writer)
+
+    with pytest.raises(StoreUnavailable, match="its catalogue entry changed meanwhile"):
+        schedule.finish("A")
+
+    assert done.state is not None
+    assert load_manifest(writer.store, STREAM) == done.state
+
+
+def test_metadata_alone_prove_nothing() -> None:
+    """Anybody can copy them along with an object; only the uuid shows for whom it was made."""
+    writer = filled()
+    break_manifest(writer)
+    copied = UUID(int=77)
+    for own, name in zip(writer.keys(writer.uuids[0]), (str(copied), f"{copied}-index"), strict=True):
+        body, info = writer.store.get(own)
+        writer.store.put(f"{STREAM}/{name}", body, metadata=writer.store.head(own).metadata or info.metadata)
+        writer.store.delete([own])
+
+    done = rebuild(writer)
+
+    assert {s.uuid: s.owned for s in done.chosen.recorded}[copied] is False
+    assert all(s.owned for s in done.chosen.recorded if s.uuid != copied)
 
 
 def test_what_has_no_name_of_ours_is_listed_and_makes_no_stream() -> None:
