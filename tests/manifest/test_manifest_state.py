@@ -218,6 +218,14 @@ def test_offloaded_needs_an_assigned_segment_with_the_same_range() -> None:
     refused(offloaded(B, Position(1, 10), Position(1, 12)), state=failed, because="unknown, not assigned")
 
 
+def test_a_uuid_that_is_known_is_never_assigned_again() -> None:
+    """Its objects are there: whoever writes under it would write over what counts."""
+    refused(assign(A, Position(1, 10)), state=ONE, because="exists already")
+    refused(Adopt(A, summary(Position(5, 0), Position(5, 2)), {}, True), state=ONE, because="exists already")
+    live = after(assign(B, Position(1, 10), Position(1, 12)), state=ONE)
+    refused(assign(B, Position(2, 0), Position(2, 9)), state=live, because="exists already")
+
+
 def test_failed_and_assigned_again_in_one_record() -> None:
     live = after(assign(B, Position(1, 10)), state=ONE)
 
