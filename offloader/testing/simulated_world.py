@@ -12,6 +12,7 @@ from random import Random
 
 from formats.entries import Position
 from formats.manifest import LedgerClosed, LedgersDeleted, Truncate
+from offloader.clock import Clock
 from offloader.errors import OffloaderError
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
@@ -47,7 +48,7 @@ class World:
         random: decides what is left to chance: which task is next, which ledger it is.
         settings: of every process.
         plan_of: the faults that a process meets, for the number of the process, from 1.
-        way_in: what processes see of the bucket: a store around it.
+        way_in: what processes see of the bucket: a store around it, for the clock.
 
     Attributes:
         clock: everybody's.
@@ -66,13 +67,13 @@ class World:
         random: Random,
         settings: Callable[[Random], Settings],
         plan_of: Callable[[int], FaultPlan] = lambda _: FaultPlan(),
-        way_in: Callable[[ObjectStore], ObjectStore] = lambda bucket: bucket,
+        way_in: Callable[[ObjectStore, Clock], ObjectStore] = lambda bucket, _: bucket,
     ) -> None:
         self._random = random
         self._plan_of = plan_of
         self.clock = ManualClock()
         self.store = MemoryStore(name, "", self.clock)
-        self._way_in = way_in(self.store)
+        self._way_in = way_in(self.store, self.clock)
         self.weather = Weather(self._another_random(), self.clock, self._others_work)
         self.ledgers = MemoryLedgers(STREAM, self.clock)
         self.settings = settings(random)

@@ -272,7 +272,7 @@ def test_what_fails_before_a_gap_belongs_to_it_when_it_is_gone_too() -> None:
             f"before-a-gap-{seed}",
             Random(seed),
             lambda _: Settings.of(small),
-            way_in=lambda bucket: FaultyStore(bucket, [Fault(call=1, verb="put", key_part="-index")]),
+            way_in=lambda bucket, _: FaultyStore(bucket, [Fault(call=1, verb="put", key_part="-index")]),
         )
         stream = world.start().stream
         assert stream is not None

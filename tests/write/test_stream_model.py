@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from formats.entries import Position
 from formats.keys import data_key, index_key
+from offloader.clock import Clock
 from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
 from offloader.read.reader import open_reader
 from offloader.settings import Settings
@@ -92,8 +93,8 @@ class StreamMachine(RuleBasedStateMachine):
         self.records_checked = 0
         self.world.start()
 
-    def _way_in(self, bucket: ObjectStore) -> ObjectStore:
-        self.faulty = FaultyStore(bucket)
+    def _way_in(self, bucket: ObjectStore, clock: Clock) -> ObjectStore:
+        self.faulty = FaultyStore(bucket, clock=clock)
         return self.faulty
 
     @property
