@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Protocol
 
 import numpy as np
@@ -26,6 +27,8 @@ __all__ = ["LedgerHandle", "LedgerPiece", "SourceLedger", "offload_ledger", "off
 
 #: Payload bytes of one read from the hot tier.
 READ_BYTES = 4 * 1024 * 1024
+#: And the least: what is left of a piece may have larger entries than the ledger's mean.
+READ_BYTES_MIN = 64 * 1024
 
 
 class LedgerHandle(Protocol):
@@ -164,7 +167,7 @@ def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
     """Exactly the entries of a piece, without a hole, or an error."""
     info, expected = piece.ledger.info, piece.first_entry_id
     while expected <= piece.last_entry_id:
-        batch = piece.ledger.read(expected, READ_BYTES)
+        batch = piece.ledger.read(expected, _read_bytes(info, piece.last_entry_id - expected + 1))
         # An open ledger may have grown since it was looked at; a closed one never does.
         beyond = batch is not None and info.closed and batch.last.entry_id >= info.entries
         if batch is None or beyond or batch.first.entry_id < expected:
@@ -176,6 +179,12 @@ def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
         batch = batch.slice(0, min(len(batch), piece.last_entry_id - expected + 1))
         yield batch
         expected += len(batch)
+
+
+def _read_bytes(info: LedgerInfo, entries: int) -> int:
+    """What to read for so many entries more: no more than a read, nor much more than they have, as far as is known."""
+    mean = info.size_bytes / info.entries if info.entries else 0.0
+    return min(READ_BYTES, max(READ_BYTES_MIN, ceil(mean * entries * 1.02))) if mean else READ_BYTES
 
 
 def _require_no_gap(batch: EntryBatch, expected: int) -> None:
