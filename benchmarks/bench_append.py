@@ -31,6 +31,8 @@ from offloader.managed_ledger import open_managed_ledger
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, open_store
 
+WARM_UP_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -68,7 +70,7 @@ def settings(method: str, segment_mib: float) -> Settings:
 
 
 def run(store: ObjectStore, load: Load, *, method: str, calls_per_s: float, segment_mib: float) -> Round:
-    """Appends for ``load.seconds``; ``calls_per_s`` 0: as fast as they return."""
+    """Appends for ``load.seconds`` after a warm-up; ``calls_per_s`` 0: as fast as they return."""
     with tempfile.TemporaryDirectory(dir=load.directory) as directory:
         topic = open_managed_ledger(
             f"bench/{uuid4()}",
@@ -78,6 +80,10 @@ def run(store: ObjectStore, load: Load, *, method: str, calls_per_s: float, segm
         )
         step_s = 1 / calls_per_s if calls_per_s else 0.0
         found: list[float] = []
+        until = time.perf_counter() + WARM_UP_S
+        while time.perf_counter() < until:  # opens the stream in the store, loads what is loaded at first use
+            topic.append_batch(load.entries)
+            time.sleep(step_s)
         cpu_s, started = time.process_time(), time.perf_counter()
         due = started
         while (now := time.perf_counter()) < started + load.seconds:

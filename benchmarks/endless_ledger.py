@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from copy import copy
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +24,14 @@ _BATCH_BYTES = 2 * 1024 * 1024
 
 
 class _Subscription:
+    """A listener's place in the list."""
+
+    def __init__(self, listeners: list[Listener], listener: Listener) -> None:
+        self._listeners, self._listener = listeners, listener
+
     def cancel(self) -> None:
-        """Nothing was ever going to be told."""
+        if self._listener in self._listeners:
+            self._listeners.remove(self._listener)
 
 
 class EndlessLedger:
@@ -39,6 +46,7 @@ class EndlessLedger:
     Attributes:
         bodies: the bytes themselves, one batch each.
         on_release: called with each acknowledged position.
+        listeners: who hears of ``append``.
     """
 
     def __init__(
@@ -56,6 +64,23 @@ class EndlessLedger:
             for body in self.bodies
         ]
         self.on_release: Callable[[Position], None] = lambda _: None
+        self.listeners: list[Listener] = []
+
+    def another(self) -> EndlessLedger:
+        """One of the same pool, without entries."""
+        other = copy(self)
+        other.entries = 0
+        other.listeners = []
+        return other
+
+    def append(self, count: int) -> None:
+        """More entries; listeners hear of them."""
+        start = Position(_LEDGER_ID, self.entries)
+        self.entries += count
+        batch = self.read(start, count * self.entry_bytes)
+        assert batch is not None, "an entry was added"
+        for listener in self.listeners:
+            listener(batch)
 
     @property
     def last(self) -> Position:
@@ -63,6 +88,8 @@ class EndlessLedger:
 
     def ledgers(self) -> list[LedgerInfo]:
         size_bytes = self.entries * self.entry_bytes
+        if not self.entries:
+            return []
         return [
             LedgerInfo(ledger_id=_LEDGER_ID, closed=False, entries=self.entries, size_bytes=size_bytes, created_ms=0)
         ]
@@ -79,7 +106,8 @@ class EndlessLedger:
         return batch.copy() if self._copies else batch
 
     def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> Subscription:  # noqa: ARG002
-        return _Subscription()
+        self.listeners.append(listener)
+        return _Subscription(self.listeners, listener)
 
     def release(self, position: Position) -> None:
         self.on_release(position)
