@@ -58,7 +58,7 @@ class World:
         processes: that live, the newest last.
         started: how many there were.
         lost: entries whose hot copy was deleted and nobody was asked.
-        unheard: ledgers of them that a process that started since never heard of.
+        unheard: ledgers of them that somebody who started since never heard of.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class World:
         name = f"p{self.started}"
         store = SimulatedStore(self._way_in, self.weather, self._plan_of(self.started), name)
         self.trace.append(f"start {name}")
-        self.unheard |= {position.ledger_id for position in self.lost}
+        self._nobody_told()
         process = SimulatedProcess(
             *(name, store, self.ledgers, self.settings),
             clock=self.clock,
@@ -120,6 +120,17 @@ class World:
         )
         self.processes.append(process)
         return process
+
+    def switch(self, process: SimulatedProcess, method: str) -> None:
+        """Gives the stream another method; a stream that starts with it hears only of the ledgers that are left."""
+        before = process.stream
+        process.switch(method)
+        if process.stream is not None and process.stream is not before:
+            self._nobody_told()
+
+    def _nobody_told(self) -> None:
+        """Somebody begins who can't have heard of the ledgers that are lost by now."""
+        self.unheard |= {position.ledger_id for position in self.lost}
 
     def request(self) -> None:
         """Somebody wants everything offloaded that there is."""
@@ -201,7 +212,7 @@ class World:
             self.weather.land_one()
         for process in self.processes:
             process.store.plan = FaultPlan()
-        self.processes[-1].switch("streaming")
+        self.switch(self.processes[-1], "streaming")
         # That a ledger is gone shows at the next entry, and where a stream ends when its hot copies are all gone.
         self.ledgers.append([b"rest"])
         for number in range(TURNS_TO_REST_MAX):

@@ -115,7 +115,7 @@ class Simulation:
             (habits.release_hot, random.choice(world.processes).release_hot),
             (habits.trim, world.trim),
             (habits.lose, world.lose_ledger),
-            (habits.switch, lambda: newest.switch(random.choice(["streaming", "ledger", "ledger", "none"]))),
+            (habits.switch, lambda: world.switch(newest, random.choice(["streaming", "ledger", "ledger", "none"]))),
             (5 * habits.switch if newest.method == "ledger" else 0, self._offload_ledgers),
         ]
         drawn = random.random()

@@ -181,7 +181,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule(method=st.sampled_from(["streaming", "ledger", "none"]))
     def switch(self, method: str) -> None:
-        self.newest.switch(method)
+        self.world.switch(self.newest, method)
         if method == "ledger":
             self.newest.offload_ledgers()
         self.world.bury()
