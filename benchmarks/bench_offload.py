@@ -2,9 +2,9 @@
 
     python benchmarks/bench_offload.py [--server NAME ...] [--segment-mb 1024 64] [--delay-ms 0 30] [--mb 1024] [--json]
 
-A whole stream is offloaded out of memory (manifest, blocks, parts, proof, commit), and the same bytes go as bare
-multipart uploads from as many threads, parts and objects of the same sizes, with the same checksum. The two take
-turns; the figures are medians. The server shares the cores with the client: compare ratios, and processor time.
+An open stream is offloaded out of memory (blocks, parts, proof, commit), segment after segment, and the same bytes go
+as bare multipart uploads from as many threads, parts and objects of the same sizes, with the same checksum. The two
+take turns; the figures are medians. The server shares the cores with the client: compare ratios, and processor time.
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ import numpy as np
 from benchmarks.endless_ledger import EndlessLedger
 from benchmarks.s3_rig import BUCKET, MIB, Cost, Rig, bare_uploads, measured, medians, rig, through
 from formats.checksum import crc32c
+from formats.entries import ENTRY_HEADER_BYTES
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, open_store
 from offloader.store.metered import requests_of
 from offloader.write.offloader import LedgerOffloader
 
+#: Longest wait for a stream to be open, and the wait for the record that assigns its first segment.
+OPEN_S_MAX = 60.0
+SETTLE_S = 0.5
 PUT_CLASS = ("put", "begin_upload", "upload_part", "complete_upload", "list", "list_parts", "list_uploads")
 
 
@@ -48,6 +52,13 @@ class Case:
     part_bytes: int
     in_flight: int
     rounds: int
+
+    @property
+    def entries(self) -> int:
+        """As many as fill whole segments: the entry that reaches a segment's size is its last one."""
+        wire_bytes = self.entry_bytes + ENTRY_HEADER_BYTES
+        each = -(-int(self.segment_mib * MIB) // wire_bytes)
+        return each * max(1, round(self.total_mib / self.segment_mib))
 
     def settings(self) -> Settings:
         return Settings.of(
@@ -65,14 +76,29 @@ class Case:
         )
 
 
-def offload(store: ObjectStore, case: Case, source: EndlessLedger, stream: str) -> None:
-    """The whole stream, from its opening to the last commit."""
+def offload(rig: Rig, store: ObjectStore, case: Case, source: EndlessLedger, stream: str) -> tuple[Cost, int]:
+    """A stream that is open and has one entry gets all others at once: what it takes until the last is committed, and
+    how many PUT-class requests."""
     offloader = LedgerOffloader(store, case.settings())
+    source.entries = 1
     offloading = offloader.offload_stream(source, stream)
-    done = offloading.offload(timeout_s=600)
-    assert done == source.last, f"{done} instead of {source.last}"
+    until = time.monotonic() + OPEN_S_MAX
+    while offloading.status().offered is None and time.monotonic() < until:
+        time.sleep(0.01)
+    time.sleep(SETTLE_S)  # its first segment is assigned by now
+
+    def rest() -> None:
+        source.entries = case.entries - 1
+        source.append(1)
+        done = offloading.offload(timeout_s=600)
+        assert done == source.last, f"{done} instead of {source.last}"
+
+    before = writes(store)
+    cost = measured(rig, rest)
+    requests = writes(store) - before
     offloading.stop()
     offloader.close()
+    return cost, requests
 
 
 def object_sizes(store: ObjectStore, stream: str) -> list[int]:
@@ -83,7 +109,7 @@ def object_sizes(store: ObjectStore, stream: str) -> list[int]:
 
 def compare(rig: Rig, case: Case) -> Mapping[str, object]:
     """One case: ours and bare in turns."""
-    source = EndlessLedger(case.entry_bytes, case.total_mib * MIB // case.entry_bytes)
+    source = EndlessLedger(case.entry_bytes, 1)
     pool = b"".join(source.bodies)
     parts = [pool[at : at + case.part_bytes] for at in range(0, len(pool) - case.part_bytes + 1, case.part_bytes)]
     ours: list[Cost] = []
@@ -99,9 +125,8 @@ def compare(rig: Rig, case: Case) -> Mapping[str, object]:
 
             def send() -> None:
                 nonlocal sizes, requests
-                before = writes(store)
-                ours.append(measured(rig, lambda: offload(store, case, source, stream)))  # noqa: B023 - called here
-                requests = writes(store) - before
+                cost, requests = offload(rig, store, case, source, stream)  # noqa: B023 - called here
+                ours.append(cost)
                 sizes = object_sizes(store, stream)  # noqa: B023
                 rig.clean()
 
