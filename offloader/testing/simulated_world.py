@@ -200,6 +200,8 @@ class World:
             return
         info = self._random.choice([info for info in infos[:-1] if info.closed])
         self.lost |= {Position(info.ledger_id, entry_id) for entry_id in range(info.entries)}
+        if any(process.stream is None for process in self.processes):
+            self.unheard.add(info.ledger_id)  # by a stream that starts again when the method is streaming
         self.trace.append(f"lose {info.ledger_id}")
         self.ledgers.delete(info.ledger_id)
 
