@@ -1,7 +1,7 @@
 """Threads that exist while somebody reads, and results of parallel work in the order it was asked for.
 
-Owns how many storage calls of one reader run at once. Must never leave a call running after the
-iterator that asked for it is closed.
+Owns how many storage calls of one reader run at once, and how far ahead of its consumer. Must never leave a call
+running after the iterator that asked for it is closed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,45 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["Workers"]
+__all__ = ["GROWTH", "Ahead", "Workers"]
+
+#: Times as many tasks ahead whenever the consumer has to wait. A request takes about as long whether it runs alone or
+#: beside others, so each step up comes a whole request later than the one before: few large ones.
+GROWTH = 4
 
 _T = TypeVar("_T")
+
+
+class Ahead:
+    """How many tasks to run ahead of the result that the consumer has: few at first, more while it waits, fewer again
+    when it doesn't.
+
+    A consumer that comes once costs one task too many, not ``tasks_max``; of one that comes again and has to wait,
+    four run ahead from then on. Pure.
+
+    Args:
+        tasks_max: the most.
+
+    Attributes:
+        tasks: how many now.
+    """
+
+    def __init__(self, tasks_max: int) -> None:
+        self._tasks_max = tasks_max
+        self._unwaited = 0
+        self.tasks = 1
+
+    def asked(self, *, waits: bool) -> None:
+        """The consumer came for another result and ``waits`` for it, or finds it ready."""
+        if waits:
+            self._unwaited = 0
+            self.tasks = min(self.tasks * GROWTH, self._tasks_max)
+            return
+        self._unwaited += 1
+        # Tasks that began together end together: only after two rounds without a wait there were too many of them.
+        if self._unwaited > 2 * (self.tasks + 1):
+            self._unwaited = 0
+            self.tasks = max(self.tasks - 1, 1)
 
 
 class Workers:
@@ -39,25 +75,29 @@ class Workers:
     def in_order(self, tasks: Iterable[Callable[[], _T]]) -> Generator[_T, None, None]:
         """Runs ``tasks`` in parallel and yields their results in the tasks' order.
 
-        ``tasks`` is read lazily and in the consumer's thread, ``in_flight_max`` + 1 tasks ahead of the result that is
-        yielded: that is also the most results that are held. What ``tasks`` itself raises comes after all results
-        of the tasks before it. Closing the generator cancels what hasn't begun and waits for what has.
+        ``tasks`` is read lazily and in the consumer's thread, ahead of the result that is yielded as far as ``Ahead``
+        says: ``in_flight_max`` + 1 results at most are held. What ``tasks`` itself raises comes after all results of
+        the tasks before it. Closing the generator cancels what hasn't begun and waits for what has.
         """
         pending: deque[Future[_T]] = deque()
         source = iter(tasks)
+        ahead = Ahead(self.in_flight_max)
+        failure: Exception | None = None
+        exhausted = False
         with self._threads() as executor:
             try:
-                failure = None
-                while failure is None:
-                    try:
-                        pending.append(executor.submit(next(source)))
-                    except StopIteration:
+                while True:
+                    if pending:
+                        ahead.asked(waits=not pending[0].done())
+                    while not exhausted and len(pending) <= ahead.tasks:
+                        try:
+                            pending.append(executor.submit(next(source)))
+                        except StopIteration:
+                            exhausted = True
+                        except Exception as error:
+                            exhausted, failure = True, error
+                    if not pending:
                         break
-                    except Exception as error:
-                        failure = error
-                    if len(pending) > self.in_flight_max:
-                        yield pending.popleft().result()
-                while pending:
                     yield pending.popleft().result()
                 if failure is not None:
                     raise failure

@@ -1,7 +1,7 @@
 """``s3://bucket/root`` through boto3, for AWS and every server that speaks S3.
 
 Owns the only use of the SDK: requests, their answers, and the translation of its exceptions. Must never retry (one
-layer does, outside) and never let an SDK exception or a secret out.
+layer does, outside; a body that breaks off is gone on with) and never let an SDK exception or a secret out.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from offloader.store.s3_answers import (
     is_aws,
     listed_object,
     object_info,
-    received,
     time_ms,
 )
 from offloader.store.s3_body import sendable
+from offloader.store.s3_download import Download
 from offloader.store.s3_errors import meaning_of
 
 __all__ = ["S3Store", "open_url"]
@@ -94,6 +94,7 @@ class S3Store:
     def __init__(self, bucket: str, root: str, options: StoreOptions) -> None:
         self._bucket = bucket
         self._root = root
+        self._downloads: Any = {"settings": options.settings, "clock": options.clock, "recorder": options.recorder}
         with self._translated("opening", writes=False):
             self._client: Any = _client(options)
         own_endpoint = not is_aws(self._client.meta.endpoint_url)
@@ -157,19 +158,17 @@ class S3Store:
         checks.check_range(byte_range)
         if byte_range is not None and byte_range.length == 0:
             return b"", self.head(key)
-        wanted = {} if byte_range is None else {"Range": f"bytes={byte_range.start}-{byte_range.stop - 1}"}
-        if byte_range is None:
-            wanted["ChecksumMode"] = "ENABLED"
-        try:
-            with self._translated(f"get of {key}", writes=False):
-                answer = self._client.get_object(Bucket=self._bucket, Key=full_key, **wanted)
-                with contextlib.closing(answer["Body"]) as stream:
-                    body: bytes = stream.read()
-                return received(f"{self.url}: get of {key}", key, byte_range, body, answer)
-        except InvalidCall as error:
-            if not _starts_past_end(error):
-                raise
-            return b"", self.head(key)
+        download = Download(f"{self.url}: get of {key}", key, byte_range, **self._downloads)
+        while download.result is None:
+            try:
+                with self._translated(f"get of {key}", writes=False):
+                    download.take(self._client.get_object(Bucket=self._bucket, Key=full_key, **download.wanted))
+            except OffloaderError as error:
+                past_end = _starts_past_end(error)
+                if past_end and not download.begun:
+                    return b"", self.head(key)
+                download.go_on_after(error, past_end=past_end)
+        return download.result
 
     def put(
         self,
@@ -392,6 +391,6 @@ def _client(options: StoreOptions) -> Any:
     return built("path")
 
 
-def _starts_past_end(error: InvalidCall) -> bool:
+def _starts_past_end(error: OffloaderError) -> bool:
     cause = error.__cause__
     return isinstance(cause, sdk.ClientError) and bool(cause.response["ResponseMetadata"]["HTTPStatusCode"] == 416)

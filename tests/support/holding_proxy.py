@@ -76,6 +76,9 @@ class HoldingProxy:
         if self._hold is not None and method == self._hold[0] and path.endswith(self._hold[1]):
             self.held.append(request)
             return
+        self._answer(client, request)
+
+    def _answer(self, client: socket.socket, request: bytes) -> None:
         client.sendall(self._sent(request))
 
     def _sent(self, request: bytes) -> bytes:

@@ -1,0 +1,162 @@
+"""One GET's body over as many connections as it takes.
+
+Owns how far a body came, what of it is asked for next, and that all of it is of one version of the object. Must never
+name the SDK, nor ask again where nothing came: that is a retry, which waits first and is made outside.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+from formats.checksum import crc32c
+from offloader.clock import Clock
+from offloader.errors import ObjectChanged, OffloaderError, PreconditionFailed, StoreUnavailable
+from offloader.settings import StoreSettings
+from offloader.store.base import ByteRange, ObjectInfo
+from offloader.store.s3_answers import received
+from offloader.telemetry import Recorder
+
+__all__ = ["Download"]
+
+#: Requests for the rest of one body. Each must bring something, or the next isn't made.
+CONTINUATIONS_MAX = 4
+#: Bytes taken from the connection at once. What of them came when a reset cuts them short is lost with it; small ones
+#: cost time, and a body that isn't longer is taken as a whole.
+PIECE_BYTES = 256 * 1024
+
+
+class Download:
+    """A GET in progress: ``wanted`` says what to ask for, ``take`` takes the answer, until ``result`` is there.
+
+    Args:
+        what: names the call in errors.
+        key: of the object.
+        byte_range: what was asked for, not empty; ``None``: all of it.
+        settings: no request for the rest is made ``retry_total_s`` after the first one.
+        clock: measures that.
+        recorder: is told of each such request.
+
+    Attributes:
+        result: what was asked for and the object's description, as soon as all of it came.
+        begun: whether a part of it came.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        key: str,
+        byte_range: ByteRange | None,
+        *,
+        settings: StoreSettings,
+        clock: Clock,
+        recorder: Recorder,
+    ) -> None:
+        self._what = what
+        self._key = key
+        self._asked = byte_range
+        self._clock = clock
+        self._recorder = recorder
+        self._until_s = clock.monotonic_s() + settings.retry_total_s
+        self._answer: Mapping[str, Any] = {}  # the first one
+        self._body = io.BytesIO()
+        self._came_at_break = 0
+        self._continuations = 0
+        self.result: tuple[bytes, ObjectInfo] | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._body.tell() > 0
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """The next request's parameters besides bucket and key."""
+        if self.begun:
+            start = _first_byte(self._answer)
+            rest = ByteRange(start + self._body.tell(), start + int(self._answer["ContentLength"]))
+            return {"Range": _header(rest), "IfMatch": self._answer["ETag"]}
+        return {"ChecksumMode": "ENABLED"} if self._asked is None else {"Range": _header(self._asked)}
+
+    def take(self, answer: Mapping[str, Any]) -> None:
+        """Reads an answer's body; what came of it is kept when that fails.
+
+        Raises:
+            ObjectChanged: it is of another version of the object than what came before.
+            StoreUnavailable: less came than was announced, or not what was asked for; and the SDK's own errors.
+        """
+        with closing(answer["Body"]) as stream:
+            if not self.begun:
+                self._answer = answer
+                left = int(answer["ContentLength"])
+                if left <= PIECE_BYTES:
+                    self.result = received(self._what, self._key, self._asked, stream.read(), answer)
+                    return
+                _allocate(self._body, left)
+            else:
+                left = int(self._answer["ContentLength"]) - self._body.tell()
+                self._require_rest(answer, left)
+            while left:
+                left -= self._body.write(stream.read(min(PIECE_BYTES, left)))
+        body, self._body = self._body.getvalue(), io.BytesIO()
+        self.result = received(self._what, self._key, self._asked, body, self._answer)
+        whole_crc32c = self.result[1].crc32c
+        if self._continuations and self._asked is None and whole_crc32c not in (None, crc32c(body)):
+            self.result = None
+            raise StoreUnavailable(
+                f"{self._what}: its parts don't have the object's CRC-32C together", hint="try again"
+            )
+
+    def go_on_after(self, error: OffloaderError, *, past_end: bool) -> None:
+        """Decides about an error of the request or of ``take``: returns when the rest shall be asked for.
+
+        Args:
+            error: what happened.
+            past_end: whether the server says that the object ends before the bytes that were asked for.
+
+        Raises:
+            ObjectChanged: the object was replaced since the first bytes of it came.
+            OffloaderError: ``error``, where going on isn't possible or wouldn't help.
+        """
+        came = self._body.tell()
+        if came and (past_end or isinstance(error, PreconditionFailed)):
+            raise self._changed("it isn't the same any more") from error
+        if not isinstance(error, StoreUnavailable) or came <= self._came_at_break:
+            raise error
+        if self._continuations == CONTINUATIONS_MAX or self._clock.monotonic_s() > self._until_s:
+            error.add_note(f"gave up after {self._continuations} continuations with {came} bytes")
+            raise error
+        self._came_at_break = came
+        self._continuations += 1
+        self._recorder.add("retries_total")
+
+    def _require_rest(self, answer: Mapping[str, Any], left: int) -> None:
+        if answer["ETag"] != self._answer["ETag"]:
+            raise self._changed(f"its ETag was {self._answer['ETag']} and is {answer['ETag']}")
+        start = _first_byte(self._answer) + self._body.tell()
+        if _first_byte(answer) != start or int(answer["ContentLength"]) != left:
+            found = answer.get("ContentRange", "all of it")
+            raise StoreUnavailable(f"{self._what}: {left} bytes from {start} were asked for, {found} came")
+
+    def _changed(self, how: str) -> ObjectChanged:
+        return ObjectChanged(
+            f"{self._what}: the object was replaced while it was read, after {self._body.tell()} bytes of it: {how}",
+            hint="read it again; if nobody should have written there, restore it from a copy",
+        )
+
+
+def _header(byte_range: ByteRange) -> str:
+    return f"bytes={byte_range.start}-{byte_range.stop - 1}"
+
+
+def _first_byte(answer: Mapping[str, Any]) -> int:
+    """Where an answer's body begins in the object; a server that knows no ranges sends all of it."""
+    return int(answer.get("ContentRange", "bytes 0-").removeprefix("bytes ").partition("-")[0])
+
+
+def _allocate(body: io.BytesIO, size_bytes: int) -> None:
+    """Room for so many bytes at once: filled in pieces, the value then is taken out without a copy."""
+    body.seek(size_bytes - 1)
+    body.write(b"\0")
+    body.seek(0)

@@ -1,0 +1,167 @@
+"""A body that breaks off goes on where it stopped, is of one version of the object, and ends some time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from offloader.errors import NotFound, ObjectChanged, OffloaderError, StoreUnavailable
+from offloader.settings import StoreSettings
+from offloader.store.base import ByteRange, ObjectStore, open_store
+from offloader.store.metered import requests_of
+from offloader.store.s3_answers import encoded_crc32c
+from offloader.store.s3_download import CONTINUATIONS_MAX, PIECE_BYTES
+from offloader.testing.manual_clock import ManualClock
+from offloader.testing.servers import Answer, ScriptedServer
+from tests.support.cutting_proxy import CuttingProxy
+
+KEYS = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
+ONCE = StoreSettings(retries_max=0)
+MIB = 1024 * 1024
+BODY = os.urandom(3 * MIB + 77)
+#: Not a multiple of what is read at once.
+CUT = MIB + 12_345
+MODIFIED = {"Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT"}
+HEADERS = {"ETag": '"e"', **MODIFIED}
+
+
+@pytest.fixture
+def proxy(s3_place: Any) -> Iterator[CuttingProxy]:
+    with CuttingProxy(s3_place.endpoint.url) as running:
+        yield running
+
+
+@pytest.fixture
+def store(s3_place: Any, proxy: CuttingProxy) -> Iterator[ObjectStore]:
+    """Without retries: whatever comes whole came in one call."""
+    opened = s3_place.open(endpoint_url=proxy.url, settings=ONCE)
+    opened.put("k", BODY)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("byte_range", [None, ByteRange(1000, len(BODY) - 5)])
+def test_a_body_goes_on_at_the_byte_where_its_connection_ended(
+    store: ObjectStore, proxy: CuttingProxy, byte_range: ByteRange | None
+) -> None:
+    wanted = byte_range or ByteRange(0, len(BODY))
+    info = store.head("k")
+    proxy.cut(CUT, times=2)
+    body, found = store.get("k", byte_range)
+    assert body == BODY[wanted.start : wanted.stop]
+    assert (found.etag, found.size_bytes, found.metadata) == (info.etag, len(BODY), info.metadata)
+    first = "" if byte_range is None else f"bytes={wanted.start}-{wanted.stop - 1}"
+    rest = [f"bytes={wanted.start + number * CUT}-{wanted.stop - 1}" for number in (1, 2)]
+    assert [get.byte_range for get in proxy.gets] == [first, *rest]
+    assert [get.if_match for get in proxy.gets] == ["", info.etag, info.etag]
+    assert sum(get.body_bytes for get in proxy.gets) == len(body), "no byte was fetched twice"
+    assert requests_of(store)["get"].requests == 1
+
+
+def test_after_a_reset_no_more_is_fetched_again_than_was_being_read(store: ObjectStore, proxy: CuttingProxy) -> None:
+    proxy.cut(CUT, times=2, reset=True)
+    assert store.get("k")[0] == BODY
+    assert len(proxy.gets) == 3
+    assert len(BODY) <= sum(get.body_bytes for get in proxy.gets) < len(BODY) + 2 * PIECE_BYTES
+
+
+def test_an_object_that_was_replaced_in_between_is_named(
+    s3_place: Any, store: ObjectStore, proxy: CuttingProxy
+) -> None:
+    other = s3_place.open()
+    proxy.cut(CUT, then=lambda: other.put("k", BODY[::-1]))
+    with pytest.raises(ObjectChanged, match=f"get of k: the object was replaced while it was read, after {CUT} bytes"):
+        store.get("k")
+    assert store.get("k")[0] == BODY[::-1]
+    other.close()
+
+
+def test_an_object_that_became_shorter_in_between_is_named(
+    s3_place: Any, store: ObjectStore, proxy: CuttingProxy
+) -> None:
+    other = s3_place.open()
+    proxy.cut(CUT, then=lambda: other.put("k", b"short"))
+    with pytest.raises(ObjectChanged, match="was replaced while it was read"):
+        store.get("k", ByteRange(0, len(BODY)))
+    other.close()
+
+
+def test_an_object_that_was_deleted_in_between_is_missing(
+    s3_place: Any, store: ObjectStore, proxy: CuttingProxy
+) -> None:
+    other = s3_place.open()
+    proxy.cut(CUT, then=lambda: other.delete(["k"]))
+    with pytest.raises(NotFound):
+        store.get("k")
+    other.close()
+
+
+def test_after_the_last_continuation_the_call_is_retried_as_a_whole(s3_place: Any, proxy: CuttingProxy) -> None:
+    settings = StoreSettings(retries_max=1, retry_delay_first_s=0.001)
+    store = s3_place.open(endpoint_url=proxy.url, settings=settings)
+    store.put("k", BODY)
+    proxy.cut(PIECE_BYTES, times=1 + CONTINUATIONS_MAX)
+    assert store.get("k")[0] == BODY
+    assert [get.body_bytes for get in proxy.gets] == [PIECE_BYTES] * (1 + CONTINUATIONS_MAX) + [len(BODY)]
+    assert requests_of(store)["get"].requests == 2
+    store.close()
+
+
+def test_nothing_is_continued_after_the_time_for_retries(s3_place: Any, proxy: CuttingProxy) -> None:
+    clock = ManualClock()
+    store = s3_place.open(endpoint_url=proxy.url, clock=clock)
+    store.put("k", BODY)
+    proxy.cut(CUT, then=lambda: clock.advance(StoreSettings().retry_total_s + 1))
+    with pytest.raises(StoreUnavailable) as caught:
+        store.get("k")
+    assert f"gave up after 0 continuations with {CUT} bytes" in caught.value.__notes__
+    assert len(proxy.gets) == 1
+    store.close()
+
+
+def torn(body: bytes, whole_bytes: int, **headers: str) -> Answer:
+    return Answer(200, body, {**HEADERS, **headers}, announced_bytes=whole_bytes)
+
+
+def rest(start: int, body: bytes, etag: str = '"e"') -> Answer:
+    content_range = f"bytes {start}-{start + len(body) - 1}/{start + len(body)}"
+    return Answer(206, body, {**MODIFIED, "ETag": etag, "Content-Range": content_range})
+
+
+HALF = BODY[:CUT]
+
+
+@pytest.mark.parametrize(
+    ("second", "kind", "text", "requests"),
+    [
+        (rest(CUT, BODY[CUT:], '"f"'), ObjectChanged, 'its ETag was "e" and is "f"', 2),
+        (Answer(200, BODY, HEADERS), StoreUnavailable, "all of it came", 2),
+        (rest(CUT + 1, BODY[CUT + 1 :]), StoreUnavailable, f"from {CUT} were asked for", 2),
+        (replace(rest(CUT, BODY[CUT:]), body=b"", announced_bytes=len(BODY) - CUT), StoreUnavailable, "get of k", 2),
+        (Answer(503), StoreUnavailable, "get of k failed", 2),
+    ],
+)
+def test_a_server_that_answers_a_continuation_with_something_else_is_not_believed(
+    second: Answer, kind: type[OffloaderError], text: str, requests: int
+) -> None:
+    with ScriptedServer([torn(HALF, len(BODY)), second]) as server:
+        store = open_store("s3://bucket/root", endpoint_url=server.url, settings=ONCE, **KEYS)
+        with pytest.raises(kind, match=text):
+            store.get("k")
+        assert len(server.requests) == requests
+        store.close()
+
+
+def test_parts_that_do_not_make_the_object_together_are_not_answered() -> None:
+    """Where the server tells the whole object's checksum."""
+    with ScriptedServer(
+        [torn(HALF, len(BODY), **{"x-amz-checksum-crc32c": encoded_crc32c(1)}), rest(CUT, BODY[CUT:])]
+    ) as server:
+        store = open_store("s3://bucket/root", endpoint_url=server.url, settings=ONCE, **KEYS)
+        with pytest.raises(StoreUnavailable, match="don't have the object's CRC-32C together"):
+            store.get("k")
+        store.close()
