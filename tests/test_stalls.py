@@ -118,10 +118,12 @@ def test_a_worker_that_died_is_no_silence() -> None:
     bench = Bench(Deadly, status_interval_s=3600.0)
     try:
         assert bench.stalled() is None
+        eventually(lambda: "SystemExit" in bench.stream.status().error)
         bench.clock.advance(NO_PROGRESS_S)
         reason = bench.stalled()
         assert reason is not None
-        assert reason.endswith("no progress for 900 s; no error is known")
+        assert "no progress for 900 s; last error: " in reason
+        assert "SystemExit: the interpreter is told to end" in reason
     finally:
         bench.close()
 

@@ -99,6 +99,7 @@ class RangesOnly:
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
         self.url = inner.url
+        self.driver_metadata = inner.driver_metadata
         self.bytes_read: dict[str, int] = {}
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
