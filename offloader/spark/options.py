@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from formats.entries import Position
@@ -28,6 +28,9 @@ SPLIT_BYTES = 64 * 1024 * 1024
 _SKIP = ("error", "skip")
 _BAD_MESSAGE = ("error", "null")
 _TRUTH = ("true", "false")
+_STARTS = ("earliest", "latest")
+_STREAM_ONLY = ("startFrom", "maxBytesPerTrigger", "maxEntriesPerTrigger", "failOnDataLoss")
+_BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "pruneByFilters")
 #: Open stores that one Python worker keeps: tasks of one query use the same one after another.
 STORES_KEPT_MAX = 4
 
@@ -53,6 +56,9 @@ class SourceOptions:
         skip_corrupt, skip_missing: leave damaged blocks, missing objects out instead of failing.
         lease_seconds: keep cleanup away from what the query reads for so long, counted from its planning; 0: don't.
         relocate: buckets that were moved, old and new.
+        start_latest: a streaming query that begins now leaves out what is there already.
+        max_bytes_per_trigger, max_entries_per_trigger: about how much one batch of a streaming query reads; none: all.
+        fail_on_data_loss: a streaming query ends with an error when entries that it didn't read were deleted.
         prune_by_filters: let pushed filters spare blocks. Only for a data frame that is used in one query, once: see
             ``offloader.spark.source.PushingReader``.
         access_key, secret_key, session_token: only if the user gave them; otherwise workers use their own chain.
@@ -78,6 +84,10 @@ class SourceOptions:
     lease_seconds: int = 0
     relocate: Pairs = NOT_MOVED
     prune_by_filters: bool = False
+    start_latest: bool = False
+    max_bytes_per_trigger: int | None = None
+    max_entries_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
@@ -117,6 +127,28 @@ class SourceOptions:
                 hint="use a file:// or s3:// store",
             )
         return options
+
+    def require_batch(self) -> None:
+        """Raises ``InvalidCall`` for options that only ``readStream`` has a use for."""
+        self._refuse(_STREAM_ONLY, "belongs to spark.readStream, not to spark.read")
+
+    def require_stream(self) -> None:
+        """Raises ``InvalidCall`` for options that ``readStream`` has no use for, and for two beginnings at once."""
+        self._refuse(_BATCH_ONLY, "belongs to spark.read, not to spark.readStream")
+        if self.content not in ("entries", "messages"):
+            raise InvalidCall(
+                f"content={self.content} can't be streamed",
+                hint="stream entries or messages, read others with spark.read",
+            )
+        if self.start_latest and (self.start_position is not None or self.start_ms is not None):
+            raise InvalidCall("option startFrom=latest contradicts startPosition and startTime", hint="leave one out")
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        defaults = {each.name: each.default for each in fields(self)}
+        for name in names:
+            attribute = _OPTIONS[name][0]
+            if getattr(self, attribute) != defaults[attribute]:
+                raise InvalidCall(f"option {name} {why}", hint="leave it out")
 
     def open_store(self, *, read_only: bool = True) -> ObjectStore:
         """The store; one per Python worker and set of options."""
@@ -199,6 +231,10 @@ def _truth(name: str, text: str) -> bool:
     return _one_of(name, text, _TRUTH) == "true"
 
 
+def _latest(name: str, text: str) -> bool:
+    return _one_of(name, text, _STARTS) == "latest"
+
+
 def _similar(name: str) -> str:
     lowered = {each.lower(): each for each in _OPTIONS}
     close = difflib.get_close_matches(name.lower(), lowered, n=1)
@@ -227,6 +263,10 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "leaseSeconds": ("lease_seconds", _number),
     "relocate": ("relocate", _moves),
     "pruneByFilters": ("prune_by_filters", _truth),
+    "startFrom": ("start_latest", _latest),
+    "maxBytesPerTrigger": ("max_bytes_per_trigger", _number),
+    "maxEntriesPerTrigger": ("max_entries_per_trigger", _number),
+    "failOnDataLoss": ("fail_on_data_loss", _truth),
     "accessKey": ("access_key", _text),
     "secretKey": ("secret_key", _text),
     "sessionToken": ("session_token", _text),

@@ -7,7 +7,7 @@ manifest into a partition.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,7 +35,18 @@ from offloader.spark.options import SourceOptions
 from offloader.spark.schema import Needs
 from offloader.store.base import ObjectStore
 
-__all__ = ["INDEXES_READ_MAX", "SegmentSlice", "pinned_states", "plan_slices", "wanted_blocks"]
+__all__ = [
+    "INDEXES_READ_MAX",
+    "SegmentSlice",
+    "StreamRange",
+    "is_pattern",
+    "load_streams",
+    "pinned_states",
+    "plan_ranges",
+    "plan_slices",
+    "streams_named",
+    "wanted_blocks",
+]
 
 #: Indexes that planning reads. Segments beyond that are cut by the number of blocks alone, and pruned by the tasks.
 INDEXES_READ_MAX = 1000
@@ -63,6 +74,15 @@ class SegmentSlice:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StreamRange:
+    """What is wanted of one stream: ``first`` .. ``last``, both included, as its manifest is in ``state``."""
+
+    state: ManifestState
+    first: Position
+    last: Position
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
     """A segment that may hold wanted rows."""
 
@@ -83,7 +103,9 @@ def pinned_states(options: SourceOptions, predicates: Sequence[Predicate], store
         NotFound: no such stream, or no stream fits the pattern.
         InvalidCall, Trimmed: ``asOfManifest`` can't be pinned.
     """
-    names = _streams(options, store)
+    names = streams_named(options, store)
+    if not names:
+        raise NotFound(f"no stream in {store.url} fits {options.stream}", hint="`offloader ls` lists the streams")
     names = [name for name in names if matches_value(predicates, "stream", name)]
     if options.lease_seconds:
         # Before anything is loaded; nobody renews or ends them, they hold for as long as was asked for.
@@ -96,19 +118,45 @@ def pinned_states(options: SourceOptions, predicates: Sequence[Predicate], store
                 f"option asOfManifest pins one stream, {options.stream} names {len(names)}", hint="name one stream"
             )
         return [load_manifest_at(store, name, options.as_of_manifest) for name in names]
+    return load_streams(names, store)
+
+
+def load_streams(names: Iterable[str], store: ObjectStore, *, may_be_gone: bool = False) -> list[ManifestState]:
+    """The newest view of each stream, some loaded at once.
+
+    Args:
+        names: the streams'.
+        store: where they are.
+        may_be_gone: leave out streams that aren't there any more, instead of failing.
+
+    Raises:
+        what ``load_stream`` raises.
+    """
+    load = _load_or_none if may_be_gone else load_stream
     workers = Fetcher(store, ReadSettings(requests_in_flight_max=_LOADS_IN_FLIGHT_MAX)).workers
-    return list(workers.in_order(partial(load_stream, store, name) for name in names))
+    loaded = workers.in_order(partial(load, store, name) for name in names)
+    return [state for state in loaded if state is not None]
 
 
-def _streams(options: SourceOptions, store: ObjectStore) -> list[str]:
+def _load_or_none(store: ObjectStore, name: str) -> ManifestState | None:
+    try:
+        return load_stream(store, name)
+    except NotFound:
+        return None
+
+
+def is_pattern(stream: str) -> bool:
+    """Whether the option ``stream`` means all streams that fit it, and not one of that name."""
+    return bool(_PATTERN & set(stream))
+
+
+def streams_named(options: SourceOptions, store: ObjectStore) -> list[str]:
+    """The streams that the option ``stream`` means, sorted: the one it names, or all that fit it by now."""
     pattern = options.stream
-    if not _PATTERN & set(pattern):
+    if not is_pattern(pattern):
         return [pattern]
     literal = pattern[: min(pattern.index(sign) for sign in _PATTERN if sign in pattern)]
-    names = [name for name in list_streams(store, prefix=literal) if fnmatch.fnmatchcase(name, pattern)]
-    if not names:
-        raise NotFound(f"no stream in {store.url} fits {pattern}", hint="`offloader ls` lists the streams")
-    return names
+    return [name for name in list_streams(store, prefix=literal) if fnmatch.fnmatchcase(name, pattern)]
 
 
 def plan_slices(
@@ -122,7 +170,19 @@ def plan_slices(
             pattern they are mere bounds.
     """
     states = pinned_states(options, predicates, store)
-    candidates = [candidate for state in states for candidate in _candidates(options, predicates, state, store)]
+    ranges = [wanted for state in states if (wanted := _wanted_range(options, state)) is not None]
+    return plan_ranges(options, predicates, needs, ranges, store)
+
+
+def plan_ranges(
+    options: SourceOptions,
+    predicates: Sequence[Predicate],
+    needs: Needs,
+    ranges: Iterable[StreamRange],
+    store: ObjectStore,
+) -> list[tuple[SegmentSlice, ...]]:
+    """As ``plan_slices``, of ranges that are chosen already; ``options`` bounds only times."""
+    candidates = [candidate for wanted in ranges for candidate in _candidates(options, predicates, wanted, store)]
     maps = _indexes(options, predicates, candidates, store)
     slices = []
     for candidate, segment_map in zip(candidates, maps, strict=True):
@@ -132,16 +192,21 @@ def plan_slices(
     return _packed(slices, options.split_bytes)
 
 
-def _candidates(
-    options: SourceOptions, predicates: Sequence[Predicate], state: ManifestState, store: ObjectStore
-) -> list[_Candidate]:
+def _wanted_range(options: SourceOptions, state: ManifestState) -> StreamRange | None:
+    """What the options want of a stream; ``None``: nothing."""
     ends = plan.whole_range(state)
     first, last = options.start_position, options.end_position
-    if (first is not None or last is not None) and not _PATTERN & set(options.stream):
+    if (first is not None or last is not None) and not is_pattern(options.stream):
         require_inside(state, ends, first, last)
     if ends is None:
-        return []
-    first, last = max(first or ends[0], ends[0]), min(last or ends[1], ends[1])
+        return None
+    return StreamRange(state, max(first or ends[0], ends[0]), min(last or ends[1], ends[1]))
+
+
+def _candidates(
+    options: SourceOptions, predicates: Sequence[Predicate], wanted: StreamRange, store: ObjectStore
+) -> list[_Candidate]:
+    state, first, last = wanted.state, wanted.first, wanted.last
     return [
         _Candidate(objects_of(state.stream, record, store, options.relocate), record.summary, first, last)
         for record in plan.segments_between(plan.readable_segments(state), first, last)

@@ -200,6 +200,7 @@ class _Task:
         """Leaves a piece out if the options say so, else raises."""
         corrupt = isinstance(error, (Corrupt, ObjectChanged)) and self._options.skip_corrupt
         missing = isinstance(error, (ObjectMissing, Trimmed)) and self._options.skip_missing
+        missing = missing or (isinstance(error, Trimmed) and not self._options.fail_on_data_loss)
         if not corrupt and not missing:
             raise error
         with self._lock:

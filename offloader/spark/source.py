@@ -36,6 +36,7 @@ from offloader.spark.options import SourceOptions
 from offloader.spark.planning import pinned_states, plan_slices
 from offloader.spark.scan import read_slices
 from offloader.spark.schema import ddl, projection
+from offloader.spark.stream import StreamingReader
 
 __all__ = ["OffloaderDataSource", "OffloaderReader", "PlainOffloaderDataSource", "PushingReader"]
 
@@ -103,18 +104,24 @@ class PlainOffloaderDataSource(DataSource):
 
     def reader(self, schema: StructType) -> OffloaderReader:
         options = SourceOptions.of(dict(self.options))
+        options.require_batch()
         if options.prune_by_filters:
             raise InvalidCall(
                 "option pruneByFilters needs filters that are pushed", hint="call offloader.spark.register(spark) first"
             )
         return OffloaderReader(options, schema)
 
+    def streamReader(self, schema: StructType) -> StreamingReader:  # noqa: N802 - Spark's name
+        return StreamingReader(SourceOptions.of(dict(self.options)), schema)
+
 
 class OffloaderDataSource(PlainOffloaderDataSource):
     """The data source with filter pushdown; ``offloader.spark.register`` installs it."""
 
     def reader(self, schema: StructType) -> OffloaderReader:
-        return PushingReader(SourceOptions.of(dict(self.options)), schema)
+        options = SourceOptions.of(dict(self.options))
+        options.require_batch()
+        return PushingReader(options, schema)
 
 
 _OPERATIONS: dict[type[Filter], tuple[str, str]] = {

@@ -1,0 +1,261 @@
+"""The data source as a stream: what each batch of a streaming query reads.
+
+Owns what Spark asks of a streaming reader. Must never go beyond a stream's committed end, nor plan or read by another
+way than a scan does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from formats.entries import Position
+from formats.segment_map import SegmentMap
+from offloader.clock import Clock, SystemClock
+from offloader.errors import BeyondEnd, OffloaderError, Trimmed
+from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.read.cold import objects_of
+from offloader.read.fetch import Fetcher
+from offloader.read.plan import whole_range
+from offloader.read.reader import open_reader, require_inside
+from offloader.settings import ReadSettings
+from offloader.spark.admission import Limits, batch_ends
+from offloader.spark.offsets import (
+    StreamOffset,
+    before,
+    begin_of_batch,
+    decode_offsets,
+    encode_offsets,
+    first_unread,
+    is_lost,
+)
+from offloader.spark.options import SourceOptions
+from offloader.spark.planning import StreamRange, is_pattern, load_streams, plan_ranges, streams_named
+from offloader.spark.scan import read_slices
+from offloader.spark.schema import projection
+
+__all__ = ["POLL_SECONDS", "StreamingReader"]
+
+_log = logging.getLogger("offloader.spark")
+
+#: How long a view of the manifests is new enough: a query that has nothing to do asks a hundred times a second.
+POLL_SECONDS = 1.0
+_TO_GO_ON = "option failOnDataLoss=false goes on where the stream begins now; a new checkpoint begins anew"
+
+_Json = dict[str, dict[str, object]]
+
+
+class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a stream, or all that fit a pattern, batch after batch. Pickled to the executors: holds no store."""
+
+    def __init__(self, options: SourceOptions, schema: StructType, *, clock: Clock | None = None) -> None:
+        options.require_stream()
+        self.options = options
+        self.projection = projection(schema.fields, options.content)
+        self._clock = clock or SystemClock()
+        self._views: dict[str, ManifestState] = {}
+        self._looked_s: float | None = None
+        self._targets: dict[str, Position | None] | None = None
+
+    def initialOffset(self) -> _Json:  # noqa: N802 - Spark's name
+        """Where a query without a checkpoint begins, by stream."""
+        begins = {name: self._initial(state) for name, state in self._look().items()}
+        return encode_offsets({name: _offset(self._views[name], at, at) for name, at in begins.items()})
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """What ``latestOffset`` is to keep to, unless the trigger wants everything."""
+        if self.options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self.options.max_bytes_per_trigger)
+        if self.options.max_entries_per_trigger is not None:
+            return ReadMaxRows(self.options.max_entries_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """Where the next batch ends; ``start`` itself when there is nothing to read.
+
+        Raises:
+            Trimmed: entries were deleted before they were read, unless ``failOnDataLoss`` is off.
+            InvalidCall: ``start`` isn't an offset of this source.
+        """
+        offsets = decode_offsets(start)
+        views = self._look()
+        for name in sorted(set(offsets) - set(views)):
+            self._lost(f"stream {name} is gone, {offsets[name].position} was the last position read")
+            del offsets[name]
+        offsets.update({name: self._held(views[name], offset) for name, offset in offsets.items()})
+        first = self.options.start_position
+        new = None if first is None else before(first)
+        backlogs = {}
+        for name, state in views.items():
+            backlog = self._backlog(state, offsets[name].position if name in offsets else new)
+            if backlog is not None:
+                backlogs[name] = backlog
+        for name, end in batch_ends(backlogs, self._limits(limit), self._index).items():
+            since = offsets[name].since if name in offsets else new
+            offsets[name] = _offset(views[name], end, since)
+        return encode_offsets(offsets)
+
+    def reportLatestOffset(self) -> _Json | None:  # noqa: N802 - Spark's name
+        """The committed ends, for the query's progress."""
+        return encode_offsets(
+            {name: _offset(state, state.committed_end(), None) for name, state in self._look().items()}
+        )
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """From here on there is nothing but what is committed now."""
+        self._targets = {name: state.committed_end() for name, state in self._look(anew=True).items()}
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+        """The partitions of one batch: the same rows whenever it is asked for, as positions name them.
+
+        Raises:
+            what ``latestOffset`` raises;
+            BeyondEnd: a stream ends before ``end``: the checkpoint is another stream's, or the store was put back.
+        """
+        starts, ends = decode_offsets(start), decode_offsets(end)
+        views = self._look()
+        if any(_is_short(views.get(name), offset) for name, offset in ends.items()):
+            views = self._look(anew=True)
+        wanted = [self._range(views.get(name), name, starts.get(name), offset) for name, offset in ends.items()]
+        ranges = [each for each in wanted if each is not None]
+        store = self.options.open_store()
+        return [InputPartition(each) for each in plan_ranges(self.options, (), self.projection.needs, ranges, store)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition."""
+        return read_slices(partition.value, self.options, (), self.projection, self.options.open_store())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For an executor, which needs no manifest."""
+        return {**self.__dict__, "_views": {}, "_looked_s": None}
+
+    def _look(self, *, anew: bool = False) -> dict[str, ManifestState]:
+        """The streams and their manifests as they are, or were at most ``POLL_SECONDS`` ago."""
+        now_s = self._clock.monotonic_s()
+        if anew or self._looked_s is None or now_s - self._looked_s >= POLL_SECONDS:
+            store = self.options.open_store()
+            names = streams_named(self.options, store)
+            loaded = load_streams(names, store, may_be_gone=is_pattern(self.options.stream))
+            self._views = {state.stream: state for state in loaded}
+            self._looked_s = now_s
+        return self._views
+
+    def _initial(self, state: ManifestState) -> Position | None:
+        """The position after which a new query begins; ``None``: at the stream's beginning."""
+        options, committed = self.options, state.committed_end()
+        if options.start_latest:
+            return committed
+        begins = []
+        if options.start_position is not None:
+            if not is_pattern(options.stream):
+                require_inside(state, whole_range(state), options.start_position, None)
+            begins.append(before(options.start_position))
+        if options.start_ms is not None:
+            # Rows are bounded by their times as well; this spares what lies before all of them.
+            store = self.options.open_store()
+            settings = ReadSettings(relocate=options.relocate)
+            found = open_reader(store, state.stream, state=state, settings=settings).position_at(options.start_ms)
+            begins += [before(found)] if found is not None else [committed] if committed is not None else []
+        return max(begins, default=None)
+
+    def _limits(self, limit: ReadLimit) -> Limits:
+        """Spark's limit is one of ours or none at all; Spark knows no two at once, so the other one is added here."""
+        match limit:
+            case ReadMaxBytes() | ReadMaxRows():
+                return Limits(self.options.max_entries_per_trigger, self.options.max_bytes_per_trigger)
+            case _:
+                return Limits()
+
+    def _backlog(self, state: ManifestState, reached: Position | None) -> StreamRange | None:
+        """What isn't read yet of a stream; ``None``: nothing."""
+        ends = whole_range(state)
+        if ends is None:
+            return None
+        first, last = ends
+        if reached is not None:
+            first = max(first, first_unread(reached))
+        if self._targets is not None:
+            target = self._targets.get(state.stream)
+            if target is None:
+                return None
+            last = min(last, target)
+        return StreamRange(state, first, last) if first <= last and (reached is None or reached < last) else None
+
+    def _held(self, state: ManifestState, offset: StreamOffset) -> StreamOffset:
+        """The offset, if what comes after it is still there; else an error or what is there instead."""
+        if state.incarnation != offset.incarnation:
+            self._lost(f"stream {state.stream} was deleted and created again, {offset.position} was the last one read")
+            return _offset(state, None, None)
+        if offset.position is not None and is_lost(state, offset.position):
+            self._lost_head(state, offset.position)
+            if whole_range(state) is None:
+                return _offset(state, state.committed_end(), offset.since)
+        return offset
+
+    def _range(
+        self, state: ManifestState | None, name: str, start: StreamOffset | None, end: StreamOffset
+    ) -> StreamRange | None:
+        """What a batch reads of one stream."""
+        begin = begin_of_batch(start, end)
+        if end.position is None or (begin is not None and begin >= end.position):
+            return None
+        if state is None or state.incarnation != end.incarnation:
+            self._lost(f"stream {name} was deleted before it was read up to {end.position}")
+            return None
+        if _is_short(state, end):
+            raise BeyondEnd(
+                f"stream {name} ends at {state.committed_end()}, the query's checkpoint says {end.position}",
+                last_available=state.committed_end(),
+                hint="use the checkpoint directory that belongs to this store",
+            )
+        if begin is not None and is_lost(state, begin):
+            self._lost_head(state, begin)
+        ends = whole_range(state)
+        first = first_unread(begin) if begin is not None else None
+        if ends is None or ends[0] > end.position:
+            if begin is None:
+                self._lost(f"stream {name} was deleted up to {end.position} and beyond before it was read")
+            return None
+        return StreamRange(state, ends[0] if first is None else max(ends[0], first), end.position)
+
+    def _lost_head(self, state: ManifestState, position: Position) -> None:
+        begin = state.first_position() or state.head
+        self._lost(f"stream {state.stream} begins at {begin} by now, the query has read it up to {position}", begin)
+
+    def _lost(self, what: str, begin: Position | None = None) -> None:
+        """Entries that the query hasn't read are gone."""
+        if self.options.fail_on_data_loss:
+            raise Trimmed(what, first_available=begin, hint=_TO_GO_ON)
+        _log.warning("%s; going on, as failOnDataLoss=false says", what)
+
+    def _index(self, stream: str, record: SegmentRecord) -> SegmentMap | None:
+        """A segment's index; ``None`` for a damaged one: the task that reads it says so."""
+        store = self.options.open_store()
+        try:
+            return Fetcher(store, ReadSettings()).index(objects_of(stream, record, store, self.options.relocate))
+        except OffloaderError as error:
+            if error.retryable:
+                raise
+            return None
+
+
+def _offset(state: ManifestState, position: Position | None, since: Position | None) -> StreamOffset:
+    return StreamOffset(state.incarnation, state.record_id, position, since)
+
+
+def _is_short(state: ManifestState | None, end: StreamOffset) -> bool:
+    """Whether a view doesn't reach to where a batch ends."""
+    committed = None if state is None else state.committed_end()
+    return end.position is not None and (committed is None or committed < end.position)

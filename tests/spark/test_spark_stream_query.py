@@ -1,0 +1,219 @@
+"""Streaming queries with a real Spark: exactly once into Parquet, across restarts and kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from formats.entries import EntryBatch, Position
+from formats.manifest import Retire, Truncate
+from offloader.store import open_store
+from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
+from tests.support.streams import StreamWriter, batch_of
+from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+#: A JVM's start on a machine that is busy.
+START_S = 120.0
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> StreamWriter:
+    return StreamWriter(open_store(f"file://{tmp_path}/store"))
+
+
+def stream_into_parquet(
+    spark: SparkSession, writer: StreamWriter, folder: Path, **options: str
+) -> tuple[StreamingQuery, list[int]]:
+    """Runs a query until nothing is left that was there when it began; the rows of each of its batches."""
+    stream = spark.readStream.format("offloader").options(
+        store=writer.store.url, **{"stream": writer.stream, **options}
+    )
+    query = (
+        stream.load()
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(folder / "out"))
+    )
+    query.awaitTermination()
+    return query, [progress["numInputRows"] for progress in query.recentProgress]
+
+
+def positions_in(spark: SparkSession, folder: Path) -> list[tuple[int, int]]:
+    """The positions in the files that the sink committed, sorted."""
+    rows = spark.read.parquet(str(folder / "out")).select("ledger_id", "entry_id").collect()
+    return sorted((row.ledger_id, row.entry_id) for row in rows)
+
+
+def test_every_entry_comes_once_over_several_runs_within_limits(
+    spark: SparkSession, writer: StreamWriter, tmp_path: Path
+) -> None:
+    writer.add([batch_of(1, 0, 200)])
+    _, counts = stream_into_parquet(spark, writer, tmp_path, maxEntriesPerTrigger="90")
+    assert [count for count in counts if count] == [90, 90, 20]
+    _, counts = stream_into_parquet(spark, writer, tmp_path, maxEntriesPerTrigger="90")
+    assert sum(counts) == 0
+    writer.add([batch_of(1, 200, 50)], closes=[1])
+    writer.add([batch_of(4, 0, 50)])
+    other = StreamWriter(writer.store, "public/default/persistent/payments")
+    other.add([batch_of(8, 0, 30)])
+    query, counts = stream_into_parquet(spark, writer, tmp_path, maxBytesPerTrigger="1000000", stream="public/*")
+    assert sum(counts) == 130
+    offset = json.loads(query.recentProgress[-1]["sources"][0]["endOffset"])
+    assert {name: each["position"] for name, each in offset.items()} == {writer.stream: "4:49", other.stream: "8:29"}
+    found = spark.read.parquet(str(tmp_path / "out")).collect()
+    expected = [(writer.stream, e.position, e.payload) for e in writer.entries]
+    expected += [(other.stream, e.position, e.payload) for e in other.entries]
+    assert sorted((r.stream, Position(r.ledger_id, r.entry_id), bytes(r.payload)) for r in found) == sorted(expected)
+
+
+def test_messages_stream_as_they_are_scanned(spark: SparkSession, writer: StreamWriter, tmp_path: Path) -> None:
+    entries = [single_entry(Sent(value=f"single {n}".encode())) for n in range(20)]
+    entries += [batch_entry([Sent(value=b"one"), Sent(value=b"two"), Sent(value=b"three")]) for _ in range(20)]
+    writer.add([EntryBatch.build(1, 0, entries)])
+    _, counts = stream_into_parquet(spark, writer, tmp_path, content="messages", maxEntriesPerTrigger="25")
+    assert [count for count in counts if count] == [20 + 5 * 3, 15 * 3]
+    scan = spark.read.format("offloader").options(store=writer.store.url, stream=writer.stream, content="messages")
+    columns = ["entry_id", "batch_index", "value", "sequence_id"]
+    found, expected = (
+        sorted(map(str, frame.select(*columns).collect()))
+        for frame in (spark.read.parquet(str(tmp_path / "out")), scan.load())
+    )
+    assert found == expected
+    assert len(found) == 80
+
+
+def test_a_query_that_lost_entries_fails_naming_the_head_or_goes_on_as_told(
+    spark: SparkSession, writer: StreamWriter, tmp_path: Path
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    first = writer.add([batch_of(1, 0, 100)])
+    start = {"startPosition": "1:0", "maxEntriesPerTrigger": "60"}
+    stream_into_parquet(spark, writer, tmp_path, **start)
+    writer.add([batch_of(1, 100, 100)])
+    second = writer.add([batch_of(1, 200, 100)])
+    writer.log.commit([Truncate(Position(1, 250)), Retire((first,))])
+    assert second in writer.log.state.segments
+    with pytest.raises(StreamingQueryException, match=r"begins at 1:250 by now, the query has read it up to 1:99"):
+        stream_into_parquet(spark, writer, tmp_path, **start)
+    stream_into_parquet(spark, writer, tmp_path, failOnDataLoss="false", **start)
+    assert positions_in(spark, tmp_path) == [(1, n) for n in [*range(100), *range(250, 300)]]
+
+
+class Victim:
+    """The program that streams into Parquet, as a process to kill."""
+
+    def __init__(self, writer: StreamWriter, folder: Path, **options: str) -> None:
+        given = json.dumps({"store": writer.store.url, "stream": writer.stream, **options})
+        self._log = (folder / "victim.log").open("a")
+        program = [sys.executable, str(HERE / "stream_to_parquet.py"), given]
+        self.process = subprocess.Popen(
+            [*program, str(folder / "checkpoint"), str(folder / "out")],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+
+    def await_that(self, is_so: Callable[[], object]) -> None:
+        def looked() -> object:
+            assert self.process.poll() is None, Path(self._log.name).read_text()
+            return is_so()
+
+        eventually(looked, within_s=START_S)
+
+    def kill(self) -> None:
+        """SIGKILL to it, its JVM and its workers at once."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._log.close()
+
+
+class Appending:
+    """Commits small segments one after another, in a thread, until there are ``count`` of them."""
+
+    def __init__(self, writer: StreamWriter, count: int) -> None:
+        self._writer, self._count, self._chance = writer, count, random.Random(3)
+        self._more = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def let(self, count: int) -> None:
+        """Allows so many more segments."""
+        self._more.release(count)
+
+    def join(self) -> None:
+        self._more.release(self._count)
+        self._thread.join()
+
+    def _run(self) -> None:
+        ledger_id, entry_id = 1, 0
+        for number in range(self._count):
+            self._more.acquire()
+            count = self._chance.randint(20, 120)
+            closes = number % 5 == 4
+            self._writer.add([batch_of(ledger_id, entry_id, count)], closes=[ledger_id] if closes else [])
+            ledger_id, entry_id = (ledger_id + 3, 0) if closes else (ledger_id, entry_id + count)
+
+
+@pytest.mark.timeout(600)
+def test_a_query_that_is_killed_again_and_again_writes_every_entry_exactly_once(
+    spark: SparkSession, writer: StreamWriter, tmp_path: Path
+) -> None:
+    """Killed when a batch is planned, while its files are written, and between the sink's commit and the query's."""
+    appending = Appending(writer, 40)
+    appending.let(10)
+    options: dict[str, Any] = {"maxEntriesPerTrigger": "70", "splitBytes": "1500"}
+
+    def newest(folder: str) -> int:
+        names = [path.name for path in (tmp_path / folder).glob("[0-9]*")]
+        return max((int(name.split(".")[0]) for name in names if name.split(".")[0].isdigit()), default=-1)
+
+    def files() -> int:
+        return len(list((tmp_path / "out").glob("part-*")))
+
+    def planned(batch: int, _: int) -> bool:
+        return newest("checkpoint/offsets") >= batch
+
+    def sunk_but_not_committed(batch: int, _: int) -> bool:
+        sunk = newest("out/_spark_metadata")
+        # So short a time may be missed; later batches are as good as any.
+        return sunk >= batch + 5 or (sunk >= batch and newest("checkpoint/commits") < sunk)
+
+    def being_written(_: int, before: int) -> bool:
+        return files() >= before + 2
+
+    for moment in (planned, sunk_but_not_committed, being_written):
+        victim = Victim(writer, tmp_path, **options)
+        try:
+            # The batch after the one that has to be done again.
+            state = newest("checkpoint/offsets") + 2, files()
+            appending.let(10)
+            victim.await_that(partial(moment, *state))
+        finally:
+            victim.kill()
+    appending.join()
+    stream_into_parquet(spark, writer, tmp_path)
+    found = spark.read.parquet(str(tmp_path / "out")).collect()
+    rows = sorted((Position(row.ledger_id, row.entry_id), bytes(row.payload)) for row in found)
+    assert rows == [(entry.position, entry.payload) for entry in writer.entries]
+    assert newest("checkpoint/commits") == newest("checkpoint/offsets")

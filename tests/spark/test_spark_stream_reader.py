@@ -1,0 +1,285 @@
+"""What the streaming reader answers Spark, asked directly: beginnings, patterns, deletions, polling."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import BinaryType, LongType, StringType, StructType
+
+from formats.entries import Position
+from formats.manifest import Retire, StreamDeleted, Truncate
+from offloader.errors import BeyondEnd, InvalidCall, NotFound, Trimmed
+from offloader.spark.options import SourceOptions
+from offloader.spark.stream import POLL_SECONDS, StreamingReader
+from offloader.store import open_store
+from offloader.testing.faulty_store import FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from tests.support.streams import BASE_MS, StreamWriter, batch_of
+
+SCHEMA = (
+    StructType().add("stream", StringType()).add("ledger_id", LongType()).add("entry_id", LongType())
+    .add("payload", BinaryType())
+)  # fmt: skip
+ALL = ReadAllAvailable()
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> StreamWriter:
+    return StreamWriter(open_store(f"file://{tmp_path}/store"))
+
+
+class Query:
+    """A streaming query by hand, whose every question finds new manifests."""
+
+    def __init__(self, writer: StreamWriter, **options: str) -> None:
+        self.clock = ManualClock()
+        self.options = {"store": writer.store.url, "stream": writer.stream, **options}
+        self.reader = StreamingReader(SourceOptions.of(self.options), SCHEMA, clock=self.clock)
+        self.offset: Any = self.reader.initialOffset()
+
+    def latest(self) -> Any:
+        self.clock.advance(POLL_SECONDS)
+        return self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())
+
+    def rows(self, start: Any, end: Any) -> list[tuple[str, int, int]]:
+        found = []
+        executors = pickle.loads(pickle.dumps(StreamingReader(SourceOptions.of(self.options), SCHEMA)))
+        for partition in self.reader.partitions(start, end):
+            for batch in executors.read(pickle.loads(pickle.dumps(partition))):
+                columns = (batch[name].to_pylist() for name in ("stream", "ledger_id", "entry_id"))
+                found += zip(*columns, strict=True)
+        return found
+
+    def batch(self) -> list[tuple[int, int]]:
+        """The next batch's positions."""
+        return [row[1:] for row in self.named_batch()]
+
+    def named_batch(self) -> list[tuple[str, int, int]]:
+        start, self.offset = self.offset, self.latest()
+        return self.rows(start, self.offset)
+
+
+def ids(ledger_id: int, first: int, stop: int) -> list[tuple[int, int]]:
+    return [(ledger_id, entry_id) for entry_id in range(first, stop)]
+
+
+def test_a_query_reads_what_is_there_then_what_is_added_and_otherwise_stands_still(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 100)])
+    query = Query(writer)
+    assert query.batch() == ids(1, 0, 100)
+    before = query.offset
+    assert query.batch() == []
+    assert query.offset == before
+    assert set(before[writer.stream]) == {"incarnation", "manifest", "position"}
+    writer.log.commit([Truncate(Position(1, 3))])
+    assert query.latest() == before, "a new manifest record alone is no reason for a batch"
+    writer.add([batch_of(1, 100, 20)], closes=[1])
+    writer.add([batch_of(5, 0, 20)])
+    assert query.batch() == ids(1, 100, 120) + ids(5, 0, 20)
+    assert query.offset[writer.stream]["position"] == "5:19"
+    assert query.reader.reportLatestOffset()[writer.stream]["position"] == "5:19"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, ids(1, 0, 110)),
+        ({"startFrom": "earliest"}, ids(1, 0, 110)),
+        ({"startFrom": "latest"}, ids(1, 100, 110)),
+        ({"startPosition": "1:0"}, ids(1, 0, 110)),
+        ({"startPosition": "1:60"}, ids(1, 60, 110)),
+        ({"startTime": str(BASE_MS + 1000 * 1070)}, ids(1, 70, 110)),
+        ({"startTime": str(BASE_MS + 1000 * 1105)}, ids(1, 105, 110)),
+        ({"startTime": str(BASE_MS + 1000 * 1070), "startPosition": "1:80"}, ids(1, 80, 110)),
+    ],
+    ids=["default", "earliest", "latest", "first position", "position", "time", "time to come", "time and position"],
+)
+def test_where_a_query_begins(writer: StreamWriter, options: dict[str, str], expected: list[tuple[int, int]]) -> None:
+    writer.add([batch_of(1, 0, 100)])
+    query = Query(writer, **options)
+    writer.add([batch_of(1, 100, 10)])
+    assert query.batch() == expected
+
+
+@pytest.mark.parametrize("limit", [{"maxEntriesPerTrigger": "7"}, {"maxBytesPerTrigger": "1000"}], ids=str)
+def test_a_limit_does_not_count_what_lies_before_the_beginning(writer: StreamWriter, limit: dict[str, str]) -> None:
+    writer.add([batch_of(1, 0, 1000)])
+    query = Query(writer, startTime=str(BASE_MS + 1000 * 1900), **limit)
+    assert query.batch()[0] == (1, 900)
+
+
+def test_a_beginning_outside_of_the_stream_is_refused(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 10, 10)])
+    with pytest.raises(Trimmed, match="1:9"):
+        Query(writer, startPosition="1:9")
+    with pytest.raises(BeyondEnd, match="1:20"):
+        Query(writer, startPosition="1:20")
+
+
+def test_latest_keeps_to_its_first_answer_when_the_first_batch_is_planned_again(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 100)])
+    query = Query(writer, startFrom="latest")
+    writer.add([batch_of(1, 100, 10)])
+    end = query.latest()
+    writer.add([batch_of(1, 110, 10)])
+    again = Query(writer, startFrom="latest")
+    assert [row[1:] for row in again.rows(again.offset, end)] == ids(1, 100, 110)
+
+
+def test_streams_that_appear_under_a_pattern_are_read_from_their_beginning(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 10)])
+    query = Query(writer, stream="public/*", startFrom="latest")
+    assert query.named_batch() == []
+    other = StreamWriter(writer.store, "public/default/persistent/payments")
+    assert query.named_batch() == []
+    other.add([batch_of(7, 0, 5)])
+    writer.add([batch_of(1, 10, 2)])
+    assert sorted(query.named_batch()) == [(writer.stream, 1, 10), (writer.stream, 1, 11)] + [
+        (other.stream, 7, n) for n in range(5)
+    ]
+    assert query.named_batch() == []
+
+
+def test_a_pattern_may_fit_no_stream_yet_and_bounds_those_that_appear(writer: StreamWriter) -> None:
+    query = Query(writer, stream="other/*", startPosition="7:3")
+    assert query.offset == {}
+    assert query.latest() == {}
+    other = StreamWriter(writer.store, "other/default/persistent/payments")
+    other.add([batch_of(7, 0, 5)])
+    assert query.batch() == ids(7, 3, 5)
+
+
+def test_limits_are_told_to_spark_and_kept_unless_the_trigger_wants_everything(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 100)])
+    query = Query(writer, maxEntriesPerTrigger="30")
+    assert query.reader.getDefaultReadLimit() == ReadMaxRows(30)
+    assert [query.batch() for _ in range(5)] == [ids(1, 0, 30), ids(1, 30, 60), ids(1, 60, 90), ids(1, 90, 100), []]
+    both = Query(writer, maxEntriesPerTrigger="10", maxBytesPerTrigger="100000000")
+    assert both.reader.getDefaultReadLimit() == ReadMaxBytes(100_000_000)
+    assert both.batch() == ids(1, 0, 10)
+    assert both.rows(both.offset, both.reader.latestOffset(both.offset, ALL))[-1][1:] == (1, 99)
+    assert Query(writer).reader.getDefaultReadLimit() == ALL
+
+
+def test_available_now_ends_at_what_was_there_when_it_began(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 50)])
+    query = Query(writer, stream="public/*", maxEntriesPerTrigger="30")
+    query.reader.prepareForTriggerAvailableNow()
+    writer.add([batch_of(1, 50, 50)])
+    StreamWriter(writer.store, "public/default/persistent/later").add([batch_of(9, 0, 5)])
+    assert [query.batch() for _ in range(3)] == [ids(1, 0, 30), ids(1, 30, 50), []]
+    end = query.offset
+    assert query.latest() == end
+
+
+def test_entries_deleted_unread_are_an_error_that_names_the_head(writer: StreamWriter) -> None:
+    first = writer.add([batch_of(1, 0, 50)])
+    query = Query(writer, maxEntriesPerTrigger="20")
+    lenient = Query(writer, maxEntriesPerTrigger="20", failOnDataLoss="false")
+    assert query.batch() == lenient.batch() == ids(1, 0, 20)
+    planned = query.latest()
+    writer.add([batch_of(1, 50, 50)])
+    writer.log.commit([Truncate(Position(1, 50)), Retire((first,))])
+    with pytest.raises(Trimmed, match=r"begins at 1:50 by now, .* up to 1:19 .*failOnDataLoss=false") as caught:
+        query.latest()
+    assert caught.value.first_available == Position(1, 50)
+    with pytest.raises(Trimmed, match="begins at 1:50"):
+        query.rows(query.offset, planned)
+    lenient.clock.advance(POLL_SECONDS)
+    assert lenient.rows(query.offset, planned) == []
+    assert lenient.batch() == ids(1, 50, 70)
+
+
+def test_a_query_that_read_up_to_the_head_loses_nothing_by_trimming(writer: StreamWriter) -> None:
+    first = writer.add([batch_of(1, 0, 50)], closes=[1])
+    query = Query(writer)
+    assert query.batch() == ids(1, 0, 50)
+    writer.add([batch_of(2, 0, 50)])
+    writer.log.commit([Truncate(Position(2, 0)), Retire((first,))])
+    assert query.batch() == ids(2, 0, 50)
+
+
+def test_a_deleted_stream_is_a_loss_under_a_pattern_and_an_error_by_name(writer: StreamWriter) -> None:
+    StreamWriter(writer.store, "public/default/persistent/stays").add([batch_of(9, 0, 5)])
+    writer.add([batch_of(1, 0, 50)])
+    named, pattern = Query(writer), Query(writer, stream="public/*")
+    lenient = Query(writer, stream="public/*", failOnDataLoss="false")
+    for query in (named, pattern, lenient):
+        query.batch()
+    start = named.offset
+    writer.log.commit([StreamDeleted()])
+    with pytest.raises(NotFound, match="deleted"):
+        named.latest()
+    with pytest.raises(Trimmed, match=r"orders is gone, 1:49 was the last position read"):
+        pattern.latest()
+    assert writer.stream in start
+    assert lenient.batch() == []
+    assert list(lenient.offset) == ["public/default/persistent/stays"]
+
+
+def test_a_checkpoint_of_another_store_is_refused(writer: StreamWriter, tmp_path: Path) -> None:
+    writer.add([batch_of(1, 0, 50)])
+    query = Query(writer)
+    start, end = query.offset, query.latest()
+    end[writer.stream]["position"] = "1:70"
+    with pytest.raises(BeyondEnd, match=r"ends at 1:49, the query's checkpoint says 1:70 .*checkpoint directory"):
+        query.rows(start, end)
+    other = StreamWriter(open_store(f"file://{tmp_path}/other"), writer.stream)
+    other.add([batch_of(1, 0, 80)])
+    elsewhere = Query(other)
+    elsewhere.offset = start
+    with pytest.raises(Trimmed, match=r"was deleted and created again"):
+        elsewhere.latest()
+    with pytest.raises(Trimmed, match=r"was deleted before it was read up to 1:70"):
+        elsewhere.rows(start, end)
+
+
+def test_an_idle_query_does_not_ask_the_store_more_often_than_it_should(
+    writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.add([batch_of(1, 0, 50)])
+    store = FaultyStore(writer.store)
+    monkeypatch.setattr(SourceOptions, "open_store", lambda *_, **__: store)
+    query = Query(writer)
+    query.batch()
+    calls = len(store.calls)
+    for _ in range(100):
+        assert query.reader.latestOffset(query.offset, ALL) == query.offset
+    assert len(store.calls) == calls
+    query.latest()
+    assert calls < len(store.calls) <= calls + 12
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"content": "segments"}, "content=segments can't be streamed"),
+        ({"endPosition": "1:5"}, "option endPosition belongs to spark.read,"),
+        ({"endTime": "2026-01-01"}, "option endTime belongs to spark.read,"),
+        ({"asOfManifest": "3"}, "option asOfManifest belongs to spark.read,"),
+        ({"leaseSeconds": "60"}, "option leaseSeconds belongs to spark.read,"),
+        ({"startFrom": "latest", "startPosition": "1:5"}, "startFrom=latest contradicts startPosition"),
+        ({"startFrom": "somewhere"}, "is none of earliest, latest"),
+        ({"maxEntriesPerTrigger": "0"}, "not a whole number above zero"),
+        ({"subscriber": "audit"}, "no such option: subscriber"),
+    ],
+    ids=str,
+)
+def test_options_that_a_stream_has_no_use_for_are_refused(
+    writer: StreamWriter, options: dict[str, str], expected: str
+) -> None:
+    with pytest.raises(InvalidCall, match=expected):
+        Query(writer, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"startFrom": "latest"}, {"maxBytesPerTrigger": "5"}, {"failOnDataLoss": "false"}], ids=str
+)
+def test_a_scan_refuses_what_only_a_stream_has_a_use_for(writer: StreamWriter, options: dict[str, str]) -> None:
+    given = SourceOptions.of({"store": writer.store.url, "stream": writer.stream, **options})
+    with pytest.raises(InvalidCall, match=f"option {next(iter(options))} belongs to spark.readStream"):
+        given.require_batch()
