@@ -3,8 +3,11 @@
     python benchmarks/bench_read.py [--store file|memory|minio|versitygw] [--mib 256] [--entry-bytes 100,1024] [--json]
 
 Prints for each entry size, in MB/s of data object: bare parallel ranged GETs; those plus CRC and decoding in as many
-threads; ``Reader.scan``; a reader that fetches 1 MiB after the other. Then single reads of a cold block against a bare
-GET of that block, and warm ones per second. A server shares this machine's cores: compare the ratios, not the rates.
+threads; ``Reader.scan``; two of them at once; a reader that fetches 1 MiB after the other; and this process's
+processor seconds per GB. From a server the same once more with ``--delay-ms`` added to each request. Then the memory
+that a scan takes above its read-ahead, in a process of its own; single reads of a cold block against a bare GET of
+that block, with the requests they made; and warm ones per second. A server shares this machine's cores: compare the
+ratios, not the rates. Bare GETs of a server are boto3's, past everything of ours.
 """
 
 from __future__ import annotations
@@ -13,34 +16,48 @@ import argparse
 import json
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import boto3
 import numpy as np
+from botocore.config import Config
 
+from benchmarks.bench_memory import resident_mib
 from formats.entries import EntryBatch, Position
 from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Assign, LedgerClosed, Offloaded
 from formats.segment import SegmentBuilder
 from offloader.clock import SystemClock
 from offloader.manifest.log import ManifestLog
+from offloader.read.cache import Cache
 from offloader.read.fetch import Fetcher
 from offloader.read.plan import BlockRun, SegmentObjects, block_runs
-from offloader.read.reader import open_reader
-from offloader.settings import ReadSettings
+from offloader.read.reader import Reader, open_reader
+from offloader.settings import Pairs, ReadSettings
 from offloader.store.base import ByteRange, ObjectStore, open_store
+from offloader.store.metered import requests_of
 from services.servers import make_bucket, server
+from services.slow_proxy import slowed
+
+#: Key, first byte, the byte after the last one -> how many came.
+BareGet = Callable[[str, int, int], int]
 
 BUCKET = "offloader-bench"
+ROOT = "read"
+S3_URL = f"s3://{BUCKET}/{ROOT}"
 BATCH_ENTRIES = 10_000
 ROUNDS = 5
+FAR_ROUNDS = 3
 SINGLE_READS = 200
 
 
@@ -76,15 +93,9 @@ def opened_store(kind: str, folder: str) -> Iterator[tuple[ObjectStore, dict[str
         return
     with server(kind) as endpoint:
         make_bucket(endpoint, BUCKET)
-        store = open_store(
-            f"s3://{BUCKET}/read",
-            endpoint_url=endpoint.url,
-            region="us-east-1",
-            access_key=endpoint.access_key,
-            secret_key=endpoint.secret_key,
-        )
         given = {"endpointUrl": endpoint.url, "accessKey": endpoint.access_key, "secretKey": endpoint.secret_key}
-        yield store, {**given, "region": "us-east-1"}
+        given["region"] = "us-east-1"
+        yield store_at(S3_URL, given), given
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -93,68 +104,187 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def scans(store: ObjectStore, stream: str) -> dict[str, float]:
-    """MB/s of each way to read all of it; medians, taken in turns."""
-    settings = ReadSettings()
+def bare_get_of(store: ObjectStore, given: dict[str, str]) -> BareGet:
+    """A GET that goes past everything of ours, where that is possible."""
+    if not given:
+        return lambda key, start, stop: len(store.get(key, ByteRange(start, stop))[0])
+    client = boto3.client(
+        "s3",
+        endpoint_url=given["endpointUrl"],
+        region_name=given["region"],
+        aws_access_key_id=given["accessKey"],
+        aws_secret_access_key=given["secretKey"],
+        config=Config(max_pool_connections=32, retries={"total_max_attempts": 1}),
+    )
+
+    def get(key: str, start: int, stop: int) -> int:
+        answer = client.get_object(Bucket=BUCKET, Key=f"{ROOT}/{key}", Range=f"bytes={start}-{stop - 1}")
+        return len(answer["Body"].read())
+
+    return get
+
+
+def all_runs(store: ObjectStore, stream: str, settings: ReadSettings) -> list[BlockRun]:
+    """What a scan fetches, request by request."""
     fetcher = Fetcher(store, settings)
-    reader = open_reader(store, stream, settings=settings)
     runs: list[BlockRun] = []
-    for record in reader.segments():
+    for record in open_reader(store, stream, settings=settings).segments():
         objects = SegmentObjects.of_record(stream, record)
         found = fetcher.index(objects)
         runs += block_runs(objects, found, np.arange(len(found.blocks)), settings.request_bytes)
+    return runs
+
+
+def scans(store: ObjectStore, stream: str, settings: ReadSettings, bare: BareGet, rounds: int) -> dict[str, float]:
+    """MB/s of each way to read all of it, and its processor seconds per GB; medians, taken in turns."""
+    fetcher = Fetcher(store, settings)
+    readers = [open_reader(store, stream, settings=settings) for _ in range(2)]
+    entries, runs = readers[0].count(), all_runs(store, stream, settings)
     total = sum(run.stop - run.start for run in runs)
 
     def get(run: BlockRun) -> int:
-        return len(store.get(run.objects.data_key, ByteRange(run.start, run.stop))[0])
+        return bare(run.objects.data_key, run.start, run.stop)
 
     def get_and_decode(run: BlockRun) -> int:
         return sum(map(len, fetcher.run(run)))
 
-    def parallel(work: Callable[[BlockRun], int]) -> None:
+    def parallel(work: Callable[[BlockRun], int]) -> int:
         with ThreadPoolExecutor(settings.requests_in_flight_max) as pool:
-            assert sum(pool.map(work, runs)) > 0
+            return sum(pool.map(work, runs))
 
-    def scan() -> None:
-        assert sum(map(len, reader.scan())) == reader.count()
+    def scan(reader: Reader) -> None:
+        assert sum(map(len, reader.scan())) == entries
+
+    def two_scans() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(scan, readers))
 
     def one_after_another() -> None:
         for run in runs:
             for start in range(run.start, run.stop, 1 << 20):
-                store.get(run.objects.data_key, ByteRange(start, min(start + (1 << 20), run.stop)))
+                bare(run.objects.data_key, start, min(start + (1 << 20), run.stop))
 
-    ways: dict[str, Callable[[], None]] = {
-        "bare_gets": lambda: parallel(get),
-        "gets_and_decode": lambda: parallel(get_and_decode),
-        "scan": scan,
-        "one_after_another": one_after_another,
+    ways: dict[str, tuple[Callable[[], object], int]] = {
+        "bare_gets": (lambda: parallel(get), total),
+        "gets_and_decode": (lambda: parallel(get_and_decode), total),
+        "scan": (lambda: scan(readers[0]), total),
+        "two_scans": (two_scans, 2 * total),
+        "one_after_another": (one_after_another, total),
     }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(ROUNDS):
-        for name, way in ways.items():
-            taken[name].append(total / 1e6 / seconds(way))
-    return {f"{name}_mb_s": round(statistics.median(rates), 1) for name, rates in taken.items()}
-
-
-def singles(store: ObjectStore, stream: str) -> dict[str, float]:
-    """Single entries: cold block with the index cached, a bare GET of the same block, warm."""
-    reader = open_reader(store, stream, settings=ReadSettings(cache_bytes_max=1 << 30))
-    record = reader.segments()[0]
-    objects = SegmentObjects.of_record(stream, record)
-    found = Fetcher(store, ReadSettings()).index(objects)
-    reader.count(Position(1, 1), Position(1, 1))
-    chosen = random.Random(7).sample(range(len(found.blocks)), min(len(found.blocks), SINGLE_READS))
-    cold, bare = [], []
-    for number in chosen:
-        at, length = int(found.blocks.offset[number]), int(found.blocks.length[number])
-        position = Position(1, int(found.blocks.first_entry_id[number]))
-        bare.append(seconds(lambda at=at, length=length: store.get(objects.data_key, ByteRange(at, at + length))))
-        cold.append(seconds(lambda position=position: reader.read(position, position)))
-    positions = [Position(1, int(found.blocks.first_entry_id[number])) for number in chosen]
-    warm = seconds(lambda: [reader.read(position, position) for position in positions * 10])
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    costs: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, (way, moved) in ways.items():
+            before_s = time.process_time()
+            rates[name].append(moved / 1e6 / seconds(way))
+            costs[name].append((time.process_time() - before_s) / (moved / 1e9))
+    median = {name: statistics.median(found) for name, found in rates.items()}
     return {
-        "cold_read_ms": round(statistics.median(cold) * 1e3, 3),
-        "bare_get_of_the_block_ms": round(statistics.median(bare) * 1e3, 3),
+        **{f"{name}_mb_s": round(rate, 1) for name, rate in median.items()},
+        **{f"{name}_cpu_s_per_gb": round(statistics.median(costs[name]), 2) for name in ("bare_gets", "scan")},
+        **{f"scan_to_{name}": round(median["scan"] / median[name], 2) for name in ways if "scan" not in name},
+        "two_scans_to_scan": round(median["two_scans"] / median["scan"], 2),
+    }
+
+
+def far_scans(given: dict[str, str], stream: str, delay_ms: float) -> dict[str, float]:
+    """``scans`` of the same objects from a server that is farther away."""
+    with slowed(given["endpointUrl"], delay_ms=delay_ms) as url:
+        far = {**given, "endpointUrl": url}
+        store = store_at(S3_URL, far)
+        # The manifest names the server without the way to it.
+        settings = ReadSettings(relocate=Pairs({BUCKET: BUCKET}))
+        found = scans(store, stream, settings, bare_get_of(store, far), FAR_ROUNDS)
+        found["two_scans_to_scan_one_in_flight"] = two_to_one(store, stream, settings)
+        store.close()
+    return {f"far_{name}": value for name, value in found.items()}
+
+
+def two_to_one(store: ObjectStore, stream: str, settings: ReadSettings) -> float:
+    """How much more two readers with one request in flight each read than one: neither the store nor this machine is
+    the limit then."""
+    alone = replace(settings, requests_in_flight_max=1)
+    readers = [open_reader(store, stream, settings=alone) for _ in range(2)]
+
+    def scan(reader: Reader) -> int:
+        return sum(map(len, reader.scan()))
+
+    def two_scans() -> int:
+        with ThreadPoolExecutor(2) as pool:
+            return sum(pool.map(scan, readers))
+
+    one, two = zip(*((seconds(lambda: scan(readers[0])), seconds(two_scans)) for _ in range(FAR_ROUNDS)), strict=True)
+    return round(2 * statistics.median(one) / statistics.median(two), 2)
+
+
+def store_at(url: str, given: dict[str, str]) -> ObjectStore:
+    """The store again, by its URL and what ``opened_store`` gave."""
+    return open_store(
+        url,
+        endpoint_url=given.get("endpointUrl"),
+        region=given.get("region"),
+        access_key=given.get("accessKey"),
+        secret_key=given.get("secretKey"),
+    )
+
+
+def scan_memory(url: str, given: dict[str, str], stream: str) -> dict[str, float]:
+    """How far a scan raises the resident memory of a process, and how much of that isn't its read-ahead."""
+    child = json.dumps([url, given, stream])
+    answer = subprocess.run([sys.executable, __file__, "--child", child], stdout=subprocess.PIPE, text=True, check=True)
+    grown_mib = float(answer.stdout)
+    settings = ReadSettings()
+    ahead_mib = settings.request_bytes * (settings.requests_in_flight_max + 1) / (1 << 20)
+    return {
+        "scan_memory_mib": round(grown_mib, 1),
+        "read_ahead_mib": round(ahead_mib, 1),
+        "scan_memory_above_read_ahead_mib": round(grown_mib - ahead_mib, 1),
+    }
+
+
+def scan_once(url: str, given: dict[str, str], stream: str) -> None:
+    """Prints by how many MiB a scan raised the highest resident memory; runs in a process of its own."""
+    reader = open_reader(store_at(url, given), stream)
+    before = resident_mib("VmRSS")
+    assert sum(map(len, reader.scan())) == reader.count()
+    print(resident_mib("VmHWM") - before)
+
+
+def singles(store: ObjectStore, stream: str, bare_get: BareGet) -> dict[str, float]:
+    """Single entries: cold block with the index cached, a bare GET of the same block, warm; requests of the cold."""
+    reader = open_reader(store, stream, cache=Cache(1 << 30))
+    objects = SegmentObjects.of_record(stream, reader.segments()[0])
+    found = Fetcher(store, ReadSettings()).index(objects)
+    numbers = random.Random(7).sample(range(len(found.blocks)), min(len(found.blocks), SINGLE_READS))
+    positions = [Position(1, int(found.blocks.first_entry_id[number])) for number in numbers]
+
+    def gets_of(work: Callable[[], object]) -> int:
+        before = requests_of(store)["get"].requests
+        work()
+        return requests_of(store)["get"].requests - before
+
+    without_index = gets_of(lambda: reader.read(positions[0], positions[0]))
+    cold: list[float] = []
+    bare: list[float] = []
+    with_index: list[int] = []
+    for turn, (number, position) in enumerate(zip(numbers[1:], positions[1:], strict=True)):
+        at, length = int(found.blocks.offset[number]), int(found.blocks.length[number])
+        pair = [
+            (bare, lambda at=at, length=length: bare_get(objects.data_key, at, at + length)),
+            (cold, lambda position=position: reader.read(position, position)),
+        ]
+        for taken, work in pair if turn % 2 else reversed(pair):
+            counted = gets_of(lambda taken=taken, work=work: taken.append(seconds(work)))
+            if taken is cold:
+                with_index.append(counted)
+    warm = seconds(lambda: [reader.read(position, position) for position in positions * 10])
+    cold_ms, bare_ms = statistics.median(cold) * 1e3, statistics.median(bare) * 1e3
+    return {
+        "cold_read_ms": round(cold_ms, 3),
+        "bare_get_of_the_block_ms": round(bare_ms, 3),
+        "cold_read_to_bare_get": round(cold_ms / bare_ms, 2),
+        "gets_of_a_cold_read_max": max(with_index),
+        "gets_of_a_cold_read_without_index": without_index,
         "warm_reads_per_s": round(len(positions) * 10 / warm),
     }
 
@@ -164,19 +294,25 @@ def main() -> None:
     parser.add_argument("--store", choices=["file", "memory", "minio", "versitygw"], default="file")
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--entry-bytes", default="100,1024")
+    parser.add_argument("--delay-ms", type=float, default=30.0)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, opened_store(arguments.store, folder) as (store, _):
+    if arguments.child:
+        scan_once(*json.loads(arguments.child))
+        return
+    with tempfile.TemporaryDirectory() as folder, opened_store(arguments.store, folder) as (store, given):
         for entry_bytes in map(int, arguments.entry_bytes.split(",")):
             stream = f"bench-{entry_bytes}"
             write_stream(store, stream, entry_bytes, arguments.mib << 20)
-            found = {"store": arguments.store, "entry_bytes": entry_bytes, **scans(store, stream)}
-            found |= {
-                "scan_to_bare_gets": round(found["scan_mb_s"] / found["bare_gets_mb_s"], 2),
-                "scan_to_gets_and_decode": round(found["scan_mb_s"] / found["gets_and_decode_mb_s"], 2),
-                "scan_to_one_after_another": round(found["scan_mb_s"] / found["one_after_another_mb_s"], 2),
-                **singles(store, stream),
-            }
+            bare = bare_get_of(store, given)
+            found: dict[str, object] = {"store": arguments.store, "entry_bytes": entry_bytes}
+            found |= scans(store, stream, ReadSettings(), bare, ROUNDS)
+            if given:
+                found |= far_scans(given, stream, arguments.delay_ms)
+            if arguments.store != "memory":
+                found |= scan_memory(store.url, given, stream)
+            found |= singles(store, stream, bare)
             if arguments.json:
                 print(json.dumps(found))
             else:
