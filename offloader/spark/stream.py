@@ -21,14 +21,14 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from formats.entries import Position
+from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.segment_map import SegmentMap
 from offloader.clock import Clock, SystemClock
 from offloader.errors import BeyondEnd, OffloaderError, Trimmed
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
-from offloader.read.plan import whole_range
+from offloader.read.plan import readable_segments, whole_range
 from offloader.read.reader import open_reader, require_inside
 from offloader.settings import ReadSettings
 from offloader.spark.admission import Limits, batch_ends
@@ -164,11 +164,23 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begins.append(before(options.start_position))
         if options.start_ms is not None:
             # Rows are bounded by their times as well; this spares what lies before all of them.
-            store = self.options.open_store()
-            settings = ReadSettings(relocate=options.relocate)
-            found = open_reader(store, state.stream, state=state, settings=settings).position_at(options.start_ms)
+            found = self._first_since(state, options.start_ms)
             begins += [before(found)] if found is not None else [committed] if committed is not None else []
         return max(begins, default=None)
+
+    def _first_since(self, state: ManifestState, start_ms: int) -> Position | None:
+        """A position that no wanted row lies before; ``None``: no row that is there is wanted."""
+        if self.options.content == "messages":
+            # Entries without a recorded time hold messages that have one of their own.
+            for record in readable_segments(state):
+                latest_ms = record.summary.publish_time_max_ms if record.summary else TIME_UNKNOWN_MS
+                if latest_ms == TIME_UNKNOWN_MS or latest_ms >= start_ms:
+                    return record.begin
+            return None
+        settings = ReadSettings(relocate=self.options.relocate)
+        return open_reader(self.options.open_store(), state.stream, state=state, settings=settings).position_at(
+            start_ms
+        )
 
     def _limits(self, limit: ReadLimit) -> Limits:
         """Spark's limit is one of ours or none at all; Spark knows no two at once, so the other one is added here."""

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
-from formats.entries import Position
-from formats.manifest import Retire, StreamDeleted, Truncate
+from formats.entries import TIME_UNKNOWN_MS, Position
+from formats.manifest import Purged, Retire, StreamDeleted, Truncate
 from offloader.errors import BeyondEnd, InvalidCall, NotFound, Trimmed
 from offloader.spark.options import SourceOptions
 from offloader.spark.stream import POLL_SECONDS, StreamingReader
@@ -192,6 +192,37 @@ def test_entries_deleted_unread_are_an_error_that_names_the_head(writer: StreamW
     lenient.clock.advance(POLL_SECONDS)
     assert lenient.rows(query.offset, planned) == []
     assert lenient.batch() == ids(1, 50, 70)
+
+
+def test_entries_deleted_between_planning_and_reading_are_an_error_or_left_out(writer: StreamWriter) -> None:
+    first = writer.add([batch_of(1, 0, 50)])
+    writer.add([batch_of(1, 50, 50)])
+    strict, lenient = Query(writer), Query(writer, failOnDataLoss="false")
+    planned = [(query, query.reader.partitions(query.offset, query.latest())) for query in (strict, lenient)]
+    record = writer.log.commit([Truncate(Position(1, 50)), Retire((first,))]).record_id
+    writer.log.commit([Purged((first,), record)])
+    writer.store.delete(list(writer.keys(first)))
+    found = []
+    for query, partitions in planned:
+        rows = (batch for each in partitions for batch in query.reader.read(each))
+        if query is strict:
+            with pytest.raises(Trimmed, match="1:50"):
+                list(rows)
+        else:
+            found = [entry_id for batch in rows for entry_id in batch["entry_id"].to_pylist()]
+    assert found == list(range(50, 100))
+
+
+def test_messages_without_a_recorded_time_are_not_passed_over_by_a_start_time(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 10)], closes=[1])
+    writer.add([batch_of(2, 0, 10, times=TIME_UNKNOWN_MS)], closes=[2])
+    writer.add([batch_of(3, 0, 10)])
+    start = str(BASE_MS + 1000 * 3005)
+    assert Query(writer, startTime=start).offset[writer.stream]["position"] == "3:4"
+    schema = StructType().add("value", BinaryType())
+    options = {"store": writer.store.url, "stream": writer.stream, "startTime": start, "content": "messages"}
+    messages = StreamingReader(SourceOptions.of(options), schema)
+    assert messages.initialOffset()[writer.stream]["position"] == "2:-1"
 
 
 def test_a_query_that_read_up_to_the_head_loses_nothing_by_trimming(writer: StreamWriter) -> None:
