@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Annotated, TextIO
 
 import typer
@@ -20,11 +20,11 @@ from offloader.manifest.state import ManifestState
 from offloader.read.fetch import Fetcher
 from offloader.read.streams import load_stream
 from offloader.read.unexpected import find_unexpected
-from offloader.read.verify import Finding, check_order, check_segments
+from offloader.read.verify import CheckTotals, Finding, check_order, check_segments
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
-__all__ = ["run"]
+__all__ = ["print_finding", "print_totals", "run"]
 
 #: Seconds between two lines of progress.
 PROGRESS_EVERY_S = 1.0
@@ -50,55 +50,40 @@ def run(
     return ErrorKind.REPAIR_DATA.value if damaged else 0
 
 
-@dataclass(slots=True)
-class _Totals:
-    segments: int = 0
-    blocks: int = 0
-    entries: int = 0
-    data_bytes: int = 0
-    trimmed: int = 0
-    damage: int = 0
-    notes: int = 0
-
-
 def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bool:
     state = load_stream(store, stream)
-    totals, progress = _Totals(), _Progress(sys.stderr, of=len(state.offloaded()))
+    totals, progress = CheckTotals(), _Progress(sys.stderr, of=len(state.offloaded()))
     for finding in _findings(store, state, totals, progress, deep=deep):
-        if finding.is_damage:
-            totals.damage += 1
-        else:
-            totals.notes += 1
+        totals.count([finding])
         progress.clear()
-        print(json_line(finding.as_row()) if as_json else _line(finding), flush=True)
+        print_finding(finding, as_json=as_json)
     progress.clear()
-    _print_totals(stream, state.record_id, totals, deep=deep, as_json=as_json)
+    print_totals(stream, state.record_id, totals, deep=deep, as_json=as_json)
     return totals.damage > 0
 
 
 def _findings(
-    store: ObjectStore, state: ManifestState, totals: _Totals, progress: _Progress, *, deep: bool
+    store: ObjectStore, state: ManifestState, totals: CheckTotals, progress: _Progress, *, deep: bool
 ) -> Iterator[Finding]:
     yield from check_order(state)
     for check in check_segments(Fetcher(store, ReadSettings()), state, deep=deep):
-        totals.segments += 1
-        totals.trimmed += check.is_trimmed
-        totals.blocks += check.blocks
-        totals.entries += check.entries
-        totals.data_bytes += check.data_bytes
+        totals.add(check)
         progress.show(totals)
         yield from check.findings
     yield from find_unexpected(store, state)
 
 
-def _line(finding: Finding) -> str:
+def print_finding(finding: Finding, *, as_json: bool) -> None:
+    """One finding, on a line."""
     advice = f" ({finding.advice})" if finding.advice else ""
-    return f"{finding.problem.value}: {finding.message}{advice}"
+    text = f"{finding.problem.value}: {finding.message}{advice}"
+    print(json_line(finding.as_row()) if as_json else text, flush=True)
 
 
-def _print_totals(stream: str, record_id: int, totals: _Totals, *, deep: bool, as_json: bool) -> None:
+def print_totals(stream: str, record_id: int, totals: CheckTotals, *, deep: bool, as_json: bool) -> None:
+    """The last line about a stream: what was looked at, and whether it is all right."""
     if as_json:
-        counts = {name: getattr(totals, name) for name in totals.__slots__}
+        counts = asdict(totals)
         print(json_line({"stream": stream, "manifest": record_id, "deep": deep, **counts, "ok": not totals.damage}))
         return
     looked = _count(totals.segments, "segment")
@@ -125,7 +110,7 @@ class _Progress:
         self._shown_s = SystemClock().monotonic_s()
         self._width = 0
 
-    def show(self, totals: _Totals) -> None:
+    def show(self, totals: CheckTotals) -> None:
         now = SystemClock().monotonic_s()
         if self._out is None or now - self._shown_s < PROGRESS_EVERY_S:
             return

@@ -5,7 +5,7 @@ Owns what counts as a finding and how it is found. Must never change anything, n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -37,7 +37,7 @@ from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
 from offloader.read.plan import BlockRun, SegmentObjects, block_runs
 
-__all__ = ["Finding", "Problem", "SegmentCheck", "check_order", "check_segment", "check_segments"]
+__all__ = ["CheckTotals", "Finding", "Problem", "SegmentCheck", "check_order", "check_segment", "check_segments"]
 
 
 class Problem(Enum):
@@ -124,6 +124,35 @@ class SegmentCheck:
     entries: int = 0
     data_bytes: int = 0
     findings: tuple[Finding, ...] = field(default=())
+
+
+@dataclass(slots=True)
+class CheckTotals:
+    """What was looked at in one stream, and how much was found; fields as in ``SegmentCheck``."""
+
+    segments: int = 0
+    blocks: int = 0
+    entries: int = 0
+    data_bytes: int = 0
+    trimmed: int = 0
+    damage: int = 0
+    notes: int = 0
+
+    def add(self, check: SegmentCheck) -> None:
+        """Adds what was read of a segment; its findings are counted apart."""
+        self.segments += 1
+        self.trimmed += check.is_trimmed
+        self.blocks += check.blocks
+        self.entries += check.entries
+        self.data_bytes += check.data_bytes
+
+    def count(self, findings: Iterable[Finding]) -> None:
+        """Counts findings as damage or as notes."""
+        for finding in findings:
+            if finding.is_damage:
+                self.damage += 1
+            else:
+                self.notes += 1
 
 
 def check_segments(fetcher: Fetcher, state: ManifestState, *, deep: bool) -> Iterator[SegmentCheck]:

@@ -5,13 +5,12 @@ Owns the two queries and the snippet that asks the first one by hand. Must never
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from offloader.errors import OffloaderError, Unsupported
-from offloader.spark.session import local_session
+from offloader.spark.failures import translated
+from offloader.spark.session import command_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -110,45 +109,12 @@ entries = (
 def _ask(
     question: str, ask: Callable[[DataFrame], DataFrame], store_url: str, stream: str, options: Mapping[str, str]
 ) -> ScanResult:
-    shared = _has_session()
-    with _translated(stream):
-        spark = local_session("offloader demo")
-        try:
-            reader = spark.read.format("offloader").option("store", store_url).option("stream", stream)
-            for name, value in options.items():
-                reader = reader.option(_OPTIONS[name], value)
-            entries = reader.option("splitBytes", str(SPLIT_BYTES)).load()
-            answer = ask(entries)
-            rows = tuple(tuple(row) for row in answer.collect())
-            return ScanResult(question, tuple(answer.columns), rows, entries.rdd.getNumPartitions())
-        finally:
-            if not shared:
-                spark.stop()
-
-
-@contextlib.contextmanager
-def _translated(stream: str) -> Iterator[None]:
-    """Spark's errors as ours: the line that says what went wrong, not the pages around it."""
-    try:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
-    except ImportError as error:
-        raise Unsupported("Spark isn't installed", hint="pip install 'offloader[spark]'") from error
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        telling = [line for line in lines if line.startswith("offloader.errors.")] or lines[:1]
-        raise OffloaderError(
-            f"Spark's scan of {stream} failed: {' '.join(telling[:1])[:500]}",
-            hint="give the same command again; `offloader read` needs no Spark",
-        ) from error
-
-
-def _has_session() -> bool:
-    """Whether somebody in this process uses Spark already: then the session isn't ours to stop."""
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError:
-        return False
-    return SparkSession.getActiveSession() is not None
+    hint = "give the same command again; `offloader read` needs no Spark"
+    with translated(f"Spark's scan of {stream}", hint=hint), command_session("offloader demo") as spark:
+        reader = spark.read.format("offloader").option("store", store_url).option("stream", stream)
+        for name, value in options.items():
+            reader = reader.option(_OPTIONS[name], value)
+        entries = reader.option("splitBytes", str(SPLIT_BYTES)).load()
+        answer = ask(entries)
+        rows = tuple(tuple(row) for row in answer.collect())
+        return ScanResult(question, tuple(answer.columns), rows, entries.rdd.getNumPartitions())

@@ -6,6 +6,7 @@ doesn't ask for a session.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ from offloader.spark import register
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JAVA_VERSION_MIN", "find_java", "local_session", "require_java"]
+__all__ = ["JAVA_VERSION_MIN", "command_session", "find_java", "local_session", "require_java"]
 
 #: Spark 4 runs on Java 17 and later.
 JAVA_VERSION_MIN = 17
@@ -106,6 +107,38 @@ def local_session(
         spark.sparkContext.setLogLevel("ERROR")
         register(spark)
     return spark
+
+
+@contextlib.contextmanager
+def command_session(app_name: str, master: str = "") -> Iterator[SparkSession]:
+    """The session that one command works with; ended after it, unless this process had one before.
+
+    Args:
+        app_name: shown in Spark's logs.
+        master: of a cluster, as Spark spells it; empty: ``local_session``. On a cluster the workers run the Python that
+            PYSPARK_PYTHON names, and where it isn't set, one at the path of this one.
+
+    Raises:
+        Unsupported: as ``local_session``.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as cause:
+        raise Unsupported("Spark isn't installed", hint="pip install 'offloader[spark]'") from cause
+    shared = SparkSession.getActiveSession() is not None
+    if master and not shared:
+        os.environ["JAVA_HOME"] = str(require_java().parent.parent)
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        spark = SparkSession.builder.master(master).appName(app_name).getOrCreate()
+        spark.sparkContext.setLogLevel("ERROR")
+    else:
+        spark = local_session(app_name)
+    try:
+        yield spark
+    finally:
+        if not shared:
+            spark.stop()
 
 
 _LOCAL_CONFIG = {

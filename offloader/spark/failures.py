@@ -1,0 +1,55 @@
+"""Spark's errors as ours: the line that says what went wrong, not the pages around it.
+
+Owns finding that line in what Spark says. Must never hide the original: it stays the cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from offloader import errors
+from offloader.errors import OffloaderError, Unsupported
+
+__all__ = ["translated"]
+
+#: Characters of a telling line that are kept.
+LINE_MAX = 500
+#: How a traceback from a worker names an error of ours.
+_OURS = re.compile(r"^offloader\.errors\.(\w+): (.*)$")
+_WORKER_DIED = "Python worker exited unexpectedly"
+
+
+@contextlib.contextmanager
+def translated(what: str, *, hint: str) -> Iterator[None]:
+    """Lets no error of Spark out: one that a worker raised on purpose keeps its class, others are ``OffloaderError``.
+
+    Args:
+        what: what failed if something does, for the message: "Spark's scan of orders".
+        hint: what to do about it, unless something better is known.
+
+    Raises:
+        Unsupported: Spark isn't installed.
+    """
+    try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+    except ImportError as error:
+        raise Unsupported("Spark isn't installed", hint="pip install 'offloader[spark]'") from error
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise _ours(what, str(error), hint) from error
+
+
+def _ours(what: str, said: str, hint: str) -> OffloaderError:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for line in lines:
+        match = _OURS.match(line)
+        kind = None if match is None else getattr(errors, match[1], None)
+        if match is not None and isinstance(kind, type) and issubclass(kind, OffloaderError):
+            return kind(f"{what} failed: {match[2][:LINE_MAX]}", hint=hint)
+    if _WORKER_DIED in said:
+        hint = "executors need the same Python with offloader and pyarrow: set PYSPARK_PYTHON"
+    return OffloaderError(f"{what} failed: {' '.join(lines[:1])[:LINE_MAX]}", hint=hint)
