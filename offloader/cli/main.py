@@ -38,6 +38,7 @@ VERBS = {
     "rollback": "Make ledgers readable for a reader that knows V1 only.",
     "config": "Explain or check settings.",
     "status": "Show what the streams are doing.",
+    "spark": "Export or verify many streams with Spark.",
 }
 
 _DEBUG = "--debug"

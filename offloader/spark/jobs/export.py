@@ -1,0 +1,291 @@
+"""The job ``export``: streams as Parquet, by stream and date; running it again adds what is new.
+
+Owns the protocol below. Must never record a range before its files are complete, nor write into a recorded range.
+
+A stream is exported in ranges of whole segments, numbered from 1, each of at most about ``range_bytes``:
+
+1. The newest file of the log (``export_log``) says number and last position of the range that was exported last. The
+   next range begins after it; what the folder of its number holds is of a run that died, whatever its range was.
+2. The range's rows replace that folder: ``<to>/<content>/stream=<name>/range=<number>/date=<day>/``. Bad rows, when
+   they are to be put aside, replace the folder of the same number below ``<to>/bad``.
+3. The rows are counted in the files and compared with what was read and what the manifest promises.
+4. One rename adds file ``<number>.json`` to the log.
+
+A run that dies before 4 leaves a folder that the next run replaces, even if it cuts its range elsewhere; one that dies
+after it has finished the range. Hence one export at a time for a folder: two would replace each other's; the one that
+comes to step 4 last is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from formats.entries import Position
+from offloader.errors import InvalidCall, OutcomeUnknown, Trimmed, Unsupported
+from offloader.manifest.state import ManifestState
+from offloader.read.plan import readable_segments, segments_between, whole_range
+from offloader.spark.failures import translated
+from offloader.spark.jobs.export_log import ExportedRange, ExportLog
+from offloader.spark.jobs.streams import PLACE_OPTIONS, pinned_streams, require_known
+from offloader.spark.planning import is_pattern
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["CONTENTS", "OPTIONS", "RANGE_BYTES", "Exported", "PlannedRange", "export", "planned_ranges"]
+
+_log = logging.getLogger("offloader.spark")
+
+CONTENTS = ("entries", "messages")
+#: Of the data source, that this job passes on.
+OPTIONS = (*PLACE_OPTIONS, "columns", "markers", "messageBytesMax", "onCorrupt", "onMissing")
+#: Bytes of data objects in one range: what a run that dies has to do again at most.
+RANGE_BYTES = 16 * 1024**3
+#: Columns that the files need: where a row is from, and its day.
+_NEEDED = {
+    "entries": ("ledger_id", "entry_id", "publish_time"),
+    "messages": ("ledger_id", "entry_id", "batch_index", "publish_time"),
+}
+#: The day of the publish time in UTC, whatever the session's time zone is.
+_DAY = "date_from_unix_date(CAST(floor(unix_micros(publish_time) / 86400000000) AS INT))"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRange:
+    """Positions to export together, both included; ``entries`` is ``None`` when the manifest doesn't tell."""
+
+    first: Position
+    last: Position
+    entries: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What a run did for one stream.
+
+    Attributes:
+        stream: its name.
+        ranges: that this run added, in order; none when nothing is new.
+        end: last position that is exported now, ``None`` when there is none.
+    """
+
+    stream: str
+    ranges: tuple[ExportedRange, ...]
+    end: Position | None
+
+
+def export(
+    spark: SparkSession,
+    streams: Sequence[str],
+    options: Mapping[str, str],
+    *,
+    to: str,
+    content: str = "entries",
+    put_bad_aside: bool = False,
+    skip_lost: bool = False,
+    range_bytes: int = RANGE_BYTES,
+) -> list[Exported]:
+    """Writes what isn't in ``to`` yet.
+
+    Args:
+        spark: a classic session (not Spark Connect).
+        streams: names or patterns.
+        options: ``OPTIONS`` of the data source; ``store`` is needed.
+        to: a folder on any file system that Spark writes to.
+        content: entries or messages.
+        put_bad_aside: write messages that can't be read, with the reason, to ``<to>/bad`` instead of failing.
+        skip_lost: go on where entries were deleted by retention before they were exported, instead of failing.
+        range_bytes: most bytes of segments in one range; a larger segment is a range of its own.
+
+    Returns:
+        One value per stream, in the order in which they were named.
+
+    Raises:
+        InvalidCall: an option or value is wrong, or the folder holds another stream of that name.
+        NotFound: no such stream.
+        Unsupported: a stream's own name has one of the signs that make a pattern.
+        Trimmed: entries were deleted before they were exported, and ``skip_lost`` isn't set.
+        OutcomeUnknown: another export wrote there meanwhile, or the files don't hold the rows that were written.
+        OffloaderError: what reading raises, or Spark failed. Ranges that are recorded stay; run it again.
+    """
+    require_known(options, OPTIONS, job="export")
+    columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
+    _require_sense(content, columns, put_bad_aside, range_bytes)
+    done = []
+    with translated("Spark's export", hint="run it again: it goes on after the ranges that are complete"):
+        for state, read in pinned_streams(streams, options):
+            if is_pattern(state.stream):
+                raise Unsupported(
+                    f"the name of stream {state.stream} reads as a pattern, which stands for other streams too",
+                    hint="`offloader read` takes such names",
+                )
+            own = {**options, "stream": state.stream, "content": content}
+            log = ExportLog(spark, to, content, state.stream)
+            exact = not (read.skip_corrupt or read.skip_missing)
+            job = _StreamExport(spark, state, own, log, put_bad_aside=put_bad_aside, exact=exact)
+            done.append(job.run(skip_lost=skip_lost, range_bytes=range_bytes))
+    return done
+
+
+def _require_sense(content: str, columns: Sequence[str], put_bad_aside: bool, range_bytes: int) -> None:
+    if content not in CONTENTS:
+        raise InvalidCall(f"export has no content {content!r}", hint=f"one of {', '.join(CONTENTS)}")
+    if put_bad_aside and content != "messages":
+        raise InvalidCall("only messages can be bad and put aside", hint="content=messages, or leave it out")
+    if range_bytes < 1:
+        raise InvalidCall(f"range_bytes is {range_bytes}, it must be above zero")
+    needed = (*_NEEDED[content], *(("error",) if put_bad_aside else ()))
+    missing = [name for name in needed if columns and name not in columns]
+    if missing:
+        raise InvalidCall(f"export needs the columns {', '.join(missing)} too", hint="add them to the option columns")
+
+
+def planned_ranges(state: ManifestState, after: Position | None, range_bytes: int) -> Iterator[PlannedRange]:
+    """What is readable after a position, cut at segments' ends.
+
+    Args:
+        state: the manifest's view.
+        after: last position that is exported already.
+        range_bytes: most bytes of data objects in a range.
+    """
+    ends = whole_range(state)
+    if ends is None:
+        return
+    first, last = ends
+    if after is not None:
+        first = max(first, Position(after.ledger_id, after.entry_id + 1))
+    begin: Position | None = None
+    end, size, entries = first, 0, 0
+    for record in segments_between(readable_segments(state), first, last):
+        assert record.summary is not None, "offloaded segments have one"
+        assert record.end is not None
+        if begin is not None and size + record.summary.data_bytes > range_bytes:
+            yield PlannedRange(begin, end, entries if entries >= 0 else None)
+            begin, size, entries = None, 0, 0
+        begin = max(first, record.begin) if begin is None else begin
+        end = min(last, record.end)
+        size += record.summary.data_bytes
+        whole = first <= record.begin and record.end <= last and entries >= 0
+        entries = entries + record.summary.entries if whole else -1
+    if begin is not None:
+        yield PlannedRange(begin, end, entries if entries >= 0 else None)
+
+
+def _has_lost(state: ManifestState, after: Position, first: Position) -> bool:
+    """Whether entries may have been between the last exported position and the first one that is still readable."""
+    if first <= after or state.follows(after, first):
+        return False
+    return not any(after < gap.last and gap.first < first for gap in state.gaps)
+
+
+class _StreamExport:
+    """The export of one stream; see the module's text."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        state: ManifestState,
+        options: Mapping[str, str],
+        log: ExportLog,
+        *,
+        put_bad_aside: bool,
+        exact: bool,
+    ) -> None:
+        self._spark = spark
+        self._state = state
+        self._options = {**options, "onBadMessage": "null"} if put_bad_aside else dict(options)
+        self._log = log
+        self._put_bad_aside = put_bad_aside
+        self._exact = exact and options["content"] == "entries"
+
+    def run(self, *, skip_lost: bool, range_bytes: int) -> Exported:
+        newest = self._log.newest()
+        after = None if newest is None else newest.last
+        number = 1 if newest is None else newest.number + 1
+        lost = newest is not None and self._lost_after(newest, skip_lost)
+        done: list[ExportedRange] = []
+        for planned in planned_ranges(self._state, after, range_bytes):
+            rows, bad_rows = self._write(planned, number)
+            written = ExportedRange(
+                number=number,
+                stream=self._state.stream,
+                incarnation=str(self._state.incarnation),
+                manifest=self._state.record_id,
+                first=planned.first,
+                last=planned.last,
+                entries=planned.entries,
+                rows=rows,
+                bad_rows=bad_rows,
+                lost=lost,
+            )
+            self._log.add(written)
+            _log.info("exported range %d of %s, %d rows", number, self._state.stream, rows)
+            done.append(written)
+            number, lost = number + 1, False
+        return Exported(self._state.stream, tuple(done), done[-1].last if done else after)
+
+    def _lost_after(self, newest: ExportedRange, skip_lost: bool) -> bool:
+        stream = self._state.stream
+        if newest.incarnation != str(self._state.incarnation):
+            raise InvalidCall(
+                f"stream {stream} was deleted and made anew since its export to {self._log.folder}",
+                hint="export to a new folder",
+            )
+        first = self._state.first_position()
+        if first is None or not _has_lost(self._state, newest.last, first):
+            return False
+        if not skip_lost:
+            raise Trimmed(
+                f"stream {stream}: exported up to {newest.last}, and what follows was deleted: it begins at {first}",
+                first_available=first,
+                hint=f"to go on at {first} without what was between: --skip-lost (skip_lost=True)",
+            )
+        _log.warning("stream %s: nothing between %s and %s can be exported any more", stream, newest.last, first)
+        return True
+
+    def _write(self, planned: PlannedRange, number: int) -> tuple[int, int]:
+        """Rows written as data, and put aside."""
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        reader = self._spark.read.format("offloader").options(**self._options)
+        frame = reader.options(startPosition=str(planned.first), endPosition=str(planned.last)).load().drop("stream")
+        seen = Observation()
+        bad = f.count("error") if self._put_bad_aside else f.count(f.lit(None))
+        observed = frame.observe(seen, f.count(f.lit(1)).alias("rows"), bad.alias("bad_rows"))
+        good = observed.where("error IS NULL") if self._put_bad_aside else observed
+        folder, aside = self._log.data_folder(number), self._log.bad_folder(number)
+        _replace(good.withColumn("date", f.expr(_DAY)), folder, "date")
+        bad_rows = int(seen.get["bad_rows"])
+        if bad_rows:
+            _replace(frame.where("error IS NOT NULL"), aside)
+            self._require_rows(frame, aside, bad_rows, planned, number)
+        else:
+            self._log.delete_folder(aside)
+        rows = int(seen.get["rows"]) - bad_rows
+        self._require_rows(frame, folder, rows, planned, number)
+        if self._exact and planned.entries is not None and rows != planned.entries:
+            raise self._unequal(planned, number, f"{planned.entries} entries in the manifest", f"{rows} rows")
+        return rows, bad_rows
+
+    def _require_rows(self, frame: DataFrame, folder: str, rows: int, planned: PlannedRange, number: int) -> None:
+        """Counts in the files, of which only the footers are read."""
+        found = self._spark.read.schema(frame.schema).parquet(folder).count()
+        if found != rows:
+            raise self._unequal(planned, number, f"{rows} rows", f"{found} in {folder}")
+
+    def _unequal(self, planned: PlannedRange, number: int, expected: str, found: str) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"stream {self._state.stream}, range {number}, {planned.first}..{planned.last}: expected {expected}, found "
+            f"{found}; nothing was recorded",
+            hint="does another export write there? Run it again alone",
+        )
+
+
+def _replace(frame: DataFrame, folder: str, *partitions: str) -> None:
+    """Writes the folder anew: all of it, also where the session replaces single partitions only."""
+    writer = frame.write.mode("overwrite").option("partitionOverwriteMode", "static")
+    (writer.partitionBy(*partitions) if partitions else writer).parquet(folder)

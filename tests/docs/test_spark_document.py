@@ -1,0 +1,117 @@
+"""docs/SPARK.md: its samples run and print what it shows, its tables are the program's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from formats.entries import EntryBatch
+from offloader.spark.options import _OPTIONS, _STREAM_ONLY, CONTENTS, SourceOptions
+from offloader.spark.schema import ddl
+from offloader.spark.session import require_java
+from offloader.store import open_store
+from tests.support.streams import StreamWriter
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "SPARK.md").read_text(encoding="utf-8")
+#: Where the text's samples are.
+PLACE = "/srv/orders"
+#: A row of a table: first cell in backquotes.
+ROW = re.compile(r"^\| `(\w+)` \|.*\| (.*?) ?\|$", re.M)
+#: Between the outputs of two samples.
+END = "--end--\n"
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the streams of the text in ``store``."""
+    folder = tmp_path_factory.mktemp("spark")
+    (folder / "store").mkdir()
+    store = open_store(f"file://{folder}/store")
+    orders, prices = StreamWriter(store, "shop/orders"), StreamWriter(store, "shop/prices")
+    for ledger_id in (1, 2):
+        orders.add([batch(ledger_id, 500, day=ledger_id)], closes=[ledger_id])
+    prices.add([batch(1, 300, day=3)], closes=[1])
+    return folder
+
+
+def batch(ledger_id: int, count: int, *, day: int) -> EntryBatch:
+    noon_ms = int(datetime(2026, 3, day, 12, tzinfo=UTC).timestamp() * 1000)
+    return EntryBatch.build(ledger_id, 0, [b"{}"] * count, [noon_ms + number for number in range(count)])
+
+
+def printed(command: list[str], folder: Path) -> str:
+    java = require_java().parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(java)}
+    environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def is_like(lines: list[str], wanted: list[str]) -> bool:
+    """Whether printed lines are the text's, where ``...`` stands for anything."""
+    patterns = [".*".join(map(re.escape, line.split("..."))) for line in wanted if line]
+    lines = [line for line in lines if line]
+    return len(lines) == len(patterns) and all(map(re.fullmatch, patterns, lines))
+
+
+def test_the_samples_print_what_the_text_shows(folder: Path) -> None:
+    """In the text's order and in one process, so that Spark starts once; commands go through the program's main."""
+    blocks = re.findall(r"^```(python|output|console)\n(.*?)^```$", TEXT.replace(PLACE, str(folder)), re.M | re.S)
+    program, expected = ["from offloader.cli.main import main"], []
+    for kind, text in blocks:
+        if kind == "python":
+            program += [text, "print('--end--')"]
+        elif kind == "output":
+            expected.append(text.splitlines())
+        else:
+            for command in re.split(r"^\$ ", text, flags=re.M)[1:]:
+                line, *wanted = command.splitlines()
+                program += [f"assert main({shlex.split(line)[1:]!r}) == 0", "print('--end--')"]
+                expected.append(wanted)
+    found = [part.splitlines() for part in printed([sys.executable, "-c", "\n".join(program)], folder).split(END)]
+    assert len(expected) == 6
+    for lines, wanted in zip(found, [*expected, []], strict=True):
+        assert is_like(lines, wanted), f"printed {lines}, the text has {wanted}"
+
+
+def test_the_job_for_spark_submit_runs(folder: Path) -> None:
+    (code,) = re.findall(r"^```python job\n(.*?)^```$", TEXT, re.M | re.S)
+    (folder / "scrub.py").write_text(code)
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    lines = printed([str(submit), "--master", "local[1]", "scrub.py", f"file://{folder}/store", "shop/*"], folder)
+    assert "|stream|problem|damage|segment|object|start|stop|expected|found|message|advice|" in lines
+
+
+def test_the_table_of_contents_has_every_content_with_its_columns() -> None:
+    table = TEXT.partition("## What a row is")[2].partition("## ")[0]
+    rows = dict(ROW.findall(table))
+    assert rows.pop("content") == "columns"
+    assert tuple(rows) == CONTENTS
+    for content, cell in rows.items():
+        if content != "messages":
+            names = cell.strip("`").split(", ")
+            assert ddl(content, names) == ddl(content)
+
+
+def test_the_table_of_options_has_every_option_of_read_with_its_default() -> None:
+    table = TEXT.partition("## Options")[2].partition("## ")[0]
+    rows = dict(ROW.findall(table))
+    assert set(rows) == set(_OPTIONS) - set(_STREAM_ONLY)
+    defaults = {name: cell.strip("`") for name, cell in rows.items() if cell.startswith("`")}
+    place = {"store": "file:///x", "stream": "y"}
+    assert SourceOptions.of({**place, **defaults}) == SourceOptions.of(place)
+    assert len(defaults) == 8
