@@ -23,9 +23,11 @@ __all__ = ["Download"]
 
 #: Requests for the rest of one body. Each must bring something, or the next isn't made.
 CONTINUATIONS_MAX = 4
-#: Bytes taken from the connection at once. What of them came when a reset cuts them short is lost with it; small ones
-#: cost time, and a body that isn't longer is taken as a whole.
+#: Bytes taken from the connection at once. What of them came when a reset cuts them short is lost with it; smaller ones
+#: cost time.
 PIECE_BYTES = 256 * 1024
+#: A body that isn't longer (a block, an index) is taken at once, which saves a copy, and asked for anew as a whole.
+WHOLE_BYTES_MAX = 2 * 1024 * 1024
 
 
 class Download:
@@ -90,7 +92,7 @@ class Download:
             if not self.begun:
                 self._answer = answer
                 left = int(answer["ContentLength"])
-                if left <= PIECE_BYTES:
+                if left <= WHOLE_BYTES_MAX:
                     self.result = received(self._what, self._key, self._asked, stream.read(), answer)
                     return
                 _allocate(self._body, left)

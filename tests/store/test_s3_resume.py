@@ -14,7 +14,7 @@ from offloader.settings import StoreSettings
 from offloader.store.base import ByteRange, ObjectStore, open_store
 from offloader.store.metered import requests_of
 from offloader.store.s3_answers import encoded_crc32c
-from offloader.store.s3_download import CONTINUATIONS_MAX, PIECE_BYTES
+from offloader.store.s3_download import CONTINUATIONS_MAX, PIECE_BYTES, WHOLE_BYTES_MAX
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.servers import Answer, ScriptedServer
 from tests.support.cutting_proxy import CuttingProxy
@@ -67,6 +67,16 @@ def test_after_a_reset_no_more_is_fetched_again_than_was_being_read(store: Objec
     assert store.get("k")[0] == BODY
     assert len(proxy.gets) == 3
     assert len(BODY) <= sum(get.body_bytes for get in proxy.gets) < len(BODY) + 2 * PIECE_BYTES
+
+
+def test_a_short_body_is_asked_for_anew_by_the_layer_that_waits(s3_place: Any, proxy: CuttingProxy) -> None:
+    store = s3_place.open(endpoint_url=proxy.url, settings=StoreSettings(retries_max=1, retry_delay_first_s=0.001))
+    store.put("k", BODY[:WHOLE_BYTES_MAX])
+    proxy.cut(CUT)
+    assert store.get("k")[0] == BODY[:WHOLE_BYTES_MAX]
+    assert [get.body_bytes for get in proxy.gets] == [CUT, WHOLE_BYTES_MAX]
+    assert requests_of(store)["get"].requests == 2
+    store.close()
 
 
 def test_an_object_that_was_replaced_in_between_is_named(
