@@ -81,12 +81,10 @@ class LosingProxy:
     def _pass_answers(self, server: socket.socket, client: socket.socket, request: list[bytes]) -> None:
         with contextlib.suppress(OSError):
             while data := server.recv(_BUFFER_BYTES):
-                if data.startswith(b"HTTP/1.1 100"):  # only "go on"; the answer may come right behind it
+                while data.startswith(b"HTTP/1.1 100"):  # "go on", maybe twice; the answer right behind
                     go_on, end, data = data.partition(b"\r\n\r\n")
                     client.sendall(go_on + end)
-                    if not data:
-                        continue
-                if self._is_to_be_lost(request[0]):
+                if data and self._is_to_be_lost(request[0]):
                     # Closing with nothing left to linger for sends a reset.
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     break
