@@ -7,6 +7,7 @@ server that can't be had here aren't collected, and the end of the run says whic
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import uuid
@@ -127,6 +128,16 @@ def servers() -> Iterator[Servers]:
     """Real servers by name: ``servers["minio"]`` is an endpoint, ``servers.place("minio")`` an empty root."""
     with contextlib.ExitStack() as stack:
         yield Servers(stack)
+
+
+@pytest.fixture(autouse=True)
+def _logs_as_before() -> Iterator[None]:
+    """What one test does to the product's logger is no other test's business."""
+    logger = logging.getLogger("offloader")
+    before = logger.level, logger.propagate, logger.disabled
+    yield
+    logger.setLevel(before[0])
+    logger.propagate, logger.disabled = before[1:]
 
 
 @pytest.fixture

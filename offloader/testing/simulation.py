@@ -156,11 +156,16 @@ def simulate(seed: int, *, crash_call: int | None = None, crash_after: bool = Fa
     Raises:
         InvariantBroken: with the command that shows it again.
     """
-    logging.getLogger("offloader").setLevel(logging.CRITICAL)
-    run = Simulation(seed, crash_call=crash_call, crash_after=crash_after)
-    digest = run.run()
-    run.world.erase()
-    return digest
+    logger = logging.getLogger("offloader")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        run = Simulation(seed, crash_call=crash_call, crash_after=crash_after)
+        digest = run.run()
+        run.world.erase()
+        return digest
+    finally:
+        logger.setLevel(level)
 
 
 def _drawn_habits(random: Random) -> _Habits:
