@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -28,15 +29,15 @@ from offloader.cli.options import (
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.cli.progress import SegmentProgress
 from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
-from offloader.effective_settings import SettingsFile, read_settings_file
+from offloader.effective_settings import read_settings_file
 from offloader.errors import InvalidCall
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.manifest.state import ManifestState
 from offloader.read.streams import load_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.write.backfill import BackfillPlan
+from offloader.write.by_hand import method_by_hand, offload_by_hand
 from offloader.write.history import HistoryResult
 from offloader.write.ledger_method import LedgerMethodPlan
 from offloader.write.offloader import LedgerOffloader
@@ -97,7 +98,7 @@ def run(
         # A view: who appends to the stream isn't disturbed.
         source = database.view_stream(stream)
         state = load_stream(opened, stream, may_be_absent=True)
-        method = _method(state, file)
+        method = method_by_hand(state, file)
         infos = source.ledgers()
         if size_threshold and method == "streaming":
             leaving = position_leaving(infos, size_threshold)
@@ -109,35 +110,20 @@ def run(
                 _print_planned(planned, infos, stream, as_json=json)
                 return
             with SegmentProgress(sys.stderr, always=progress) as shown:
-                common: dict[str, Any] = {
-                    "last": last,
-                    "take_over": take_over,
-                    "acknowledges": False,
-                    "on_plan": lambda plan: _expect(shown, plan),
-                    "on_progress": shown.segment,
-                }
-                if method == "ledger":
-                    result = runs.ledgers(source, stream, threshold_bytes=size_threshold, **common)
-                else:
-                    result = runs.backfill(source, stream, **common)
-            if result.offloaded:
-                runs.switch(stream, method)
-            if result.committed is not None:
-                runs.note_ends(source, stream)
+                result = offload_by_hand(
+                    runs,
+                    source,
+                    stream,
+                    method,
+                    last=last,
+                    threshold_bytes=size_threshold,
+                    take_over=take_over,
+                    on_plan=partial(_expect, shown),
+                    on_progress=shown.segment,
+                )
     _print_result(opened, stream, method, result, as_json=json)
     if result.errors:
         raise result.errors[0]
-
-
-def _method(state: ManifestState, file: SettingsFile | None) -> str:
-    """How the stream is offloaded, as a settings file or else its manifest says."""
-    found = None if file is None else file.values_of(state.stream)["offload.method"]
-    method, source = (state.method, "its manifest") if found is None else (str(found.value), found.source)
-    if method == "none":
-        raise InvalidCall(
-            f"stream {state.stream} isn't offloaded: its method is none ({source})", hint="set another method first"
-        )
-    return method
 
 
 def _expect(shown: SegmentProgress, plan: BackfillPlan | LedgerMethodPlan) -> None:

@@ -14,12 +14,10 @@ from formats.manifest import Edit, Failed, Gap, LedgerClosed
 from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.clock import Clock
 from offloader.ledgers.base import LedgerInfo, LedgerSource
-from offloader.limits import Priority, working_at
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import segment_bytes_max
-from offloader.write.by_ledger import offload_pieces, pieces_between
 from offloader.write.commits import Commits
 from offloader.write.coverage import uncovered, without_gaps
 from offloader.write.gaps import allowed_gaps, require_recording
@@ -28,8 +26,8 @@ from offloader.write.history_memory import HistoryMemory, segment_memory_bytes
 from offloader.write.holes import find_holes
 from offloader.write.memory import MemoryBudget
 from offloader.write.ownership import Ownership
+from offloader.write.segment_order import OrderUpload, SegmentOrder
 from offloader.write.split import HistoryBytes, HistoryRange
-from offloader.write.upload import SegmentUpload
 from offloader.write.workers import Workers
 
 __all__ = [
@@ -200,20 +198,20 @@ class HistoryTools:
     """What runs over a stream's history need of the process.
 
     Attributes:
-        upload_of: the upload of a segment, for (log, name, ledger id of a V1 object or ``None``).
+        upload: reads and uploads an assigned segment, here or elsewhere.
         driver: recorded with each segment.
         workers: of all streams; steps and commits run there.
         uploaders: read and upload segments of history. A segment keeps one busy from its first entry to its last, so
             these are threads of their own, few for the whole process: live streams never wait for one.
-        budget: the process's memory.
+        budget: the process's memory; ``None``: ``upload`` takes none of it.
     """
 
-    upload_of: Callable[[ManifestLog, UUID, int | None], SegmentUpload]
+    upload: OrderUpload
     driver: dict[str, str]
     settings: OffloadSettings
     workers: Workers
     uploaders: Workers
-    budget: MemoryBudget
+    budget: MemoryBudget | None
     clock: Clock
     entropy: Callable[[int], bytes]
 
@@ -232,16 +230,22 @@ class HistoryTools:
         on_first_record: Callable[[], None] = lambda: None,
     ) -> HistoryOffload:
         """A run that isn't started yet; see ``HistoryOffload``."""
+
+        def upload(uuid: UUID, planned: PlannedSegment, is_stopped: Callable[[], bool]) -> SegmentSummary:
+            order = SegmentOrder(log.stream, log.state.incarnation, log.epoch or 0, uuid, planned)
+            return self.upload(source, order, is_stopped)
+
+        budget = self.budget
         return HistoryOffload(
             source,
             log,
             plan,
-            upload=lambda uuid, planned, is_stopped: self.upload_segment(source, log, uuid, planned, is_stopped),
+            upload=upload,
             driver=self.driver,
             settings=self.settings,
             workers=self.workers,
             uploaders=self.uploaders,
-            memory=HistoryMemory(self.budget, segment_memory_bytes(self.settings)),
+            memory=None if budget is None else HistoryMemory(budget, segment_memory_bytes(self.settings)),
             clock=self.clock,
             entropy=self.entropy,
             commits=commits,
@@ -252,21 +256,6 @@ class HistoryTools:
             on_progress=on_progress,
             on_first_record=on_first_record,
         )
-
-    def upload_segment(
-        self,
-        source: LedgerSource,
-        log: ManifestLog,
-        uuid: UUID,
-        planned: PlannedSegment,
-        is_stopped: Callable[[], bool],
-    ) -> SegmentSummary:
-        """Reads and uploads one segment, behind everything that is written live."""
-        pieces = pieces_between(source, source.ledgers(), planned.begin, planned.end)
-        ledger_id = planned.begin.ledger_id if planned.layout is Layout.V1 else None
-        with working_at(Priority.BACKFILL):
-            upload = self.upload_of(log, uuid, ledger_id)
-            return offload_pieces(pieces, planned.layout, upload, self.settings, is_stopped=is_stopped)
 
 
 class OwnedStream:

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +19,6 @@ from formats.block_memory import BlockMemory
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.metadata.messages import OffloadContext
-from formats.object_metadata import object_metadata
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
@@ -39,8 +39,9 @@ from offloader.write.history import HistoryResult
 from offloader.write.ledger_trigger import LedgerTrigger
 from offloader.write.memory import MemoryBudget
 from offloader.write.runs import HistoryRuns
+from offloader.write.segment_order import upload_order
 from offloader.write.streaming import StreamOffload
-from offloader.write.upload import SegmentUpload
+from offloader.write.upload import SegmentUpload, upload_of
 from offloader.write.workers import SerialTask, Workers
 
 __all__ = ["NO_INCARNATION", "LedgerOffloader"]
@@ -100,9 +101,7 @@ class LedgerOffloader:
         block_bytes = self.settings.offload.block_bytes
         self._block_memory = BlockMemory(block_bytes, BLOCK_MEMORY_BYTES) if block_bytes >= BLOCK_BYTES_MIN else None
         self._tools = HistoryTools(
-            upload_of=lambda log, uuid, ledger_id: self._upload(
-                log.stream, uuid, ledger_id, log.state.incarnation, log.epoch or 0
-            ),
+            upload=partial(upload_order, store, settings=self.settings.offload),
             driver=dict(store.driver_metadata),
             settings=self.settings.offload,
             workers=self._workers,
@@ -359,24 +358,13 @@ class LedgerOffloader:
         epoch: int,
         extra_metadata: Mapping[str, str] | None = None,
     ) -> SegmentUpload:
-        from offloader import __version__
-
-        # Declared before the first block is compressed, or not: metadata goes with the upload's first request.
-        version = 1 if self.settings.offload.codec == "none" else 2
-        data, index = (
-            {
-                **(extra_metadata or {}),
-                **object_metadata(
-                    role=role,
-                    stream=stream,
-                    format_version=version,
-                    software_version=__version__,
-                    incarnation=incarnation,
-                    epoch=epoch,
-                ),
-            }
-            for role in ("data", "index")
-        )
-        return SegmentUpload(
-            self.store, data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id), data, index
+        return upload_of(
+            self.store,
+            stream,
+            uuid,
+            ledger_id,
+            incarnation=incarnation,
+            epoch=epoch,
+            codec=self.settings.offload.codec,
+            extra_metadata=extra_metadata,
         )

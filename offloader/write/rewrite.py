@@ -37,6 +37,7 @@ from offloader.write.cold_ledger import ColdLedger, EntryDigest, holds, ledger_i
 from offloader.write.history import PlannedSegment
 from offloader.write.rollback import RewriteGroup, StreamedLedger, next_group, streamed_ledgers
 from offloader.write.takeover import require_takeable
+from offloader.write.upload import upload_of
 
 __all__ = ["LedgerRewrite", "RewriteResult"]
 
@@ -247,7 +248,15 @@ class LedgerRewrite:
         # A ledger may be larger than a segment: its parts have to be, too.
         size_mbytes = max(settings.max_size_per_offload_segment_mbytes, 2 * payload_bytes / _MIB)
         with working_at(Priority.BACKFILL):
-            upload = self._tools.upload_of(self._log, uuid, ledger_id if planned.layout is Layout.V1 else None)
+            upload = upload_of(
+                self._log.store,
+                self._log.stream,
+                uuid,
+                ledger_id if planned.layout is Layout.V1 else None,
+                incarnation=self._log.state.incarnation,
+                epoch=self._log.epoch or 0,
+                codec=settings.codec,
+            )
             sized = replace(settings, max_size_per_offload_segment_mbytes=size_mbytes)
             summary = offload_pieces([piece], planned.layout, upload, sized, is_stopped=self._is_stopped)
         return summary, ledger.digest.value()

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from uuid import UUID
 
 from formats.checksum import crc32c
+from formats.keys import data_key, index_key
+from formats.object_metadata import object_metadata
 from formats.segment import Part
 from offloader.errors import Closed, Corrupt, NotFound, OutcomeUnknown, PreconditionFailed
 from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo
 
-__all__ = ["SegmentUpload", "abort_uploads"]
+__all__ = ["SegmentUpload", "abort_uploads", "upload_of"]
 
 #: Completes sent for one upload, each after a look that found neither the object nor a reason to stop.
 COMPLETE_ATTEMPTS_MAX = 4
@@ -151,3 +154,44 @@ def abort_uploads(store: ObjectStore, key: str) -> int:
     for upload in found:
         store.abort_upload(upload.key, upload.upload_id)
     return len(found)
+
+
+def upload_of(
+    store: ObjectStore,
+    stream: str,
+    uuid: UUID,
+    ledger_id: int | None,
+    *,
+    incarnation: UUID,
+    epoch: int,
+    codec: str,
+    extra_metadata: Mapping[str, str] | None = None,
+) -> SegmentUpload:
+    """The upload of one segment; nothing is sent yet.
+
+    Args:
+        store: where to.
+        stream, ledger_id: decide the keys with ``uuid``; a ledger for V1 only.
+        incarnation, epoch: written to the objects, so that a bucket explains itself.
+        codec: the setting.
+        extra_metadata: for both objects besides.
+    """
+    from offloader import __version__
+
+    # Declared before the first block is compressed, or not: metadata goes with the upload's first request.
+    version = 1 if codec == "none" else 2
+    data, index = (
+        {
+            **(extra_metadata or {}),
+            **object_metadata(
+                role=role,
+                stream=stream,
+                format_version=version,
+                software_version=__version__,
+                incarnation=incarnation,
+                epoch=epoch,
+            ),
+        }
+        for role in ("data", "index")
+    )
+    return SegmentUpload(store, data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id), data, index)
