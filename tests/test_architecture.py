@@ -36,6 +36,7 @@ LAYERS = [
         "offloader.observation",
         "offloader.picture",
         "offloader.read",
+        "offloader.retention",
         "offloader.status_document",
         "offloader.watchdog",
         "offloader.write",
@@ -48,6 +49,8 @@ LAYERS = [
 #: Within a layer and to be kept apart: (importer, imported).
 APART = {
     ("offloader.read", "offloader.write"),
+    ("offloader.retention", "offloader.read"),
+    ("offloader.retention", "offloader.write"),
     ("offloader.store", "offloader.ledgers"),
     ("offloader.ledgers", "offloader.store"),
 }

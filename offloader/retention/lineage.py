@@ -1,0 +1,381 @@
+"""The stream segments of a stream, which took over from which, and what a cut means in them.
+
+Owns the exact model of the retention specification, section 1: consumed, validity, order, meet and join of cuts, sizes,
+what a truncation deletes, spans, and which scalings are allowed. Must never decide which cut is used, nor ask a store.
+
+Compared with the specification's words, ``consumed`` asks one thing more of a segment that isn't listed before it
+counts as read to its end: that all segments it took over from are. On valid cuts the two agree; with the words alone,
+the meet or join of two valid cuts can have no cut that says it (``docs/decisions/retention-cuts.md``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from itertools import pairwise
+from typing import Protocol
+
+from offloader.errors import InvalidCall
+from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, Order, SegmentId, join, meet, order
+
+__all__ = ["Lineage", "LineageMeasure", "Measure", "StreamSegment", "scale_problem"]
+
+#: Numbers and epochs of stream segments are 31 bits.
+_PARTITIONS_MAX = 2**31 - 1
+
+
+class Measure(Protocol):
+    """How much of a stream lies before a cut, since its creation. Must not decrease from a cut to a later one."""
+
+    def bytes_before(self, cut: Cut) -> int | None:
+        """Payload bytes, ``None`` if that can't be known."""
+
+    def entries_before(self, cut: Cut) -> int | None:
+        """Entries, ``None`` if that can't be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSegment:
+    """One of a stream's parallel parts.
+
+    Attributes:
+        segment: its name; the epoch in it created it.
+        key_from: its first key, in [0, 1).
+        key_to: the first key behind it.
+        ended_epoch: the epoch without it, ``None``: it takes entries.
+        sealed_bytes: its size, if it ended and that was recorded.
+    """
+
+    segment: SegmentId
+    key_from: float
+    key_to: float
+    ended_epoch: int | None = None
+    sealed_bytes: int | None = None
+
+    def overlaps(self, other: StreamSegment) -> bool:
+        """Whether a key belongs to both."""
+        return self.key_from < other.key_to and other.key_from < self.key_to
+
+    def is_after(self, other: StreamSegment) -> bool:
+        """Whether it was created when ``other`` had ended."""
+        return other.ended_epoch is not None and self.segment.epoch >= other.ended_epoch
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Everything that cuts of one stream can speak of.
+
+    Attributes:
+        segments: all stream segments that ever were, oldest first.
+        is_partitioned: partitions of a topic: the segments are a single epoch, and a cut may leave some out, of which
+            nothing is before it, because they can be added.
+
+    Raises:
+        InvalidCall: (of every method that takes cuts) a cut names a segment that the stream doesn't have.
+    """
+
+    segments: tuple[StreamSegment, ...]
+    is_partitioned: bool = False
+
+    @classmethod
+    def build(
+        cls,
+        ranges: Mapping[SegmentId, tuple[float, float]],
+        epochs: Sequence[Collection[SegmentId]],
+        sealed_bytes: Mapping[SegmentId, int] | None = None,
+    ) -> Lineage:
+        """The history of a stream.
+
+        Args:
+            ranges: key range [from, to) of each segment.
+            epochs: the segments that take entries in each epoch, oldest first.
+            sealed_bytes: sizes of those that ended, as far as recorded.
+
+        Raises:
+            InvalidCall: an epoch's segments don't cover each key once.
+        """
+        lasts = {segment: number for number, epoch in enumerate(epochs) for segment in epoch}
+        sizes = sealed_bytes or {}
+        for number, epoch in enumerate(epochs):
+            if not _covers_once([ranges[segment] for segment in epoch], [(0.0, 1.0)]):
+                raise InvalidCall(f"the stream segments of epoch {number} don't cover each key once")
+        found = [
+            StreamSegment(
+                segment,
+                *ranges[segment],
+                lasts[segment] + 1 if lasts[segment] + 1 < len(epochs) else None,
+                sizes.get(segment),
+            )
+            for segment in sorted(lasts, key=lambda segment: segment.age_order)
+        ]
+        return cls(tuple(found))
+
+    @classmethod
+    def of_partitions(cls, count: int) -> Lineage:
+        """A topic of ``count`` partitions, ``n.0`` each; one for a topic without partitions.
+
+        Raises:
+            InvalidCall: no partition, or more than there can be.
+        """
+        if not 1 <= count <= _PARTITIONS_MAX:
+            raise InvalidCall(f"a topic of {count} partitions")
+        bounds = [number / count for number in range(count + 1)]
+        return cls(
+            tuple(StreamSegment(SegmentId(n, 0), bounds[n], bounds[n + 1]) for n in range(count)), is_partitioned=True
+        )
+
+    def scaled(self, sealed: Mapping[SegmentId, int | None], ranges: Sequence[tuple[float, float]]) -> Lineage:
+        """The stream after a scaling.
+
+        Args:
+            sealed: segments that end, with their sizes as far as known.
+            ranges: key ranges of those that take over.
+
+        Raises:
+            InvalidCall: they don't take over exactly the keys of the sealed ones, or one of these doesn't take entries.
+        """
+        active = {s.segment: s for s in self.segments if s.ended_epoch is None}
+        unknown = [str(segment) for segment in sealed if segment not in active]
+        if unknown:
+            raise InvalidCall(f"a scaling seals {', '.join(unknown)}: no stream segment that takes entries")
+        problem = scale_problem([(active[s].key_from, active[s].key_to) for s in sealed], ranges)
+        if problem:
+            raise InvalidCall(problem)
+        epoch = 1 + max(s.segment.epoch for s in self.segments)
+        number = 1 + max(s.segment.number for s in self.segments)
+        kept = [
+            StreamSegment(s.segment, s.key_from, s.key_to, epoch, sealed[s.segment]) if s.segment in sealed else s
+            for s in self.segments
+        ]
+        new = [StreamSegment(SegmentId(number + n, epoch), *keys) for n, keys in enumerate(ranges)]
+        return Lineage((*kept, *new))
+
+    @cached_property
+    def by_id(self) -> dict[SegmentId, StreamSegment]:
+        return {segment.segment: segment for segment in self.segments}
+
+    @cached_property
+    def predecessors(self) -> dict[SegmentId, tuple[SegmentId, ...]]:
+        """Of each segment those whose keys it took over the moment they ended."""
+        ended: dict[int, list[StreamSegment]] = {}
+        for segment in self.segments:
+            if segment.ended_epoch is not None:
+                ended.setdefault(segment.ended_epoch, []).append(segment)
+        return {
+            s.segment: tuple(p.segment for p in ended.get(s.segment.epoch, ()) if p.overlaps(s)) for s in self.segments
+        }
+
+    @cached_property
+    def active(self) -> tuple[StreamSegment, ...]:
+        """Those that take entries now, by their keys."""
+        return tuple(sorted((s for s in self.segments if s.ended_epoch is None), key=lambda s: s.key_from))
+
+    @cached_property
+    def first_cut(self) -> Cut:
+        """Before everything."""
+        return self.cut_of(Consumed(frozenset(), {}))
+
+    def unknown(self, cut: Cut) -> list[SegmentId]:
+        """What ``cut`` lists that the stream doesn't have."""
+        return [segment for segment in cut.offsets if segment not in self.by_id]
+
+    def _listed(self, cut: Cut) -> list[StreamSegment]:
+        unknown = ", ".join(map(str, self.unknown(cut)))
+        if unknown:
+            raise InvalidCall(f"the cut {cut} lists stream segments that the stream doesn't have: {unknown}")
+        return [self.by_id[segment] for segment in cut.offsets]
+
+    def consumed(self, cut: Cut) -> Consumed:
+        """What lies before ``cut``."""
+        listed = self._listed(cut)
+        at = {s: offset for s, offset in cut.offsets.items() if not isinstance(offset, int) or offset > 0}
+        full: set[SegmentId] = set()
+        if len(self.active) == len(self.segments):
+            return Consumed(frozenset(), at)
+        for one in self.segments:
+            if one.ended_epoch is None or one.segment in cut.offsets:
+                continue
+            if all(p in full for p in self.predecessors[one.segment]):
+                taken = [(s.key_from, s.key_to) for s in listed if s.is_after(one)]
+                if _covers(taken, one.key_from, one.key_to):
+                    full.add(one.segment)
+        return Consumed(frozenset(full), at)
+
+    def cut_of(self, consumed: Consumed) -> Cut:
+        """The shortest cut before which ``consumed`` lies.
+
+        It lists each segment that isn't read to its end while all it took over from are, and, as future, those that
+        took over from a segment read to its end and from others that aren't.
+        """
+        offsets: dict[SegmentId, Offset] = {}
+        for one in self.segments:
+            if one.segment in consumed.full:
+                continue
+            before = [segment in consumed.full for segment in self.predecessors[one.segment]]
+            if all(before):
+                if one.segment in consumed.at or not self.is_partitioned:
+                    offsets[one.segment] = consumed.at.get(one.segment, 0)
+            elif any(before):
+                offsets[one.segment] = FUTURE
+        return Cut(offsets)
+
+    def problem(self, cut: Cut) -> str:
+        """Why ``cut`` is no consistent point of the stream; empty if it is one.
+
+        Whether offsets lie within what was written isn't looked at here.
+        """
+        unknown = self.unknown(cut)
+        if unknown:
+            return f"the stream has no stream segment {', '.join(map(str, unknown))}"
+        listed = self._listed(cut)
+        present = [s for s in listed if cut.offsets[s.segment] != FUTURE]
+        if not present:
+            return "it lists no stream segment with an offset"
+        if self.is_partitioned:
+            future = [str(s.segment) for s in listed if s not in present]
+            return f"partition {', '.join(future)} has no offset" if future else ""
+        if not _covers([(s.key_from, s.key_to) for s in listed], 0.0, 1.0):
+            return "it doesn't cover all keys"
+        by_key = sorted(present, key=lambda s: s.key_from)
+        for one, other in pairwise(by_key):
+            if one.overlaps(other):
+                return f"the keys of {one.segment} and {other.segment} overlap"
+        consumed = self.consumed(cut)
+        for one in present:
+            unread = [str(p) for p in self.predecessors[one.segment] if p not in consumed.full]
+            if unread:
+                return f"it has an offset in {one.segment}, which follows {', '.join(unread)}, not read to its end"
+        return ""
+
+    def order(self, one: Cut, other: Cut) -> Order:
+        """How ``one`` lies to ``other``; valid cuts of the stream, as everywhere below."""
+        return order(self.consumed(one), self.consumed(other))
+
+    def reaches(self, one: Cut, other: Cut) -> bool:
+        """Whether ``one`` is at or after ``other``."""
+        return self.order(one, other) is Order.EQUAL_OR_AFTER
+
+    def equal(self, one: Cut, other: Cut) -> bool:
+        """Whether the same lies before both, which they may say with different future segments."""
+        return one == other or self.consumed(one) == self.consumed(other)
+
+    def meet(self, cuts: Iterable[Cut]) -> Cut:
+        """The latest cut that isn't after any of ``cuts``, of which there is at least one: their lower bound."""
+        return self._combined(cuts, meet)
+
+    def join(self, cuts: Iterable[Cut]) -> Cut:
+        """The earliest cut that isn't before any of ``cuts``, of which there is at least one."""
+        return self._combined(cuts, join)
+
+    def _combined(self, cuts: Iterable[Cut], combine: Callable[[Consumed, Consumed], Consumed]) -> Cut:
+        given = [(cut, self.consumed(cut)) for cut in cuts]
+        result = reduce(combine, (consumed for _, consumed in given))
+        for cut, consumed in given:
+            if consumed == result:
+                return cut
+        return self.cut_of(result)
+
+    def bytes_till(self, cut: Cut) -> int:
+        """Bytes before ``cut``, whose offsets are bytes.
+
+        Raises:
+            InvalidCall: offsets are positions, or the size of a segment that lies before the cut wasn't recorded.
+        """
+        consumed = self.consumed(cut)
+        total = 0
+        for segment in consumed.full:
+            sealed_bytes = self.by_id[segment].sealed_bytes
+            if sealed_bytes is None:
+                raise InvalidCall(f"the size of stream segment {segment}, which lies before {cut}, wasn't recorded")
+            total += sealed_bytes
+        for segment, offset in consumed.at.items():
+            if not isinstance(offset, int):
+                raise InvalidCall(f"offset {offset} of stream segment {segment} is a position, not a number of bytes")
+            total += offset
+        return total
+
+    def deleted_between(self, head: Cut, cut: Cut) -> list[SegmentId]:
+        """Segments to delete when the head moves from ``head`` to ``cut``, oldest first."""
+        gone = self.consumed(cut).full - self.consumed(head).full
+        return sorted(gone, key=lambda segment: segment.age_order)
+
+    def between(self, start: Cut, end: Cut) -> list[SegmentId]:
+        """Segments that a reader from ``start`` to ``end`` meets, oldest first.
+
+        Args:
+            start: a cut, or ``UNBOUNDED``: the beginning.
+            end: a cut, or ``UNBOUNDED``: the tail.
+
+        Raises:
+            InvalidCall: ``end`` isn't at or after ``start``.
+        """
+        before, after = self.consumed(start), self.consumed(end)
+        if end.offsets:
+            if order(after, before) is not Order.EQUAL_OR_AFTER:
+                raise InvalidCall(f"the end {end} isn't at or after the start {start}")
+            met = after.full | {segment for segment, offset in end.offsets.items() if offset != FUTURE}
+        else:
+            met = frozenset(self.by_id)
+        return [s.segment for s in self.segments if s.segment in met and s.segment not in before.full]
+
+    def span(self, cut: Cut) -> dict[SegmentId, int]:
+        """The last epoch of each listed segment, no later than the one that created the cut's youngest segment."""
+        youngest = max((segment.epoch for segment in cut.offsets), default=0)
+        lasts = {one.segment: one.ended_epoch for one in self._listed(cut)}
+        return {segment: youngest if ended is None else min(youngest, ended - 1) for segment, ended in lasts.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LineageMeasure:
+    """Measures cuts whose offsets are bytes; entries can't be told from them."""
+
+    lineage: Lineage
+
+    def bytes_before(self, cut: Cut) -> int | None:
+        try:
+            return self.lineage.bytes_till(cut)
+        except InvalidCall:
+            return None
+
+    def entries_before(self, cut: Cut) -> int | None:  # noqa: ARG002  nothing about entries is in bytes
+        return None
+
+
+def scale_problem(sealed: Sequence[tuple[float, float]], ranges: Sequence[tuple[float, float]]) -> str:
+    """Why segments with the key ranges ``ranges`` can't take over from those with ``sealed``; empty if they can."""
+    if any(not low < high for low, high in ranges):
+        return "a new stream segment has no keys"
+    if not sealed or not _covers_once(ranges, sealed):
+        return "the new stream segments don't take over each key of the sealed ones once"
+    return ""
+
+
+def _covers(ranges: Iterable[tuple[float, float]], low: float, high: float) -> bool:
+    """Whether every key of [low, high) is in one of ``ranges`` at least."""
+    for begin, end in sorted(ranges):
+        if begin > low:
+            return False
+        low = max(low, end)
+        if low >= high:
+            return True
+    return low >= high
+
+
+def _covers_once(ranges: Iterable[tuple[float, float]], keys: Iterable[tuple[float, float]]) -> bool:
+    """Whether ``ranges`` have exactly the keys of ``keys``, each once."""
+    merged = _merged(ranges)
+    return merged is not None and merged == _merged(keys)
+
+
+def _merged(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]] | None:
+    """The ranges with neighbours made one; ``None`` if two overlap."""
+    found: list[tuple[float, float]] = []
+    for low, high in sorted(ranges):
+        if found and low < found[-1][1]:
+            return None
+        if found and low == found[-1][1]:
+            found[-1] = (found[-1][0], high)
+        else:
+            found.append((low, high))
+    return found

@@ -1,0 +1,111 @@
+"""Every case of the file of retention cases: order, validity, sizes, bounds, histories and whole scenarios.
+
+The file is ``retention_cases.json`` beside this module, or what ``OFFLOADER_RETENTION_CASES`` names. What comes out is
+compared with ``ideal`` or ``better`` where a case has it, else with ``expect``. The suites about the registry of
+subscribers and about reader groups are replayed in ``test_registry_cases.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from case_file import cut, layout, lineage, segments, suite, target
+
+from offloader.errors import InvalidCall
+from offloader.retention.cuts import Cut, Order
+from offloader.retention.lineage import Lineage, scale_problem
+
+Case = dict[str, Any]
+
+
+def replay_compare(case: Case) -> None:
+    found = layout(case["layout"]).order(cut(case["a"]), cut(case["b"]))
+    assert target(case) == found.value
+
+
+def replay_equal_or_after(case: Case) -> None:
+    assert target(case) == layout(case["layout"]).reaches(cut(case["a"]), cut(case["b"]))
+
+
+def replay_cut_validity(case: Case) -> None:
+    valid = target(case) is True
+    assert valid == (not layout(case["layout"]).problem(cut(case["cut"])))
+
+
+def replay_size_till(case: Case) -> None:
+    assert target(case) == layout(case["layout"]).bytes_till(cut(case["cut"]))
+
+
+def replay_size_between(case: Case) -> None:
+    stream = layout(case["layout"])
+    assert target(case) == stream.bytes_till(cut(case["to"])) - stream.bytes_till(cut(case["from"]))
+
+
+def replay_segments_between(case: Case) -> None:
+    stream, start, end = layout(case["layout"]), cut(case["from"]), cut(case["to"])
+    if target(case) == "error":
+        with pytest.raises(InvalidCall, match="isn't at or after"):
+            stream.between(start, end)
+    else:
+        assert segments(target(case)) == stream.between(start, end)
+
+
+def replay_span(case: Case) -> None:
+    found = layout(case["layout"]).span(cut(case["cut"]))
+    assert target(case) == {str(segment): epoch for segment, epoch in found.items()}
+
+
+def replay_lower_bound(case: Case) -> None:
+    stream, cuts = layout(case["layout"]), [cut(one) for one in case["cuts"]]
+    expected = cut(case["expect_exact"])
+    assert expected == stream.meet(cuts)
+    assert expected == stream.meet(reversed(cuts))
+
+
+def replay_scale_input(case: Case) -> None:
+    sealed = [tuple(case["epoch_segments"][number]) for number in case["seal_segment_numbers"]]
+    assert case["expect_valid"] == (not scale_problem(sealed, [tuple(keys) for keys in case["new_ranges"]]))
+
+
+def replay_random_exact(case: Case) -> None:
+    stream, cuts = lineage(case), [cut(one) for one in case["cuts"]]
+    assert case["size_till"] == [stream.bytes_till(one) for one in cuts]
+    for one, other, expected in case["relations"]:
+        assert expected == relation(stream, cuts[one], cuts[other])
+    lower, upper = stream.meet(cuts), stream.join(cuts)
+    assert cut(case["lower_bound"]) == lower
+    assert cut(case["upper_bound"]) == upper
+    assert (case["lower_bound_size"], case["upper_bound_size"]) == (stream.bytes_till(lower), stream.bytes_till(upper))
+    assert segments(case["segments_deleted_from_lower_to_upper"]) == stream.deleted_between(lower, upper)
+    for one in (*cuts, lower, upper):
+        assert stream.problem(one) == ""
+        assert stream.equal(one, stream.cut_of(stream.consumed(one)))
+
+
+def relation(stream: Lineage, one: Cut, other: Cut) -> str:
+    there, back = stream.order(one, other), stream.order(other, one)
+    if there is back is Order.EQUAL_OR_AFTER:
+        return "Equal"
+    return "After" if there is Order.EQUAL_OR_AFTER else there.value
+
+
+REPLAY: dict[str, Callable[[Case], None]] = {
+    "compare": replay_compare,
+    "equal_or_after": replay_equal_or_after,
+    "cut_validity": replay_cut_validity,
+    "size_till": replay_size_till,
+    "size_between": replay_size_between,
+    "segments_between": replay_segments_between,
+    "span": replay_span,
+    "lower_bound": replay_lower_bound,
+    "scale_input": replay_scale_input,
+    "random_exact": replay_random_exact,
+}
+CASES = [(name, title, case) for name in REPLAY for title, case in suite(name)]
+
+
+@pytest.mark.parametrize(("name", "case"), [pytest.param(n, c, id=f"{n}-{t}") for n, t, c in CASES])
+def test_case(name: str, case: Case) -> None:
+    REPLAY[name](case)
