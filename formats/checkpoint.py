@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from formats.checkpoint_parquet import decode_columns, encode_columns, file_meta
 from formats.entries import Position
 from formats.errors import Inconsistent
 from formats.manifest import Gap, Totals, Writer
-from formats.sealed_json import from_json, opened, sealed, to_json
+from formats.sealed_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
 
 __all__ = [
     "AssignedSegment",
@@ -113,6 +113,8 @@ class Checkpoint:
         assigned: segments without objects.
         rewrites: likewise, but of entries that others hold.
         replaced: segments whose entries are in others, and whose objects aren't deleted yet.
+        committed_from: where the run begins that ends at ``committed_end``, while ranges in front of it aren't all
+            there; ``None``: with the first range there is.
     """
 
     record_id: int
@@ -137,6 +139,7 @@ class Checkpoint:
     runs: tuple[RunRef, ...]
     ledger_runs: tuple[RunRef, ...]
     ledgers: tuple[LedgerRow, ...]
+    committed_from: Position | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
 
 
 def run_name(record_id: int, nonce: int, content: str) -> str:

@@ -18,7 +18,11 @@ from formats.checksum import crc32c
 from formats.entries import Position
 from formats.errors import BadMagic, ChecksumMismatch, FormatError, Inconsistent, Truncated, UnsupportedVersion
 
-__all__ = ["from_json", "opened", "sealed", "to_json"]
+__all__ = ["ABSENT_BY_DEFAULT", "from_json", "opened", "sealed", "to_json"]
+
+#: Metadata of a dataclass's field that a document lacks while it has its default: so that what an earlier release wrote
+#: can be read, and an earlier release reads what says nothing new.
+ABSENT_BY_DEFAULT: Mapping[str, bool] = {"absent_by_default": True}
 
 _CRC_SUFFIX = b',"crc32c":"%08x"}'
 _CRC_SUFFIX_BYTES = len(_CRC_SUFFIX % 0)
@@ -71,7 +75,11 @@ def to_json(value: object) -> Any:
     if kind in _SEQUENCES:
         return [to_json(item) for item in value]  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_json(getattr(value, name)) for name in _field_kinds(kind)}
+        absent = _absent_by_default(kind)
+        names = _field_kinds(kind)
+        if absent:
+            names = {name: None for name in names if name not in absent or getattr(value, name) != absent[name]}
+        return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, int):
@@ -156,15 +164,25 @@ def _field_kinds(kind: Any) -> Mapping[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
+@functools.cache
+def _absent_by_default(kind: Any) -> Mapping[str, Any]:
+    """Name -> default of each field that may be absent."""
+    fields = dataclasses.fields(kind)
+    return {field.name: field.default for field in fields if field.metadata.get("absent_by_default")}
+
+
 def _dataclass(kind: Any) -> _Decoder:
     fields = [(name, f"{name}.", _decoder(field_kind)) for name, field_kind in _field_kinds(kind).items()]
     names = {name for name, _, _ in fields}
+    absent = _absent_by_default(kind)
 
     def decode(value: object, object_name: str, path: str) -> Any:
         if not isinstance(value, dict):
             raise _mismatch("an object", value, object_name, path)
         if value.keys() != names:
-            _refuse_fields(value, list(_field_kinds(kind)), object_name, path)
+            value = {**absent, **value}
+            if value.keys() != names:
+                _refuse_fields(value, list(_field_kinds(kind)), object_name, path)
         return kind(**{name: field(value[name], object_name, path + place) for name, place, field in fields})
 
     return decode

@@ -157,7 +157,11 @@ class _Rules(Draft):
 
     def gap(self, edit: Gap) -> None:
         self.require_free(edit, edit.first, edit.last)
-        self.require_after_head(edit, edit.last)
+        head, committed = self.now("head"), self.state().committed
+        # What was truncated while the stream wasn't offloaded is a gap before the head that joins two ends.
+        joins = head is not None and (edit.last.ledger_id, edit.last.entry_id + 1) == head
+        if not joins and not (committed is not None and follows(committed, edit.first, self.ledgers().closed)):
+            self.require_after_head(edit, edit.last)
         self.claim(edit.first, edit.last)
         gaps = list(self.now("gaps"))
         insort(gaps, edit, key=first_of)
@@ -201,7 +205,7 @@ class _Rules(Draft):
             return
         # Otherwise the hot copy of an assigned range goes with its ledger, and the range can never be offloaded. Who
         # forces it says so with a gap, which takes the committed end along, in the same record.
-        end = self.state().committed
+        end = self.state().prefix_end()
         if end is None or not (edit.head <= end or follows(end, edit.head, self.ledgers().closed)):
             raise self.refused(edit, f"the head {edit.head} is past the committed end {end or '(none)'}")
 

@@ -18,7 +18,7 @@ from offloader.manifest.sealed_segments import SealedSegments, rows_not_after
 from offloader.manifest.segment_record import SegmentStatus
 from offloader.manifest.segment_table import SegmentTable
 
-__all__ = ["committed_end_from"]
+__all__ = ["committed_end_from", "first_begin"]
 
 #: Sealed rows looked at together, at first and at most.
 _STRIDE_ROWS = 64
@@ -51,6 +51,12 @@ def committed_end_from(
             continue
         others = min((step[0] for step in steps if step[2] != source), default=None)
         reached = _along(segments.sealed[source], begin, others, ledgers)
+
+
+def first_begin(segments: SegmentTable, gaps: Sequence[Gap]) -> Position | None:
+    """Where the first range begins, whatever became of it; ``None``: there is none."""
+    begins = [begin for begin, _, _ in _next_steps(None, segments, gaps, [gap.first for gap in gaps[:1]])]
+    return min(begins, default=None)
 
 
 def _next_steps(

@@ -14,10 +14,10 @@ from uuid import UUID
 
 from formats.entries import Position
 from formats.manifest import Edit, Gap
-from offloader.manifest.committed import committed_end_from
+from offloader.manifest.committed import committed_end_from, first_begin
 from offloader.manifest.ledger_table import LedgerFact, LedgerTable
 from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
-from offloader.manifest.segment_table import SegmentDraft
+from offloader.manifest.segment_table import SegmentDraft, SegmentTable
 from offloader.manifest.state import EditRefused, ManifestState
 
 __all__ = ["Draft", "first_of"]
@@ -46,21 +46,35 @@ class Draft:
         self.changes: dict[str, Any] = {}
 
     def state(self) -> ManifestState:
-        segments = self.segments.table()
-        ledgers = self.ledgers()
-        # A range in front of the prefix begins a new one; whatever else changed can only take the old one further.
-        reached = self.base.committed
-        if reached is not None and self.earliest is not None and self.earliest <= reached:
-            reached = None
+        segments, ledgers = self.segments.table(), self.ledgers()
+        committed, committed_from = self._committed(segments, ledgers)
         return replace(
             self.base,
             record_id=self.record_id,
             segments=segments,
             ledgers=ledgers,
             sums=self.sums,
-            committed=committed_end_from(reached, segments, self.now("gaps"), ledgers),
+            committed=committed,
+            committed_from=committed_from,
             **self.changes,
         )
+
+    def _committed(self, segments: SegmentTable, ledgers: LedgerTable) -> tuple[Position | None, Position | None]:
+        """The committed end, and where its run begins unless that is with the first range."""
+        base, gaps = self.base, self.now("gaps")
+        committed, begin = committed_end_from(base.committed, segments, gaps, ledgers), base.committed_from
+        if base.committed is not None and begin is None and self.earliest is not None:
+            # Whoever was told of the committed end keeps it: a range in front of it waits until the two meet.
+            first = first_begin(base.segments, base.gaps)
+            start = base.committed if first is None else min(first, base.committed)
+            begin = start if self.earliest < start else None
+        if begin is None or committed is None:
+            return committed, None
+        first = first_begin(segments, gaps)
+        if first is None or first >= begin:
+            return committed, None
+        prefix = committed_end_from(None, segments, gaps, ledgers)
+        return (committed, begin) if prefix is None or prefix < committed else (prefix, None)
 
     def now(self, name: str) -> Any:
         return self.changes.get(name, getattr(self.base, name))

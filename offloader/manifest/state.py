@@ -13,6 +13,7 @@ from formats.checkpoint import AssignedSegment, ReplacedSegment
 from formats.entries import Position
 from formats.manifest import Gap, Totals, Writer
 from offloader.errors import ErrorKind, OffloaderError
+from offloader.manifest.committed import committed_end_from
 from offloader.manifest.ledger_table import ClosedLedgers, LedgerTable, follows
 from offloader.manifest.segment_record import SegmentRecord, SegmentStatus, SegmentSums
 from offloader.manifest.segment_slice import SegmentSlice
@@ -73,6 +74,8 @@ class ManifestState:
         replaced: segments whose entries are in others; no range is theirs any more, their objects await deletion.
         sums: over the offloaded segments.
         committed: see ``committed_end``.
+        committed_from: where the run begins that ends there, while ranges in front of it aren't all there; ``None``:
+            with the first range there is.
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
         head: what lies before it is truncated.
         checkpoint_id: the checkpoint that the sealed parts' runs belong to, 0 for none; says nothing of the stream.
@@ -92,6 +95,7 @@ class ManifestState:
     replaced: tuple[ReplacedSegment, ...] = ()
     sums: SegmentSums = NOTHING
     committed: Position | None = None
+    committed_from: Position | None = None
     newest_end: Position | None = None
     head: Position | None = None
     method: str = METHOD_DEFAULT
@@ -147,15 +151,27 @@ class ManifestState:
         return follows(end, begin, self.closed_ledgers)
 
     def committed_end(self) -> Position | None:
-        """End of the longest prefix of offloaded ranges and recorded gaps; what a source may be told is safe.
+        """End of the longest run of offloaded ranges and recorded gaps; what readers may be told is there.
 
-        What retention removes from the prefix doesn't take it back.
+        It never goes back: neither what retention removes nor what is added in front of it changes that.
         """
         return self.committed
 
+    def prefix_end(self) -> Position | None:
+        """As ``committed_end``, but of the run that begins with the first range there is.
+
+        The two differ only while older entries are added in front of what is committed. What is to be safe up to a
+        position, a head or an acknowledgement, asks for this one.
+        """
+        if self.committed_from is None:
+            return self.committed
+        return committed_end_from(None, self.segments, self.gaps, self.ledgers)
+
     def first_position(self) -> Position | None:
-        """First readable position: the head, or the first offloaded segment's begin."""
+        """First readable position: the head, or the begin of the first offloaded segment that is committed."""
         first = self.segments.first_offloaded()
+        if self.committed_from is not None:
+            first = next((segment.begin for segment in self.offloaded(self.committed_from)), None)
         if self.committed is None or first is None:
             return None
         return first if self.head is None else max(first, self.head)

@@ -106,15 +106,15 @@ def adoptions_of(choice: Choice, driver: Mapping[str, str], *, owned: bool) -> l
 
 
 def without_hiding(choice: Choice, state: ManifestState) -> Choice:
-    """The choice without what would take the stream's committed end back.
+    """The choice without what wouldn't join what is committed.
 
-    What lies after a hole isn't readable. So history that ends in a hole before entries that are readable now must
-    stay out, or those would vanish from readers' and from the writer's sight.
+    History that ends in a hole before entries that are readable now couldn't be read itself, and would hold up the
+    stream's head.
     """
     committed = state.committed_end()
     while committed is not None and choice.adopted:
         edits = [*facts_of(choice), *adoptions_of(choice, {}, owned=False)]
-        end = apply_edits(state, edits, record_id=state.record_id + 1).committed_end()
+        end = apply_edits(state, edits, record_id=state.record_id + 1).prefix_end()
         if end is not None and end >= committed:
             break
         kept = [s for s in choice.adopted if end is not None and s.summary.begin > end]

@@ -211,7 +211,7 @@ def check_order(state: ManifestState) -> Iterator[Finding]:
     end = state.committed_end()
     if end is None:
         return
-    for before, after in pairwise(state.offloaded(None, end)):
+    for before, after in pairwise(state.offloaded(state.committed_from, end)):
         assert before.end is not None
         if after.begin > end:
             return

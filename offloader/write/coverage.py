@@ -38,9 +38,10 @@ def uncovered(
     """
     present = [info for info in ledgers if info.entries and info.ledger_id not in state.deleted_ledgers]
     first = state.head
-    if present and _begins_by(state, Position(present[0].ledger_id, 0)) and state.committed is not None:
-        # Nothing before the committed end is missing, so that a long history needn't be walked.
-        following = Position(state.committed.ledger_id, state.committed.entry_id + 1)
+    prefix = state.prefix_end()
+    if present and _begins_by(state, Position(present[0].ledger_id, 0)) and prefix is not None:
+        # Nothing inside the prefix is missing, so that a long history needn't be walked.
+        following = Position(prefix.ledger_id, prefix.entry_id + 1)
         first = following if first is None else max(first, following)
     segments = (
         (segment.begin, segment.end) for segment in state.segments.in_order(first) if segment.uuid not in given_up

@@ -64,7 +64,7 @@ def find_holes(
         Corrupt: the source lists entries in a hole that must not be there: nothing is decided.
     """
     ends = _LedgerEnds(state, ledgers, seen or {})
-    reached = state.committed_end()
+    reached = state.prefix_end()
     promised = ends.first_promised() if reached is None else None
     claims = _claims(state, given_up)
     found: list[Gap] = []
@@ -132,9 +132,9 @@ class _LedgerEnds:
 def _present(
     state: ManifestState, ledgers: Sequence[LedgerInfo], last: Position | None, given_up: Collection[UUID]
 ) -> Iterator[HistoryRange]:
-    """Covered ranges after the committed end, and runs of entries that the hot tier still has, by their begins."""
-    committed = state.committed_end()
-    first = None if committed is None else _successor(committed)
+    """Covered ranges after the prefix, and runs of entries that the hot tier still has, by their begins."""
+    prefix = state.prefix_end()
+    first = None if prefix is None else _successor(prefix)
     covered = (
         HistoryRange(segment.begin, segment.end)
         for segment in state.segments.in_order(first)

@@ -30,6 +30,7 @@ def due_ledgers(
 
     A ledger is due when it and everything newer hold more than ``threshold_bytes`` bytes (walking from the newest to
     the oldest), or when it was closed ``threshold_seconds`` ago or earlier. 0: as soon as it is closed; negative: off.
+    Whatever is older than a due ledger is due too: clocks that go back leave no hole in front of what is offloaded.
 
     Args:
         ledgers: what isn't offloaded yet, ascending, the open one too: its bytes count.
@@ -44,7 +45,7 @@ def due_ledgers(
         large = threshold_bytes == 0 or 0 < threshold_bytes < tail_bytes
         age_s = (now_ms - (info.closed_ms or 0)) / 1000
         old = threshold_seconds == 0 or 0 < threshold_seconds <= age_s
-        if large or old:
+        if large or old or due:
             due.append(info)
     return due[::-1]
 

@@ -19,6 +19,7 @@ from formats.manifest import (
     Gap,
     LedgerClosed,
     LedgersDeleted,
+    Offloaded,
     OpenEpoch,
     Retire,
     decode_boundary,
@@ -38,7 +39,7 @@ from offloader.store.base import OVERWRITE
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from tests.support.manifests import many_segments, segment_edits, uuid_of
+from tests.support.manifests import DRIVER, many_segments, segment_edits, summary_of, uuid_of
 
 STREAM = "public/default/persistent/orders"
 HOURS_24_S = 24 * 3600.0
@@ -726,3 +727,23 @@ def test_edits_by_others_take_a_number_from_the_owner_without_fencing_it() -> No
     assert (state.epoch, state.record_id) == (1, 3)
     assert set(state.deleted_ledgers) == {4}
     assert OpenEpoch(1) in decode_record_edits(bench, owner, 1)
+
+
+def test_a_checkpoint_remembers_where_the_committed_run_begins_only_while_it_must() -> None:
+    """So that checkpoints of before this was known can be read, and earlier releases read those that don't need it."""
+    log = ManifestLog(MemoryStore(f"front-{next(_names)}", "", ManualClock()), "s", clock=ManualClock())
+    log.open_epoch()
+    later, earlier = uuid_of(1), uuid_of(2)
+    log.commit([Assign(later, 2, Position(3, 0), None, 5, DRIVER)])
+    log.commit([Offloaded(later, summary_of(Position(3, 0), Position(3, 9)), 6)])
+    log.checkpoint()
+    key = checkpoint_key("s", log.state.incarnation, log.state.record_id)
+    assert b"committed_from" not in log.store.get(key)[0]
+
+    log.commit([Assign(earlier, 2, Position(1, 0), Position(1, 4), 5, DRIVER)])
+    log.checkpoint()
+    key = checkpoint_key("s", log.state.incarnation, log.state.record_id)
+    assert b'"committed_from":[3,0]' in log.store.get(key)[0]
+    state = load_manifest(log.store, "s")
+    assert state == log.state
+    assert (state.committed_end(), state.committed_from) == (Position(3, 9), Position(3, 0))

@@ -89,16 +89,18 @@ def applied(state: ManifestState, step: list[Edit]) -> tuple[ManifestState | Non
         return None, refused.message.partition(" overlaps ")[0]
 
 
-def plain_committed_end(state: ManifestState) -> Position | None:
-    """By its definition: the longest prefix of offloaded ranges and gaps."""
+def plain_end(state: ManifestState, begin: Position | None = None) -> Position | None:
+    """By its definition: the longest run of offloaded ranges and gaps, from ``begin`` or the first range on."""
     ranges: list[tuple[Position, Position | None]] = [
         (s.begin, None if s.status is SegmentStatus.ASSIGNED else s.end) for s in state.segments.values()
     ]
     ranges += [(gap.first, gap.last) for gap in state.gaps]
     reached: Position | None = None
     closed = dict(state.closed_ledgers)
-    for begin, end in sorted(ranges, key=lambda item: item[0]):
-        if end is None or (reached is not None and not follows(reached, begin, closed)):
+    for first, end in sorted(ranges, key=lambda item: item[0]):
+        if begin is not None and first < begin:
+            continue
+        if end is None or (reached is not None and not follows(reached, first, closed)):
             break
         reached = end
     return reached
@@ -128,7 +130,12 @@ def check(state: ManifestState, had_purge: bool) -> None:
     assert state.assigned() == [r for r in records if r.status is SegmentStatus.ASSIGNED]
     assert state.segments.first_offloaded() == (offloaded[0].begin if offloaded else None)
     if not had_purge:  # what retention takes away doesn't take the committed end back
-        assert state.committed_end() == plain_committed_end(state)
+        assert state.committed_end() == plain_end(state, state.committed_from)
+        assert state.prefix_end() == plain_end(state)
+        assert (state.committed_from is not None) == (state.committed_end() != state.prefix_end())
+    whole = state.committed_end()
+    if whole is not None and state.first_position() is not None:
+        assert state.committed_from is None or state.first_position() >= state.committed_from  # type: ignore[operator]
     totals = state.totals()
     assert (totals.segments, totals.entries) == (len(offloaded), 10 * len(offloaded))
     assert totals.object_bytes == 1050 * len(offloaded)
@@ -160,6 +167,9 @@ def test_sealing_merging_and_checkpoints_never_change_what_a_view_says(
         if after is None or sealed_after is None:
             continue
         had_purge |= any(isinstance(edit, Purged) for edit in step)
+        if plain.committed is not None:
+            assert after.committed is not None, "the committed end is gone"
+            assert after.committed >= plain.committed, "the committed end goes back"
         sealed, plain = sealed_after, after
         if interlude == "compact":
             sealed = compacted(sealed, run_rows_min=RUN_ROWS)

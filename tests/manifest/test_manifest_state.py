@@ -162,9 +162,9 @@ def test_the_walk_over_sealed_segments_stops_where_the_source_said_nothing_or_so
     assert in_front(compacted(whole, run_rows_min=1)).committed_end() == Position(3, 9)
     # As only damage could leave them: no rule lets such segments be assigned one after the other.
     unsaid = replace(whole, ledgers=ONE.ledgers)
-    assert in_front(compacted(unsaid, run_rows_min=1)).committed_end() == Position(1, 9)
+    assert in_front(compacted(unsaid, run_rows_min=1)).prefix_end() == Position(1, 9)
     between = replace(whole, ledgers=after(LedgerClosed(1, 9), LedgerClosed(2, 4), state=ONE).ledgers)
-    assert in_front(compacted(between, run_rows_min=1)).committed_end() == Position(1, 9)
+    assert in_front(compacted(between, run_rows_min=1)).prefix_end() == Position(1, 9)
 
 
 def test_a_live_segment_begins_right_after_the_newest_end() -> None:
@@ -206,7 +206,7 @@ def test_a_historical_range_may_be_added_where_it_is_free() -> None:
     state = after(assign(B, Position(3, 0), Position(3, 9)), state=state)
 
     assert state.segments[B].end == Position(3, 9)
-    assert state.committed_end() is None, "an assigned range in front is not committed"
+    assert state.prefix_end() is None, "an assigned range in front is not committed"
 
 
 def test_offloaded_needs_an_assigned_segment_with_the_same_range() -> None:
@@ -428,6 +428,52 @@ def test_retention_doesn_t_take_the_committed_end_back() -> None:
     state = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
     state = after(Purged((A,), state.record_id), state=state)
     assert (state.committed_end(), state.first_position()) == (Position(1, 9), None)
+
+
+class TestHistoryInFront:
+    """Older ranges that are added to a stream of which something is committed already."""
+
+    LATER = after(OpenEpoch(1), *segment(A, Position(3, 0), Position(3, 9)))
+    PROMISED = after(assign(B, Position(1, 0), Position(1, 4)), state=LATER)
+
+    def test_a_promise_doesn_t_take_the_committed_end_back(self) -> None:
+        assert self.PROMISED.committed_end() == Position(3, 9)
+        assert self.PROMISED.prefix_end() is None
+        assert self.PROMISED.first_position() == Position(3, 0)
+
+    def test_what_is_there_is_readable_only_when_nothing_is_missing_behind_it(self) -> None:
+        """Else a scan from the first entry would go over a hole without a word."""
+        there = after(offloaded(B, Position(1, 0), Position(1, 4)), state=self.PROMISED)
+        assert (there.first_position(), there.committed_end()) == (Position(3, 0), Position(3, 9))
+        assert there.prefix_end() == Position(1, 4)
+        met = after(LedgerClosed(1, 4), state=there)
+        assert (met.first_position(), met.committed_end()) == (Position(1, 0), Position(3, 9))
+        assert (met.committed_from, met.prefix_end()) == (None, Position(3, 9))
+
+    def test_the_later_end_goes_on_meanwhile(self) -> None:
+        on = after(*segment(C, Position(3, 10), Position(3, 19)), state=self.PROMISED)
+        assert (on.committed_end(), on.prefix_end()) == (Position(3, 19), None)
+
+    def test_a_promise_that_fails_leaves_nothing_behind(self) -> None:
+        failed = after(Failed(B, "x"), state=self.PROMISED)
+        assert (failed.committed_from, failed.committed_end(), failed.prefix_end()) == (
+            None,
+            Position(3, 9),
+            Position(3, 9),
+        )
+
+    def test_the_head_stays_before_what_is_on_its_way(self) -> None:
+        refused(Truncate(Position(3, 5)), state=self.PROMISED, because="past the committed end")
+        done = after(offloaded(B, Position(1, 0), Position(1, 4)), LedgerClosed(1, 4), state=self.PROMISED)
+        assert after(Truncate(Position(3, 5)), state=done).head == Position(3, 5)
+
+
+def test_a_gap_may_lie_before_the_head_where_it_joins_what_is_committed_to_it() -> None:
+    """The stream was truncated while its method was none, past what it had offloaded."""
+    cut = after(SetMethod("none"), Truncate(Position(4, 0)), SetMethod("streaming"), state=ONE)
+    on = after(Gap(Position(1, 10), Position(4, -1), "truncated"), assign(B, Position(4, 0)), state=cut)
+    assert on.committed_end() == Position(4, -1)
+    refused(Gap(Position(2, 0), Position(2, 5), "lost"), state=cut, because="2:5 lies before the head 4:0")
 
 
 def test_totals_that_differ_from_the_fold_mean_damage() -> None:
