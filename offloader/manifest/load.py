@@ -9,10 +9,12 @@ counts only when the boundary, read after the last record, still keeps every rec
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+from uuid import UUID
 
 from formats.checkpoint import Checkpoint, RunRef, decode_checkpoint
 from formats.checkpoint_columns import SegmentColumns
@@ -21,7 +23,7 @@ from formats.checkpoint_parquet import decode_columns
 from formats.checksum import crc32c
 from formats.errors import FormatError
 from formats.keys import checkpoint_key, manifest_prefix, record_key
-from formats.manifest import decode_record
+from formats.manifest import Record, decode_record
 from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.apply import fold
 from offloader.manifest.boundary import GIVEN_UP_ID, StoredBoundary, read_boundary, require_no_records
@@ -31,7 +33,18 @@ from offloader.manifest.state import EditRefused, ManifestState
 from offloader.manifest.unreadable import REBUILD, Unreadable, unreadable
 from offloader.store.base import ObjectStore
 
-__all__ = ["LoadedManifest", "load_manifest", "load_manifest_view", "load_manifest_view_at", "refreshed"]
+__all__ = [
+    "LoadedManifest",
+    "Reading",
+    "View",
+    "load_manifest",
+    "load_manifest_view",
+    "load_manifest_view_at",
+    "load_view",
+    "read_run",
+    "refreshed",
+    "refreshed_view",
+]
 
 #: How often a load starts over because the boundary passed it.
 RESTARTS_MAX = 20
@@ -50,6 +63,37 @@ class LoadedManifest(NamedTuple):
 
     state: ManifestState
     boundary: StoredBoundary | None
+
+
+class View(Protocol):
+    """What a manifest's records add up to, up to one of them."""
+
+    @property
+    def stream(self) -> str: ...
+    @property
+    def incarnation(self) -> UUID: ...
+    @property
+    def record_id(self) -> int: ...
+
+
+_View = TypeVar("_View", bound=View)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading(Generic[_View]):
+    """What is made of a manifest while it is read: all that it says, or a part.
+
+    Attributes:
+        begin: the view of an incarnation without records.
+        restore: the view that a checkpoint holds, given its header and its own segments; reads the runs that it needs.
+        fold: the view after one more record; raises ``EditRefused`` when the record doesn't follow.
+        settle: called now and then between records.
+    """
+
+    begin: Callable[[str, UUID], _View]
+    restore: Callable[[ObjectStore, str, Checkpoint, SegmentColumns], _View]
+    fold: Callable[[_View, Record], _View]
+    settle: Callable[[_View], _View]
 
 
 class _Passed(Exception):
@@ -81,34 +125,52 @@ def load_manifest_view(
     Args:
         requests_max: records asked for at once; 1: one after the other, on this thread.
     """
-    for _ in range(RESTARTS_MAX):
-        try:
-            stored = read_boundary(store, empty.stream, empty.incarnation)
-        except NotFound:
-            # Created before the first record, deleted after the last. Where the catalogue names it, it may be lost.
-            entry = read_entry(store, empty.stream)
-            if entry is not None and entry.incarnation == empty.incarnation:
-                require_no_records(store, empty.stream, empty.incarnation)
-            return LoadedManifest(empty, None)
-        if stored.boundary.first_kept_id >= GIVEN_UP_ID:
-            raise Corrupt(f"the manifest of stream {empty.stream} was given up to be rebuilt", hint=REBUILD)
-        try:
-            state = _from_checkpoint(store, empty, stored)
-            return _with_tail(store, state, requests_max)
-        except _Passed:
-            continue
-    raise StoreUnavailable(f"stream {empty.stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
+    return LoadedManifest(*load_view(store, empty.stream, empty.incarnation, _WHOLE, requests_max=requests_max))
 
 
 def refreshed(store: ObjectStore, state: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX) -> LoadedManifest:
     """The newest view, from ``state`` on where that is still possible."""
-    if state.record_id:
+    return LoadedManifest(*refreshed_view(store, state, _WHOLE, requests_max=requests_max))
+
+
+def load_view(
+    store: ObjectStore,
+    stream: str,
+    incarnation: UUID,
+    reading: Reading[_View],
+    *,
+    requests_max: int = RECORD_REQUESTS_MAX,
+) -> tuple[_View, StoredBoundary | None]:
+    """The newest view of an incarnation, and its boundary, as ``load_manifest_view`` reads them."""
+    for _ in range(RESTARTS_MAX):
         try:
-            return _with_tail(store, state, requests_max, records_max=REFRESHED_RECORDS_MAX)
+            stored = read_boundary(store, stream, incarnation)
+        except NotFound:
+            # Created before the first record, deleted after the last. Where the catalogue names it, it may be lost.
+            entry = read_entry(store, stream)
+            if entry is not None and entry.incarnation == incarnation:
+                require_no_records(store, stream, incarnation)
+            return reading.begin(stream, incarnation), None
+        if stored.boundary.first_kept_id >= GIVEN_UP_ID:
+            raise Corrupt(f"the manifest of stream {stream} was given up to be rebuilt", hint=REBUILD)
+        try:
+            view = _from_checkpoint(store, stream, incarnation, stored, reading)
+            return _with_tail(store, view, reading, requests_max)
+        except _Passed:
+            continue
+    raise StoreUnavailable(f"stream {stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
+
+
+def refreshed_view(
+    store: ObjectStore, view: _View, reading: Reading[_View], *, requests_max: int = RECORD_REQUESTS_MAX
+) -> tuple[_View, StoredBoundary | None]:
+    """The newest view and its boundary, from ``view`` on where that is still possible."""
+    if view.record_id:
+        try:
+            return _with_tail(store, view, reading, requests_max, records_max=REFRESHED_RECORDS_MAX)
         except _Passed:
             pass
-    empty = ManifestState(stream=state.stream, incarnation=state.incarnation)
-    return load_manifest_view(store, empty, requests_max=requests_max)
+    return load_view(store, view.stream, view.incarnation, reading, requests_max=requests_max)
 
 
 def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: int) -> ManifestState:
@@ -134,7 +196,7 @@ def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: 
         state = _checkpoint_at(store, empty, stored, record_id)
         while state.record_id < record_id:
             key = record_key(stream, state.incarnation, state.record_id + 1)
-            state = _folded(state, store.get(key)[0], key)
+            state = _folded(state, store.get(key)[0], key, _WHOLE)
     except NotFound as error:
         raise gone from error
     return state
@@ -144,61 +206,65 @@ def _checkpoint_at(store: ObjectStore, empty: ManifestState, stored: StoredBound
     """The newest view at most at ``record_id`` that a checkpoint holds; each checkpoint names the one before it."""
     checkpoint_id, checksum = stored.boundary.checkpoint_id, stored.boundary.checkpoint_crc32c or None
     while checkpoint_id > record_id:
-        checkpoint_id, checksum = _checkpoint(store, empty, checkpoint_id, checksum)[0].base_id, None
-    return _checkpoint_state(store, empty, checkpoint_id, checksum) if checkpoint_id else empty
+        header, _ = _checkpoint(store, empty.stream, empty.incarnation, checkpoint_id, checksum)
+        checkpoint_id, checksum = header.base_id, None
+    if not checkpoint_id:
+        return empty
+    header, own = _checkpoint(store, empty.stream, empty.incarnation, checkpoint_id, checksum)
+    return _restored(store, empty.stream, header, own)
 
 
-def _from_checkpoint(store: ObjectStore, empty: ManifestState, stored: StoredBoundary) -> ManifestState:
+def _from_checkpoint(
+    store: ObjectStore, stream: str, incarnation: UUID, stored: StoredBoundary, reading: Reading[_View]
+) -> _View:
     boundary = stored.boundary
     if boundary.checkpoint_id == 0:
-        return empty
+        return reading.begin(stream, incarnation)
     try:
-        return _checkpoint_state(store, empty, boundary.checkpoint_id, boundary.checkpoint_crc32c)
+        header, own = _checkpoint(store, stream, incarnation, boundary.checkpoint_id, boundary.checkpoint_crc32c)
+        return reading.restore(store, stream, header, own)
     except (NotFound, *Unreadable) as error:
         # A newer checkpoint may have come, and this one's runs have gone, while it was read.
-        if read_boundary(store, empty.stream, empty.incarnation).boundary != boundary:
+        if read_boundary(store, stream, incarnation).boundary != boundary:
             raise _Passed from error
         if isinstance(error, NotFound):
             raise Corrupt(
-                f"manifest of stream {empty.stream}: checkpoint {boundary.checkpoint_id} or a run of it is missing: "
+                f"manifest of stream {stream}: checkpoint {boundary.checkpoint_id} or a run of it is missing: "
                 f"{error.message}",
                 hint=REBUILD,
             ) from error
         raise
 
 
-def _checkpoint_state(
-    store: ObjectStore, empty: ManifestState, checkpoint_id: int, checksum: int | None
-) -> ManifestState:
-    """The view in one checkpoint; ``NotFound`` when it or a run of it isn't there."""
-    header, own = _checkpoint(store, empty, checkpoint_id, checksum)
-    stream, prefix = empty.stream, manifest_prefix(empty.stream, empty.incarnation)
+def _restored(store: ObjectStore, stream: str, header: Checkpoint, own: SegmentColumns) -> ManifestState:
+    """The whole view in one checkpoint; ``NotFound`` when a run of it isn't there."""
+    prefix = manifest_prefix(stream, header.incarnation)
     try:
         # One run after the other: the bytes of one are gone before the next one's come.
-        runs = [decode_columns(_run(store, prefix, run), object_name=run.name) for run in header.runs]
-        ledgers = [decode_ledgers(_run(store, prefix, run), object_name=run.name) for run in header.ledger_runs]
+        runs = [decode_columns(read_run(store, prefix, run), object_name=run.name) for run in header.runs]
+        ledgers = [decode_ledgers(read_run(store, prefix, run), object_name=run.name) for run in header.ledger_runs]
     except FormatError as error:
         raise unreadable(f"manifest of stream {stream}", error) from error
     return restored(stream, header, own, runs, ledgers)
 
 
 def _checkpoint(
-    store: ObjectStore, empty: ManifestState, checkpoint_id: int, checksum: int | None
+    store: ObjectStore, stream: str, incarnation: UUID, checkpoint_id: int, checksum: int | None
 ) -> tuple[Checkpoint, SegmentColumns]:
     """One checkpoint's object, decoded; ``checksum``: what the boundary says of it."""
-    key = checkpoint_key(empty.stream, empty.incarnation, checkpoint_id)
+    key = checkpoint_key(stream, incarnation, checkpoint_id)
     data = store.get(key)[0]
     found = crc32c(data)
     if checksum not in (None, found):
         raise Corrupt(
-            f"manifest of stream {empty.stream}: {key} has CRC-32C {found:08x}, the boundary says {checksum:08x}",
+            f"manifest of stream {stream}: {key} has CRC-32C {found:08x}, the boundary says {checksum:08x}",
             hint=REBUILD,
         )
     try:
         header, own = decode_checkpoint(data, object_name=key)
     except FormatError as error:
         raise unreadable(f"the checkpoint {key}", error) from error
-    is_this = header.record_id == checkpoint_id and header.incarnation == empty.incarnation
+    is_this = header.record_id == checkpoint_id and header.incarnation == incarnation
     if not is_this or header.base_id >= checkpoint_id:
         raise Corrupt(
             f"{key} is of record {header.record_id}, incarnation {header.incarnation}, built on {header.base_id}",
@@ -207,7 +273,13 @@ def _checkpoint(
     return header, own
 
 
-def _run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
+def read_run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
+    """The bytes of a run below the manifest's ``prefix``.
+
+    Raises:
+        NotFound: it isn't there.
+        Corrupt: it isn't what the checkpoint names.
+    """
     data = store.get(f"{prefix}{run.name}")[0]
     if len(data) != run.object_bytes or crc32c(data) != run.crc32c:
         raise Corrupt(
@@ -218,13 +290,13 @@ def _run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
 
 
 def _with_tail(
-    store: ObjectStore, state: ManifestState, requests_max: int, records_max: int | None = None
-) -> LoadedManifest:
+    store: ObjectStore, state: _View, reading: Reading[_View], requests_max: int, records_max: int | None = None
+) -> tuple[_View, StoredBoundary | None]:
     """``state`` and every record after it; raises ``_Passed`` when the boundary has left some of them behind."""
     first = state.record_id + 1
     problem: OffloaderError | None = None
     try:
-        state = _tail(store, state, requests_max, records_max)
+        state = _tail(store, state, reading, requests_max, records_max)
     except Unreadable as error:
         problem = error  # or only a record that was deleted, or deleted and created again: the boundary knows
     try:
@@ -232,15 +304,17 @@ def _with_tail(
     except NotFound:
         if problem is not None:
             raise problem from None
-        return LoadedManifest(state, None)
+        return state, None
     if stored.boundary.first_kept_id > first:
         raise _Passed
     if problem is not None:
         raise problem
-    return LoadedManifest(state, stored)
+    return state, stored
 
 
-def _tail(store: ObjectStore, state: ManifestState, requests_max: int, records_max: int | None) -> ManifestState:
+def _tail(
+    store: ObjectStore, state: _View, reading: Reading[_View], requests_max: int, records_max: int | None
+) -> _View:
     start = state.record_id
     window = WINDOW_MIN
     bodies: list[bytes | None] = []
@@ -261,14 +335,13 @@ def _tail(store: ObjectStore, state: ManifestState, requests_max: int, records_m
             absent = bodies.index(None) if None in bodies else window
         for key, body in zip(keys[:absent], bodies[:absent], strict=True):
             assert body is not None
-            state = _folded(state, body, key)
+            state = _folded(state, body, key, reading)
         # One absent record at the end of the window might be a lost one: the next window tells.
         if window - absent >= WINDOW_MIN:
             return state
         if records_max is not None and state.record_id - start > records_max:
             raise _Passed
-        if len(state.segments.tail) > RUN_ROWS_MIN:
-            state = compacted(state)
+        state = reading.settle(state)
         bodies = bodies[absent:]
         window = WINDOW_MIN if bodies else min(window * 2, WINDOW_MAX)
 
@@ -288,8 +361,19 @@ def _record(store: ObjectStore, key: str) -> bytes | None:
         return None
 
 
-def _folded(state: ManifestState, body: bytes, key: str) -> ManifestState:
+def _folded(state: _View, body: bytes, key: str, reading: Reading[_View]) -> _View:
     try:
-        return fold(state, decode_record(body, object_name=key))
+        return reading.fold(state, decode_record(body, object_name=key))
     except (FormatError, EditRefused) as error:
         raise unreadable(f"manifest of stream {state.stream}, record {state.record_id + 1}", error) from error
+
+
+def _empty(stream: str, incarnation: UUID) -> ManifestState:
+    return ManifestState(stream=stream, incarnation=incarnation)
+
+
+def _settled(state: ManifestState) -> ManifestState:
+    return compacted(state) if len(state.segments.tail) > RUN_ROWS_MIN else state
+
+
+_WHOLE = Reading(begin=_empty, restore=_restored, fold=fold, settle=_settled)

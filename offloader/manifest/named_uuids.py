@@ -1,0 +1,271 @@
+"""Which uuids a manifest names, and nothing else of it: what cleanup compares a listing with.
+
+Owns that set in 17 bytes a segment. Must never leave out a uuid that the manifest names: where it isn't sure that a
+name is gone, the name stays until a later checkpoint says so.
+
+Only an edit that names a uuid can make it named, so the set can be brought up to date from the records alone. A name
+goes only by an edit whose reason is seen here as well: ``failed`` of what is assigned, ``purged`` of what is retired by
+that record, or was retired in the checkpoint. An edit that doesn't fit takes nothing away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.checkpoint import Checkpoint
+from formats.checkpoint_columns import SegmentColumns
+from formats.checkpoint_parquet import decode_names
+from formats.errors import FormatError
+from formats.keys import manifest_prefix
+from formats.manifest import (
+    Adopt,
+    Assign,
+    Failed,
+    Hold,
+    Offloaded,
+    Purged,
+    Record,
+    Replace,
+    Retire,
+    Rewrite,
+    StreamDeleted,
+    UndoRetire,
+)
+from offloader.errors import NotFound
+from offloader.manifest.load import Reading, load_view, read_run, refreshed_view
+from offloader.manifest.segment_record import OFFLOADED
+from offloader.manifest.state import EditRefused
+from offloader.manifest.unreadable import unreadable
+from offloader.store.base import ObjectStore
+
+__all__ = ["NamedUuids", "Words", "load_named_uuids", "refreshed_named_uuids"]
+
+#: One half of each of some uuids.
+Words = NDArray[np.uint64]
+
+#: Purged segments of a checkpoint that are remembered one by one; further ones stay named until the next checkpoint.
+GONE_MAX = 65_536
+_HALF = (1 << 64) - 1
+
+
+class _Part(NamedTuple):
+    """uuids of one run, ascending by their upper half; which of them are retired."""
+
+    high: Words
+    low: Words
+    retired: NDArray[np.bool_]
+
+    def rows_of(self, high: Words, low: Words) -> NDArray[np.int64]:
+        """The row of each uuid, -1 where it isn't here."""
+        rows = np.full(len(high), -1, dtype=np.int64)
+        at = np.searchsorted(self.high, high)
+        # Upper halves are random: two of one value next to never follow each other, and yet it must be right.
+        pending = np.flatnonzero(at < len(self.high))
+        while len(pending):
+            here = at[pending]
+            same = self.high[here] == high[pending]
+            pending, here = pending[same], here[same]
+            found = self.low[here] == low[pending]
+            rows[pending[found]] = here[found]
+            pending = pending[~found]
+            at[pending] += 1
+            pending = pending[at[pending] < len(self.high)]
+        return rows
+
+
+def _part_of(numbers: Iterable[int]) -> _Part:
+    halves = np.array([(number >> 64, number & _HALF) for number in numbers], dtype=np.uint64).reshape(-1, 2)
+    order = np.argsort(halves[:, 0])
+    return _Part(halves[order, 0], halves[order, 1], np.zeros(len(order), dtype=bool))
+
+
+class NamedUuids:
+    """The uuids that a manifest names, at one record. Changes while it is read; after an error it is worth nothing.
+
+    Attributes:
+        stream, incarnation, record_id: of which manifest, up to which record.
+        held: whether nothing of the stream may be deleted.
+        stream_deleted: whether it is deleted: then what it names is doomed.
+    """
+
+    def __init__(self, stream: str, incarnation: UUID) -> None:
+        self.stream = stream
+        self.incarnation = incarnation
+        self.record_id = 0
+        self.held = False
+        self.stream_deleted = False
+        self._parts: list[_Part] = []
+        #: Purged since, of the parts.
+        self._gone: set[int] = set()
+        #: Named outside of the parts.
+        self._loose: set[int] = set()
+        #: Of the loose ones those whose objects may still be on their way.
+        self._open: set[int] = set()
+        #: uuid -> the record after which it may be purged.
+        self._retired: dict[int, int] = {}
+        #: Retired in a part and not any more.
+        self._undone: set[int] = set()
+        #: ``_gone`` and ``_loose`` for lookups, made when they are needed.
+        self._small: tuple[_Part, _Part] | None = None
+
+    @classmethod
+    def restored(cls, store: ObjectStore, stream: str, header: Checkpoint, own: SegmentColumns) -> NamedUuids:
+        """What a checkpoint names, given its header and its own segments; one run after the other is read."""
+        names = cls(stream, header.incarnation)
+        names.record_id = header.record_id
+        names.held, names.stream_deleted = header.held, header.stream_deleted
+        prefix = manifest_prefix(stream, header.incarnation)
+        for run in header.runs:
+            try:
+                halves = decode_names(read_run(store, prefix, run), object_name=run.name)
+            except FormatError as error:
+                raise unreadable(f"manifest of stream {stream}", error) from error
+            names._add_part(*halves, [(each.start, each.stop) for each in run.dead])
+        names._add_part(own.uuid_high, own.uuid_low, own.status, ())
+        for promised in (*header.assigned, *header.rewrites):
+            names._promise(promised.uuid.int)
+        for replaced in header.replaced:
+            names._loose.add(replaced.uuid.int)
+            names._retire([replaced.uuid], replaced.retire_record)
+        return names
+
+    def __len__(self) -> int:
+        """How many there are; one that a part and a record name counts once for each."""
+        return sum(len(part.high) for part in self._parts) - len(self._gone) + len(self._loose)
+
+    def __contains__(self, uuid: UUID) -> bool:
+        return uuid.int in self._loose or (uuid.int not in self._gone and self._row_of(uuid.int) is not None)
+
+    def is_open(self, uuid: UUID) -> bool:
+        """Whether a writer may still send objects of this uuid: it is promised, and neither there nor given up."""
+        return uuid.int in self._open
+
+    def named(self, high: Words, low: Words) -> NDArray[np.bool_]:
+        """Which of many uuids the manifest names."""
+        found = np.zeros(len(high), dtype=bool)
+        for part in self._parts:
+            found |= part.rows_of(high, low) >= 0
+        if self._small is None:
+            self._small = _part_of(self._gone), _part_of(self._loose)
+        gone, loose = self._small
+        found[gone.rows_of(high, low) >= 0] = False
+        found[loose.rows_of(high, low) >= 0] = True
+        return found
+
+    def fold(self, record: Record) -> NamedUuids:
+        """Takes one more record into account.
+
+        Raises:
+            EditRefused: it isn't the next one.
+        """
+        if record.record_id != self.record_id + 1 or record.incarnation != self.incarnation:
+            raise EditRefused(f"record {record.record_id} doesn't follow record {self.record_id}")
+        self._small = None
+        for edit in record.edits:
+            match edit:
+                case Assign() | Rewrite():
+                    self._promise(edit.uuid.int)
+                case Adopt():
+                    self._loose.add(edit.uuid.int)
+                case Offloaded():
+                    self._arrive(edit.uuid.int)
+                case Failed():
+                    if edit.uuid.int in self._open:
+                        self._open.remove(edit.uuid.int)
+                        self._loose.discard(edit.uuid.int)
+                case Replace():
+                    for each in edit.by:
+                        self._arrive(each.uuid.int)
+                    self._retire(edit.uuids, record.record_id)
+                case Retire():
+                    self._retire(edit.uuids, record.record_id)
+                case UndoRetire():
+                    for uuid in edit.uuids:
+                        self._retired.pop(uuid.int, None)
+                        self._undone.add(uuid.int)
+                case Purged():
+                    for uuid in edit.uuids:
+                        self._purge(uuid.int, edit.retire_record)
+                case Hold():
+                    self.held = edit.on
+                case StreamDeleted():
+                    self.stream_deleted = True
+                case _:
+                    # Also ``release``: what was adopted stays where it is, so its name may as well.
+                    pass
+        self.record_id = record.record_id
+        return self
+
+    def _promise(self, number: int) -> None:
+        self._loose.add(number)
+        self._open.add(number)
+
+    def _arrive(self, number: int) -> None:
+        self._loose.add(number)
+        self._open.discard(number)
+
+    def _retire(self, uuids: Iterable[UUID], record_id: int) -> None:
+        self._retired.update((uuid.int, record_id) for uuid in uuids)
+
+    def _purge(self, number: int, retire_record: int) -> None:
+        retired = self._retired.get(number) == retire_record
+        if number in self._loose and retired:
+            self._loose.remove(number)
+        row = self._row_of(number)
+        if row is None or len(self._gone) >= GONE_MAX:
+            return
+        if retired or (number not in self._undone and self._parts[row[0]].retired[row[1]]):
+            self._gone.add(number)
+
+    def _row_of(self, number: int) -> tuple[int, int] | None:
+        high, low = np.array([number >> 64], dtype=np.uint64), np.array([number & _HALF], dtype=np.uint64)
+        rows = ((at, int(part.rows_of(high, low)[0])) for at, part in enumerate(self._parts))
+        return next(((at, row) for at, row in rows if row >= 0), None)
+
+    def _add_part(self, high: Words, low: Words, status: NDArray[np.uint8], dead: Sequence[tuple[int, int]]) -> None:
+        alive = np.ones(len(high), dtype=bool)
+        for start, stop in dead:
+            alive[start:stop] = False
+        if not alive.all():
+            high, low, status = high[alive], low[alive], status[alive]
+        order = np.argsort(high).astype(np.int32)
+        self._parts.append(_Part(high[order], low[order], status[order] != OFFLOADED))
+
+
+def load_named_uuids(store: ObjectStore, stream: str, incarnation: UUID) -> NamedUuids:
+    """What one incarnation's manifest names now.
+
+    Raises:
+        NotFound: it has no boundary: it is only being created, or was deleted.
+        Corrupt: it is damaged, or was given up to be rebuilt.
+        Unsupported: a later release wrote it.
+    """
+    names, boundary = load_view(store, stream, incarnation, _NAMES)
+    if boundary is None:
+        raise NotFound(f"stream {stream} has no manifest {incarnation} in {store.url}")
+    return names
+
+
+def refreshed_named_uuids(store: ObjectStore, names: NamedUuids) -> NamedUuids:
+    """What the same manifest names now: tail and boundary are read again. ``names`` isn't to be used any more.
+
+    Raises:
+        NotFound: the stream was deleted.
+        Corrupt, Unsupported: as ``load_named_uuids``.
+    """
+    newer, boundary = refreshed_view(store, names, _NAMES)
+    if boundary is None:
+        raise NotFound(f"stream {names.stream} was deleted from {store.url}")
+    return newer
+
+
+def _settled(names: NamedUuids) -> NamedUuids:
+    return names
+
+
+_NAMES = Reading(begin=NamedUuids, restore=NamedUuids.restored, fold=NamedUuids.fold, settle=_settled)
