@@ -7,15 +7,20 @@ subscribers and about reader groups are replayed in ``test_registry_cases.py``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from case_file import cut, layout, lineage, segments, suite, target
+from case_file import case_file, cut, layout, lineage, segments, suite, target
+from scenario import Scenario
 
 from offloader.errors import InvalidCall
 from offloader.retention.cuts import Cut, Order
+from offloader.retention.decide import window
 from offloader.retention.lineage import Lineage, scale_problem
+from offloader.retention.policy import Limits, Unit
+from offloader.retention.recorded import Record, RetentionSet
 
 Case = dict[str, Any]
 
@@ -91,15 +96,66 @@ def relation(stream: Lineage, one: Cut, other: Cut) -> str:
     return "After" if there is Order.EQUAL_OR_AFTER else there.value
 
 
+def replay_find_before(case: Case) -> None:
+    found = recorded(case["records"]).at_or_before(cut(case["cut"]), layout(case["layout"]))
+    assert case["expect_time"] == (found.time_ms if found else None)
+
+
+def replay_bounds(case: Case) -> None:
+    kept = case["kept_if_cut_at_each_record_oldest_first"]
+    for unit in Unit:
+        found = window(len(kept), kept.__getitem__, Limits(unit, case["min"], case["max"]))
+        assert (case["expect_min_index"], case["expect_max_index"]) == found
+
+
+def recorded(records: list[Case]) -> RetentionSet:
+    return RetentionSet(tuple(Record(one["time"], cut(one["cut"]), one["size"]) for one in records))
+
+
+def replay_retention_set(case: Case) -> None:
+    records = RetentionSet()
+    for step in case["steps"]:
+        match step["op"]:
+            case "add":
+                records = records.add(Record(step["time"], cut({"0.0": step["time"]}), step["size"]))
+            case "remove_up_to":
+                records = records.without_up_to_time(step["time"])
+            case "at_or_before_time":
+                assert step["expect_time"] == newest_time(records.up_to_time(step["time"]))
+            case "at_or_before_size":
+                found = records.at_or_before_size(step["size"])
+                assert step["expect_time"] == (found.time_ms if found else None)
+            case "records_up_to":
+                assert step["expect_times"] == [one.time_ms for one in records.up_to_time(step["time"])]
+            case other:
+                raise AssertionError(f"no replay of {other}")
+        if step["op"] in ("add", "remove_up_to"):
+            assert step["expect_times"] == [one.time_ms for one in records.records]
+
+
+def newest_time(records: tuple[Record, ...]) -> int | None:
+    return records[-1].time_ms if records else None
+
+
+def replay_scenario(case: Case) -> None:
+    scenario = Scenario()
+    for step in case["steps"]:
+        scenario.play(step)
+
+
 REPLAY: dict[str, Callable[[Case], None]] = {
+    "scenarios": replay_scenario,
     "compare": replay_compare,
     "equal_or_after": replay_equal_or_after,
+    "find_before": replay_find_before,
     "cut_validity": replay_cut_validity,
     "size_till": replay_size_till,
     "size_between": replay_size_between,
     "segments_between": replay_segments_between,
     "span": replay_span,
     "lower_bound": replay_lower_bound,
+    "bounds": replay_bounds,
+    "retention_set": replay_retention_set,
     "scale_input": replay_scale_input,
     "random_exact": replay_random_exact,
 }
@@ -109,3 +165,12 @@ CASES = [(name, title, case) for name in REPLAY for title, case in suite(name)]
 @pytest.mark.parametrize(("name", "case"), [pytest.param(n, c, id=f"{n}-{t}") for n, t, c in CASES])
 def test_case(name: str, case: Case) -> None:
     REPLAY[name](case)
+
+
+def test_no_case_is_left_out() -> None:
+    """Each suite of the file is replayed, here or in ``test_registry_cases.py``, and each of its cases."""
+    held = {name: len(cases) for name, cases in case_file().items() if isinstance(cases, list)}
+    elsewhere = {name: held[name] for name in ("reader_group_config", "subscriber_registry") if name in held}
+    here = Counter(name for name, _, _ in CASES)
+    assert held == {**here, **elsewhere}
+    assert len(CASES) == sum(held.values()) - sum(elsewhere.values())
