@@ -31,6 +31,7 @@ __all__ = [
     "Purged",
     "Release",
     "Replace",
+    "Restore",
     "Resume",
     "Retire",
     "Rewrite",
@@ -175,6 +176,15 @@ class UndoRetire(Edit):
     kind = "undo_retire"
     uuids: tuple[UUID, ...]
     retire_record: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore(Edit):
+    """The stream begins at ``head`` again (``None``: as before), and these ledgers aren't gone from it after all."""
+
+    kind = "restore"
+    head: Position | None
+    ledger_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

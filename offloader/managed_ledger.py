@@ -24,7 +24,10 @@ from offloader.errors import InvalidCall, LimitReached, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.ledgers.tailing import TailingSource
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.log import ManifestLog
 from offloader.read.reader import Entries, open_reader
+from offloader.retention.truncation import Truncation, truncate_stream
 from offloader.settings import LedgerSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
@@ -89,7 +92,10 @@ def open_managed_ledger(
     hot_release = offloader.history.hot_release(tail, stream)
     if settings.offload.method != "none":
         hot_release.start()
-    return ManagedLedger(_Parts(stream, source, tail, store, settings, offloader, offload, own, hot_release))
+    log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=settings.manifest)
+    return ManagedLedger(
+        _Parts(stream, source, tail, store, settings, offloader, offload, own, hot_release, log, clock)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,9 @@ class _Parts:
     offload: StreamOffload | None
     own_database: EmbeddedLedgers | None
     hot_release: HotRelease
+    #: For what isn't the owner's: truncations.
+    log: ManifestLog
+    clock: Clock
 
 
 class ManagedLedger:
@@ -219,6 +228,41 @@ class ManagedLedger:
                 self._method = method
             finally:
                 self._begin()  # by the old method when the manifest took no record
+
+    def truncate(self, before: Position, *, force: bool = False) -> Truncation:
+        """Lets the stream begin at ``before``: what comes earlier isn't readable any more, in neither tier.
+
+        Whole hot ledgers before it are deleted now; segments go with the next cleanup, after its grace period.
+
+        Args:
+            before: the first position that stays; a stream that begins later already stays as it is.
+            force: also where something before it isn't offloaded yet, which is given up.
+
+        Raises:
+            EditRefused: something before it isn't offloaded yet, or the stream is on hold; nothing was changed.
+            InvalidCall: a position that nothing was ever written before.
+            DeletionStopped: all deletion in the store is stopped.
+            StoreUnavailable, OutcomeUnknown: call it again.
+        """
+        with self._switching:
+            is_recorded = read_entry(self._parts.store, self.stream) is not None
+            if self._method == "none" and is_recorded:
+                # The manifest must not promise what nobody is going to offload.
+                self._parts.offloader.history.switch(self.stream, "none")
+            if force:
+                self._end()
+            try:
+                return truncate_stream(
+                    self._parts.log,
+                    before,
+                    clock=self._parts.clock,
+                    source=self._parts.tail,
+                    force=force,
+                    take_over=True,
+                )
+            finally:
+                if force:
+                    self._begin()
 
     def _begin(self) -> None:
         """Starts what brings entries into the cold tier by the method as it is now."""

@@ -33,6 +33,7 @@ LAYERS = [
     {"offloader.store", "offloader.ledgers"},
     {"offloader.manifest"},
     {
+        "offloader.cleanup",
         "offloader.observation",
         "offloader.picture",
         "offloader.read",
@@ -53,6 +54,10 @@ APART = {
     ("offloader.retention", "offloader.write"),
     ("offloader.store", "offloader.ledgers"),
     ("offloader.ledgers", "offloader.store"),
+    ("offloader.retention", "offloader.cleanup"),
+    ("offloader.cleanup", "offloader.read"),
+    ("offloader.cleanup", "offloader.write"),
+    ("offloader.cleanup", "offloader.retention"),
 }
 #: Shipped for tests of others: may see everything but is seen by nobody.
 TESTING = "offloader.testing"

@@ -4,7 +4,8 @@ Owns the list of verbs and the top of the process. Must never import a verb that
 ``offloader --help`` loads neither Arrow nor an SDK.
 
 A verb is a module ``offloader.cli.<verb>`` with a function ``run`` whose parameters are typer's options; it
-returns ``None`` or an exit code and raises ``offloader.errors``. ``--debug`` belongs to every verb and is taken here.
+returns ``None`` or an exit code and raises ``offloader.errors``. A verb with several actions, each with options of its
+own, has ``ACTIONS`` instead: action -> such a function. ``--debug`` belongs to every verb and is taken here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, ParamSpec, TypeVar
+from types import ModuleType
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -35,6 +37,8 @@ VERBS = {
     "read": "Print a stream's entries.",
     "verify": "Check a stream's objects against its manifest.",
     "inspect": "Show one object, header by header.",
+    "truncate": "Let a stream begin later.",
+    "cleanup": "Delete what no stream needs any more.",
     "rollback": "Make ledgers readable for a reader that knows V1 only.",
     "config": "Explain or check settings.",
     "status": "Show what the streams are doing.",
@@ -42,8 +46,6 @@ VERBS = {
 }
 
 _DEBUG = "--debug"
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 
 def main(
@@ -85,10 +87,22 @@ def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
     )
     app.callback()(_top)
     for name, text in verbs.items():
-        app.command(name, help=text if name != verb else None)(
-            _run_of(f"{package}.{name}") if name == verb else _not_loaded
-        )
+        if name == verb:
+            _add(app, name, text, importlib.import_module(f"{package}.{name.replace('-', '_')}"))
+        else:
+            app.command(name, help=text)(_not_loaded)
     return app
+
+
+def _add(app: typer.Typer, name: str, text: str, module: ModuleType) -> None:
+    """Adds the verb that is called."""
+    if not hasattr(module, "ACTIONS"):
+        app.command(name)(_quiet(module.run))
+        return
+    actions = typer.Typer(help=text, no_args_is_help=True)
+    for action, run in module.ACTIONS.items():
+        actions.command(action)(_quiet(run))
+    app.add_typer(actions, name=name)
 
 
 def _print_version(given: bool) -> None:
@@ -108,9 +122,7 @@ def _not_loaded() -> None:
     raise AssertionError("only the verb that is called is loaded")
 
 
-def _run_of(module: str) -> Callable[..., Any]:
-    run = importlib.import_module(module).run
-
+def _quiet(run: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run)
     def quiet(*args: Any, **kwargs: Any) -> Any:
         # typer turns a broken pipe into exit code 1 after the command; 141 is what shells expect

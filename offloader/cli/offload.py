@@ -19,6 +19,7 @@ from offloader.cli.options import (
     DryRun,
     EndpointUrl,
     Json,
+    Ledgers,
     Region,
     ShowProgress,
     Store,
@@ -50,17 +51,6 @@ _PLANNED = [
     Column("first", "FIRST", right=True),
     Column("last", "LAST", right=True),
     Column("bytes", "ABOUT", bytes_text, right=True),
-]
-
-Ledgers = Annotated[
-    str,
-    typer.Option(
-        "--ledgers",
-        envvar="OFFLOADER_LEDGERS",
-        metavar="URL",
-        help="The ledger database: sqlite:///relative.db, sqlite:////absolute.db.",
-        show_default=False,
-    ),
 ]
 
 

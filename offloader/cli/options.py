@@ -21,6 +21,7 @@ __all__ = [
     "DryRun",
     "EndpointUrl",
     "Json",
+    "Ledgers",
     "Region",
     "ShowProgress",
     "Store",
@@ -64,6 +65,16 @@ Config = Annotated[
     str,
     typer.Option(
         "--config", envvar="OFFLOADER_CONFIG", metavar="FILE", help="The settings file (TOML).", show_default=False
+    ),
+]
+Ledgers = Annotated[
+    str,
+    typer.Option(
+        "--ledgers",
+        envvar="OFFLOADER_LEDGERS",
+        metavar="URL",
+        help="The ledger database: sqlite:///relative.db, sqlite:////absolute.db.",
+        show_default=False,
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]

@@ -85,8 +85,11 @@ class EmbeddedLedgers:
             connection.execute("INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (stream_id, now_ms))
         return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner)
 
-    def view_stream(self, stream: str) -> EmbeddedStream:
+    def view_stream(self, stream: str, *, may_delete: bool = False) -> EmbeddedStream:
         """The stream, to read only; takes no ownership and disturbs no owner.
+
+        Args:
+            may_delete: closed ledgers can be deleted nevertheless.
 
         Raises:
             NotFound: no such stream.
@@ -101,7 +104,7 @@ class EmbeddedLedgers:
                 if known
                 else "it has no streams",
             )
-        return EmbeddedStream(self._database, self._settings, self._clock, stream, row[0], None)
+        return EmbeddedStream(self._database, self._settings, self._clock, stream, row[0], None, may_delete=may_delete)
 
     def streams(self) -> list[str]:
         """Names of all streams, ascending."""

@@ -51,7 +51,10 @@ class EmbeddedStream:
         stream: str,
         stream_id: int,
         owner: int | None,
+        *,
+        may_delete: bool = False,
     ) -> None:
+        self._may_delete = may_delete
         self._database = database
         self._settings = settings
         self._clock = clock
@@ -129,10 +132,12 @@ class EmbeddedStream:
     def delete(self, ledger_id: int) -> None:
         """Removes a closed ledger and its entries; one that isn't there counts as removed.
 
+        A view may do that if it was opened for it: nobody adds to a closed ledger, so that no owner is disturbed.
+
         Raises:
             InvalidCall: the ledger is still open.
         """
-        with self._writing() as connection:
+        with self._database.writing() if self._may_delete else self._writing() as connection:
             ledger = find_ledger(connection, self._stream_id, ledger_id)
             if ledger is None:
                 return

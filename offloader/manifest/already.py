@@ -26,6 +26,7 @@ from formats.manifest import (
     Record,
     Release,
     Replace,
+    Restore,
     Resume,
     Retire,
     Rewrite,
@@ -76,6 +77,11 @@ def _have_replaced(state: ManifestState, edit: Replace, _: Record) -> bool:
     return all(record is not None and record.summary == summary for record, summary in found)
 
 
+def _is_restored(state: ManifestState, edit: Restore, _: Record) -> bool:
+    begins = edit.head is None or state.head is None or state.head <= edit.head
+    return begins and not state.deleted_ledgers & set(edit.ledger_ids)
+
+
 def _are_gone(state: ManifestState, edit: Release | Purged, _: Record) -> bool:
     replaced = {each.uuid for each in state.replaced}
     return not any(uuid in state.segments or uuid in replaced for uuid in edit.uuids)
@@ -98,6 +104,7 @@ _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
     UndoRetire: _is_back,
     Rewrite: lambda state, edit, _: any(each.uuid == edit.uuid for each in state.rewrites),
     Replace: _have_replaced,
+    Restore: _is_restored,
     SetMethod: lambda state, edit, _: state.method == edit.method,
     Pause: lambda state, _edit, _: state.paused,
     Resume: lambda state, _edit, _: not state.paused,

@@ -31,6 +31,7 @@ from formats.manifest import (
     Record,
     Release,
     Replace,
+    Restore,
     Resume,
     Retire,
     Rewrite,
@@ -42,6 +43,7 @@ from formats.manifest import (
 from offloader.manifest.draft import Draft, first_of
 from offloader.manifest.ledger_table import follows
 from offloader.manifest.replacing import promise, replace_segments, without_promise
+from offloader.manifest.restoring import restore_range
 from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
 from offloader.manifest.state import EditRefused, ManifestState
 
@@ -189,6 +191,7 @@ class _Rules(Draft):
         )
 
     def release(self, edit: Release) -> None:
+        self._require_no_hold(edit)
         for uuid in edit.uuids:
             segment = self.segment(edit, uuid, SegmentStatus.OFFLOADED)
             if segment.owned:
@@ -197,6 +200,7 @@ class _Rules(Draft):
             self.segments.drop(uuid)
 
     def truncate(self, edit: Truncate) -> None:
+        self._require_no_hold(edit)
         head = self.now("head")
         if head is not None and edit.head < head:
             raise self.refused(edit, f"the head never goes back: {edit.head} is before {head}")
@@ -210,6 +214,7 @@ class _Rules(Draft):
             raise self.refused(edit, f"the head {edit.head} is past the committed end {end or '(none)'}")
 
     def ledgers_deleted(self, edit: LedgersDeleted) -> None:
+        self._require_no_hold(edit)
         self.mark(edit.ledger_ids, DELETED)
 
     def hot_released(self, edit: HotReleased) -> None:
@@ -221,27 +226,10 @@ class _Rules(Draft):
             if last >= 0 and (end is None or Position(ledger_id, last) > end):
                 raise self.refused(edit, f"ledger {ledger_id} ends at {last}, committed is only {end or '(nothing)'}")
             # The prefix begins with the first range there is: a ledger before that was never offloaded.
-            missing = self._first_not_held(ledger_id, last)
+            missing = self.first_not_held(ledger_id, last)
             if missing is not None:
                 raise self.refused(edit, f"entry {missing} is neither in an offloaded segment nor before the head")
         self.mark(edit.ledger_ids, HOT_RELEASED)
-
-    def _first_not_held(self, ledger_id: int, last_entry_id: int) -> Position | None:
-        """The first entry of a ledger that only its hot copy may have."""
-        wanted, last = Position(ledger_id, 0), Position(ledger_id, last_entry_id)
-        head = self.now("head")
-        if self.fact(ledger_id).flags & DELETED:
-            return None
-        if head is not None and head > wanted:
-            wanted = head
-        held = [(s.begin, s.end) for s in self.segments.table().in_order(wanted, last) if s.end and s.summary]
-        held += [(gap.first, gap.last) for gap in self.now("gaps")]
-        for begin, end in sorted(held):
-            if begin <= wanted <= end:
-                wanted = (
-                    Position(ledger_id, end.entry_id + 1) if end.ledger_id == ledger_id else Position(ledger_id + 1, 0)
-                )
-        return wanted if wanted <= last else None
 
     def retire(self, edit: Retire) -> None:
         self._require_no_hold(edit)
@@ -284,6 +272,9 @@ class _Rules(Draft):
         for uuid in edit.uuids:
             segment = self._retired_by(edit, uuid, edit.retire_record)
             self.put_counted(replace(segment, status=SegmentStatus.OFFLOADED, retire_record=None))
+
+    def restore(self, edit: Restore) -> None:
+        restore_range(self, edit)
 
     def _retired_by(self, edit: Edit, uuid: UUID, retire_record: int) -> SegmentRecord:
         # Naming the record keeps a sweeper with an old list of leases from purging what was undone and retired again.
@@ -338,6 +329,7 @@ _HANDLERS: Mapping[type[Edit], Callable[[_Rules, Any], None]] = {
     UndoRetire: _Rules.undo_retire,
     Rewrite: _Rules.rewrite,
     Replace: _Rules.replace,
+    Restore: _Rules.restore,
     SetMethod: _Rules.set_method,
     Pause: _Rules.pause,
     Resume: _Rules.resume,

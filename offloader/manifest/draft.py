@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from formats.checkpoint_ledgers import DELETED
 from formats.entries import Position
 from formats.manifest import Edit, Gap
 from offloader.manifest.committed import committed_end_from, first_begin
@@ -140,3 +141,21 @@ class Draft:
         for ledger_id in ledger_ids:
             fact = self.fact(ledger_id)
             self.facts[ledger_id] = fact._replace(flags=fact.flags | flag)
+
+    def first_not_held(self, ledger_id: int, last_entry_id: int) -> Position | None:
+        """The first entry of a ledger that only its hot copy may have."""
+        wanted, last = Position(ledger_id, 0), Position(ledger_id, last_entry_id)
+        head = self.now("head")
+        if self.fact(ledger_id).flags & DELETED:
+            return None
+        if head is not None and head > wanted:
+            wanted = head
+        table = self.segments.table()
+        held = [(s.begin, s.end) for s in table.offloaded(wanted, last) if s.end]
+        held += [(gap.first, gap.last) for gap in self.now("gaps")]
+        for begin, end in sorted(held):
+            if begin <= wanted <= end:
+                wanted = (
+                    Position(ledger_id, end.entry_id + 1) if end.ledger_id == ledger_id else Position(ledger_id + 1, 0)
+                )
+        return wanted if wanted <= last else None

@@ -24,7 +24,7 @@ from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.objects import listed
 from offloader.store.base import ObjectStore
 
-__all__ = ["LEASE_SECONDS_MAX", "HeldLease", "LeaseInfo", "leases_of", "take_lease"]
+__all__ = ["LEASE_SECONDS_MAX", "HeldLease", "LeaseInfo", "leases_of", "take_lease", "user_at_host"]
 
 #: A reader that needs longer than this renews.
 LEASE_SECONDS_MAX = 7 * 24 * 3600
@@ -124,7 +124,7 @@ def take_lease(
             f"a lease of {seconds} s on stream {stream}", hint=f"between 1 and {LEASE_SECONDS_MAX}; readers renew it"
         )
     uuid = UUID(bytes=entropy(16), version=4)
-    return HeldLease(store, Lease(uuid, stream, reader or _reader_name(), seconds), clock)
+    return HeldLease(store, Lease(uuid, stream, reader or user_at_host(), seconds), clock)
 
 
 def leases_of(store: ObjectStore, stream: str) -> Sequence[LeaseInfo]:
@@ -146,7 +146,8 @@ def leases_of(store: ObjectStore, stream: str) -> Sequence[LeaseInfo]:
     return found
 
 
-def _reader_name() -> str:
+def user_at_host() -> str:
+    """Who runs this, for people."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):

@@ -49,7 +49,7 @@ class BothTiers:
         """The first readable position; ``None`` when there is no entry."""
         if self.cold.ends is not None:
             return self.cold.ends[0]
-        return None if self._source is None else _first_of(self._source)
+        return None if self._source is None else _first_of(self._source, self._state.head)
 
     def last_position(self) -> Position | None:
         """The last readable position: the committed end, or the hot tier's last entry; ``None``: no entry."""
@@ -179,8 +179,11 @@ def _after(position: Position) -> Position:
     return Position(position.ledger_id, position.entry_id + 1)
 
 
-def _first_of(source: LedgerSource) -> Position | None:
-    return next((Position(info.ledger_id, 0) for info in source.ledgers() if info.entries), None)
+def _first_of(source: LedgerSource, head: Position | None) -> Position | None:
+    """The first entry at or after the head."""
+    start = Position(0, 0) if head is None else head
+    found = (info for info in source.ledgers() if Position(info.ledger_id, info.last_entry_id) >= start)
+    return next((max(start, Position(info.ledger_id, 0)) for info in found if info.entries), None)
 
 
 def _last_of(source: LedgerSource) -> Position | None:

@@ -80,6 +80,8 @@ def releasable_ledgers(
 def release_hot_ledgers(source: LedgerSource, log: ManifestLog, *, now_ms: int, lag_ms: int) -> ReleasedLedgers:
     """Deletes the hot copies that may go: HEAD of every object, the record, then the deletions.
 
+    Ledgers that are gone from the stream go as well, whatever was offloaded of them.
+
     Safe to interrupt: what was recorded and not deleted is deleted at the next call. Takes no ownership.
 
     Raises:
@@ -101,7 +103,9 @@ def release_hot_ledgers(source: LedgerSource, log: ManifestLog, *, now_ms: int, 
             LedgerClosed(info.ledger_id, info.last_entry_id) for info in fresh if info.ledger_id not in known
         ]
         log.amend([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
-    for info in due:
+    # What a truncation took from the stream goes too, if nobody has deleted it yet.
+    gone = [info for info in ledgers if info.closed and info.ledger_id in state.deleted_ledgers and info not in due]
+    for info in [*due, *gone]:
         try:
             source.delete(info.ledger_id)
         except OffloaderError as error:

@@ -10,12 +10,13 @@ from formats.manifest import Failed, Offloaded
 from offloader.clock import Clock
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.owners import require_takeable
 from offloader.manifest.state import ManifestState
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import part_bytes_for
 from offloader.write.commits import Commits
 from offloader.write.ledger_facts import facts_of
-from offloader.write.takeover import require_takeable, settle_leftover
+from offloader.write.takeover import settle_leftover
 
 __all__ = ["Ownership"]
 

@@ -23,6 +23,7 @@ from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
 from offloader.limits import Priority, working_at
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.owners import require_takeable
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.read.fetch import Fetcher
 from offloader.read.reader import Reader
@@ -36,7 +37,6 @@ from offloader.write.by_ledger import READ_BYTES, LedgerPiece, offload_pieces
 from offloader.write.cold_ledger import ColdLedger, EntryDigest, holds, ledger_info
 from offloader.write.history import PlannedSegment
 from offloader.write.rollback import RewriteGroup, StreamedLedger, next_group, streamed_ledgers
-from offloader.write.takeover import require_takeable
 from offloader.write.upload import upload_of
 
 __all__ = ["LedgerRewrite", "RewriteResult"]

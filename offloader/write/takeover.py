@@ -1,4 +1,4 @@
-"""What an earlier owner of a stream left unfinished, and whether its stream may be taken at all.
+"""What an earlier owner of a stream left unfinished.
 
 Owns ending it: adopting complete objects, giving up the rest. Must never write data under a uuid of another epoch, nor
 delete an object: whatever still arrives under a failed uuid is swept later.
@@ -20,39 +20,18 @@ from formats.object_metadata import object_metadata
 from formats.recover import SegmentRecovery
 from formats.segment import Layout, LedgerFacts, SegmentSummary
 from formats.segment_map import SegmentMap
-from offloader.errors import Fenced, NotFound, PreconditionFailed
+from offloader.errors import NotFound, PreconditionFailed
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.manifest.state import SegmentRecord
 from offloader.store.base import CREATE, ByteRange, ObjectStore
 from offloader.write.upload import abort_uploads
 
-__all__ = ["require_takeable", "settle_leftover"]
+__all__ = ["settle_leftover"]
 
 #: Bytes of one GET while a leftover data object is checked: what that needs of memory, with one block.
 CHECK_READ_BYTES = 8 * 1024 * 1024
 #: Largest block that is adopted: what its own length field can say.
 _BLOCK_BYTES_MAX = 2**31 - 1
-
-
-def require_takeable(state: ManifestState, now_ms: int, takeover_after_s: float, *, take_over: bool) -> None:
-    """Refuses to take a stream whose owner gave a sign of life less than ``takeover_after_s`` ago.
-
-    Args:
-        state: the manifest as it is now.
-        now_ms: ms since 1970 UTC. Clocks only decide how polite this is: fencing doesn't depend on them.
-        take_over: take it nevertheless.
-
-    Raises:
-        Fenced: there is such an owner; names it, and its URL where it gave one.
-    """
-    age_s = (now_ms - state.time_ms) / 1000
-    if take_over or state.epoch == 0 or age_s >= takeover_after_s:
-        return
-    where = f" at {state.writer.url}" if state.writer.url else ""
-    raise Fenced(
-        f"stream {state.stream} is owned by {state.writer.name}{where}, which wrote its last record {age_s:.0f} s ago",
-        hint=f"ask that owner, wait until it is silent for takeover_after ({takeover_after_s:g} s), or say --take-over",
-    )
 
 
 def settle_leftover(

@@ -34,6 +34,7 @@ from formats.manifest import (
     Record,
     Release,
     Replace,
+    Restore,
     Resume,
     Retire,
     Rewrite,
@@ -101,6 +102,9 @@ EDITS: tuple[Edit, ...] = (
     StreamDeleted(),
 )
 
+#: Kinds that came after the golden record was written.
+LATER_EDITS = (Restore(Position(7, 400), (5,)), Restore(None, (5, 6)))
+
 RECORD = Record(
     record_id=42,
     incarnation=INCARNATION,
@@ -113,7 +117,7 @@ RECORD = Record(
 
 
 def test_the_sample_record_holds_every_kind_of_edit() -> None:
-    assert {type(edit) for edit in EDITS} == set(EDIT_KINDS.values())
+    assert {type(edit) for edit in (*EDITS, *LATER_EDITS)} == set(EDIT_KINDS.values())
 
 
 def test_a_record_comes_back_as_it_was() -> None:
@@ -125,6 +129,10 @@ def test_the_format_is_the_one_of_the_golden_record() -> None:
     golden = (GOLDEN / "record-v1.json").read_bytes()
 
     assert decode_record(golden) == RECORD
+    later = replace(RECORD, edits=LATER_EDITS)
+    golden_later = (GOLDEN / "record-v1-restore.json").read_bytes()
+    assert decode_record(golden_later) == later
+    assert encode_record(later) == golden_later
     assert encode_record(RECORD) == golden
 
 

@@ -12,11 +12,11 @@ from formats.keys import data_key, index_key
 from formats.manifest import Assign, Failed, Offloaded
 from offloader.errors import Fenced, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.owners import require_takeable
 from offloader.manifest.state import ManifestState
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.status import Mode
-from offloader.write.takeover import require_takeable
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

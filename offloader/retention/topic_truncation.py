@@ -1,0 +1,180 @@
+"""Truncating a partitioned topic as one stream.
+
+Owns the intent: written under the topic's name before the first partition changes, finished by whoever comes by. Must
+never begin another truncation while one is unfinished, nor write an intent that a partition would refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from formats.entries import Position
+from formats.errors import FormatError
+from formats.truncation_intent import PartitionHead, TruncationIntent, decode_intent, encode_intent, intent_key
+from offloader.clock import Clock
+from offloader.errors import InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
+from offloader.ledgers.base import LedgerSource
+from offloader.manifest.catalog import list_streams
+from offloader.manifest.global_hold import require_no_global_hold
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.unreadable import unreadable
+from offloader.retention.truncation import Truncation, truncate_stream
+from offloader.store.base import CREATE, IfMatch, ObjectStore
+
+__all__ = ["partitions_of", "resume_topic_truncation", "truncate_topic"]
+
+#: How often an intent is written again because others wrote theirs meanwhile.
+ATTEMPTS_MAX = 10
+_PARTITION = re.compile(r"-partition-(0|[1-9][0-9]{0,9})")
+
+#: The hot tier of a partition; ``None``: somebody else's.
+SourceOf = Callable[[str], LedgerSource | None]
+
+
+def partitions_of(store: ObjectStore, topic: str) -> list[str]:
+    """The streams of a partitioned topic's partitions, by number; empty: it has none here."""
+    found = {}
+    for stream in list_streams(store, prefix=f"{topic}-partition-"):
+        match = _PARTITION.fullmatch(stream, len(topic))
+        if match is not None:
+            found[int(match[1])] = stream
+    return [found[number] for number in sorted(found)]
+
+
+def truncate_topic(
+    store: ObjectStore,
+    topic: str,
+    heads: Mapping[str, Position],
+    *,
+    clock: Clock,
+    by: str,
+    source_of: SourceOf = lambda _: None,
+    force: bool = False,
+    take_over: bool = False,
+    takeover_after_s: float = 60.0,
+    dry_run: bool = False,
+) -> Mapping[str, Truncation]:
+    """Lets each partition begin at its position; a partition that isn't named stays as it is.
+
+    An earlier truncation that somebody began and didn't finish is finished first.
+
+    Args:
+        heads: partition's stream -> the first position that stays.
+        by: who wants it, for people.
+        source_of: the hot tier of a partition.
+        force, take_over, takeover_after_s, dry_run: as for ``truncate_stream``.
+
+    Returns:
+        What changed, by partition.
+
+    Raises:
+        InvalidCall, EditRefused, NotFound: a partition can't be truncated like this; none was.
+        StoreUnavailable, OutcomeUnknown: it isn't finished; call it, or ``resume_topic_truncation``, again.
+    """
+    foreign = [name for name in heads if not (name.startswith(topic) and _PARTITION.fullmatch(name, len(topic)))]
+    if foreign or not heads:
+        raise InvalidCall(
+            f"{', '.join(foreign) or 'nothing'} is no partition of {topic}", hint=f"{topic}-partition-0 and so on"
+        )
+    require_no_global_hold(store)
+    how = _How(store, clock, source_of, force=force, take_over=take_over, takeover_after_s=takeover_after_s)
+    if not dry_run:
+        resume_topic_truncation(store, topic, clock=clock, source_of=source_of, take_over=take_over)
+    # What one partition refuses is refused before any changes: none of it becomes less allowed afterwards.
+    planned = {stream: how.truncate(stream, head, dry_run=True) for stream, head in sorted(heads.items())}
+    if dry_run:
+        return planned
+    wanted = tuple(PartitionHead(stream, head) for stream, head in sorted(heads.items()))
+    intent = TruncationIntent(topic, wanted, force, by, clock.now_ms())
+    _write(store, intent)
+    return _apply(how, intent)
+
+
+def resume_topic_truncation(
+    store: ObjectStore,
+    topic: str,
+    *,
+    clock: Clock,
+    source_of: SourceOf = lambda _: None,
+    take_over: bool = False,
+    takeover_after_s: float = 60.0,
+) -> Mapping[str, Truncation]:
+    """Finishes a truncation that was begun; empty: there is none. Raises as ``truncate_topic``."""
+    found = _read(store, topic)
+    if found is None or found[0].is_done:
+        return {}
+    how = _How(store, clock, source_of, force=found[0].forced, take_over=take_over, takeover_after_s=takeover_after_s)
+    return _apply(how, found[0])
+
+
+class _How:
+    """How one partition is truncated."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        source_of: SourceOf,
+        *,
+        force: bool,
+        take_over: bool,
+        takeover_after_s: float,
+    ) -> None:
+        self.store, self._clock, self._source_of = store, clock, source_of
+        self._force, self._take_over, self._takeover_after_s = force, take_over, takeover_after_s
+
+    def truncate(self, stream: str, head: Position, *, dry_run: bool = False) -> Truncation:
+        return truncate_stream(
+            ManifestLog(self.store, stream, clock=self._clock),
+            head,
+            clock=self._clock,
+            source=self._source_of(stream),
+            force=self._force,
+            take_over=self._take_over,
+            takeover_after_s=self._takeover_after_s,
+            dry_run=dry_run,
+        )
+
+
+def _apply(how: _How, intent: TruncationIntent) -> Mapping[str, Truncation]:
+    done = {}
+    for each in intent.heads:
+        try:
+            done[each.stream] = how.truncate(each.stream, each.head)
+        except NotFound:
+            continue  # it was deleted since
+    _write(how.store, replace(intent, is_done=True), over=intent)
+    return done
+
+
+def _read(store: ObjectStore, topic: str) -> tuple[TruncationIntent, str] | None:
+    key = intent_key(topic)
+    try:
+        data, info = store.get(key)
+    except NotFound:
+        return None
+    try:
+        return decode_intent(data, object_name=key), info.etag
+    except FormatError as error:
+        raise unreadable(f"the truncation under way of {topic}, {key},", error) from error
+
+
+def _write(store: ObjectStore, intent: TruncationIntent, *, over: TruncationIntent | None = None) -> None:
+    """Writes an intent over one that is done, or over ``over``; of that, nothing when it is another by now."""
+    for _ in range(ATTEMPTS_MAX):
+        found = _read(store, intent.topic)
+        if found is not None and found[0] == intent:
+            return
+        if over is not None and (found is None or found[0] != over):
+            return  # somebody else finished it
+        if found is not None and over is None and not found[0].is_done:
+            raise StoreUnavailable(f"somebody else truncates {intent.topic} at the same time: {found[0].by}")
+        try:
+            mode = CREATE if found is None else IfMatch(found[1])
+            store.put(intent_key(intent.topic), encode_intent(intent), mode=mode)
+        except PreconditionFailed:
+            continue
+        return
+    raise StoreUnavailable(f"{intent_key(intent.topic)} in {store.url} changed {ATTEMPTS_MAX} times meanwhile")

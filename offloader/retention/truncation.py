@@ -1,0 +1,282 @@
+"""Letting one stream begin later: a new head, and the ledgers before it gone, in one record.
+
+Owns what a truncation changes and the order: the manifest first, the hot tier after it. Must never move the head past
+the committed end of a stream that is offloaded unless that was forced, nor past the last entry that anybody knows of.
+
+Policies and people call the same function. Safe to call again after any failure: a head that is there already moves
+nothing, and hot copies that are still there are deleted then. Objects of the cold tier are cleanup's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from formats.entries import Position
+from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, Truncate
+from offloader.clock import Clock
+from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.apply import apply_edits
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.global_hold import require_no_global_hold
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.owners import require_takeable
+from offloader.manifest.state import EditRefused, ManifestState, follows
+
+__all__ = ["TRUNCATED", "Truncation", "plan_truncation", "truncate_stream"]
+
+#: Reason of the gap that a forced truncation records.
+TRUNCATED = "truncated before it was offloaded"
+#: How often a truncation is planned again because others changed the manifest meanwhile.
+ATTEMPTS_MAX = 10
+_FORCE = "say --force to give up what isn't offloaded yet, or offload it first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """What a truncation changes, or has changed.
+
+    Attributes:
+        head: where the stream begins then.
+        head_before: where it began; ``None``: at its first entry.
+        ledgers: newly marked as gone from the stream, ascending.
+        closed: ledger ends that the source knows and the manifest doesn't.
+        gaps: entries that were in no offloaded segment and are given up; only when forced.
+        failed: segments that were on their way and are given up; only when forced.
+        hot_ledgers: ledgers of the hot tier that lie wholly before the head: they go, or are gone.
+        hot_kept: of those the ones that couldn't be deleted, and why; the next truncation tries again.
+        segments, entries, object_bytes: of the offloaded segments that lie wholly before the head.
+        record_id: the record that says so; ``None``: nothing was written: planned only, or the head was there already,
+            or the stream has no manifest.
+    """
+
+    stream: str
+    head: Position
+    head_before: Position | None = None
+    ledgers: tuple[int, ...] = ()
+    closed: tuple[LedgerClosed, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    failed: tuple[UUID, ...] = ()
+    hot_ledgers: tuple[int, ...] = ()
+    hot_kept: Sequence[tuple[int, OffloaderError]] = field(default=(), compare=False)
+    segments: int = 0
+    entries: int = 0
+    object_bytes: int = 0
+    record_id: int | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the head moves."""
+        return self.head_before is None or self.head > self.head_before
+
+    def edits(self) -> list[Edit]:
+        """What its record says."""
+        found: list[Edit] = [*self.closed, *(Failed(uuid, TRUNCATED) for uuid in self.failed), *self.gaps]
+        found += [LedgersDeleted(self.ledgers)] if self.ledgers else []
+        return [*found, Truncate(self.head)] if self.moves else found
+
+
+def plan_truncation(
+    state: ManifestState, before: Position, ledgers: Sequence[LedgerInfo] = (), *, force: bool = False
+) -> Truncation:
+    """What truncating a stream before a position changes; pure.
+
+    Args:
+        state: the manifest as it is now.
+        before: the first position that stays; a head that is later stays where it is.
+        ledgers: the hot tier's, ascending; empty: nobody asked it.
+        force: also past the committed end: what isn't offloaded up to there is given up.
+
+    Raises:
+        InvalidCall: no position, or nobody knows of entries up to it.
+        EditRefused: past the committed end and not forced, or the stream is on hold.
+    """
+    if before.ledger_id < 0 or before.entry_id < 0:
+        raise InvalidCall(f"{before} is no position", hint="LEDGER:ENTRY, both 0 or more")
+    head = before if state.head is None else max(before, state.head)
+    closed = _new_facts(state, ledgers, head)
+    ends = {**state.closed_ledgers, **{fact.ledger_id: fact.last_entry_id for fact in closed}}
+    plan = Truncation(
+        stream=state.stream,
+        head=head,
+        head_before=state.head,
+        ledgers=tuple(sorted(_gone(state, ledgers, head, ends))),
+        closed=tuple(closed),
+        hot_ledgers=tuple(info.ledger_id for info in ledgers if info.closed and _is_before(info.ledger_id, head, ends)),
+    )
+    end = state.committed_end()
+    is_offloaded = end is not None and (head <= end or follows(end, head, ends))
+    if plan.moves and not is_offloaded:
+        if state.method != "none" and not force:
+            raise EditRefused(
+                f"stream {state.stream}: {head} is past the committed end {end or '(nothing is offloaded)'}",
+                hint=_FORCE,
+            )
+        _require_known(state, ledgers, head)
+        if state.method != "none":
+            plan = _forced(state, plan, ledgers, ends)
+    if plan.moves or plan.ledgers:
+        # The rules of the manifest, before anything is written.
+        apply_edits(state, plan.edits(), record_id=state.record_id + 1)
+    goes = state.offloaded(None, Position(head.ledger_id, head.entry_id - 1))
+    if len(goes) and (goes[-1].end or head) >= head:
+        goes = goes[:-1]
+    sums = goes.sums()
+    return replace(plan, segments=sums.segments, entries=sums.entries, object_bytes=sums.object_bytes)
+
+
+def truncate_stream(
+    log: ManifestLog,
+    before: Position,
+    *,
+    clock: Clock,
+    source: LedgerSource | None = None,
+    force: bool = False,
+    take_over: bool = False,
+    takeover_after_s: float = 60.0,
+    dry_run: bool = False,
+) -> Truncation:
+    """Lets a stream begin at ``before``, unless it begins later already.
+
+    A stream without a manifest, and one whose method is ``none`` and that has nothing offloaded, loses its hot ledgers
+    only. A forced truncation past the committed end takes the stream from its writer, which goes on at the head when it
+    opens the stream again.
+
+    Args:
+        log: of the stream; nobody else uses it.
+        source: the hot tier, whose closed ledgers before the head are deleted; ``None``: that is somebody else's.
+        force: also past the committed end, with the loss of what isn't offloaded.
+        take_over: force also against a writer that gives signs of life.
+        dry_run: only say what would be done.
+
+    Raises:
+        NotFound: no such stream, neither in the store nor in the hot tier.
+        InvalidCall, EditRefused: as ``plan_truncation``.
+        Fenced: forced, and a living writer has the stream.
+        StoreUnavailable, OutcomeUnknown: call it again.
+    """
+    require_no_global_hold(log.store)
+    if read_entry(log.store, log.stream) is None:
+        return _hot_only(log, before, source, dry_run=dry_run)
+    for _ in range(ATTEMPTS_MAX):
+        state = log.load()
+        if state.stream_deleted:
+            raise NotFound(f"stream {log.stream} was deleted")
+        plan = plan_truncation(state, before, [] if source is None else source.ledgers(), force=force)
+        if dry_run:
+            return plan
+        if not plan.edits():
+            return _with_hot_gone(plan, state, source)
+        if plan.gaps or plan.failed:
+            require_takeable(state, clock.now_ms(), takeover_after_s, take_over=take_over)
+            # Whoever writes is fenced first: it can't assign into what is given up here.
+            log.open_epoch()
+            plan = plan_truncation(log.state, before, [] if source is None else source.ledgers(), force=force)
+            state = log.commit(plan.edits())
+        else:
+            try:
+                state = log.amend(plan.edits())
+            except EditRefused:
+                continue  # others changed the manifest: look again, the same refusal comes from the plan then
+        return _with_hot_gone(replace(plan, record_id=state.record_id), state, source)
+    raise StoreUnavailable(f"stream {log.stream}: others changed its manifest {ATTEMPTS_MAX} times meanwhile")
+
+
+def _new_facts(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position) -> list[LedgerClosed]:
+    """What the source knows of ledgers up to the head and the manifest doesn't."""
+    known = state.closed_ledgers
+    return [
+        LedgerClosed(info.ledger_id, info.last_entry_id)
+        for info in ledgers
+        if info.closed and info.ledger_id <= head.ledger_id and info.ledger_id not in known
+    ]
+
+
+def _gone(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position, ends: dict[int, int]) -> set[int]:
+    """Ledgers wholly before the head that aren't marked yet."""
+    known = {*ends, *(info.ledger_id for info in ledgers)}
+    marked = state.deleted_ledgers
+    return {each for each in known if _is_before(each, head, ends) and each not in marked}
+
+
+def _is_before(ledger_id: int, head: Position, ends: dict[int, int]) -> bool:
+    if ledger_id != head.ledger_id:
+        return ledger_id < head.ledger_id
+    return ledger_id in ends and ends[ledger_id] < head.entry_id
+
+
+def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position) -> None:
+    """A head past the newest entry would swallow entries that are only written later."""
+    known = [_after(state.newest_end)] if state.newest_end else []
+    known += [segment.begin for segment in state.assigned()]
+    known += [Position(ledgers[-1].ledger_id, ledgers[-1].entries)] if ledgers else []
+    if not known or head > max(known):
+        raise InvalidCall(
+            f"stream {state.stream}: nobody knows of entries up to {head}"
+            + (f", the newest position is before {max(known)}" if known else ""),
+            hint="name the hot tier that has them (--ledgers), or an earlier position",
+        )
+
+
+def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo], ends: dict[int, int]) -> Truncation:
+    """With what isn't offloaded before the head given up."""
+    end = state.committed_end()
+    failed = [segment for segment in state.assigned() if segment.begin < plan.head]
+    if end is None:
+        begins = [segment.begin for segment in state.segments.in_order()[:1]]
+        begins += [Position(info.ledger_id, 0) for info in ledgers if info.entries][:1]
+        reached = min(begins, default=plan.head)
+        reached = Position(reached.ledger_id, reached.entry_id - 1)
+    else:
+        reached = end
+    gaps = tuple(_not_held(state, reached, plan.head, {each.uuid for each in failed}, ends))
+    return replace(plan, failed=tuple(each.uuid for each in failed), gaps=gaps)
+
+
+def _not_held(
+    state: ManifestState, reached: Position, head: Position, failed: set[UUID], ends: dict[int, int]
+) -> Iterator[Gap]:
+    """What lies after ``reached`` and before the head and is neither in a segment nor in a gap."""
+    before = Position(head.ledger_id, head.entry_id - 1)
+    held = [(s.begin, s.end) for s in state.segments.in_order(_after(reached), before) if s.uuid not in failed]
+    held += [(gap.first, gap.last) for gap in state.gaps if gap.last > reached and gap.first <= before]
+    for begin, end in sorted((begin, end or begin) for begin, end in held):
+        if not follows(reached, begin, ends):
+            yield Gap(_after(reached), Position(begin.ledger_id, begin.entry_id - 1), TRUNCATED)
+        reached = end
+    if reached < before and not follows(reached, head, ends):
+        yield Gap(_after(reached), before, TRUNCATED)
+
+
+def _hot_only(log: ManifestLog, before: Position, source: LedgerSource | None, *, dry_run: bool) -> Truncation:
+    """A stream that nothing was ever offloaded of: whole ledgers of the hot tier go."""
+    ledgers = [] if source is None else source.ledgers()
+    if not ledgers:
+        raise NotFound(f"stream {log.stream} isn't in {log.store.url}", hint="`offloader ls` lists the streams")
+    plan = plan_truncation(
+        ManifestState(stream=log.stream, incarnation=UUID(int=0), method="none"), before, ledgers, force=False
+    )
+    plan = replace(plan, ledgers=(), closed=())
+    return plan if dry_run else _with_hot_gone(plan, None, source)
+
+
+def _with_hot_gone(plan: Truncation, state: ManifestState | None, source: LedgerSource | None) -> Truncation:
+    """Deletes hot ledgers that are marked, also those that an earlier call left."""
+    if source is None:
+        return plan
+    marked = plan.hot_ledgers if state is None else state.deleted_ledgers
+    gone, kept = list[int](), list[tuple[int, OffloaderError]]()
+    for info in source.ledgers():
+        if info.closed and info.ledger_id in marked:
+            gone.append(info.ledger_id)
+            try:
+                source.delete(info.ledger_id)
+            except OffloaderError as error:
+                kept.append((info.ledger_id, error))
+    return replace(plan, hot_ledgers=tuple(gone), hot_kept=tuple(kept))
+
+
+def _after(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)

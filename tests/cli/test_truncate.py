@@ -1,0 +1,101 @@
+"""``offloader truncate STREAM`` and ``offloader cleanup hold``."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.managed_ledger import open_managed_ledger
+from offloader.manifest.log import load_manifest
+from offloader.settings import Settings
+from offloader.store import open_store
+from offloader.store.base import ObjectStore
+from tests.cli.reading_verbs import Offloader
+from tests.support.streams import StreamWriter, batch_of
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    made = open_store(f"file://{tmp_path}/store")
+    monkeypatch.setenv("OFFLOADER_STORE", made.url)
+    return made
+
+
+@pytest.fixture
+def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
+    return Offloader(capsys)
+
+
+def written(store: ObjectStore, stream: str) -> None:
+    writer = StreamWriter(store, stream)
+    writer.add([batch_of(1, 0, 10)], closes=[1])
+    writer.add([batch_of(2, 0, 10)])
+
+
+def test_a_stream_begins_later_and_says_so(offloader: Offloader, store: ObjectStore) -> None:
+    written(store, "orders")
+    planned = offloader("truncate", "orders", "--before", "2:3", "--dry-run")
+    assert planned.code == 0
+    assert planned.out.startswith("orders would begin at 2:3; before it: 1 segments, 10 entries, ")
+    assert load_manifest(store, "orders").head is None
+    [row] = offloader("truncate", "orders", "--before", "2:3", "--json").rows
+    assert (row["head"], row["ledgers"], row["dry_run"], row["gaps"]) == ("2:3", [1], False, [])
+    assert load_manifest(store, "orders").head == Position(2, 3)
+    again = offloader("truncate", "orders", "--before", "1:0")
+    assert (again.code, again.out) == (0, "orders begins at 2:3 already: nothing to do\n")
+    read = offloader("read", "orders", "--from", "1:0")
+    assert read.code == 3
+    assert "begins at 2:3" in read.err
+
+
+def test_what_isn_t_offloaded_is_given_up_only_when_that_is_said(
+    offloader: Offloader, store: ObjectStore, tmp_path: Path
+) -> None:
+    ledgers = f"sqlite:///{tmp_path}/ledgers.db"
+    settings = Settings.of({"ledgers": {"ledger_entries_max": 10}})
+    with open_managed_ledger("orders", ledgers=ledgers, store=store, settings=settings) as topic:
+        places = [topic.append(b"entry") for _ in range(35)]
+        topic.offload(places[9])
+    with closing(EmbeddedLedgers(ledgers)) as database:  # appended while nobody offloads
+        source = database.open_stream("orders")
+        places += [batch.first for _ in range(15) for batch in source.append([b"more"], None)]
+    refused = offloader("truncate", "orders", "--before", str(places[47]), "--ledgers", ledgers)
+    assert (refused.code, "--force" in refused.err) == (2, True)
+    done = offloader("truncate", "orders", "--before", str(places[47]), "--ledgers", ledgers, "--force", "--take-over")
+    assert done.code == 0, done.err
+    assert "given up, never offloaded: " in done.out
+    assert "hot ledgers deleted: " in done.out
+    assert load_manifest(store, "orders").head == places[47]
+
+
+def test_a_partitioned_topic_takes_a_position_for_each_partition(offloader: Offloader, store: ObjectStore) -> None:
+    for number in (0, 1, 2):
+        written(store, f"orders-partition-{number}")
+    rows = offloader("truncate", "orders", "--before", "0=2:0", "--before", "2=1:4", "--json").rows
+    assert [(row["stream"][-1], row["head"]) for row in rows] == [("0", "2:0"), ("2", "1:4")]
+    assert load_manifest(store, "orders-partition-1").head is None
+    for wrong in (["7=1:0"], ["1:0", "1=1:0"], ["one=1:0"], ["0=1"]):
+        done = offloader("truncate", "orders", *[word for each in wrong for word in ("--before", each)])
+        assert done.code == 2, done.err
+
+
+def test_a_hold_keeps_a_stream_and_the_stop_keeps_everything(offloader: Offloader, store: ObjectStore) -> None:
+    written(store, "orders")
+    assert offloader("cleanup", "hold", "orders", "--reason", "court").code == 0
+    assert load_manifest(store, "orders").held
+    assert "on hold" in offloader("truncate", "orders", "--before", "2:0").err
+    assert offloader("cleanup", "hold", "orders", "--off", "--json").rows == [
+        {"stream": "orders", "held": False, "changed": True}
+    ]
+    assert offloader("cleanup", "hold", "orders", "--off").out == "there was no hold on orders\n"
+    assert offloader("cleanup", "hold", "--all", "--reason", "restore").code == 0
+    assert "is stopped by" in offloader("truncate", "orders", "--before", "2:0").err
+    assert offloader("cleanup", "hold", "--all", "--off").code == 0
+    assert offloader("truncate", "orders", "--before", "2:0").code == 0
+    for wrong in ([], ["orders", "--all"]):
+        assert offloader("cleanup", "hold", *wrong).code == 2
+    assert offloader("cleanup", "hold", "nobody").code == 3

@@ -1,0 +1,354 @@
+"""Letting a stream begin later: in the manifest, in the hot tier, for readers, and for a writer that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import Assign, Gap, Hold, LedgerClosed, LedgersDeleted, SetMethod, Truncate
+from offloader.clock import SystemClock
+from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Trimmed
+from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+from offloader.manifest.global_hold import DeletionStopped, lift_global_hold, set_global_hold
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.records import kept_records
+from offloader.manifest.state import EditRefused
+from offloader.read.reader import open_reader
+from offloader.retention.truncation import TRUNCATED, Truncation, truncate_stream
+from offloader.settings import Settings
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.testing.memory_ledgers import MemoryLedgers
+from offloader.write.status import Mode
+from tests.support.readback import stored_entries
+from tests.support.streams import StreamWriter, batch_of
+from tests.support.waiting import eventually
+
+STREAM = "public/default/persistent/orders"
+_names = count()
+
+
+class Bench:
+    """Ledgers 1 to 3 with ten entries each; 1 and 2 closed, 3 open."""
+
+    def __init__(self, *, offloaded: Sequence[int] = (1, 2)) -> None:
+        self.clock = ManualClock()
+        self.memory = MemoryStore(f"truncation-{next(_names)}", "", self.clock)
+        self.store = FaultyStore(self.memory)
+        self.hot = MemoryLedgers(STREAM, self.clock)
+        for ledger in (1, 2, 3):
+            assert self.hot.append([f"{ledger}:{entry}".encode() for entry in range(10)]).ledger_id == ledger
+            if ledger < 3:
+                self.hot.close_ledger()
+        self.writer = StreamWriter(self.memory, STREAM)
+        for ledger in offloaded:
+            self.writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+
+    def truncate(self, ledger_id: int, entry_id: int, *, hot: bool = True, **how: bool) -> Truncation:
+        return truncate_stream(
+            ManifestLog(self.store, STREAM, clock=self.clock),
+            Position(ledger_id, entry_id),
+            clock=self.clock,
+            source=self.hot if hot else None,
+            **how,
+        )
+
+    @property
+    def hot_ids(self) -> list[int]:
+        return [info.ledger_id for info in self.hot.ledgers()]
+
+
+def test_head_and_ledger_marks_are_one_record_and_whole_hot_ledgers_go() -> None:
+    bench = Bench()
+    done = bench.truncate(2, 4)
+
+    state = load_manifest(bench.store, STREAM)
+    assert (state.head, set(state.deleted_ledgers)) == (Position(2, 4), {1})
+    [newest] = kept_records(bench.memory, state, newest_first=True, count=1)
+    assert newest.edits == (LedgersDeleted((1,)), Truncate(Position(2, 4)))
+    assert (done.head_before, done.ledgers, done.hot_ledgers, done.record_id) == (None, (1,), (1,), newest.record_id)
+    assert (done.segments, done.entries) == (1, 10)
+    assert bench.hot_ids == [2, 3]
+
+
+def test_what_the_dry_run_says_is_what_is_done_and_it_changes_nothing() -> None:
+    bench = Bench()
+    before = load_manifest(bench.store, STREAM)
+    said = bench.truncate(3, 0, dry_run=True)
+    assert (load_manifest(bench.store, STREAM), bench.hot_ids) == (before, [1, 2, 3])
+    done = bench.truncate(3, 0)
+    assert (said.head, said.ledgers, said.hot_ledgers, said.entries, said.record_id) == (
+        done.head, done.ledgers, done.hot_ledgers, done.entries, None,
+    )  # fmt: skip
+    assert bench.hot_ids == [3]
+
+
+def test_a_truncation_behind_the_head_moves_nothing() -> None:
+    bench = Bench()
+    bench.truncate(2, 4)
+    again = bench.truncate(1, 3)
+    assert (again.head, again.record_id, again.moves) == (Position(2, 4), None, False)
+    assert load_manifest(bench.store, STREAM).head == Position(2, 4)
+
+
+def test_reads_before_the_head_are_trimmed_and_name_it_in_both_tiers() -> None:
+    bench = Bench()
+    bench.truncate(2, 4)
+    for source in (None, bench.hot):
+        reader = open_reader(bench.memory, STREAM, source=source)
+        assert reader.first_position == Position(2, 4)
+        for first in (Position(1, 0), Position(2, 3)):
+            with pytest.raises(Trimmed, match="begins at 2:4") as raised:
+                reader.read(first, Position(2, 9))
+            assert raised.value.first_available == Position(2, 4)
+        assert len(reader.read(Position(2, 4), Position(2, 9))) == 6
+
+
+def test_nothing_moves_the_head_past_the_committed_end_unless_it_is_forced() -> None:
+    bench = Bench(offloaded=[1])
+    before = load_manifest(bench.store, STREAM)
+    for position in ((2, 1), (3, 0), (3, 5)):
+        with pytest.raises(EditRefused, match=r"past the committed end 1:9.*--force"):
+            bench.truncate(*position)
+    assert (load_manifest(bench.store, STREAM), bench.hot_ids) == (before, [1, 2, 3])
+    bench.truncate(2, 0)  # right after the committed end: ledger 1 is closed there
+    assert load_manifest(bench.store, STREAM).head == Position(2, 0)
+
+
+def test_a_forced_truncation_records_what_is_given_up_and_fails_what_was_on_its_way() -> None:
+    bench = Bench(offloaded=[1])
+    log = bench.writer.log
+    log.commit([Assign(UUID(int=77), 2, Position(2, 0), None, 1, {})])
+
+    done = bench.truncate(3, 4, force=True, take_over=True)
+
+    assert done.gaps == (Gap(Position(1, 10), Position(3, 3), TRUNCATED),)
+    assert done.failed == (UUID(int=77),)
+    state = load_manifest(bench.store, STREAM)
+    assert (state.head, state.committed_end(), state.assigned()) == (Position(3, 4), Position(3, 3), [])
+    assert set(state.deleted_ledgers) == {1, 2}
+    assert bench.hot_ids == [3]
+    with pytest.raises(Fenced):
+        log.commit([LedgerClosed(2, 9)])
+
+
+def test_a_living_owner_isn_t_taken_from_without_being_told_to() -> None:
+    bench = Bench(offloaded=[1])
+    bench.clock.set_now_ms(load_manifest(bench.store, STREAM).time_ms + 1000)
+    with pytest.raises(Fenced, match="--take-over"):
+        bench.truncate(3, 0, force=True)
+    assert bench.truncate(3, 0, force=True, take_over=True).gaps
+
+
+def test_a_head_past_everything_that_was_written_is_refused() -> None:
+    """Entries that are only written later would lie before it."""
+    bench = Bench()
+    for force in (False, True):
+        with pytest.raises((InvalidCall, EditRefused)):
+            bench.truncate(3, 11, force=force, take_over=True)
+    with pytest.raises(InvalidCall, match="nobody knows of entries up to 3:5"):
+        bench.truncate(3, 5, force=True, take_over=True, hot=False)
+    with pytest.raises(InvalidCall, match="no position"):
+        bench.truncate(1, -1)
+    assert bench.truncate(3, 10, force=True, take_over=True).head == Position(3, 10)
+
+
+def test_without_a_method_only_the_hot_tier_is_truncated() -> None:
+    bench = Bench(offloaded=[])
+    log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
+    log.load()
+    log.amend([SetMethod("none")])
+    bench.truncate(3, 2)
+    state = load_manifest(bench.store, STREAM)
+    assert (state.head, state.gaps, bench.hot_ids) == (Position(3, 2), (), [3])
+    reader = open_reader(bench.memory, STREAM, source=bench.hot)
+    assert reader.first_position == Position(3, 2)
+    with pytest.raises(Trimmed):
+        reader.read(Position(3, 0), Position(3, 9))
+
+
+def test_a_stream_that_is_in_no_store_loses_whole_hot_ledgers() -> None:
+    bench = Bench()
+    log = ManifestLog(MemoryStore(f"truncation-{next(_names)}", "", bench.clock), STREAM, clock=bench.clock)
+    done = truncate_stream(log, Position(2, 5), clock=bench.clock, source=bench.hot)
+    assert (done.record_id, done.hot_ledgers, bench.hot_ids) == (None, (1,), [2, 3])
+    with pytest.raises(NotFound):
+        truncate_stream(log, Position(2, 5), clock=bench.clock)
+
+
+def test_a_hold_and_the_stop_for_everything_refuse_it() -> None:
+    bench = Bench()
+    log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
+    log.load()
+    log.amend([Hold(True, "court")])
+    with pytest.raises(EditRefused, match="on hold"):
+        bench.truncate(2, 0)
+    log.amend([Hold(False, "")])
+    set_global_hold(bench.memory, by="ops", reason="restore under way", now_ms=1)
+    with pytest.raises(DeletionStopped, match="ops: restore under way"):
+        bench.truncate(2, 0)
+    lift_global_hold(bench.memory)
+    assert bench.truncate(2, 0).record_id
+    assert bench.hot_ids == [2, 3]
+
+
+def test_hot_ledgers_that_can_t_be_deleted_are_named_and_tried_again() -> None:
+    bench = Bench()
+    delete, refusing = bench.hot.delete, [True]
+
+    def refuse(ledger_id: int) -> None:
+        if refusing and ledger_id == 1:
+            raise StoreUnavailable("the disk is full")
+        delete(ledger_id)
+
+    bench.hot.delete = refuse  # type: ignore[method-assign]
+    done = bench.truncate(3, 0)
+    assert [(ledger_id, str(error)) for ledger_id, error in done.hot_kept] == [(1, "the disk is full")]
+    assert bench.hot_ids == [1, 3]
+    refusing.clear()
+    assert bench.truncate(3, 0).hot_ledgers == (1,)
+    assert bench.hot_ids == [3]
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_truncation_that_stops_at_any_request_is_finished_by_the_next(after: bool, force: bool) -> None:
+    for call in range(1, 60):
+        bench = Bench(offloaded=[1] if force else [1, 2])
+        bench.store.set_faults([Fault(call=call, after=after)])
+        for _ in range(2):
+            try:
+                bench.truncate(3, 0, force=force, take_over=True)
+            except (StoreUnavailable, OutcomeUnknown):
+                continue
+        state = load_manifest(bench.memory, STREAM)
+        assert (state.head, set(state.deleted_ledgers), bench.hot_ids) == (Position(3, 0), {1, 2}, [3])
+        assert len(state.gaps) == force
+        if len(bench.store.calls) < call:
+            return
+    raise AssertionError("no run was without a fault")
+
+
+# -- the embedded managed ledger
+
+
+def _settings(**changes: object) -> Settings:
+    offload = {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64, "retry_seconds_max": 0.01, **changes}
+    return Settings.of({"offload": offload, "ledgers": {"ledger_entries_max": 20}})
+
+
+Open = Callable[..., ManagedLedger]
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(f"truncation-{next(_names)}", "", SystemClock())
+
+
+def _topic(tmp_path: Path, store: MemoryStore, **changes: object) -> ManagedLedger:
+    return open_managed_ledger(
+        STREAM, ledgers=f"sqlite:///{tmp_path}/ledgers.db", store=store, settings=_settings(**changes)
+    )
+
+
+def _append(topic: ManagedLedger, first: int, count: int) -> list[Position]:
+    return [topic.append(f"entry {number}".encode()) for number in range(first, first + count)]
+
+
+def test_a_managed_ledger_goes_on_while_its_stream_is_truncated(tmp_path: Path, store: MemoryStore) -> None:
+    with _topic(tmp_path, store) as topic:
+        positions = _append(topic, 0, 50)
+        topic.offload()
+        topic.truncate(positions[30])
+        positions += _append(topic, 50, 30)
+        topic.offload()
+        assert [bytes(e.payload) for e in topic.read(positions[30], positions[-1])] == [
+            f"entry {number}".encode() for number in range(30, 80)
+        ]
+        with pytest.raises(Trimmed):
+            topic.read(positions[29], positions[-1])
+        assert topic.ledgers()[0].ledger_id == positions[30].ledger_id
+
+
+def test_after_a_forced_truncation_its_own_writer_goes_on_at_the_head(tmp_path: Path, store: MemoryStore) -> None:
+    with _topic(tmp_path, store) as topic:
+        positions = _append(topic, 0, 50)
+        topic.offload(positions[9])
+        positions += _append(topic, 50, 30)
+        with pytest.raises(EditRefused, match="committed end"):
+            topic.truncate(positions[75])
+        done = topic.truncate(positions[75], force=True)
+        assert done.gaps
+        positions += _append(topic, 80, 40)
+        topic.offload()
+        state = load_manifest(store, STREAM)
+        assert (state.head, state.committed_end()) == (positions[75], positions[-1])
+        stored = [position for position, _ in stored_entries(store, STREAM) if position >= positions[75]]
+        assert stored == positions[75:]
+        assert [bytes(e.payload) for e in topic.read(positions[75], positions[-1])] == [
+            f"entry {number}".encode() for number in range(75, 120)
+        ]
+
+
+@pytest.mark.parametrize("at", [75, 45, 79])
+def test_a_living_writer_elsewhere_is_fenced_and_goes_on_at_the_head(
+    tmp_path: Path, store: MemoryStore, at: int
+) -> None:
+    with _topic(tmp_path, store, takeover_after_seconds=0.05) as topic:
+        positions = _append(topic, 0, 30)
+        topic.offload()
+        positions += _append(topic, 30, 50)  # gathering: neither full nor old
+        log = ManifestLog(store, STREAM, clock=SystemClock())
+        done = truncate_stream(
+            log, positions[at], clock=SystemClock(), source=topic._parts.tail, force=True, take_over=True
+        )
+        assert done.gaps
+        positions += _append(topic, 80, 40)
+
+        # It hears of it with its next record; then it waits until the stream looks abandoned, and takes it back.
+        def arrived() -> bool:
+            try:
+                return topic.offload(timeout_s=1) == positions[-1]
+            except (Fenced, StoreUnavailable):
+                return False
+
+        eventually(arrived)
+        state = load_manifest(store, STREAM)
+        assert (state.head, state.committed_end()) == (positions[at], positions[-1])
+        assert [p for p, _ in stored_entries(store, STREAM) if p >= positions[at]] == positions[at:]
+        status = topic.status()
+        assert status is not None
+        assert status.mode is Mode.LIVE
+
+
+def test_a_managed_ledger_without_a_method_loses_its_hot_ledgers(tmp_path: Path, store: MemoryStore) -> None:
+    with _topic(tmp_path, store, method="none") as topic:
+        positions = _append(topic, 0, 50)
+        topic.truncate(positions[30])
+        assert topic.ledgers()[0].ledger_id == positions[30].ledger_id
+        assert store.list("").objects == ()
+
+
+def test_a_stream_whose_method_was_switched_off_truncates_beyond_what_is_offloaded(
+    tmp_path: Path, store: MemoryStore
+) -> None:
+    with _topic(tmp_path, store) as topic:
+        positions = _append(topic, 0, 30)
+        topic.offload()
+    with _topic(tmp_path, store, method="none") as topic:
+        positions += _append(topic, 30, 50)
+        topic.truncate(positions[70])
+        assert len(topic.read(positions[70], positions[-1])) == 10
+        with pytest.raises(Trimmed):
+            topic.read(positions[69], positions[-1])
+    with _topic(tmp_path, store) as topic:  # and on again
+        positions += _append(topic, 80, 10)
+        topic.offload()
+        assert load_manifest(store, STREAM).committed_end() == positions[-1]
+        assert len(topic.read(positions[70], positions[-1])) == 20
