@@ -34,6 +34,7 @@ from offloader.spark.driver_rows import DRIVER_CONTENTS, driver_batch
 from offloader.spark.filters import Predicate, microseconds
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import pinned_states, plan_slices
+from offloader.spark.python_worker import task_begins
 from offloader.spark.scan import read_slices
 from offloader.spark.schema import ddl, projection
 from offloader.spark.stream import StreamingReader
@@ -67,6 +68,7 @@ class OffloaderReader(DataSourceReader):
             return iter(())
         if self.options.content in DRIVER_CONTENTS:
             return iter(value)
+        task_begins()
         return read_slices(value, self.options, self.predicates, self.projection, self.options.open_store())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -10,10 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloader.errors import Unsupported
+from offloader.spark.python_worker import task_begins
 from offloader.spark.session import find_java, require_java
+from tests.spark.reading import load
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceReader
+    from pyspark.sql.types import StructType
+
+    from tests.support.streams import StreamWriter
 
 
 def java_home(folder: Path, version: str, *, broken: bool = False) -> Path:
@@ -99,3 +108,44 @@ def test_the_session_runs_this_python_listens_on_loopback_and_shows_no_page(spar
     assert conf.get("spark.ui.enabled") == "false"
     assert spark.sparkContext.uiWebUrl is None
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
+
+
+def frozen_in_workers(spark: SparkSession) -> int:
+    """The most objects that a worker of data sources has declared permanent."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+    class FrozenReader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(number) for number in range(8)]
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+            yield (gc.get_freeze_count(),)
+
+    class Frozen(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "frozen"
+
+        def schema(self) -> str:
+            return "objects BIGINT"
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return FrozenReader()
+
+    spark.dataSource.register(Frozen)
+    return max(int(row.objects) for row in spark.read.format("frozen").load().collect())
+
+
+def test_a_worker_that_reads_again_no_longer_collects_what_it_imported(
+    spark: SparkSession, orders: StreamWriter
+) -> None:
+    for _ in range(3):
+        assert load(spark, orders, splitBytes="10000").count()
+    assert frozen_in_workers(spark) > 10_000
+
+
+def test_nothing_is_done_to_a_process_that_is_no_worker() -> None:
+    before = gc.get_freeze_count()
+    for _ in range(3):
+        task_begins()
+    assert gc.get_freeze_count() == before
