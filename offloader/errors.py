@@ -16,6 +16,7 @@ __all__ = [
     "Closed",
     "Corrupt",
     "ErrorKind",
+    "ExecutorLost",
     "Fenced",
     "InvalidCall",
     "LimitReached",
@@ -128,6 +129,12 @@ class StoreUnavailable(OffloaderError):
 
 class Throttled(StoreUnavailable):
     """The store asks for fewer requests (503 SlowDown and its kin)."""
+
+
+class ExecutorLost(OffloaderError):
+    """A process that did part of a job is gone; what it did isn't known and doesn't count."""
+
+    kind = ErrorKind.RETRY_LATER
 
 
 class OutcomeUnknown(OffloaderError):

@@ -42,7 +42,7 @@ VERBS = {
     "rollback": "Make ledgers readable for a reader that knows V1 only.",
     "config": "Explain or check settings.",
     "status": "Show what the streams are doing.",
-    "spark": "Export or verify many streams with Spark.",
+    "spark": "Backfill, export or verify many streams with Spark.",
 }
 
 _DEBUG = "--debug"

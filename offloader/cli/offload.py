@@ -26,12 +26,12 @@ from offloader.cli.options import (
     TakeOver,
     open_configured_store,
     position_of,
+    require_ledgers,
 )
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.cli.progress import SegmentProgress
 from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
 from offloader.effective_settings import read_settings_file
-from offloader.errors import InvalidCall
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.read.streams import load_stream
@@ -78,8 +78,7 @@ def run(
     left unfinished is completed) or ledger (an object pair for each closed ledger). A settings file says the method,
     else the manifest does. Interrupted, it goes on where it was when it is called again.
     """
-    if not ledgers:
-        raise InvalidCall("no ledger database was named", hint="give --ledgers sqlite:///FILE or set OFFLOADER_LEDGERS")
+    require_ledgers(ledgers)
     last = position_of(until, option="--until") if until else None
     file = read_settings_file(config) if config else None
     settings = Settings() if file is None else file.settings_of(stream)

@@ -29,6 +29,7 @@ __all__ = [
     "open_chosen_store",
     "open_configured_store",
     "position_of",
+    "require_ledgers",
 ]
 
 Store = Annotated[
@@ -144,3 +145,9 @@ def position_of(text: str, *, option: str) -> Position:
         raise InvalidCall(
             f"{option}: {cause}", hint="`offloader segments STREAM` lists the positions there are"
         ) from cause
+
+
+def require_ledgers(url: str) -> None:
+    """Raises ``InvalidCall`` when no ledger database was named."""
+    if not url:
+        raise InvalidCall("no ledger database was named", hint="give --ledgers sqlite:///FILE or set OFFLOADER_LEDGERS")

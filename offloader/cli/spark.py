@@ -1,22 +1,32 @@
-"""``offloader spark export | verify STREAM...``: the jobs of ``offloader.spark.jobs``, here or on a cluster.
+"""``offloader spark backfill | export | verify STREAM...``: the jobs of ``offloader.spark.jobs``, here or on a cluster.
 
-Owns their options on the command line, and what is printed. Must never do a job's work.
+Owns their options on the command line. Must never do a job's work.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.options import EndpointUrl, Json, Region, Store
-from offloader.cli.output import json_line
-from offloader.cli.verify import print_finding, print_totals
-from offloader.errors import ErrorKind, InvalidCall
-
-if TYPE_CHECKING:
-    from offloader.spark.jobs import Exported
+from offloader.cli.options import (
+    Config,
+    DryRun,
+    EndpointUrl,
+    Json,
+    Ledgers,
+    Region,
+    Store,
+    TakeOver,
+    open_chosen_store,
+    require_ledgers,
+)
+from offloader.cli.spark_results import print_backfilled, print_exported, print_scrub
+from offloader.effective_settings import read_settings_file
+from offloader.errors import InvalidCall
+from offloader.store.base import ObjectStore
 
 __all__ = ["Action", "Content", "run"]
 
@@ -24,6 +34,7 @@ __all__ = ["Action", "Content", "run"]
 class Action(StrEnum):
     """Which job."""
 
+    BACKFILL = "backfill"
     EXPORT = "export"
     VERIFY = "verify"
 
@@ -35,87 +46,132 @@ class Content(StrEnum):
     MESSAGES = "messages"
 
 
+_Streams = Annotated[
+    list[str],
+    typer.Argument(help="The streams' names, or patterns with * and ?.", metavar="STREAM...", show_default=False),
+]
+_To = Annotated[
+    str, typer.Option("--to", metavar="FOLDER", help="export: where to, as Spark names it.", show_default=False)
+]
+_PutBadAside = Annotated[
+    bool, typer.Option("--put-bad-aside", help="export: messages that can't be read go to FOLDER/bad.")
+]
+_SkipLost = Annotated[
+    bool, typer.Option("--skip-lost", help="export: go on where retention took entries before they were exported.")
+]
+_SegmentsAtOnce = Annotated[
+    int | None,
+    typer.Option(
+        "--segments-at-once", metavar="N", help="backfill: tasks at once.", show_default="what the cluster runs"
+    ),
+]
+_Option = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", metavar="NAME=VALUE", help="An option of the data source. May be repeated.", show_default=False
+    ),
+]
+_Master = Annotated[
+    str,
+    typer.Option(
+        "--master", metavar="URL", help="A cluster, as Spark spells it; without: this machine.", show_default=False
+    ),
+]
+
+
 def run(
     action: Annotated[Action, typer.Argument(help="Which job.", show_default=False)],
-    streams: Annotated[
-        list[str],
-        typer.Argument(help="The streams' names, or patterns with * and ?.", metavar="STREAM...", show_default=False),
-    ],
+    streams: _Streams,
     store: Store = "",
     endpoint_url: EndpointUrl = "",
     region: Region = "",
-    to: Annotated[
-        str, typer.Option("--to", metavar="FOLDER", help="export: where to, as Spark names it.", show_default=False)
-    ] = "",
+    ledgers: Ledgers = "",
+    config: Config = "",
+    take_over: TakeOver = False,
+    dry_run: DryRun = False,
+    segments_at_once: _SegmentsAtOnce = None,
+    to: _To = "",
     content: Annotated[Content, typer.Option("--content", help="export: what a row is.")] = Content.ENTRIES,
-    put_bad_aside: Annotated[
-        bool, typer.Option("--put-bad-aside", help="export: messages that can't be read go to FOLDER/bad.")
-    ] = False,
-    skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="export: go on where retention took entries before they were exported.")
-    ] = False,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option", metavar="NAME=VALUE", help="An option of the data source. May be repeated.", show_default=False
-        ),
-    ] = None,
-    master: Annotated[
-        str,
-        typer.Option(
-            "--master", metavar="URL", help="A cluster, as Spark spells it; without: this machine.", show_default=False
-        ),
-    ] = "",
+    put_bad_aside: _PutBadAside = False,
+    skip_lost: _SkipLost = False,
+    option: _Option = None,
+    master: _Master = "",
     json: Json = False,
 ) -> int:
     """Run a job over many streams with Spark; docs/SPARK.md.
 
-    export: Parquet by stream and date; run again it adds what is new. verify: every byte of the streams against their
-    manifests; damage ends with exit code 6.
+    backfill: what a ledger database holds of the streams and the store doesn't. export: Parquet by stream and date; run
+    again it adds what is new. verify: every byte of the streams against their manifests; damage ends with exit code 6.
     """
     options = _options(store, endpoint_url, region, option or [])
-    if action is Action.EXPORT and not to:
-        raise InvalidCall("where to?", hint="give --to FOLDER, for example --to file://$PWD/export")
-    if action is Action.VERIFY and (to or put_bad_aside or skip_lost or content is not Content.ENTRIES):
-        raise InvalidCall(
-            "--to, --content, --put-bad-aside and --skip-lost are for exporting", hint="`offloader spark export`"
-        )
-    # Heavy, and not needed for what is refused above.
+    exporting = {
+        "to": to,
+        "content": content.value,
+        "put_bad_aside": put_bad_aside,
+        "skip_lost": skip_lost,
+    }
+    backfilling = {"take_over": take_over, "dry_run": dry_run, "segments_at_once": segments_at_once}
+    if action is not Action.EXPORT and (to or put_bad_aside or skip_lost or content is not Content.ENTRIES):
+        raise _not_for(exporting, "exporting", "export")
+    if action is not Action.BACKFILL and (take_over or dry_run or segments_at_once is not None):
+        raise _not_for(backfilling, "backfills", "backfill")
+    match action:
+        case Action.EXPORT:
+            if not to:
+                raise InvalidCall("where to?", hint="give --to FOLDER, for example --to file://$PWD/export")
+            return _export(master, streams, options, exporting, as_json=json)
+        case Action.VERIFY:
+            return _verify(master, streams, options, as_json=json)
+        case Action.BACKFILL:
+            require_ledgers(ledgers)
+            file = read_settings_file(config) if config else None
+            given = {**backfilling, "ledgers": ledgers, "config": file}
+            opened = open_chosen_store(store, endpoint_url, region)
+            return _backfill(master, streams, options, given, opened, as_json=json)
+
+
+def _not_for(names: Iterable[str], what: str, action: str) -> InvalidCall:
+    options = [f"--{name.replace('_', '-')}" for name in names]
+    return InvalidCall(
+        f"{', '.join(options[:-1])} and {options[-1]} are for {what}", hint=f"`offloader spark {action}`"
+    )
+
+
+# Spark is heavy to load, and not needed for what is refused above.
+
+
+def _backfill(
+    master: str,
+    streams: list[str],
+    options: dict[str, str],
+    given: dict[str, Any],
+    store: ObjectStore,
+    *,
+    as_json: bool,
+) -> int:
+    from offloader.spark.jobs import backfill
     from offloader.spark.session import command_session
 
-    with command_session(f"offloader spark {action.value}", master) as spark:
-        if action is Action.VERIFY:
-            return _verify(spark, streams, options, as_json=json)
-        from offloader.spark.jobs import export
-
-        done = export(
-            spark, streams, options, to=to, content=content.value, put_bad_aside=put_bad_aside, skip_lost=skip_lost
-        )
-    for exported in done:
-        _print_exported(exported, as_json=json)
-    return 0
+    with command_session("offloader spark backfill", master) as spark:
+        done = backfill(spark, streams, options, **given)
+    return print_backfilled(done, store, dry_run=given["dry_run"], as_json=as_json)
 
 
-def _verify(spark: Any, streams: list[str], options: dict[str, str], *, as_json: bool) -> int:
+def _export(master: str, streams: list[str], options: dict[str, str], given: dict[str, Any], *, as_json: bool) -> int:
+    from offloader.spark.jobs import export
+    from offloader.spark.session import command_session
+
+    with command_session("offloader spark export", master) as spark:
+        done = export(spark, streams, options, **given)
+    return print_exported(done, as_json=as_json)
+
+
+def _verify(master: str, streams: list[str], options: dict[str, str], *, as_json: bool) -> int:
     from offloader.spark.jobs import verify
+    from offloader.spark.session import command_session
 
-    scrub = verify(spark, streams, options)
-    for each in scrub.streams:
-        for finding in each.findings:
-            print_finding(finding, as_json=as_json)
-        print_totals(each.stream, each.manifest, each.totals, deep=True, as_json=as_json)
-    return ErrorKind.REPAIR_DATA.value if scrub.has_damage else 0
-
-
-def _print_exported(exported: Exported, *, as_json: bool) -> None:
-    rows, bad_rows = (sum(getattr(each, name) for each in exported.ranges) for name in ("rows", "bad_rows"))
-    if as_json:
-        facts = {"stream": exported.stream, "ranges": len(exported.ranges), "rows": rows, "bad_rows": bad_rows}
-        print(json_line({**facts, "end": exported.end}))
-        return
-    bad = f", {bad_rows:,} put aside" if bad_rows else ""
-    new = f"{rows:,} new rows{bad}, exported up to {exported.end}" if exported.ranges else "nothing new"
-    print(f"{exported.stream}: {new}")
+    with command_session("offloader spark verify", master) as spark:
+        return print_scrub(verify(spark, streams, options), as_json=as_json)
 
 
 def _options(store: str, endpoint_url: str, region: str, given: list[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from formats.entries import EntryBatch, Position
 
-__all__ = ["ClosedListener", "LedgerInfo", "LedgerSource", "Listener", "Subscription"]
+__all__ = ["ClosedListener", "LedgerInfo", "LedgerSource", "Ledgers", "Listener", "Subscription"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,4 +85,24 @@ class LedgerSource(Protocol):
 
     def delete(self, ledger_id: int) -> None:
         """Removes a closed ledger's entries; one that isn't there counts as removed."""
+        ...
+
+
+class Ledgers(Protocol):
+    """A hot tier: many streams, each a ``LedgerSource`` to be read."""
+
+    def streams(self) -> list[str]:
+        """Names of all streams, ascending."""
+        ...
+
+    def view_stream(self, stream: str) -> LedgerSource:
+        """The stream, to read only; disturbs no owner.
+
+        Raises:
+            NotFound: no such stream.
+        """
+        ...
+
+    def close(self) -> None:
+        """Nothing is read any more."""
         ...

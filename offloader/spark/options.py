@@ -16,7 +16,7 @@ from formats.pulsar.messages import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from offloader.errors import InvalidCall, Unsupported
 from offloader.read.cold import NOT_MOVED
 from offloader.read.times import time_ms_of
-from offloader.settings import Pairs
+from offloader.settings import LimitSettings, Pairs, StoreSettings
 from offloader.store import open_store
 from offloader.store.base import ObjectStore
 
@@ -150,10 +150,18 @@ class SourceOptions:
             if getattr(self, attribute) != defaults[attribute]:
                 raise InvalidCall(f"option {name} {why}", hint="leave it out")
 
-    def open_store(self, *, read_only: bool = True) -> ObjectStore:
+    def open_store(
+        self,
+        *,
+        read_only: bool = True,
+        settings: StoreSettings | None = None,
+        limits: LimitSettings | None = None,
+    ) -> ObjectStore:
         """The store; one per Python worker and set of options."""
         keys = self.access_key, self.secret_key, self.session_token
-        return _opened(self.store, self.endpoint_url, self.region, *keys, read_only)
+        return _opened(
+            self.store, self.endpoint_url, self.region, *keys, read_only, settings or StoreSettings(), limits
+        )
 
 
 @functools.lru_cache(maxsize=STORES_KEPT_MAX)
@@ -165,6 +173,8 @@ def _opened(
     secret_key: str | None,
     session_token: str | None,
     read_only: bool,
+    settings: StoreSettings,
+    limits: LimitSettings | None,
 ) -> ObjectStore:
     return open_store(
         url,
@@ -174,6 +184,8 @@ def _opened(
         secret_key=secret_key,
         session_token=session_token,
         read_only=read_only,
+        settings=settings,
+        limits=limits,
     )
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pyspark
 import pytest
 
 from formats.entries import EntryBatch
+from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.spark.options import _OPTIONS, _STREAM_ONLY, CONTENTS, SourceOptions
 from offloader.spark.schema import ddl
 from offloader.spark.session import require_java
@@ -42,6 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for ledger_id in (1, 2):
         orders.add([batch(ledger_id, 500, day=ledger_id)], closes=[ledger_id])
     prices.add([batch(1, 300, day=3)], closes=[1])
+    with closing(EmbeddedLedgers(f"sqlite:///{folder}/ledgers.db")) as database:
+        for stream, count in (("shop/orders", 1000), ("shop/prices", 300)):
+            database.open_stream(stream).append([b"{}"] * count, 0)
+    (folder / "archive").mkdir()
     return folder
 
 
@@ -83,7 +89,7 @@ def test_the_samples_print_what_the_text_shows(folder: Path) -> None:
                 program += [f"assert main({shlex.split(line)[1:]!r}) == 0", "print('--end--')"]
                 expected.append(wanted)
     found = [part.splitlines() for part in printed([sys.executable, "-c", "\n".join(program)], folder).split(END)]
-    assert len(expected) == 6
+    assert len(expected) == 9
     for lines, wanted in zip(found, [*expected, []], strict=True):
         assert is_like(lines, wanted), f"printed {lines}, the text has {wanted}"
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,17 +15,12 @@ from formats.entries import EntryBatch, Position
 from formats.manifest import Retire, Truncate
 from offloader.store import open_store
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
+from tests.spark.victim import Victim
 from tests.support.streams import StreamWriter, batch_of
-from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming import StreamingQuery
-
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-#: A JVM's start on a machine that is busy.
-START_S = 120.0
 
 
 @pytest.fixture
@@ -118,36 +108,6 @@ def test_a_query_that_lost_entries_fails_naming_the_head_or_goes_on_as_told(
     assert positions_in(spark, tmp_path) == [(1, n) for n in [*range(100), *range(250, 300)]]
 
 
-class Victim:
-    """The program that streams into Parquet, as a process to kill."""
-
-    def __init__(self, writer: StreamWriter, folder: Path, **options: str) -> None:
-        given = json.dumps({"store": writer.store.url, "stream": writer.stream, **options})
-        self._log = (folder / "victim.log").open("a")
-        program = [sys.executable, str(HERE / "stream_to_parquet.py"), given]
-        self.process = subprocess.Popen(
-            [*program, str(folder / "checkpoint"), str(folder / "out")],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
-
-    def await_that(self, is_so: Callable[[], object]) -> None:
-        def looked() -> object:
-            assert self.process.poll() is None, Path(self._log.name).read_text()
-            return is_so()
-
-        eventually(looked, within_s=START_S)
-
-    def kill(self) -> None:
-        """SIGKILL to it, its JVM and its workers at once."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._log.close()
-
-
 class Appending:
     """Commits small segments one after another, in a thread, until there are ``count`` of them."""
 
@@ -203,7 +163,8 @@ def test_a_query_that_is_killed_again_and_again_writes_every_entry_exactly_once(
         return files() >= before + 2
 
     for moment in (planned, sunk_but_not_committed, being_written):
-        victim = Victim(writer, tmp_path, **options)
+        given = json.dumps({"store": writer.store.url, "stream": writer.stream, **options})
+        victim = Victim("stream_to_parquet.py", tmp_path, given, tmp_path / "checkpoint", tmp_path / "out")
         try:
             # The batch after the one that has to be done again.
             state = newest("checkpoint/offsets") + 2, files()

@@ -12,13 +12,12 @@ from offloader.manifest.state import ManifestState
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import pinned_states
 
-__all__ = ["PLACE_OPTIONS", "pinned_streams", "require_known"]
+__all__ = ["PLACE_OPTIONS", "STORE_OPTIONS", "pinned_streams", "require_known"]
 
-#: Options that say where the streams are and how to get at them; every job takes them.
-PLACE_OPTIONS = (
-    "store", "endpointUrl", "region", "relocate", "splitBytes", "leaseSeconds",
-    "accessKey", "secretKey", "sessionToken",
-)  # fmt: skip
+#: Options that say where the store is and how to get at it; every job takes them.
+STORE_OPTIONS = ("store", "endpointUrl", "region", "accessKey", "secretKey", "sessionToken")
+#: And how streams are read there.
+PLACE_OPTIONS = (*STORE_OPTIONS, "relocate", "splitBytes", "leaseSeconds")
 
 
 def require_known(options: Mapping[str, str], known: Iterable[str], *, job: str) -> None:

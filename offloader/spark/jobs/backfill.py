@@ -1,0 +1,354 @@
+"""The job ``backfill``: the history of many streams, read and uploaded by all executors, committed by the driver.
+
+Owns which streams, and how their segments become tasks. Must never commit a segment that the driver doesn't see in the
+store, whatever an executor says.
+
+The driver is each stream's owner: it opens the epoch, plans, assigns, commits, as a backfill on one machine does (the
+same code: ``offloader.write``). Only reading and uploading one assigned segment is a job of Spark, of one task. So a
+segment is committed when it is done and not when all are; and an attempt that is lost, with its executor or alone, is
+recorded as failed in the record that assigns the range to another uuid. A driver that dies leaves assigned segments:
+the next run adopts those that are complete and does the others again.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from formats.entries import Position
+from formats.segment import SegmentSummary
+from offloader.clock import SystemClock
+from offloader.effective_settings import SettingsFile
+from offloader.errors import Closed, ExecutorLost, InvalidCall, NotFound, ObjectMissing, OffloaderError
+from offloader.ledgers.base import Ledgers, LedgerSource
+from offloader.ledgers.database import database_path
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.read.streams import load_stream
+from offloader.settings import Settings
+from offloader.spark.failures import translated
+from offloader.spark.jobs.backfill_task import UploadTask, carry_out
+from offloader.spark.jobs.streams import STORE_OPTIONS, require_known
+from offloader.spark.options import SourceOptions
+from offloader.spark.planning import is_pattern
+from offloader.store.base import ObjectStore
+from offloader.store.probe import require_conditional_puts
+from offloader.write.backfill import HistoryTools
+from offloader.write.by_hand import method_by_hand, offload_by_hand
+from offloader.write.confirmation import confirm_stored
+from offloader.write.history import PlannedSegment
+from offloader.write.runs import HistoryRuns
+from offloader.write.segment_order import SegmentOrder
+from offloader.write.workers import Workers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SEGMENTS_AT_ONCE_MAX", "STREAMS_AT_ONCE_MAX", "Backfilled", "backfill"]
+
+_log = logging.getLogger("offloader.spark")
+
+#: Segments on their way at once, each a thread of the driver that waits for its task.
+SEGMENTS_AT_ONCE_MAX = 256
+#: Streams that are worked on at once, each a thread that waits for its segments.
+STREAMS_AT_ONCE_MAX = 16
+#: Threads that plan and commit.
+COMMITTERS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backfilled:
+    """What a run did for one stream.
+
+    Attributes:
+        stream: its name.
+        planned: of a dry run: what would be offloaded, sizes inside ledgers estimated.
+        offloaded: name and summary of each segment that is in the manifest now.
+        trimmed: segments whose ledger left the hot tier meanwhile.
+        committed: the committed end afterwards.
+        skipped: why nothing was to be done, empty: that wasn't so.
+        error: why something is still missing, ``None``: nothing is.
+    """
+
+    stream: str
+    planned: tuple[PlannedSegment, ...] = ()
+    offloaded: tuple[tuple[UUID, SegmentSummary], ...] = ()
+    trimmed: tuple[PlannedSegment, ...] = ()
+    committed: Position | None = None
+    skipped: str = ""
+    error: OffloaderError | None = None
+
+
+def _embedded(url: str) -> Ledgers:
+    """The ledger database at ``url``, which has to be there."""
+    return EmbeddedLedgers(url, create=False)
+
+
+def backfill(
+    spark: SparkSession,
+    streams: Sequence[str],
+    options: Mapping[str, str],
+    *,
+    ledgers: str,
+    config: SettingsFile | None = None,
+    take_over: bool = False,
+    dry_run: bool = False,
+    segments_at_once: int | None = None,
+    open_hot: Callable[[str], Ledgers] = _embedded,
+) -> list[Backfilled]:
+    """Offloads what the hot tier holds of streams and the store doesn't; interrupted, it goes on when called again.
+
+    Args:
+        spark: a classic session (not Spark Connect).
+        streams: names or patterns, of streams in the hot tier.
+        options: ``STORE_OPTIONS`` of the data source; ``store`` is needed.
+        ledgers: URL of the hot tier, the same for the driver and all executors: ``sqlite:////absolute/file.db``.
+        config: settings, by stream.
+        take_over: take streams from writers that give signs of life.
+        dry_run: only plan.
+        segments_at_once: default: as many tasks as the cluster runs at once (``defaultParallelism``).
+        open_hot: opens ``ledgers``, here and on executors; picklable.
+
+    Returns:
+        One value per stream, in order of names. One that couldn't be offloaded doesn't keep the others.
+
+    Raises:
+        InvalidCall: an option, or Spark is set to run copies of tasks that take long (speculation).
+        NotFound: no such stream in the hot tier, or no such hot tier.
+        Unsupported: the store lets two writers create one object.
+    """
+    require_known(options, STORE_OPTIONS, job="backfill")
+    if segments_at_once is not None and not 1 <= segments_at_once <= SEGMENTS_AT_ONCE_MAX:
+        raise InvalidCall(f"segments_at_once is {segments_at_once}, it can be 1 to {SEGMENTS_AT_ONCE_MAX}")
+    _require_single_copies(spark)
+    if open_hot is _embedded:
+        ledgers = _absolute(ledgers)
+    place = SourceOptions.of({**options, "stream": "*"})
+    settings = Settings() if config is None else config.settings_of("")
+    with closing(open_hot(ledgers)) as hot:
+        names = _named(streams, hot.streams(), ledgers)
+        store = place.open_store(read_only=dry_run, settings=settings.store, limits=settings.limits)
+        if not dry_run:
+            require_conditional_puts(store, single_writer=settings.store.single_writer)
+        parallelism = spark.sparkContext.defaultParallelism
+        slots = segments_at_once or max(1, min(parallelism, SEGMENTS_AT_ONCE_MAX))
+        executors = _Executors(spark, hot_url=ledgers, open_hot=open_hot, place=place, store=store)
+        run = _Run(executors, hot, config, set(streams), slots, take_over=take_over, dry_run=dry_run)
+        return run.all(names)
+
+
+def _absolute(url: str) -> str:
+    """The URL of an embedded database, as it also holds in another working directory."""
+    path = database_path(url)
+    if path == ":memory:":
+        raise InvalidCall("executors can't see a database in memory", hint="name a file: sqlite:////absolute/file.db")
+    return f"sqlite:///{Path(path).absolute()}"
+
+
+def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[str]:
+    """The streams of the hot tier that are meant, ascending."""
+    if isinstance(wanted, str) or not wanted:
+        raise InvalidCall("the streams are a list of names or patterns", hint='for example ["public/default/*"]')
+    found: set[str] = set()
+    for each in wanted:
+        fitting = {each} & set(known)
+        if not fitting and is_pattern(each):
+            fitting = {name for name in known if fnmatch.fnmatchcase(name, each)}
+        if not fitting:
+            some = ", ".join(known[:5]) or "nothing"
+            raise NotFound(f"no stream {each} in {ledgers}", hint=f"it has {some}{' ...' if len(known) > 5 else ''}")
+        found |= fitting
+    return sorted(found)
+
+
+def _require_single_copies(spark: SparkSession) -> None:
+    """A copy of a running task makes Spark end the original, and neither uploads: it would go on like that."""
+    conf = spark.sparkContext.getConf()
+    if conf.get("spark.speculation") == "true" and conf.get("spark.speculation.task.duration.threshold"):
+        raise InvalidCall(
+            "Spark is set to run copies of long tasks, and a segment is uploaded once",
+            hint="--conf spark.speculation=false",
+        )
+
+
+class _Executors:
+    """Has segments uploaded by Spark's tasks, and looks at what they left."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        *,
+        hot_url: str,
+        open_hot: Callable[[str], Ledgers],
+        place: SourceOptions,
+        store: ObjectStore,
+    ) -> None:
+        self._context = spark.sparkContext
+        self._hot_url, self._open_hot, self._place = hot_url, open_hot, place
+        self.store = store
+        self._group = f"offloader-backfill-{os.urandom(4).hex()}"
+
+    def upload(
+        self, settings: Settings, source: LedgerSource, order: SegmentOrder, is_stopped: Callable[[], bool]
+    ) -> SegmentSummary:
+        """Uploads a segment; called by a thread of the driver, which waits for the task.
+
+        Raises:
+            ExecutorLost: nobody knows what was written: it needs another uuid.
+            ObjectMissing, ObjectChanged: an executor says that it is uploaded, and the driver doesn't see it.
+            OffloaderError: what the task raised.
+        """
+        if is_stopped():
+            raise Closed(f"the backfill of {order.stream} was stopped")
+        planned = order.planned
+        what = f"stream {order.stream}, {planned.begin}..{planned.end}"
+        task = UploadTask(
+            order=order,
+            ledgers=tuple(
+                info
+                for info in source.ledgers()
+                if info.entries and planned.begin.ledger_id <= info.ledger_id <= planned.end.ledger_id
+            ),
+            hot_url=self._hot_url,
+            open_hot=self._open_hot,
+            place=self._place,
+            store=settings.store,
+            limits=settings.limits,
+            offload=settings.offload,
+        )
+        self._context.setJobGroup(self._group, f"backfill of {what}", interruptOnCancel=True)
+        with translated(f"Spark's upload of {what}", hint="run it again: it goes on with what is missing"):
+            (summary,) = self._context.parallelize([task], 1).map(carry_out).collect()
+        if summary is None:
+            raise ExecutorLost(f"{what}: the first attempt was lost", hint="it is done again under another uuid")
+        try:
+            confirm_stored(self.store, order.stream, order.uuid, summary)
+        except ObjectMissing as error:
+            raise ObjectMissing(
+                f"{what}: an executor has uploaded it, but {error.message}",
+                hint="the driver and all executors must see the same store under its URL",
+            ) from error
+        return summary
+
+    def cancel(self) -> None:
+        """Tasks under way end soon."""
+        self._context.cancelJobGroup(self._group)
+
+
+class _Run:
+    """Several streams at once, each by one thread that waits for its segments."""
+
+    def __init__(
+        self,
+        executors: _Executors,
+        hot: Ledgers,
+        config: SettingsFile | None,
+        named: set[str],
+        slots: int,
+        *,
+        take_over: bool,
+        dry_run: bool,
+    ) -> None:
+        self._executors, self._hot, self._config, self._named = executors, hot, config, named
+        self._slots, self._take_over, self._dry_run = slots, take_over, dry_run
+        self._clock = SystemClock()
+        self._lock = threading.Lock()
+        self._under_way: list[HistoryRuns] = []
+        self._stopped = False
+        self._committers = Workers(COMMITTERS, self._clock)
+        self._uploaders = Workers(slots, self._clock)
+        self._streams = Workers(min(slots, STREAMS_AT_ONCE_MAX), self._clock)
+
+    def all(self, streams: Sequence[str]) -> list[Backfilled]:
+        """Works on all of them; interrupted, it stops what is under way first."""
+        done: list[Future[Backfilled]] = []
+        try:
+            for stream in streams:
+                outcome: Future[Backfilled] = Future()
+                self._streams.submit(partial(_settle, outcome, partial(self._one, stream)))
+                done.append(outcome)
+            return [self._streams.result_of(each) for each in done]
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            for workers in (self._streams, self._uploaders, self._committers):
+                workers.close()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            under_way = list(self._under_way)
+        for runs in under_way:
+            runs.stop()
+        self._executors.cancel()
+
+    def _one(self, stream: str) -> Backfilled:
+        try:
+            return self._offloaded(stream)
+        except OffloaderError as error:
+            return Backfilled(stream=stream, error=error)
+
+    def _offloaded(self, stream: str) -> Backfilled:
+        settings = Settings() if self._config is None else self._config.settings_of(stream)
+        store = self._executors.store
+        source = self._hot.view_stream(stream)
+        state = load_stream(store, stream, may_be_absent=True)
+        try:
+            method = method_by_hand(state, self._config)
+        except InvalidCall as error:
+            if stream in self._named:
+                raise
+            return Backfilled(stream=stream, committed=state.committed_end(), skipped=error.message)
+        runs = HistoryRuns(store, self._tools(settings), settings.manifest)
+        if self._dry_run:
+            planned = runs.preview(state, source.ledgers(), method=method, last=None, threshold_bytes=0)
+            return Backfilled(stream=stream, planned=tuple(planned), committed=state.committed_end())
+        with self._lock:
+            if self._stopped:
+                raise Closed("the backfill was stopped")
+            self._under_way.append(runs)
+        try:
+            result = offload_by_hand(runs, source, stream, method, take_over=self._take_over)
+        finally:
+            with self._lock:
+                self._under_way.remove(runs)
+        for found in result.errors:
+            if not isinstance(found, OffloaderError):
+                raise found
+        _log.info("stream %s: %d segments offloaded", stream, len(result.offloaded))
+        return Backfilled(
+            stream=stream,
+            offloaded=tuple(result.offloaded),
+            trimmed=tuple(result.trimmed),
+            committed=result.committed,
+            error=next((each for each in result.errors if isinstance(each, OffloaderError)), None),
+        )
+
+    def _tools(self, settings: Settings) -> HistoryTools:
+        return HistoryTools(
+            upload=partial(self._executors.upload, settings),
+            driver=dict(self._executors.store.driver_metadata),
+            settings=replace(settings.offload, backfill_segments_in_flight_max=self._slots),
+            workers=self._committers,
+            uploaders=self._uploaders,
+            budget=None,
+            clock=self._clock,
+            entropy=os.urandom,
+        )
+
+
+def _settle(outcome: Future[Backfilled], work: Callable[[], Backfilled]) -> None:
+    try:
+        outcome.set_result(work())
+    except BaseException as error:
+        outcome.set_exception(error)

@@ -1,0 +1,337 @@
+"""The job ``backfill`` with a real Spark: exactly once, whoever is killed; the command."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from formats.manifest import Assign, Failed, SetMethod
+from offloader.clock import SystemClock
+from offloader.effective_settings import SettingsFile
+from offloader.errors import (
+    Corrupt,
+    ErrorKind,
+    ExecutorLost,
+    Fenced,
+    InvalidCall,
+    NotFound,
+    ObjectMissing,
+    OffloaderError,
+)
+from offloader.manifest.log import ManifestLog, list_streams, load_manifest
+from offloader.spark.jobs import Backfilled, backfill
+from offloader.store import open_store
+from offloader.store.base import ObjectStore
+from tests.cli.reading_verbs import Offloader
+from tests.spark.hot_tier import HotTier, LosingLedgers, MisbehavingLedgers, another_database, edits_of, settings_of
+from tests.spark.victim import Victim
+from tests.support.readback import stored_entries, unaccounted_keys
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STREAMS = ("other", "t/a", "t/b")
+
+
+@pytest.fixture
+def hot(tmp_path: Path) -> HotTier:
+    """Three streams of two to four ledgers."""
+    made = HotTier(tmp_path)
+    for stream, entries in zip(STREAMS, (60, 600, 400), strict=True):
+        made.append(stream, entries)
+    return made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    (tmp_path / "store").mkdir()
+    return open_store(f"file://{tmp_path}/store")
+
+
+@pytest.fixture
+def run(spark: SparkSession, hot: HotTier, store: ObjectStore) -> Any:
+    """``run("t/*", take_over=True)``: the job, by streams' names."""
+
+    def run(*streams: str, **more: Any) -> dict[str, Backfilled]:
+        given = {"ledgers": hot.url, "config": settings_of(), **more}
+        done = backfill(spark, streams or ["*"], {"store": store.url}, **given)
+        return {each.stream: each for each in done}
+
+    return run
+
+
+def require_whole(store: ObjectStore, hot: HotTier, *streams: str) -> None:
+    """Every entry of the hot tier exactly once, and no object that the manifest doesn't explain."""
+    for stream in streams:
+        assert stored_entries(store, stream) == hot.expected[stream]
+    assert unaccounted_keys_of(store, streams) == set()
+
+
+def unaccounted_keys_of(store: ObjectStore, streams: tuple[str, ...]) -> set[str]:
+    return set.intersection(*(unaccounted_keys(store, stream) for stream in streams))
+
+
+def test_all_streams_go_up_in_segments_and_a_second_run_finds_nothing_to_do(
+    run: Any, hot: HotTier, store: ObjectStore
+) -> None:
+    done = run()
+    assert tuple(done) == STREAMS
+    require_whole(store, hot, *STREAMS)
+    for stream, each in done.items():
+        state = load_manifest(store, stream)
+        assert each.error is None
+        assert each.committed == state.committed_end() == hot.expected[stream][-1][0]
+        assert sorted(uuid for uuid, _ in each.offloaded) == sorted(record.uuid for record in state.offloaded())
+        assert sum(summary.entries for _, summary in each.offloaded) == len(hot.expected[stream])
+        assert state.method == "streaming"
+    assert len(done["t/a"].offloaded) >= 5
+    records = {stream: load_manifest(store, stream).record_id for stream in STREAMS}
+    assert all(each.offloaded == () and each.error is None for each in run().values())
+    assert {stream: load_manifest(store, stream).record_id for stream in STREAMS} == records
+    hot.append("t/a", 100)
+    assert [len(each.offloaded) > 0 for each in run(take_over=True).values()] == [False, True, False]
+    require_whole(store, hot, *STREAMS)
+
+
+def test_a_dry_run_says_what_it_would_do_and_writes_nothing(run: Any, hot: HotTier, store: ObjectStore) -> None:
+    done = run("t/*", dry_run=True)
+    assert tuple(done) == ("t/a", "t/b")
+    for stream, each in done.items():
+        first, last = hot.expected[stream][0][0], hot.expected[stream][-1][0]
+        assert (each.planned[0].begin, each.planned[-1].end) == (first, last)
+        assert (each.offloaded, each.committed, each.error) == ((), None, None)
+    assert not store.list("").objects
+
+
+@pytest.mark.parametrize("moment", ["die_reading", "die_done"])
+def test_a_task_whose_process_is_killed_costs_a_retry_under_another_uuid(
+    run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path, moment: str
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    open_hot = partial(MisbehavingLedgers, folder=tmp_path / "tasks", **{moment: [1]})
+    done = run("t/a", open_hot=open_hot)
+    assert done["t/a"].error is None
+    require_whole(store, hot, "t/a")
+    edits = edits_of(store, "t/a")
+    (failed,) = [edit for edit in edits if isinstance(edit, Failed)]
+    assert "an executor's process is gone" in failed.reason
+    assigned = [edit for edit in edits if isinstance(edit, Assign)]
+    assert len({edit.uuid for edit in assigned}) == len(assigned) == len(done["t/a"].offloaded) + 1
+    ranges = Counter((edit.begin, edit.end) for edit in assigned)
+    (again,) = [each for each, times in ranges.items() if times == 2]
+    assert again == next((edit.begin, edit.end) for edit in assigned if edit.uuid == failed.uuid)
+
+
+def test_a_segment_whose_every_attempt_dies_is_an_error_and_other_streams_go_on(
+    run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    open_hot = partial(MisbehavingLedgers, folder=tmp_path / "tasks", die_reading=range(3))
+    done = run("other", open_hot=open_hot)
+    assert isinstance(done["other"].error, ExecutorLost)
+    assert done["other"].error.exit_code == ErrorKind.RETRY_LATER.value
+    assert len(load_manifest(store, "other").offloaded()) == 0
+    assert done["other"].committed is None
+    again = run(take_over=True)
+    assert all(each.error is None for each in again.values())
+    require_whole(store, hot, *STREAMS)
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_driver_is_followed_by_one_that_adopts_what_is_complete(
+    run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    plan = json.dumps({"hang_done": [4], "hang_reading": [5]})
+    victim = Victim("backfill_streams.py", tmp_path, store.url, hot.url, tmp_path / "tasks", plan)
+
+    def stuck() -> bool:
+        """Both tasks wait for ever: one's segment is complete, the other's isn't begun; the rest is committed."""
+        if not (tmp_path / "tasks" / "task-5").exists():
+            return False
+        keys = [info.key for info in store.list("").objects if info.key.endswith("-index")]
+        states = [load_manifest(store, stream) for stream in list_streams(store)]
+        return len(keys) == 5 and sum(len(state.offloaded()) for state in states) == 4
+
+    try:
+        victim.await_that(stuck)
+    finally:
+        victim.kill()
+    before = {stream: load_manifest(store, stream) for stream in list_streams(store)}
+    objects = {info.key for info in store.list("").objects if info.key.endswith("-index")}
+    left = [(stream, record.uuid) for stream, state in before.items() for record in state.assigned()]
+    complete = [each for each in left if f"{each[0]}/{each[1]}-index" in objects]
+    assert len(complete) == 1
+    assert len(left) >= 2
+    refused = run()
+    assert isinstance(refused[complete[0][0]].error, Fenced), "its last record is young: nobody knows that it is dead"
+    done = run(take_over=True)
+    assert all(each.error is None for each in done.values())
+    require_whole(store, hot, *STREAMS)
+    for stream, state in before.items():
+        now = load_manifest(store, stream)
+        kept = {record.uuid for record in now.offloaded()}
+        assert {record.uuid for record in state.offloaded()} <= kept, "what was committed isn't done again"
+        for uuid in (uuid for of, uuid in left if of == stream):
+            assert (uuid in kept) == ((stream, uuid) in complete)
+            failed = {edit.uuid for edit in edits_of(store, stream) if isinstance(edit, Failed)}
+            assert (uuid in failed) == ((stream, uuid) not in complete)
+
+
+def test_a_living_writer_keeps_its_stream_unless_it_is_taken_over(run: Any, hot: HotTier, store: ObjectStore) -> None:
+    log = ManifestLog(store, "t/a", clock=SystemClock())
+    log.open_epoch()
+    done = run()
+    assert isinstance(done["t/a"].error, Fenced)
+    assert "--take-over" in done["t/a"].error.hint
+    assert done["t/a"].offloaded == ()
+    assert log.load().epoch == log.epoch
+    assert [done[each].error for each in ("other", "t/b")] == [None, None]
+    require_whole(store, hot, "other", "t/b")
+    assert run("t/a", take_over=True)["t/a"].error is None
+    require_whole(store, hot, *STREAMS)
+    with pytest.raises(Fenced):
+        log.commit([SetMethod("streaming")])
+
+
+def test_executors_that_see_another_hot_tier_upload_nothing(
+    run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    elsewhere = HotTier(tmp_path / "elsewhere")
+    with_one = run("other", open_hot=partial(another_database, folder=tmp_path / "nowhere"))["other"]
+    assert isinstance(with_one.error, NotFound)
+    assert "on executor" in with_one.error.message
+    for stream in STREAMS:
+        elsewhere.append(stream, 60)
+    old_copy = run("other", take_over=True, open_hot=partial(another_database, folder=tmp_path / "elsewhere"))["other"]
+    assert isinstance(old_copy.error, Corrupt)
+    assert "on executor" in old_copy.error.message
+    assert "stream other, ledger 1" in old_copy.error.message
+    assert len(load_manifest(store, "other").offloaded()) == 0
+    assert run("other", take_over=True)["other"].error is None
+    require_whole(store, hot, "other")
+
+
+def test_segments_that_the_driver_does_not_see_in_its_store_are_not_committed(
+    run: Any, store: ObjectStore, hot: HotTier, tmp_path: Path
+) -> None:
+    """As where file:///folder is another disk on each machine."""
+    moved = run("other", open_hot=partial(LosingLedgers, store=tmp_path / "store" / "other"))["other"]
+    assert isinstance(moved.error, ObjectMissing)
+    assert "must see the same store" in moved.error.hint
+    assert load_manifest(store, "other").committed_end() is None
+    assert run("other", take_over=True)["other"].error is None
+    require_whole(store, hot, "other")
+
+
+def test_ledgers_go_one_by_one_where_the_method_says_so_and_others_are_left_alone(
+    spark: SparkSession, hot: HotTier, store: ObjectStore
+) -> None:
+    file = SettingsFile("test", {"": {"offload.method": "ledger"}, "topics.t/b": {"offload.method": "none"}})
+    given: Any = {"ledgers": hot.url, "config": file}
+    done = backfill(spark, ["t/*"], {"store": store.url}, **given)
+    assert [(each.error, bool(each.skipped)) for each in done] == [(None, False), (None, True)]
+    closed = [info.ledger_id for info in hot.database.view_stream("t/a").ledgers() if info.closed]
+    state = load_manifest(store, "t/a")
+    assert [(record.layout, record.v1_ledger_id) for record in state.offloaded()] == [(1, each) for each in closed]
+    assert stored_entries(store, "t/a") == [each for each in hot.expected["t/a"] if each[0].ledger_id in closed]
+    assert list_streams(store) == ["t/a"]
+    (named,) = backfill(spark, ["t/b"], {"store": store.url}, **given)
+    assert isinstance(named.error, InvalidCall)
+    assert "its method is none" in named.error.message
+
+
+@pytest.mark.parametrize(
+    ("streams", "more", "kind", "expected"),
+    [
+        ([], {}, InvalidCall, "the streams are a list of names or patterns"),
+        (["nope"], {}, NotFound, "no stream nope in sqlite:///"),
+        (["t/a", "nope*"], {}, NotFound, "no stream nope"),
+        (["t/a"], {"ledgers": "sqlite://:memory:"}, InvalidCall, "executors can't see a database in memory"),
+        (["t/a"], {"ledgers": "sqlite:///nowhere/at.db"}, NotFound, "nowhere/at.db"),
+        (["t/a"], {"options": {"splitBytes": "1"}}, InvalidCall, "backfill takes no option splitBytes"),
+        (["t/a"], {"segments_at_once": 0}, InvalidCall, "segments_at_once is 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_done(
+    spark: SparkSession,
+    hot: HotTier,
+    store: ObjectStore,
+    streams: list[str],
+    more: dict[str, Any],
+    kind: type[OffloaderError],
+    expected: str,
+) -> None:
+    options = {"store": store.url, **more.pop("options", {})}
+    with pytest.raises(kind, match=expected):
+        backfill(spark, streams, options, **{"ledgers": hot.url, **more})
+    assert not store.list("").objects
+
+
+# The command
+
+
+@pytest.fixture
+def command(
+    spark: SparkSession,
+    hot: HotTier,
+    store: ObjectStore,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Offloader:
+    monkeypatch.setenv("OFFLOADER_STORE", store.url)
+    monkeypatch.setenv("OFFLOADER_LEDGERS", hot.url)
+    return Offloader(capsys)
+
+
+def test_the_command_prints_a_line_a_stream_and_ends_as_the_first_error_does(
+    command: Offloader, hot: HotTier, store: ObjectStore
+) -> None:
+    plan = command("spark", "backfill", "t/*", "--dry-run")
+    assert plan.code == 0
+    assert [line.partition(":")[0] for line in plan.out.splitlines()] == ["t/a", "t/b"]
+    assert all("about 1 segments to be offloaded" in line for line in plan.out.splitlines())
+    (planned, _) = command("spark", "backfill", "t/*", "--dry-run", "--json").rows
+    first, last = (str(hot.expected["t/a"][at][0]) for at in (0, -1))
+    assert planned["segments"] == [{"layout": "V2", "first": first, "last": last}]
+    log = ManifestLog(store, "t/b", clock=SystemClock())
+    log.open_epoch()
+    done = command("spark", "backfill", "t/*", "--json")
+    assert done.code == ErrorKind.FENCED.value
+    a, b = done.rows
+    assert (a["stream"], a["entries"], a["objects"], a["error"]) == ("t/a", 600, 2, None)
+    assert (b["segments"], b["committed"]) == (0, None)
+    assert "is owned by" in b["error"]
+    assert "is owned by" in json.loads(done.err)["error"]["message"]
+    taken = command("spark", "backfill", "t/*", "--take-over")
+    assert taken.code == 0
+    lines = taken.out.splitlines()
+    assert lines[0] == f"t/a: nothing to offload; committed is {last}"
+    assert lines[1].startswith("t/b: 400 entries, ")
+    assert "in 2 objects, each checked in" in lines[1]
+    require_whole(store, hot, "t/a", "t/b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["backfill", "t/a", "--to", "x"], "--to, --content, --put-bad-aside and --skip-lost are for exporting"),
+        (["verify", "t/a", "--dry-run"], "--take-over, --dry-run and --segments-at-once are for backfills"),
+        (["export", "t/a", "--to", "x", "--take-over"], "are for backfills"),
+    ],
+)
+def test_options_of_other_jobs_are_refused(command: Offloader, arguments: list[str], expected: str) -> None:
+    code, line, _ = command.refuses("spark", *arguments)
+    assert code == ErrorKind.FIX_CALL.value
+    assert expected in line
+
+
+def test_without_ledgers_the_command_says_what_to_give(command: Offloader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OFFLOADER_LEDGERS")
+    assert command.refuses("spark", "backfill", "t/a")[1] == "no ledger database was named"
