@@ -42,7 +42,7 @@ class LedgerInfo:
 
 
 #: Called after entries became durable in the hot tier, in order, once per appended batch. Must return quickly and
-#: must not call back into the source.
+#: must not call back into the source. Nobody changes the batch's memory afterwards: who hears of it may keep it.
 Listener = Callable[[EntryBatch], None]
 
 

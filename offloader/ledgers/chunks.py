@@ -34,7 +34,8 @@ class Chunk(NamedTuple):
     """One row: ``entries`` consecutive entries of a ledger.
 
     ``lengths`` (int32 each) is ``None`` when all payloads are equally long, ``times`` (int64 each) when all
-    publish times are ``first_time_ms``. ``crc`` covers every other field.
+    publish times are ``first_time_ms``. ``crc`` covers every other field. One that isn't written yet is a view of the
+    batch it was made of.
     """
 
     ledger_id: int
@@ -44,7 +45,7 @@ class Chunk(NamedTuple):
     crc: int
     lengths: bytes | None
     times: bytes | None
-    payload: bytes
+    payload: bytes | memoryview
 
 
 def cut_chunks(batch: EntryBatch) -> Iterator[EntryBatch]:
@@ -61,7 +62,7 @@ def cut_chunks(batch: EntryBatch) -> Iterator[EntryBatch]:
 def encode_chunk(batch: EntryBatch) -> Chunk:
     """The row that holds ``batch`` (not empty, consecutive ids)."""
     offsets = batch.offsets
-    payload = bytes(batch.data[int(offsets[0]) : int(offsets[-1])])
+    payload = batch.data[int(offsets[0]) : int(offsets[-1])]
     lengths = times = None
     first_time_ms = int(batch.publish_times_ms[0])
     if len(batch) > 1:
@@ -157,7 +158,7 @@ def _checksum(
     first_time_ms: int,
     lengths: bytes | None,
     times: bytes | None,
-    payload: bytes,
+    payload: bytes | memoryview,
 ) -> int:
     present = (lengths is not None) | (times is not None) << 1
     crc = crc32c(_IDENTITY.pack(ledger_id, first_entry_id, entries, first_time_ms, present))

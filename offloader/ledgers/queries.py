@@ -14,14 +14,26 @@ from formats.entries import EntryBatch, Position
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.chunks import Chunk
 
-__all__ = ["READ_CHUNKS_MAX", "SELECT_LEDGER", "chunks_from", "find_ledger", "find_readable", "ledger_info", "within"]
+__all__ = [
+    "READ_CHUNKS_MAX",
+    "SELECT_LEDGER",
+    "chunks_from",
+    "find_ledger",
+    "find_readable",
+    "ledger_info",
+    "owner_and_newest",
+    "within",
+]
 
 #: Rows that one read takes in at most, so that entries without bytes don't make it endless.
 READ_CHUNKS_MAX = 262_144
 #: Of one stream, to be ordered or narrowed down.
-SELECT_LEDGER = (
-    "SELECT ledger_id, closed_ms IS NOT NULL, entries, size_bytes, created_ms, closed_ms "
-    "FROM ledgers WHERE stream_id = ?"
+_LEDGER = "ledger_id, closed_ms IS NOT NULL, entries, size_bytes, created_ms, closed_ms"
+SELECT_LEDGER = f"SELECT {_LEDGER} FROM ledgers WHERE stream_id = ?"  # noqa: S608 - constants
+# an open ledger is the newest one, so that an append needn't look at the others, nor ask twice
+_OWNER_AND_NEWEST = (
+    f"SELECT streams.owner, {_LEDGER} FROM streams LEFT JOIN ledgers "  # noqa: S608 - constants
+    "ON ledger_id = (SELECT max(ledger_id) FROM ledgers WHERE stream_id = ?1) WHERE streams.stream_id = ?1"
 )
 # the casts make sure of the types: SQLite would hand out whatever damage put into a column
 _SELECT_CHUNK = (
@@ -71,6 +83,14 @@ def chunks_from(connection: sqlite3.Connection, ledger_id: int, entry_id: int, m
         if len(chunks) > 1 and total_bytes - len(chunks[0].payload) >= max_bytes:
             break
     return chunks
+
+
+def owner_and_newest(connection: sqlite3.Connection, stream_id: int) -> tuple[int | None, LedgerInfo | None]:
+    """The stream's owner number (``None``: no such stream) and its newest ledger."""
+    row = connection.execute(_OWNER_AND_NEWEST, (stream_id,)).fetchone()
+    if row is None:
+        return None, None
+    return row[0], None if row[1] is None else ledger_info(row[1:])
 
 
 def find_ledger(connection: sqlite3.Connection, stream_id: int, ledger_id: int) -> LedgerInfo | None:

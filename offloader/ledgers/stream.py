@@ -23,7 +23,15 @@ from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
 from offloader.ledgers.chunks import cut_chunks, encode_chunk, join_chunks
 from offloader.ledgers.database import Database
 from offloader.ledgers.listening import Listeners, ListenerSubscription
-from offloader.ledgers.queries import SELECT_LEDGER, chunks_from, find_ledger, find_readable, ledger_info, within
+from offloader.ledgers.queries import (
+    SELECT_LEDGER,
+    chunks_from,
+    find_ledger,
+    find_readable,
+    ledger_info,
+    owner_and_newest,
+    within,
+)
 from offloader.ledgers.rollover import is_full, must_roll, room
 from offloader.settings import LedgerSettings
 
@@ -92,7 +100,7 @@ class EmbeddedStream:
 
         Returns:
             What was written where, in order, one batch for each ledger it went to (none for no payloads).
-            Listeners were called with the same batches before this returns.
+            Listeners were called with the same batches before this returns. Nobody else has their memory.
 
         Raises:
             Fenced: the stream was opened by somebody else since.
@@ -104,9 +112,10 @@ class EmbeddedStream:
         given = self._given(payloads, times)
         self._check_notes(notes or {})
         with self._append_lock:
-            with self._writing() as connection:
-                batches, closed = self._write(connection, given) if len(given) else ([], [])
-                self._write_notes(connection, notes or {})
+            with self._owning() as (connection, ledger):
+                batches, closed = self._write(connection, ledger, given) if len(given) else ([], [])
+                if notes:
+                    self._write_notes(connection, notes)
             self._listeners.tell_all(batches, closed)
         return batches
 
@@ -117,8 +126,7 @@ class EmbeddedStream:
             The ledger that was closed, ``None`` when there was nothing to close (no entries since the last one).
         """
         with self._append_lock:
-            with self._writing() as connection:
-                ledger = self._open_ledger(connection)
+            with self._owning() as (connection, ledger):
                 if ledger is None or ledger.entries == 0:
                     return None
                 connection.execute(
@@ -241,29 +249,32 @@ class EmbeddedStream:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction of the stream's owner; the check is part of it, so that nobody can get in between."""
+        with self._owning() as (connection, _):
+            yield connection
+
+    @contextlib.contextmanager
+    def _owning(self) -> Iterator[tuple[sqlite3.Connection, LedgerInfo | None]]:
+        """A transaction of the stream's owner, and the open ledger; the check is part of it, so that nobody can get in
+        between."""
         if self._owner is None:
             raise Unsupported(
                 f"stream {self._stream!r} is open for reading only", hint="open it with open_stream to change it"
             )
         with self._database.writing() as connection:
-            row = connection.execute("SELECT owner FROM streams WHERE stream_id = ?", (self._stream_id,)).fetchone()
-            if row is None or row[0] != self._owner:
-                newer = "nobody" if row is None else f"owner {row[0]}"
+            owner, newest = owner_and_newest(connection, self._stream_id)
+            if owner != self._owner:
+                newer = "nobody" if owner is None else f"owner {owner}"
                 raise Fenced(
                     f"stream {self._stream!r} in {self._database.path}: owner {self._owner} was replaced by {newer}",
                     hint="another process opened the stream: stop writing here",
                 )
-            yield connection
+            yield connection, None if newest is None or newest.closed else newest
 
-    def _open_ledger(self, connection: sqlite3.Connection) -> LedgerInfo | None:
-        row = connection.execute(f"{SELECT_LEDGER} AND closed_ms IS NULL", (self._stream_id,)).fetchone()
-        return None if row is None else ledger_info(row)
-
-    def _write(self, connection: sqlite3.Connection, given: EntryBatch) -> tuple[list[EntryBatch], list[LedgerInfo]]:
+    def _write(
+        self, connection: sqlite3.Connection, ledger: LedgerInfo | None, given: EntryBatch
+    ) -> tuple[list[EntryBatch], list[LedgerInfo]]:
         """Puts entries into the open ledger and, as it fills up, the next ones; what was written, what was closed."""
         now_ms = self._clock.now_ms()
-        ledger = self._open_ledger(connection)
         written: list[EntryBatch] = []
         closed: list[LedgerInfo] = []
         done = 0
@@ -339,7 +350,8 @@ class EmbeddedStream:
     def _given(
         self, payloads: pa.Array | Sequence[bytes], publish_times_ms: Sequence[int] | NDArray[np.int64] | int
     ) -> EntryBatch:
-        """The caller's entries as a batch whose times nobody else can change."""
+        """The caller's entries as a batch that nobody else can change: the one copy that is written, kept for readers
+        that follow, and offered to the cold tier."""
         hint = "give a list of bytes or an Arrow binary array, and as many whole numbers of milliseconds, or one"
         where = f"append to stream {self._stream!r}"
         if isinstance(payloads, (str, bytes, bytearray, memoryview)):
@@ -358,7 +370,7 @@ class EmbeddedStream:
             raise InvalidCall(f"{where}: {error}", hint=hint) from error
         if len(batch) and int(batch.lengths.max()) > ENTRY_BYTES_MAX:
             raise LimitReached(f"{where}: an entry of {int(batch.lengths.max())} bytes, the limit is {ENTRY_BYTES_MAX}")
-        return batch
+        return batch.copy() if isinstance(payloads, pa.Array) else batch
 
 
 def _numbered(batch: EntryBatch, ledger_id: int, first_entry_id: int) -> EntryBatch:

@@ -106,12 +106,15 @@ class TailingSource:
             if size_bytes > self._bytes_max:
                 self._forget()
                 return
-            if self._fresh and self._fresh[0].ledger_id != batch.ledger_id:
+            large = size_bytes >= self._chunk_bytes
+            if self._fresh and (large or self._fresh[0].ledger_id != batch.ledger_id):
                 self._join()
-            # A copy: the memory of what was appended is the caller's again when the append returns.
-            self._fresh.append(batch.copy())
-            self._fresh_bytes += size_bytes - _CHUNK_OVERHEAD_BYTES
             self._held_bytes += size_bytes
+            if large:
+                self._chunks.append(batch.compact())
+            else:
+                self._fresh.append(batch.compact())
+                self._fresh_bytes += size_bytes - _CHUNK_OVERHEAD_BYTES
             if (
                 self._fresh_bytes >= self._chunk_bytes
                 or len(self._fresh) >= FRESH_BATCHES_MAX

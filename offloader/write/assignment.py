@@ -41,6 +41,8 @@ def entries_that_fit(batch: EntryBatch, held_wire_bytes: int, settings: OffloadS
 
     The entry that reaches the limit is the last one in, so a segment always takes at least one entry.
     """
-    sizes = batch.lengths.astype(np.int64) + ENTRY_HEADER_BYTES
     free_bytes = segment_bytes_max(settings) - held_wire_bytes
+    if batch.wire_bytes <= free_bytes:
+        return len(batch)
+    sizes = batch.lengths.astype(np.int64) + ENTRY_HEADER_BYTES
     return min(len(batch), int(np.searchsorted(np.cumsum(sizes), free_bytes, side="left")) + 1)

@@ -9,6 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.entries import ENTRY_HEADER_BYTES
 from offloader.write.memory import CHUNK_BYTES_MAX, MemoryBudget
 
 __all__ = ["StreamBuffer"]
@@ -83,6 +87,14 @@ class StreamBuffer:
                 return False
             self.held_bytes = held
             return True
+
+    def take_leading(self, payload_bytes: NDArray[np.int32]) -> int:
+        """Counts as many of these entries as there is room for, the first ones; how many."""
+        ends = np.cumsum(payload_bytes.astype(np.int64) + ENTRY_HEADER_BYTES)
+        with self.lock:
+            count = int(np.searchsorted(ends, self.room_bytes, side="right"))
+            # Another stream may have taken the room since: then nothing is counted, and asked again later.
+            return count if count and self.take(int(ends[count - 1])) else 0
 
     def adjust(self, change_bytes: int) -> None:
         """Corrects the count by what encoding added or an upload gave back."""

@@ -92,7 +92,7 @@ class CatchUp:
             shared.progress.seen(batch)
             shared.queue.learn(read.ledgers)
             self.hole = shared.queue.gap_before(read, self._view())
-            if self.hole is None and shared.queue.offer(batch, own=True) == len(batch):
+            if self.hole is None and shared.queue.offer(batch) == len(batch):
                 return True
         self._schedule()  # it gets in line for room, or comes to the hole
         return False

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from uuid import UUID
 
-import numpy as np
-
 from formats.block_memory import BlockMemory
 from formats.compression import Codec
 from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
@@ -21,7 +19,7 @@ from offloader.errors import Closed, InvalidCall, OffloaderError
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import part_bytes_for
 from offloader.write.buffer import StreamBuffer
-from offloader.write.intake import SINGLES_MAX, Intake
+from offloader.write.intake import SINGLES_MAX, Intake, Piece, joined
 from offloader.write.result import OffloadResult
 from offloader.write.upload import SegmentUpload
 from offloader.write.workers import SerialTask, Workers
@@ -199,21 +197,21 @@ class OffloadHandle:
         """
         if len(batch) == 0:
             return 0
-        lengths = batch.lengths
         if int(batch.entry_ids[-1] - batch.entry_ids[0]) != len(batch) - 1:
             raise InvalidCall(f"a batch of ledger {batch.ledger_id} has holes between {batch.first} and {batch.last}")
         if len(batch) == 1:
             # As an entry it waits for others: a batch of one costs more than what is in it, here and in the encoder.
             return int(self.offer_entry(next(batch.entries())))
+        wire_bytes = batch.wire_bytes
+        largest_bytes = wire_bytes if wire_bytes <= self._single_wire_max else int(batch.lengths.max())
         with self._lock:
-            self._require_takes(batch.first, int(lengths.max()))
-            wire = np.cumsum(lengths.astype(np.int64) + ENTRY_HEADER_BYTES)
-            count = int(np.searchsorted(wire, self._buffer.room_bytes, side="right"))
-            # Another segment of the stream may have taken the room since: then nothing is taken, and asked again later.
-            if count == 0 or not self._buffer.take(int(wire[count - 1])):
+            self._require_takes(batch.first, largest_bytes)
+            # Usually there is room for all of it, and nothing of it has to be looked at.
+            count = len(batch) if self._buffer.take(wire_bytes) else self._buffer.take_leading(batch.lengths)
+            if count == 0:
                 return 0
-            taken = batch.slice(0, count)
-            self._intake.add_batch(taken.compact() if own else taken.copy(), int(wire[count - 1]))
+            taken = batch.slice(0, count) if count < len(batch) else batch
+            self._intake.add_batch(taken.compact() if own else taken.copy(), taken.wire_bytes)
             if self._intake.is_worth_a_turn(self._settings.block_bytes):
                 self._encode_task.schedule()
         return count
@@ -264,8 +262,8 @@ class OffloadHandle:
 
     def _encode(self) -> None:
         try:
-            while (batch := self._next_batch()) is not None:
-                parts = self._builder.append(batch)
+            while pieces := self._next_pieces():
+                parts = [part for batch in joined(pieces) for part in self._builder.append(batch)]
                 with self._lock:
                     if self._failure is not None:
                         return
@@ -280,16 +278,15 @@ class OffloadHandle:
             # Whatever it is (memory, a bug): the segment failed and its stream must hear of it, never a silent stall.
             self._fail(error, abort=True)
 
-    def _next_batch(self) -> EntryBatch | None:
+    def _next_pieces(self) -> list[Piece]:
         with self._lock:
             # Parts that wait for a connection hold back the encoder, so that bytes wait small and in one place.
             if self._failure is not None or len(self._ready) >= self._settings.parts_in_flight_max:
-                return None
-            batch = self._intake.take()
+                return []
+            pieces, self._encoding_bytes = self._intake.take()
             # Counted already: it moves from what waits to what is encoded.
-            self._encoding_bytes = 0 if batch is None else batch.wire_bytes
             self._counted_bytes += self._encoding_bytes
-            return batch
+            return pieces
 
     def _add_parts(self, parts: list[Part]) -> None:
         self._ready.extend(parts)

@@ -6,25 +6,31 @@ its caller holds the segment's lock.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 from formats.entries import Entry, EntryBatch, Position
 from formats.segment import LedgerFacts
 from offloader.errors import InvalidCall, LimitReached
 from offloader.manifest.state import follows
 
-__all__ = ["SINGLES_MAX", "Intake"]
+__all__ = ["SINGLES_MAX", "Intake", "Piece", "joined"]
+
+#: What waits: a batch, or entries that came one by one, of one ledger or several.
+Piece: TypeAlias = EntryBatch | list[Entry]
 
 #: Single entries that wait before they are encoded whatever their size: as objects they take more than is counted.
 SINGLES_MAX = 2048
 #: Batches that wait before they are encoded whatever their size.
 PIECES_MAX = 64
 #: Waiting batches are joined until they are as long as this.
-JOINED_BYTES_MIN = 256 * 1024
+JOINED_BYTES_MIN = 1024 * 1024
 
 
 class Intake:
-    """Accepts consecutive entries, single or in batches, and gives them out as batches of one ledger each.
+    """Accepts consecutive entries, single or in batches, and gives them out in that order, for ``joined``.
 
     Args:
         segment: the segment's name, for errors.
@@ -37,14 +43,15 @@ class Intake:
         waiting_bytes: those of them that weren't given out yet.
         facts: what the source said of closed ledgers.
         next_ledger_id, next_entry_id: the entry that follows in the same ledger; -1 before the first.
-        singles: entries accepted one by one, not gathered into a batch yet.
+        singles: entries accepted one by one after the last batch.
     """
 
     __slots__ = (
         "_after",
-        "_batches",
         "_closed_ledgers",
         "_limits",
+        "_pieces",
+        "_pieces_bytes",
         "_segment",
         "facts",
         "first",
@@ -60,7 +67,9 @@ class Intake:
         self._after = after
         self._limits = limits
         self._closed_ledgers: dict[int, int] = {}
-        self._batches: deque[EntryBatch] = deque()
+        #: What came before ``singles``, each with its bytes; and all of those.
+        self._pieces: deque[tuple[Piece, int]] = deque()
+        self._pieces_bytes = 0
         self.singles: list[Entry] = []
         self.facts: dict[int, LedgerFacts] = {}
         self.first: Position | None = None
@@ -76,7 +85,7 @@ class Intake:
     def is_worth_a_turn(self, bytes_min: int) -> bool:
         """Whether an encoder should begin with what waits: ``bytes_min``, or so many pieces that these take more memory
         than is counted. Less gathers until it is, or until the segment closes."""
-        return self.waiting_bytes >= bytes_min or len(self._batches) >= PIECES_MAX or len(self.singles) >= SINGLES_MAX
+        return self.waiting_bytes >= bytes_min or len(self._pieces) >= PIECES_MAX or len(self.singles) >= SINGLES_MAX
 
     def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
         """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
@@ -109,29 +118,32 @@ class Intake:
 
     def add_batch(self, batch: EntryBatch, wire_bytes: int) -> None:
         """Accepts a batch; its memory is the intake's own from here on."""
-        self._gather()
-        self._batches.append(batch)
+        self._end_singles()
+        self._pieces.append((batch, wire_bytes))
+        self._pieces_bytes += wire_bytes
         self._accepted(batch.first, batch.last, wire_bytes)
 
-    def take(self) -> EntryBatch | None:
-        """The oldest entries that wait, ``None`` when none do."""
-        self._gather()
-        if not self._batches:
-            return None
-        batches = [self._batches.popleft()]
-        size_bytes = batches[0].wire_bytes
-        # Small batches are encoded as one: each costs the encoder as much as tens of kilobytes.
-        while self._batches and size_bytes < JOINED_BYTES_MIN and self._batches[0].ledger_id == batches[0].ledger_id:
-            batches.append(self._batches.popleft())
-            size_bytes += batches[-1].wire_bytes
-        self.waiting_bytes -= size_bytes
-        return EntryBatch.concat(batches)
+    def take(self) -> tuple[list[Piece], int]:
+        """The oldest entries that wait, enough to be worth a turn of the encoder, and their bytes; none when none do.
+
+        Nothing is copied or built here: whoever offers waits for the lock meanwhile.
+        """
+        self._end_singles()
+        pieces: list[Piece] = []
+        taken_bytes = 0
+        while self._pieces and taken_bytes < JOINED_BYTES_MIN:
+            piece, size_bytes = self._pieces.popleft()
+            pieces.append(piece)
+            taken_bytes += size_bytes
+        self._pieces_bytes -= taken_bytes
+        self.waiting_bytes -= taken_bytes
+        return pieces, taken_bytes
 
     def clear(self) -> None:
         """Forgets what waits."""
-        self._batches.clear()
+        self._pieces.clear()
         self.singles = []
-        self.waiting_bytes = 0
+        self._pieces_bytes = self.waiting_bytes = 0
 
     def _accepted(self, first: Position, last: Position, wire_bytes: int) -> None:
         self.first = self.first or first
@@ -139,14 +151,25 @@ class Intake:
         self.wire_bytes += wire_bytes
         self.waiting_bytes += wire_bytes
 
-    def _gather(self) -> None:
-        """Turns single entries into batches, one for each ledger."""
-        singles, self.singles = self.singles, []
-        start = 0
-        for stop in range(1, len(singles) + 1):
-            if stop == len(singles) or singles[stop].ledger_id != singles[start].ledger_id:
-                run = singles[start:stop]
-                payloads = [entry.payload for entry in run]
-                times_ms = [entry.publish_time_ms for entry in run]
-                self._batches.append(EntryBatch.build(run[0].ledger_id, run[0].entry_id, payloads, times_ms))
-                start = stop
+    def _end_singles(self) -> None:
+        """Entries that came one by one so far are a piece from here on."""
+        if not self.singles:
+            return
+        self._pieces.append((self.singles, self.waiting_bytes - self._pieces_bytes))
+        self._pieces_bytes = self.waiting_bytes
+        self.singles = []
+
+
+def joined(pieces: Sequence[Piece]) -> list[EntryBatch]:
+    """Pieces that follow each other as batches, one for each ledger: small ones cost the encoder as much as tens of
+    kilobytes."""
+    batches = [batch for piece in pieces for batch in ([piece] if isinstance(piece, EntryBatch) else _built(piece))]
+    by_ledger = itertools.groupby(batches, key=lambda batch: batch.ledger_id)
+    return [EntryBatch.concat(list(same)) for _, same in by_ledger]
+
+
+def _built(singles: Sequence[Entry]) -> Iterator[EntryBatch]:
+    for ledger_id, same in itertools.groupby(singles, key=lambda entry: entry.ledger_id):
+        run = list(same)
+        payloads, times_ms = [entry.payload for entry in run], [entry.publish_time_ms for entry in run]
+        yield EntryBatch.build(ledger_id, run[0].entry_id, payloads, times_ms)

@@ -74,10 +74,10 @@ class SegmentQueue:
         """The segment that takes entries now."""
         return self._segments[-1] if self._segments and self._segments[-1].handle.is_open else None
 
-    def offer(self, batch: EntryBatch, *, own: bool = False) -> int:
+    def offer(self, batch: EntryBatch) -> int:
         """Offers ``batch`` to the gathering segment and, when that is full, to the next; how many entries were taken.
 
-        ``own``: as for ``OffloadHandle.offer_batch``.
+        Nobody changes the batch's memory any more: sources promise that of what they tell and of what they read.
 
         None are taken when they don't follow what was offered last, as far as the facts learnt so far tell.
         """
@@ -86,12 +86,13 @@ class SegmentQueue:
         taken = 0
         self._refused_bytes = 0
         while taken < len(batch):
-            segment = self.gathering or self._open(batch.slice(taken, taken + 1).first)
+            # Most batches fit as they are: no slice of them is made.
+            rest = batch.slice(taken, len(batch)) if taken else batch
+            segment = self.gathering or self._open(rest.first)
             if segment is None:
                 break
-            rest = batch.slice(taken, len(batch))
             fit = entries_that_fit(rest, segment.handle.wire_bytes, self._settings)
-            count = segment.handle.offer_batch(rest.slice(0, fit), own=own)
+            count = segment.handle.offer_batch(rest.slice(0, fit) if fit < len(rest) else rest, own=True)
             if count < fit:
                 self._refused_bytes = int(rest.lengths[count]) + ENTRY_HEADER_BYTES
             if count == 0:
@@ -110,7 +111,10 @@ class SegmentQueue:
 
     def follows(self, begin: Position) -> bool:
         """Whether ``begin`` comes right after what was offered last, as far as the facts learnt so far tell."""
-        return self.offered is None or follows(self.offered, begin, self.closed_ledgers())
+        if self.offered is None:
+            return True
+        known = {} if begin.ledger_id == self.offered.ledger_id else self.closed_ledgers()
+        return follows(self.offered, begin, known)
 
     def gap_before(self, read: HotRead, state: ManifestState) -> Gap | None:
         """See the function of that name."""
