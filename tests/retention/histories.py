@@ -1,0 +1,150 @@
+"""Random streams for property tests: histories of scalings, consistent cuts of them, and situations to decide in."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import strategies as st
+
+from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, SegmentId
+from offloader.retention.decide import Situation, Subscription
+from offloader.retention.lineage import Lineage, LineageMeasure, StreamSegment
+from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
+from offloader.retention.recorded import Record, RetentionSet
+
+#: Offsets and sealed sizes go up to here; all amounts are then of the size of the limits that are drawn.
+SIZE_MAX = 12
+
+
+@st.composite
+def lineages(draw: st.DrawFn, scalings_max: int = 4) -> Lineage:
+    """One to three segments, then splits, merges and both at once, of neighbours and of segments apart."""
+    first = [(number / 4, (number + 1) / 4) for number in range(4)]
+    joined = draw(st.sampled_from([(4,), (2, 2), (1, 3), (1, 1, 2)]))
+    ranges, at = [], 0
+    for width in joined:
+        ranges.append((first[at][0], first[at + width - 1][1]))
+        at += width
+    ids = [SegmentId(number, 0) for number in range(len(ranges))]
+    stream = Lineage.build(dict(zip(ids, ranges, strict=True)), [ids])
+    for _ in range(draw(st.integers(0, scalings_max))):
+        chosen = draw(st.sets(st.sampled_from(stream.active), min_size=1, max_size=3))
+        sealed = {one.segment: draw(st.integers(0, SIZE_MAX)) for one in sorted(chosen, key=lambda one: one.segment)}
+        stream = stream.scaled(sealed, [keys for run in runs(chosen) for keys in draw(parts(*run))])
+    return stream
+
+
+def runs(chosen: set[StreamSegment]) -> list[tuple[float, float]]:
+    """The key ranges of neighbours together."""
+    found: list[tuple[float, float]] = []
+    for one in sorted(chosen, key=lambda one: one.key_from):
+        if found and found[-1][1] == one.key_from:
+            found[-1] = (found[-1][0], one.key_to)
+        else:
+            found.append((one.key_from, one.key_to))
+    return found
+
+
+@st.composite
+def parts(draw: st.DrawFn, low: float, high: float) -> list[tuple[float, float]]:
+    """One to three ranges instead of one."""
+    inner = draw(st.lists(st.sampled_from([0.25, 0.5, 0.75]), max_size=2, unique=True))
+    return list(pairwise([low, *sorted(low + (high - low) * part for part in inner), high]))
+
+
+@st.composite
+def read(draw: st.DrawFn, stream: Lineage) -> Consumed:
+    """What somebody can have read: of a segment something only if all that it took over from was read to the end."""
+    full: set[SegmentId] = set()
+    at: dict[SegmentId, Offset] = {}
+    for one in stream.segments:
+        if all(before in full for before in stream.predecessors[one.segment]):
+            size = SIZE_MAX if one.sealed_bytes is None else one.sealed_bytes
+            if one.ended_epoch is not None and draw(st.integers(0, 2)):
+                full.add(one.segment)
+            elif offset := draw(st.integers(0, size)):
+                at[one.segment] = offset
+    return Consumed(frozenset(full), at)
+
+
+@st.composite
+def cuts(draw: st.DrawFn, stream: Lineage) -> Cut:
+    """A valid cut, at times with more future segments than it needs, as reader groups publish them."""
+    consumed = draw(read(stream))
+    cut = stream.cut_of(consumed)
+    for one in stream.segments:
+        if one.segment not in cut.offsets and draw(st.integers(0, 3)) == 0:
+            longer = Cut({**cut.offsets, one.segment: FUTURE})
+            if stream.consumed(longer) == consumed and not stream.problem(longer):
+                cut = longer
+    return cut
+
+
+@st.composite
+def tails(draw: st.DrawFn, stream: Lineage, count_max: int = 7) -> list[Cut]:
+    """Cuts at a growing tail: each at or after the one before it."""
+    found: list[Cut] = []
+    for one in draw(st.lists(cuts(stream), max_size=count_max)):
+        found.append(stream.join([found[-1], one]) if found else one)
+    return found
+
+
+@st.composite
+def limits(draw: st.DrawFn, unit: Unit) -> Limits:
+    low = draw(st.integers(0, 30))
+    return Limits(unit, low, draw(st.none() | st.integers(low, 60)))
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    kind = draw(st.sampled_from(PolicyKind))
+    units = {PolicyKind.SIZE: [Unit.SIZE], PolicyKind.TIME: [Unit.TIME], PolicyKind.CONSUMPTION: list(Unit)}[kind]
+    own = draw(limits(draw(st.sampled_from(units))))
+    x = draw(st.none() | st.just(10))
+    y = draw(st.none() | st.just(20)) if x else None
+    is_queue = kind is PolicyKind.CONSUMPTION
+    return Policy(
+        kind=kind,
+        limits=None if is_queue and draw(st.booleans()) else own,
+        subscriber_timeout_ms=x,
+        fallback_after_ms=y,
+        fallback=draw(limits(draw(st.sampled_from(Unit)))) if is_queue and y else None,
+        protect_unpublished=draw(st.booleans()),
+    )
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    stream = draw(lineages())
+    recorded = draw(tails(stream))
+    times = sorted(draw(st.sets(st.integers(0, 60), min_size=len(recorded), max_size=len(recorded))))
+    at = [stream.bytes_till(cut) for cut in recorded]
+    records = tuple(Record(*one) for one in zip(times, recorded, at, strict=True))
+    now_ms = draw(st.integers(times[-1] if times else 0, 80))
+    # Heads lie anywhere, also aside of the records: manual truncations do that
+    head = draw(st.just(stream.first_cut) | cuts(stream))
+    if recorded and draw(st.booleans()):
+        head = stream.meet([head, recorded[-1]])
+    subscriptions = [
+        Subscription(
+            name=f"s{number}",
+            cut=draw(st.none() | cuts(stream)),
+            start=draw(st.none() | cuts(stream)),
+            is_active=draw(st.booleans()),
+            active_ms=draw(st.integers(0, now_ms)),
+        )
+        for number in range(draw(st.integers(0, 4)))
+    ]
+    return Situation(
+        policy=draw(policies()),
+        lineage=stream,
+        measure=LineageMeasure(stream),
+        records=RetentionSet(records),
+        head=head,
+        now_ms=now_ms,
+        created_ms=draw(st.none() | st.integers(0, now_ms)),
+        head_time_ms=draw(st.none() | st.integers(0, now_ms)),
+        subscriptions=tuple(subscriptions),
+        tail=stream.join([recorded[-1], draw(cuts(stream))]) if recorded and draw(st.booleans()) else None,
+        offloaded=draw(st.none() | cuts(stream)),
+    )

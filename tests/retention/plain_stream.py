@@ -1,0 +1,61 @@
+"""Situations of topics with one or two partitions, written in few words: offsets are bytes, ``(10, 5)`` is a cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offloader.retention.cuts import Cut, SegmentId
+from offloader.retention.decide import Situation, Subscription
+from offloader.retention.lineage import Lineage, LineageMeasure
+from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
+from offloader.retention.recorded import Record, RetentionSet
+
+Offsets = tuple[int, ...]
+
+
+def at(offsets: Offsets | None) -> Cut | None:
+    return None if offsets is None else Cut({SegmentId(n, 0): offset for n, offset in enumerate(offsets)})
+
+
+def by_size(low: int, high: int | None = None, **more: Any) -> Policy:
+    return Policy(kind=PolicyKind.SIZE, limits=Limits(Unit.SIZE, low, high), **more)
+
+
+def by_time(low: int, high: int | None = None, **more: Any) -> Policy:
+    return Policy(kind=PolicyKind.TIME, limits=Limits(Unit.TIME, low, high), **more)
+
+
+def queue(**more: Any) -> Policy:
+    return Policy(kind=PolicyKind.CONSUMPTION, **more)
+
+
+def who(name: str, cut: Offsets | None = None, start: Offsets | None = None, **more: Any) -> Subscription:
+    return Subscription(name=name, cut=at(cut), start=at(start), **more)
+
+
+def stream(
+    policy: Policy,
+    records: dict[int, Offsets],
+    *subscriptions: Subscription,
+    now_ms: int = 100,
+    head: Offsets | None = None,
+    offloaded: Offsets | None = None,
+    tail: Offsets | None = None,
+    **more: Any,
+) -> Situation:
+    """``records``: time -> cut. The head is the beginning, and there are as many partitions as it or a record names."""
+    partitions = len(head or next(iter(records.values()), (0,)))
+    lineage = Lineage.of_partitions(partitions)
+    recorded = [Record(time, found, sum(cut)) for time, cut in records.items() if (found := at(cut))]
+    return Situation(
+        policy=policy,
+        lineage=lineage,
+        measure=more.pop("measure", LineageMeasure(lineage)),
+        records=RetentionSet(tuple(recorded)),
+        head=at(head) or Cut(),
+        now_ms=now_ms,
+        subscriptions=subscriptions,
+        offloaded=at(offloaded),
+        tail=at(tail),
+        **more,
+    )

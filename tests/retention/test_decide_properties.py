@@ -1,0 +1,186 @@
+"""A decision keeps what it has to keep, in random streams with random policies and subscribers."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+from histories import cuts, limits, lineages, policies, situations
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from independent_cycle import IndependentCycle
+
+from offloader.retention.cuts import FUTURE, Cut, Order
+from offloader.retention.decide import Situation, Subscription, decide, window
+from offloader.retention.decision import Decision, Role, Rule
+from offloader.retention.lineage import LineageMeasure
+from offloader.retention.policy import Policy, Unit
+from offloader.retention.recorded import Record, RetentionSet
+
+
+@settings(max_examples=450, deadline=None)
+@given(situations(), st.integers(0, 2**16))
+def test_a_decision_keeps_what_it_has_to(situation: Situation, seed: int) -> None:
+    """All properties of one decision; drawing a situation costs more than looking at it from every side."""
+    decision = decide(situation)
+    event(decision.rule.name)
+    matches_the_specification(situation, decision)
+    does_not_depend_on_the_order_of_subscribers(situation, decision, seed)
+    if decision.cut is None:
+        assert decision.overridden == ()
+        assert decision.cut_time_ms is decision.removed_bytes is None
+        return
+    keeps_min(situation, decision)
+    drops_unread_only_for_max(situation, decision)
+    names_who_loses_what(situation, decision)
+    leaves_nothing_for_a_second_run(situation, decision)
+    is_a_cut_made_of_given_ones(situation, decision, decision.cut)
+
+
+def matches_the_specification(situation: Situation, decision: Decision) -> None:
+    cycle = IndependentCycle(situation)
+    assert cycle.new_head() == (None if decision.cut is None else cycle.vector(decision.cut))
+
+
+def keeps_min(situation: Situation, decision: Decision) -> None:
+    """By size, as much as min stays; by time, nothing goes that was written less than min ago."""
+    newest, lineage = situation.records.newest, situation.lineage
+    if decision.cut is None or decision.limits is None:
+        return
+    assert newest is not None
+    if decision.limits.unit is Unit.SIZE:
+        assert lineage.bytes_till(newest.cut) - lineage.bytes_till(decision.cut) >= decision.limits.min
+    else:
+        old_enough = situation.records.up_to_time(situation.now_ms - decision.limits.min)
+        assert lineage.reaches(lineage.join([old_enough[-1].cut, situation.head]), decision.cut)
+
+
+def drops_unread_only_for_max(situation: Situation, decision: Decision) -> None:
+    lineage, newest = situation.lineage, situation.records.newest
+    if decision.cut is None or decision.bound is None or lineage.reaches(decision.bound, decision.cut):
+        return
+    assert newest is not None
+    assert decision.limits is not None
+    assert decision.limits.max is not None
+    if decision.limits.unit is Unit.SIZE:
+        smallest = next(one.cut for one in decision.candidates if one.role is Role.MIN)
+        end = lineage.bytes_till(newest.cut)
+        at_bound = end - lineage.bytes_till(decision.bound)
+        assert at_bound >= decision.limits.max or (
+            end - lineage.bytes_till(lineage.meet([decision.bound, smallest])) > decision.limits.max
+        )
+    else:
+        old = situation.records.up_to_time(situation.now_ms - decision.limits.max)
+        assert not lineage.reaches(decision.bound, old[-1].cut)
+    counted = {lag.name for lag in decision.lags if lag.is_counted}
+    assert counted & {one.name for one in decision.overridden}
+
+
+def names_who_loses_what(situation: Situation, decision: Decision) -> None:
+    assert decision.cut is not None
+    lineage, lost = situation.lineage, {one.name: one.lost_bytes for one in decision.overridden}
+    for one in situation.subscriptions:
+        read = lineage.join([one.cut or one.start or situation.head, situation.head])
+        if lineage.reaches(read, decision.cut):
+            assert one.name not in lost
+        else:
+            both = lineage.meet([read, decision.cut])
+            assert lost[one.name] == lineage.bytes_till(decision.cut) - lineage.bytes_till(both)
+    assert decision.removed_bytes == lineage.bytes_till(decision.cut) - lineage.bytes_till(situation.head)
+
+
+def does_not_depend_on_the_order_of_subscribers(situation: Situation, decision: Decision, seed: int) -> None:
+    shuffled = list(situation.subscriptions)
+    random.Random(seed).shuffle(shuffled)
+    other = decide(replace(situation, subscriptions=tuple(shuffled)))
+    assert (decision.rule, decision.bound_kind) == (other.rule, other.bound_kind)
+    for mine, theirs in ((decision.cut, other.cut), (decision.bound, other.bound)):
+        assert (mine is theirs is None) or (
+            mine is not None and theirs is not None and situation.lineage.equal(mine, theirs)
+        )
+    assert {lag.name: (lag.is_counted, lag.unread_bytes) for lag in decision.lags} == {
+        lag.name: (lag.is_counted, lag.unread_bytes) for lag in other.lags
+    }
+    assert {one.name: one for one in decision.overridden} == {one.name: one for one in other.overridden}
+
+
+def leaves_nothing_for_a_second_run(situation: Situation, decision: Decision) -> None:
+    """Whether the records before the new head are gone by then or not.
+
+    Without subscribers, a stream above max is cut down to max first, and to min by the cycle after that, as Pravega's
+    is: only then there is nothing more to do.
+    """
+    assert decision.cut is not None
+    after = replace(situation, head=decision.cut, head_time_ms=decision.cut_time_ms)
+    if decision.rule is Rule.MAX_WITHOUT_BOUND:
+        again = decide(after)
+        if again.cut is not None:
+            assert again.rule is Rule.MIN_WITHOUT_BOUND
+            after = replace(situation, head=again.cut, head_time_ms=again.cut_time_ms)
+    assert decide(after).cut is None
+    assert decide(replace(after, records=after.records.truncated(after.head, situation.lineage))).cut is None
+
+
+def is_a_cut_made_of_given_ones(situation: Situation, decision: Decision, cut: Cut) -> None:
+    """Valid, after the old head, not behind the offloaded end, each offset from a cut of the same segment."""
+    lineage = situation.lineage
+    assert lineage.problem(cut) == ""
+    assert lineage.order(situation.head, cut) is Order.BEFORE
+    if situation.offloaded is not None:
+        assert lineage.reaches(lineage.join([situation.head, situation.offloaded]), cut)
+    some: list[Cut | None] = [situation.head, situation.offloaded, *(one.cut for one in situation.records.records)]
+    some += [at for one in situation.subscriptions for at in (one.cut, one.start)]
+    for segment, offset in cut.offsets.items():
+        assert offset in (0, FUTURE) or offset in [one.offsets.get(segment) for one in some if one]
+    assert all(lineage.reaches(one.cut, situation.head) for one in decision.candidates)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_candidates_are_found_by_halving_as_by_looking_at_all(data: st.DataObject) -> None:
+    kept = sorted(data.draw(st.lists(st.integers(-5, 60), max_size=12)), reverse=True)
+    between = data.draw(limits(Unit.SIZE))
+    enough = [amount for amount in kept if amount >= between.min]
+    fitting = [amount for amount in enough if between.max is None or amount <= between.max]
+    least = max(row for row, amount in enumerate(kept) if amount == enough[-1]) if enough else None
+    most = kept.index(fitting[0]) if fitting else least
+    assert (least, most) == window(len(kept), kept.__getitem__, between)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_stream_over_many_cycles(data: st.DataObject) -> None:
+    """Its head never moves back, each segment is deleted once and when it became read, records stay in their order."""
+    lineage = data.draw(lineages())
+    policy: Policy = data.draw(policies())
+    head, tail, head_time_ms = lineage.first_cut, lineage.first_cut, None
+    records, now_ms = RetentionSet(), 0
+    read: dict[str, Cut | None] = {"a": None, "b": None}
+    deleted: Counter[str] = Counter()
+    for _ in range(data.draw(st.integers(1, 8))):
+        now_ms += data.draw(st.integers(1, 20))
+        tail = lineage.join([tail, data.draw(cuts(lineage))])
+        for name, before in read.items():
+            if data.draw(st.booleans()):
+                at = lineage.meet([tail, data.draw(cuts(lineage))])
+                read[name] = at if before is None else lineage.join([before, at])
+        if records.is_due(now_ms, 5):
+            records = records.add(Record(now_ms, tail, lineage.bytes_till(tail)))
+        decision = decide(
+            Situation(
+                policy=policy, lineage=lineage, measure=LineageMeasure(lineage), records=records, head=head,
+                now_ms=now_ms, created_ms=0, head_time_ms=head_time_ms,
+                subscriptions=tuple(Subscription(name=name, cut=at, active_ms=now_ms) for name, at in read.items()),
+            )
+        )  # fmt: skip
+        if decision.cut is not None:
+            deleted.update(str(segment) for segment in lineage.deleted_between(head, decision.cut))
+            assert lineage.reaches(decision.cut, head)
+            head, head_time_ms = decision.cut, decision.cut_time_ms
+            records = records.truncated(head, lineage)
+            assert not [one for one in records.records if lineage.reaches(head, one.cut)]
+        records = records.thinned(now_ms, [policy.limits] if policy.limits else [], decision.used_ms)
+        times = [one.time_ms for one in records.records]
+        assert times == sorted(set(times))
+    assert deleted == Counter(str(segment) for segment in lineage.consumed(head).full)

@@ -1,0 +1,250 @@
+"""Each rule of a cycle by one example small enough to follow with a pencil, and what a decision records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from plain_stream import Offsets, at, by_size, by_time, queue, stream, who
+
+from offloader.errors import InvalidCall
+from offloader.retention.cuts import Cut
+from offloader.retention.decide import Situation, decide
+from offloader.retention.decision import BoundKind, Candidate, Lag, Overridden, OverrideReason, Role, Rule
+from offloader.retention.lineage import LineageMeasure
+from offloader.retention.policy import Limits, Unit
+
+#: Records of a stream that writes ten bytes every ten ms; the newest is at 100.
+TENS = {time: (time,) for time in range(10, 101, 10)}
+FALLBACK = {"subscriber_timeout_ms": 10, "fallback_after_ms": 30}
+QUIET = {"is_active": False, "active_ms": 60}
+
+# fmt: off
+EXAMPLES: list[tuple[Rule, Situation, Offsets | None]] = [
+    (Rule.NOTHING_RECORDED, stream(by_size(10), {}, who("a", (5,))), None),
+    (Rule.BELOW_MIN, stream(by_size(101), TENS), None),
+    (Rule.BELOW_MIN, stream(by_size(100), TENS, head=(1,)), None),
+    (Rule.BELOW_MIN, stream(by_time(50), TENS, head_time_ms=60), None),
+    (Rule.BELOW_MIN, stream(by_time(50), TENS, created_ms=60), None),
+    (Rule.NO_CUT_KEEPS_MIN, stream(by_size(95), TENS), None),
+    (Rule.NO_CUT_KEEPS_MIN, stream(by_size(95), TENS, who("a", (10,))), None),
+    (Rule.NO_CUT_KEEPS_MIN, stream(by_time(95), TENS, who("a", (90,))), None),
+    (Rule.MIN_WITHOUT_BOUND, stream(by_size(35), TENS), (60,)),
+    (Rule.MIN_WITHOUT_BOUND, stream(by_size(40), TENS), (60,)),
+    (Rule.MIN_WITHOUT_BOUND, stream(by_size(40, 100), TENS), (60,)),
+    (Rule.MIN_WITHOUT_BOUND, stream(by_time(40, 90), TENS, head_time_ms=10), (60,)),
+    (Rule.MIN_WITHOUT_BOUND, stream(by_time(40, 90), TENS, head_time_ms=10, created_ms=0), (60,)),
+    (Rule.MIN_WITHOUT_BOUND, stream(by_time(40, 90), TENS), (60,)),
+    (Rule.MAX_WITHOUT_BOUND, stream(by_size(40, 99), TENS), (10,)),
+    (Rule.MAX_WITHOUT_BOUND, stream(by_size(41, 42), TENS), (50,)),
+    (Rule.MAX_WITHOUT_BOUND, stream(by_time(40, 89), TENS, head_time_ms=10), (20,)),
+    (Rule.MAX_WITHOUT_BOUND, stream(by_time(40, 89), TENS, created_ms=5), (20,)),
+    (Rule.ALL_READ, stream(queue(), TENS, who("a", (33,)), who("b", (47,))), (33,)),
+    (Rule.ALL_READ, stream(queue(), {}, who("a", (33,)), head=(0,)), (33,)),
+    (Rule.BOUND, stream(by_size(40, 68), TENS, who("a", (33,))), (33,)),
+    (Rule.BOUND, stream(by_size(67, 68), TENS, who("a", (33,))), (33,)),
+    (Rule.BOUND, stream(by_size(40), TENS, who("a", (33,))), (33,)),
+    (Rule.BOUND_LOWERED_TO_MIN, stream(by_size(40, 80), TENS, who("a", (77,))), (60,)),
+    (Rule.BOUND_LOWERED_TO_MIN, stream(by_size(40), {1: (30, 30), 2: (50, 50)}, who("a", (20, 48))), (20, 30)),
+    (Rule.BOUND_LOWERED_THEN_RAISED, stream(by_size(60, 80), {1: (25, 48), 2: (30, 50), 3: (50, 100)},
+                                            who("a", (0, 100))), (25, 50)),
+    (Rule.BOUND_RAISED_TO_MAX, stream(by_size(40, 75), TENS, who("a", (5,)), who("b", (90,))), (30,)),
+    (Rule.BOUND_RAISED_TO_MAX, stream(by_size(41, 42), TENS, who("a", (5,))), (50,)),
+    (Rule.BOUND_RAISED_KEEPING_MIN, stream(by_size(60, 100), {1: (60, 40), 2: (75, 60), 3: (100, 100)},
+                                           who("a", (0, 90))), (60, 60)),
+    (Rule.BOUND_ABOVE_MAX, stream(by_size(2, 67), {50: (33,), 100: (100,)}, who("a", (33,))), (33,)),
+    (Rule.BOUND_ABOVE_MAX, stream(by_size(50, 60), {100: (100,)}, who("a", (33,))), (33,)),
+    (Rule.TIME_BOUND, stream(by_time(40, 80), TENS, who("a", (33,))), (33,)),
+    (Rule.TIME_BOUND, stream(by_time(40, 80), TENS, who("a", (77,))), (60,)),
+    (Rule.TIME_BOUND, stream(by_time(40, 80), TENS, who("a", (20,))), (20,)),
+    (Rule.TIME_BOUND, stream(by_time(40), TENS, who("a", (1,))), (1,)),
+    (Rule.TIME_BOUND, stream(by_time(40, 99), TENS, who("a", (1,))), (1,)),
+    (Rule.TIME_RAISED_TO_MAX, stream(by_time(40, 80), TENS, who("a", (19,))), (20,)),
+    (Rule.TIME_RAISED_TO_MAX, stream(by_time(40, 79), TENS, who("a", (19,))), (30,)),
+    (Rule.TIME_RAISED_TO_OLD, stream(by_time(10, 60), {30: (30, 30), 50: (50, 50), 80: (80, 80), 100: (100, 100)},
+                                     who("a", (20, 40))), (30, 40)),
+    (Rule.NOBODY_PUBLISHED, stream(queue(), TENS, who("a")), None),
+    (Rule.NOBODY_PUBLISHED, stream(queue(), TENS), None),
+    (Rule.ALL_SILENT, stream(queue(**FALLBACK, fallback=Limits(Unit.SIZE, 40)), TENS,
+                             who("a", (33,), is_active=False, active_ms=70)), None),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    ("rule", "situation", "head"), [pytest.param(*example, id=example[0].name) for example in EXAMPLES]
+)
+def test_rule(rule: Rule, situation: Situation, head: Offsets | None) -> None:
+    decision = decide(situation)
+    assert (rule, at(head)) == (decision.rule, decision.cut)
+
+
+def test_each_rule_has_an_example() -> None:
+    assert {*Rule} == {rule for rule, _, _ in EXAMPLES}
+
+
+# --- who holds data back ----------------------------------------------------------------------------------------------
+
+OWN = Limits(Unit.SIZE, 40)
+
+
+@pytest.mark.parametrize(
+    ("situation", "kind", "head"),
+    [
+        # One that is silent doesn't hold back the others
+        (stream(by_size(10), TENS, who("a", (33,)), who("b", (5,), **QUIET)), BoundKind.SUBSCRIBERS, (33,)),
+        # All silent: their last cuts stay the bound, until y if there is one
+        (stream(by_size(10), TENS, who("a", (33,), **QUIET)), BoundKind.LAST_CUTS, (33,)),
+        (stream(by_size(40, **FALLBACK), TENS, who("a", (33,), **QUIET)), BoundKind.GIVEN_UP, (60,)),
+        (stream(by_size(40, **FALLBACK), TENS, who("a", (33,), **QUIET), now_ms=91), BoundKind.GIVEN_UP, (60,)),
+        (stream(by_size(40, **FALLBACK), TENS, who("a", (33,), **QUIET), now_ms=90), BoundKind.LAST_CUTS, (33,)),
+        # A queue waits for the fallback, which then rules as if nobody had published
+        (stream(queue(**FALLBACK, fallback=OWN), TENS, who("a", (33,), **QUIET)), BoundKind.GIVEN_UP, (60,)),
+        (stream(queue(**FALLBACK, fallback=OWN), TENS, who("a", (33,), **QUIET), now_ms=90), BoundKind.SILENT, None),
+        (stream(queue(limits=OWN), TENS, who("a", (33,), **QUIET)), BoundKind.SILENT, None),
+        (stream(queue(limits=Limits(Unit.SIZE, 1), **FALLBACK, fallback=OWN), TENS, who("a", (33,), **QUIET)),
+         BoundKind.GIVEN_UP, (60,)),
+        # One that never published but is there keeps the fallback away
+        (stream(queue(**FALLBACK, fallback=OWN), TENS, who("a", (33,), **QUIET), who("b")), BoundKind.SILENT, None),
+        # Nobody ever published: limits of its own rule a queue too, and the fallback one without
+        (stream(queue(limits=OWN), TENS, who("a")), BoundKind.NOBODY_PUBLISHED, (60,)),
+        (stream(queue(limits=OWN, **FALLBACK, fallback=Limits(Unit.SIZE, 1)), TENS, who("a", **QUIET)),
+         BoundKind.NOBODY_PUBLISHED, (60,)),
+        (stream(queue(**FALLBACK, fallback=OWN), TENS, who("a", **QUIET)), BoundKind.GIVEN_UP, (60,)),
+        (stream(queue(**FALLBACK, fallback=OWN), TENS, created_ms=69), BoundKind.GIVEN_UP, (60,)),
+        (stream(queue(**FALLBACK, fallback=OWN), TENS, created_ms=70), BoundKind.NOBODY_PUBLISHED, None),
+        (stream(queue(**FALLBACK, fallback=OWN), TENS), BoundKind.NOBODY_PUBLISHED, None),
+        # Only when asked to, a subscriber that never published holds data back from its start on
+        (stream(by_size(10), TENS, who("a", (33,)), who("b", None, (20,))), BoundKind.SUBSCRIBERS, (33,)),
+        (stream(by_size(10, protect_unpublished=True), TENS, who("a", (33,)), who("b", None, (20,))),
+         BoundKind.SUBSCRIBERS, (20,)),
+        (stream(by_size(10, protect_unpublished=True), TENS, who("a", (33,)), who("b"), head=(7,)),
+         BoundKind.SUBSCRIBERS, None),
+        (stream(by_size(10, protect_unpublished=True), TENS, who("b", (33,), (20,))), BoundKind.SUBSCRIBERS, (33,)),
+        # Behind the head, it counts from the head
+        (stream(by_size(10), TENS, who("a", (3,)), head=(20,)), BoundKind.SUBSCRIBERS, None),
+        (stream(by_size(10), {1: (50, 50)}, who("a", (3, 9)), head=(5, 5)), BoundKind.SUBSCRIBERS, (5, 9)),
+    ],
+)  # fmt: skip
+def test_who_holds_data_back(situation: Situation, kind: BoundKind, head: Offsets | None) -> None:
+    decision = decide(situation)
+    assert (kind, at(head)) == (decision.bound_kind, decision.cut)
+
+
+def test_the_fallback_rules_by_its_own_limits() -> None:
+    fallback = Limits(Unit.TIME, 20)
+    decision = decide(stream(queue(limits=OWN, **FALLBACK, fallback=fallback), TENS, who("a", (33,), **QUIET)))
+    assert (decision.cut, decision.limits, decision.is_fallback) == (at((80,)), fallback, True)
+    decision = decide(stream(by_size(40, **FALLBACK), TENS, who("a", (33,), **QUIET)))
+    assert (decision.limits, decision.is_fallback) == (OWN, False)
+
+
+# --- what isn't offloaded yet -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("offloaded", "head", "is_held"),
+    [((20,), (20,), True), ((33,), (33,), False), ((99,), (33,), False), ((0,), None, True)],
+)
+def test_nothing_goes_that_is_not_offloaded(offloaded: Offsets, head: Offsets | None, is_held: bool) -> None:
+    decision = decide(stream(by_size(40), TENS, who("a", (33,)), offloaded=offloaded))
+    assert (at(head), is_held, Rule.BOUND) == (decision.cut, decision.is_held, decision.rule)
+
+
+def test_a_head_behind_the_offloaded_end_stays() -> None:
+    """It was forced there; a cycle neither moves it back nor on."""
+    decision = decide(stream(by_size(40), TENS, who("a", (33,)), head=(25,), offloaded=(20,)))
+    assert decision.cut is None
+    assert decision.is_held
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+class WithEntries(LineageMeasure):
+    """Entries of five bytes."""
+
+    def entries_before(self, cut: Cut) -> int | None:
+        found = self.bytes_before(cut)
+        return None if found is None else found // 5
+
+
+def test_a_decision_can_be_explained_from_its_record() -> None:
+    situation = stream(
+        by_size(40, 75), TENS,
+        who("slow", (5,)), who("fast", (90,)), who("gone", (4,), **QUIET), who("new", None, (25,)),
+        head=(3,), tail=(105,),
+    )  # fmt: skip
+    decision = decide(replace(situation, measure=WithEntries(situation.lineage)))
+
+    assert decision.cut == at((30,))
+    assert (decision.head, decision.newest, decision.bound) == (at((3,)), at((100,)), at((5,)))
+    assert (decision.removed_bytes, decision.removed_entries, decision.cut_time_ms) == (27, 6, 30)
+    assert decision.candidates == (
+        Candidate(Role.MIN, at((60,)) or Cut(), 40, 60),
+        Candidate(Role.MAX, at((30,)) or Cut(), 70, 30),
+        Candidate(Role.BOUND, at((5,)) or Cut(), 95),
+        Candidate(Role.CHOSEN, at((30,)) or Cut(), 70),
+    )
+    assert decision.used_ms == {60, 30}
+    assert decision.lags == (
+        Lag("slow", at((5,)) or Cut(), True, True, True, 100, 20),
+        Lag("fast", at((90,)) or Cut(), True, True, True, 15, 3),
+        Lag("gone", at((4,)) or Cut(), True, False, False, 101, 21),
+        Lag("new", at((25,)) or Cut(), False, True, False, 80, 16),
+    )
+    assert decision.overridden == (
+        Overridden("slow", OverrideReason.ABOVE_MAX, 25, 5),
+        Overridden("gone", OverrideReason.TIMED_OUT, 26, 6),
+        Overridden("new", OverrideReason.NEVER_PUBLISHED, 5, 1),
+    )
+
+
+def test_a_decision_by_time_names_the_record_beyond_max() -> None:
+    decision = decide(stream(by_time(40, 80), TENS, who("a", (19,))))
+    assert [(one.role, one.time_ms) for one in decision.candidates] == [
+        (Role.MIN, 60), (Role.MAX, 20), (Role.OLD, 20), (Role.BOUND, None), (Role.CHOSEN, None),
+    ]  # fmt: skip
+
+
+def test_a_decision_is_written_as_json() -> None:
+    decision = decide(stream(by_size(40, 75), TENS, who("slow", (5,))))
+    value = json.loads(json.dumps(decision.as_json()))
+    assert value["cut"] == {"0.0": 30}
+    assert value["rule"] == "bound_raised_to_max"
+    assert value["why"] == Rule.BOUND_RAISED_TO_MAX.value
+    assert value["limits"] == {"unit": "size", "min": 40, "max": 75}
+    assert value["overridden"] == [{"name": "slow", "reason": "above_max", "lost_bytes": 25, "lost_entries": None}]
+    assert value["candidates"][0] == {"role": "min", "cut": {"0.0": 60}, "keeps_bytes": 40, "time_ms": 60}
+    assert json.loads(json.dumps(decide(stream(queue(), {})).as_json()))["cut"] is None
+
+
+def test_a_lag_is_never_below_zero() -> None:
+    """The newest record may be older than what a subscriber has read since."""
+    decision = decide(stream(by_size(40), TENS, who("a", (104,))))
+    assert decision.lags[0].unread_bytes == 0
+
+
+def test_age_at_a_new_head_is_that_of_the_newest_record_before_it() -> None:
+    between = decide(stream(by_size(40), TENS, who("a", (33,)), head_time_ms=7))
+    assert between.cut_time_ms == 30
+    before_all = decide(stream(by_size(40), TENS, who("a", (3,)), head_time_ms=7))
+    assert (before_all.cut, before_all.cut_time_ms) == (at((3,)), 7)
+
+
+class Unmeasured(LineageMeasure):
+    """A stream whose sizes weren't recorded."""
+
+    def bytes_before(self, cut: Cut) -> int | None:
+        return None
+
+
+def test_sizes_that_nobody_knows_matter_only_where_sizes_are_asked_for() -> None:
+    by_age = stream(by_time(40, 80), TENS, who("a", (19,)))
+    decision = decide(replace(by_age, measure=Unmeasured(by_age.lineage)))
+    assert decision.cut == at((20,))
+    assert {one.keeps_bytes for one in decision.candidates} == {None}
+    assert (decision.lags[0].unread_bytes, decision.overridden[0].lost_bytes) == (None, None)
+    with pytest.raises(InvalidCall, match=r"can't tell how much .* keeps.*by time"):
+        decide(replace(by_age, policy=by_size(40), measure=Unmeasured(by_age.lineage)))
