@@ -26,6 +26,7 @@ from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.ledgers.tailing import TailingSource
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import StreamPaused
 from offloader.read.reader import Entries, open_reader
 from offloader.retention.truncation import Truncation, truncate_stream
 from offloader.settings import LedgerSettings, Settings
@@ -182,6 +183,7 @@ class ManagedLedger:
 
         Raises:
             InvalidCall: the method is ``none``.
+            StreamPaused: somebody paused the stream.
             StoreUnavailable: not committed in time; nothing is lost.
         """
         if self._offload is not None:
@@ -264,6 +266,30 @@ class ManagedLedger:
                 if force:
                     self._begin()
 
+    def pause(self, reason: str = "") -> bool:
+        """Stops offloading until ``resume``, whoever does it; appends and reads go on. False: it was paused.
+
+        The segment under way completes with what it has; everything later stays in the hot tier.
+
+        Args:
+            reason: for people, kept in the manifest's record.
+
+        Raises:
+            NotFound: nothing of the stream was ever offloaded.
+            StoreUnavailable, OutcomeUnknown: the manifest takes no record; call again.
+        """
+        return self._look_after(self._parts.offloader.history.pause(self.stream, reason))
+
+    def resume(self) -> bool:
+        """Offloading goes on exactly where it stopped; False: it wasn't paused. Raises as ``pause``."""
+        return self._look_after(self._parts.offloader.history.resume(self.stream))
+
+    def _look_after(self, changed: bool) -> bool:
+        for each in (self._offload, self._trigger):
+            if each is not None:
+                each.look_again()
+        return changed
+
     def _begin(self) -> None:
         """Starts what brings entries into the cold tier by the method as it is now."""
         if self._method == "streaming":
@@ -327,6 +353,8 @@ class ManagedLedger:
             try:
                 if drain:
                     self._offload.offload()
+            except StreamPaused:
+                pass  # as somebody wants it: what isn't offloaded is the hot tier's
             except OffloaderError as error:
                 failure = error
             self._offload.stop()

@@ -24,7 +24,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.metered import open_requests_of
 from offloader.watchdog import Stall
 from offloader.write.progress import Lag
-from offloader.write.status import StreamStatus
+from offloader.write.status import Mode, StreamStatus
 
 __all__ = [
     "VERSION",
@@ -104,6 +104,8 @@ def with_manifest(process: Mapping[str, Any], manifest: Mapping[str, Any]) -> di
     processes), the rest from the process that writes."""
     merged = {**manifest, **process, "source": "process and manifest"}
     merged["segments"] = {**manifest["segments"], "failed": process["segments"]["failed"]}
+    if manifest["mode"] == "paused" and process["mode"] != Mode.STOPPED.value:
+        merged["mode"] = "paused"  # the process notices with its next commit, or when there is something to offload
     merged["last_progress_ms"] = process["last_progress_ms"] or manifest["last_progress_ms"]
     for name in ("committed", "entries_offloaded", "bytes_offloaded"):
         merged[name] = manifest[name]

@@ -78,7 +78,8 @@ class Watchdog:
         return stalls
 
     def _moved(self, before: _Seen | None, status: StreamStatus, now_s: float) -> _Seen:
-        if before is None or not _has_data(status):
+        # A paused stream makes none, and has all the time again when it is resumed.
+        if before is None or not _has_data(status) or status.mode is Mode.PAUSED:
             return _Seen(status.committed, status.offered, now_s)
         committed = before.committed != status.committed
         offered = _after(status.offered, before.offered_max)
@@ -87,7 +88,7 @@ class Watchdog:
         return before
 
     def _stall(self, stream: str, status: StreamStatus, quiet_s: float, hangs: str) -> Stall | None:
-        if not _has_data(status):
+        if not _has_data(status) or status.mode is Mode.PAUSED:
             return None
         waits = f"stream {stream}: entries up to {status.tail} wait, committed is {status.committed or 'nothing'}"
         if status.mode is Mode.STOPPED:

@@ -31,6 +31,8 @@ VERBS = {
     "demo": "Run the whole path once on real data.",
     "ls": "List the streams of a store.",
     "offload": "Bring what a stream's ledgers hold into the store.",
+    "pause": "Stop offloading a stream until it is resumed.",
+    "resume": "Let a paused stream go on.",
     "segments": "List a stream's segments.",
     "adopt": "Take over what a Pulsar offloaded, where it is.",
     "manifest": "Show, rebuild or checkpoint a stream's manifest.",

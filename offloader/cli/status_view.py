@@ -28,7 +28,7 @@ _NAME_WIDTH_MIN = 24
 _TROUBLES_PART = 3
 _GAP = "  "
 _HEADING = "STREAM"
-_STYLES = {"live": "green", "catch-up": "yellow", "stopped": "red", "deleted": "red"}
+_STYLES = {"live": "green", "catch-up": "yellow", "paused": "yellow", "stopped": "red", "deleted": "red"}
 
 
 # -- above the table

@@ -45,7 +45,7 @@ from offloader.manifest.ledger_table import follows
 from offloader.manifest.replacing import promise, replace_segments, without_promise
 from offloader.manifest.restoring import restore_range
 from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 
 __all__ = ["apply_edits", "fold"]
 
@@ -106,6 +106,8 @@ class _Rules(Draft):
         self.facts[edit.ledger_id] = fact._replace(last_entry_id=edit.last_entry_id)
 
     def assign(self, edit: Assign) -> None:
+        if self.now("paused"):
+            raise StreamPaused(self.base.stream)
         self.require_new(edit, edit.uuid)
         self.require_free(edit, edit.begin, edit.end)
         self.require_after_head(edit, edit.end)

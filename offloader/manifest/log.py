@@ -116,6 +116,11 @@ class ManifestLog:
         return self._state
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether there is a view."""
+        return self._state is not None
+
+    @property
     def epoch(self) -> int | None:
         """The epoch this log opened, ``None`` before that."""
         return self._epoch

@@ -26,6 +26,7 @@ __all__ = [
     "SegmentRecord",
     "SegmentStatus",
     "SegmentSums",
+    "StreamPaused",
     "follows",
 ]
 
@@ -39,6 +40,20 @@ class EditRefused(OffloaderError):
     """An edit or a requirement doesn't fit the manifest as it is now. Nothing was written."""
 
     kind = ErrorKind.FIX_CALL
+
+
+class StreamPaused(EditRefused):
+    """No segment may be assigned while the stream is paused. Nothing was written.
+
+    Args:
+        stream: its name.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(
+            f"stream {stream} is paused: no segment of it is assigned",
+            hint=f"`offloader resume {stream}` lets it go on",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +93,7 @@ class ManifestState:
             with the first range there is.
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
         head: what lies before it is truncated.
+        paused: no segment may be assigned.
         checkpoint_id: the checkpoint that the sealed parts' runs belong to, 0 for none; says nothing of the stream.
     """
 

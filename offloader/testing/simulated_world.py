@@ -11,7 +11,7 @@ from dataclasses import replace
 from random import Random
 
 from formats.entries import Position
-from formats.manifest import LedgerClosed, LedgersDeleted, Truncate
+from formats.manifest import LedgerClosed, LedgersDeleted, Pause, Resume, Truncate
 from offloader.clock import Clock
 from offloader.errors import OffloaderError
 from offloader.manifest.log import ManifestLog
@@ -23,7 +23,12 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.testing.simulated_process import SimulatedProcess
 from offloader.testing.simulated_store import FaultPlan, SimulatedStore, Weather
-from offloader.testing.simulation_checks import loaded, what_is_unaccounted, what_is_unreadable
+from offloader.testing.simulation_checks import (
+    loaded,
+    what_is_unaccounted,
+    what_is_unreadable,
+    what_was_assigned_in_a_pause,
+)
 from offloader.write.status import Mode
 
 __all__ = ["STREAM", "InvariantBroken", "World"]
@@ -193,6 +198,15 @@ class World:
         for ledger_id in ids:
             self.ledgers.delete(ledger_id)
 
+    def pause(self, on: bool) -> None:
+        """Somebody pauses the stream, or lets it go on; whoever offloads it isn't told."""
+        log = ManifestLog(self.store, STREAM, clock=self.clock, entropy=self._random.randbytes)
+        state = loaded(self.store, STREAM)
+        if state is not None and state.record_id and state.paused is not on:
+            log.load()
+            log.amend([Pause("") if on else Resume()])
+            self.trace.append("pause" if on else "resume")
+
     def lose_ledger(self) -> None:
         """Somebody deletes a ledger and asks nobody, whether its entries are in the cold tier or not."""
         infos = [info for info in self.ledgers.ledgers() if info.entries]
@@ -214,6 +228,7 @@ class World:
             self.weather.land_one()
         for process in self.processes:
             process.store.plan = FaultPlan()
+        self.pause(False)
         self.switch(self.processes[-1], "streaming")
         # That a ledger is gone shows at the next entry, and where a stream ends when its hot copies are all gone.
         self.ledgers.append([b"rest"])
@@ -281,7 +296,7 @@ class World:
             status = process.stream.status() if process.stream is not None else None
             if status and status.committed == self.ledgers.tail and status.buffer_bytes:
                 raise InvariantBroken(f"{process.name} still counts {status.buffer_bytes} bytes")
-        _must_not(what_is_unaccounted(self.store, state))
+        _must_not(what_is_unaccounted(self.store, state) or what_was_assigned_in_a_pause(self.store))
 
     def _check_readable(self, state: ManifestState, *, whole: bool) -> None:
         appended = self.ledgers.appended

@@ -25,6 +25,8 @@ LOOK_STEPS = 10
 PROCESSES_MAX = 5
 #: Share of appends among the steps.
 APPENDS = 0.12
+#: Share of pauses among the pauses and resumptions.
+PAUSED = 0.4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class _Habits:
     trim: float
     lose: float
     switch: float
+    pause: float
 
 
 class Simulation:
@@ -116,6 +119,7 @@ class Simulation:
             (habits.trim, world.trim),
             (habits.lose, world.lose_ledger),
             (habits.switch, lambda: world.switch(newest, random.choice(["streaming", "ledger", "ledger", "none"]))),
+            (habits.pause, lambda: world.pause(on=random.random() < PAUSED)),
             (5 * habits.switch if newest.method == "ledger" else 0, self._offload_ledgers),
         ]
         drawn = random.random()
@@ -179,6 +183,7 @@ def _drawn_habits(random: Random) -> _Habits:
         trim=random.choice([0, 0, 0.01]),
         lose=random.choice([0, 0, 0.01]),
         switch=random.choice([0, 0, 0.03]),
+        pause=random.choice([0, 0, 0, 0.03]),
     )
 
 

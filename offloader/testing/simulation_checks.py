@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from formats.block import decode_block
 from formats.entries import Position
 from formats.keys import data_key, index_key, parse_object_key, record_number
-from formats.manifest import Assign, Edit, LedgerClosed, decode_record
+from formats.manifest import Assign, Edit, LedgerClosed, Pause, Resume, decode_record
 from formats.segment_map import SegmentMap
 from offloader.errors import NotFound
 from offloader.manifest.catalog import read_entry
@@ -18,7 +18,7 @@ from offloader.manifest.load import load_manifest_view
 from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
 
-__all__ = ["loaded", "stored_entries", "what_is_unaccounted", "what_is_unreadable"]
+__all__ = ["loaded", "stored_entries", "what_is_unaccounted", "what_is_unreadable", "what_was_assigned_in_a_pause"]
 
 _BLOCK_BYTES_MAX = 2**30
 
@@ -118,6 +118,16 @@ def what_is_unaccounted(store: ObjectStore, state: ManifestState) -> str:
             return f"an upload of {key} is left over, which is complete"
     left = state.assigned()
     return f"{left[0].uuid} is assigned at rest" if left else ""
+
+
+def what_was_assigned_in_a_pause(store: ObjectStore) -> str:
+    """Between a pause and the resumption no record assigns a segment; only the records that are left are looked at."""
+    paused = False
+    for edit in _edits(store):
+        paused = isinstance(edit, Pause) or (paused and not isinstance(edit, Resume))
+        if paused and isinstance(edit, Assign):
+            return f"{edit.uuid} was assigned while the stream was paused"
+    return ""
 
 
 def _edits(store: ObjectStore) -> list[Edit]:

@@ -25,7 +25,7 @@ from offloader.clock import Clock
 from offloader.errors import Fenced, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.settings import OffloadSettings
 from offloader.write.commits import Commits
 from offloader.write.coverage import acknowledged_end
@@ -163,6 +163,7 @@ class HistoryOffload:
         self._facts_to = -1
         self._exhausted = False
         self._ends = False
+        self._paused = False
         self._failures = 0
 
     def start(self) -> Future[HistoryResult]:
@@ -189,6 +190,8 @@ class HistoryOffload:
         try:
             self._commits.finish()
             self._move()
+        except StreamPaused as error:
+            self._rest(error)
         except (Fenced, EditRefused) as error:
             self._fail(error)
         except OffloaderError as error:
@@ -235,7 +238,7 @@ class HistoryOffload:
     def _judge(self, attempt: _Attempt, error: BaseException) -> list[_Attempt]:
         """Decides what becomes of a failed attempt; itself, when the manifest is to forget it."""
         planned = attempt.planned
-        if self._stopped:
+        if self._stopped or self._paused:
             return []
         if not attempt.ledger_ids <= {info.ledger_id for info in self._ledgers}:
             if planned not in self._result.trimmed:
@@ -356,6 +359,14 @@ class HistoryOffload:
         first, last = planned.begin.ledger_id, planned.end.ledger_id
         ledger_ids = {info.ledger_id for info in self._ledgers if info.entries and first <= info.ledger_id <= last}
         return _Attempt(planned, uuid, frozenset(ledger_ids | {first, last}), number)
+
+    def _rest(self, error: StreamPaused) -> None:
+        """Nothing more is assigned; what is on its way completes, the rest is the next run's."""
+        self._ends = self._paused = True
+        # What fails does so only in one record with what takes over its range: else nobody would miss that range.
+        self._proposed, self._first_edits = [], []
+        self._result.errors.append(error)
+        self._task.schedule()
 
     def _fail(self, error: BaseException) -> None:
         """The manifest takes nothing more: uploads end soon, what they were stays assigned."""

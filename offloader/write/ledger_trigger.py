@@ -14,6 +14,7 @@ from formats.entries import EntryBatch, Position
 from offloader.clock import Clock
 from offloader.errors import Fenced, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription
+from offloader.manifest.state import StreamPaused
 from offloader.settings import OffloadSettings
 from offloader.write.history import HistoryResult
 from offloader.write.ledger_method import OFF, due_ledgers
@@ -70,6 +71,10 @@ class LedgerTrigger:
         if self._subscription is not None:
             self._subscription.cancel()
 
+    def look_again(self) -> None:
+        """Looks soon: somebody may have resumed the stream."""
+        self._task.schedule()
+
     def wait(self) -> None:
         """Returns when no run is under way."""
         with self._one_run:
@@ -98,6 +103,8 @@ class LedgerTrigger:
         except Fenced as error:
             _log.warning("%s; the ledger method stops here", error)
             self.stop()
+        except StreamPaused as error:
+            _log.info("offloading closed ledgers: %s; looks again in %g s", error, LOOK_S)
         except OffloaderError as error:
             _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S)
 

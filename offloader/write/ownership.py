@@ -119,7 +119,7 @@ class Ownership:
         state = self._log.load(create=True)
         committed = state.committed_end()
         now_s = self._clock.monotonic_s()
-        if state.record_id != self._seen_record:
+        if state.record_id != self._seen_record or state.paused:
             self._seen_record, self._silent_since_s = state.record_id, now_s
             return False
         patience_s = self._settings.takeover_after_seconds

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 from uuid import UUID
 
 from formats.entries import Position
-from formats.manifest import Gap, LedgerClosed, SetMethod
+from formats.manifest import Gap, LedgerClosed, Pause, Resume, SetMethod
 from formats.segment import SegmentSummary
-from offloader.errors import Closed, Fenced, Unsupported
+from offloader.errors import Closed, Fenced, NotFound, Unsupported
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import ManifestState
+from offloader.manifest.state import ManifestState, StreamPaused
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 from offloader.store.observed import recorder_of
@@ -84,6 +84,7 @@ class HistoryRuns:
             then none after it was begun.
 
         Raises:
+            StreamPaused: the stream is paused; in ``errors`` when it was paused meanwhile.
             Fenced: a living owner has the stream, or took it meanwhile.
             Corrupt: the source doesn't give what it lists.
             StoreUnavailable, OutcomeUnknown: the manifest can't be read or takes no commit.
@@ -98,6 +99,7 @@ class HistoryRuns:
         on_plan(start.plan)
         result = HistoryResult(committed=state.committed_end())
         if not start.is_empty:
+            _require_not_paused(state)
             owned = OwnedStream(self._tools, source, log, take_over=take_over)
             again = True
             while again:
@@ -155,6 +157,7 @@ class HistoryRuns:
         result = HistoryResult(committed=state.committed_end())
         gaps, blocked = self._gaps_between(state, ledgers, _promised(state), last)
         if plan.segments or gaps:
+            _require_not_paused(state)
             owned = OwnedStream(self._tools, source, log, take_over=take_over)
             if log.state.method != "ledger":
                 log.commit([SetMethod("ledger")])
@@ -187,6 +190,34 @@ class HistoryRuns:
         if log.load(create=True).method == method:
             return False
         log.amend([SetMethod(method)])
+        return True
+
+    def pause(self, stream: str, reason: str = "") -> bool:
+        """Records that no segment of the stream is assigned until ``resume``; False: it was so already.
+
+        What is assigned completes, and what was committed stays readable. Entries stay in the hot tier. Whoever
+        offloads the stream elsewhere notices with its next record.
+
+        Args:
+            reason: for people, kept in the record.
+
+        Raises:
+            NotFound: no such stream; Fenced: it was deleted.
+        """
+        return self._record_paused(stream, Pause(reason))
+
+    def resume(self, stream: str) -> bool:
+        """Records that the stream goes on, exactly where it stopped; False: it wasn't paused. Raises as ``pause``."""
+        return self._record_paused(stream, Resume())
+
+    def _record_paused(self, stream: str, edit: Pause | Resume) -> bool:
+        log = self._log(stream)
+        state = log.load()
+        if not state.record_id:
+            raise NotFound(f"nothing of stream {stream} is in {self._store.url} yet", hint="let its writer begin first")
+        if state.paused is isinstance(edit, Pause):
+            return False
+        log.amend([edit])
         return True
 
     def note_ends(self, source: LedgerSource, stream: str) -> list[int]:
@@ -331,6 +362,11 @@ class HistoryRuns:
 def _promised(state: ManifestState) -> set[UUID]:
     """What nobody may finish any more once the epoch is ours."""
     return {segment.uuid for segment in state.assigned()}
+
+
+def _require_not_paused(state: ManifestState) -> None:
+    if state.paused:
+        raise StreamPaused(state.stream)
 
 
 def _has_gap(stream: str, info: LedgerInfo) -> Unsupported:

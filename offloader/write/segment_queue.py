@@ -187,6 +187,15 @@ class SegmentQueue:
         self.offered = offered
         return segments
 
+    def keep_assigned(self, committed: Position | None) -> list[WritingSegment]:
+        """Forgets the segments that no record has assigned, which the caller abandons; offering starts again after the
+        others, or after ``committed``."""
+        dropped = [segment for segment in self._segments if not segment.assigned]
+        if dropped:
+            self._segments = [segment for segment in self._segments if segment.assigned]
+            self.offered = self._segments[-1].handle.last_offered() if self._segments else committed
+        return dropped
+
     def _open(self, begin: Position) -> WritingSegment | None:
         if len(self._segments) >= SEGMENTS_MAX:
             return None

@@ -96,7 +96,7 @@ class Settling:
         """A segment failed: forget what was offered since its begin, read it again after a wait, under a new name."""
         with self._shared.lock:
             segments = self._shared.queue.clear(self._view().committed_end())
-            if self._shared.mode is not Mode.STOPPED:
+            if self._shared.mode not in (Mode.STOPPED, Mode.PAUSED):
                 self._shared.mode = Mode.CATCH_UP
             self._shared.progress.segments_failed += 1
         if segment.assigned:

@@ -20,6 +20,7 @@ class Mode(enum.Enum):
 
     CATCH_UP = "catch-up"
     LIVE = "live"
+    PAUSED = "paused"
     STOPPED = "stopped"
 
 
@@ -28,7 +29,7 @@ class StreamStatus:
     """What a stream is doing, for people and metrics.
 
     Attributes:
-        mode: live, catch-up or stopped.
+        mode: live, catch-up, paused or stopped.
         buffer_bytes, buffer_bytes_max: held now, and the limit.
         tail: newest entry known in the hot tier.
         offered: newest entry taken into a segment.

@@ -7,6 +7,7 @@ A step makes these moves, in this order; one that answers False ends it, and som
 | move           | what it sees to                                                  | ends the step while         |
 | -------------- | ---------------------------------------------------------------- | --------------------------- |
 | record known   | the last record's outcome is known before there is another       | (raises: the store is mute) |
+| not paused     | what is on its way completes, nothing else is assigned           | the stream is paused        |
 | owned          | the epoch is ours; earlier owners' leftovers are settled         | nothing is to be offloaded  |
 | older is there | all before the live segment is committed, or recorded as lost    | a run over history works    |
 | segments       | settle the first, read what is behind, close what is due, pass a | it is far behind: a run     |
@@ -30,7 +31,7 @@ from formats.segment import SegmentSummary
 from offloader.errors import Closed, Corrupt, Fenced, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.write.backfill import HistoryTools
 from offloader.write.backoff import Backoff
 from offloader.write.buffer import StreamBuffer
@@ -38,6 +39,7 @@ from offloader.write.catch_up import CatchUp
 from offloader.write.commits import Commits
 from offloader.write.handle import OffloadHandle
 from offloader.write.ownership import Ownership
+from offloader.write.pausing import Pausing
 from offloader.write.progress import Progress
 from offloader.write.revival import Revival
 from offloader.write.segment_queue import SegmentQueue, WritingSegment
@@ -80,6 +82,7 @@ class StreamSteps:
         self._revival = Revival(
             log.stream, self._ownership, settings, workers, tail=lambda: self.shared.tail, reopen=self.reopen
         )
+        self._pausing = Pausing(self.shared, log, workers, schedule=schedule)
         self._older = StreamBackfill(
             *(source, log, tools, self._commits),
             seen=self._seen_ledgers,
@@ -114,11 +117,15 @@ class StreamSteps:
             on_success=self._segment_came,
             on_failure=self._older.look_again,
         )
-        self._moves = (self._record_known, self._owned, self._older_is_there, self._segments)
+        self._moves = (self._record_known, self._not_paused, self._owned, self._older_is_there, self._segments)
 
     def schedule(self) -> None:
         """Runs a step soon."""
         self._step_task.schedule()
+
+    def look_again(self) -> None:
+        """Reads the manifest soon: somebody may have paused or resumed the stream."""
+        self._pausing.look_again()
 
     def stop(self) -> None:
         """Takes no more entries, gives unfinished segments up, and what it holds of the process's memory back."""
@@ -173,6 +180,8 @@ class StreamSteps:
                     return
         except Fenced as error:
             self._lose(error)
+        except StreamPaused:
+            self._step_task.schedule()  # the view has it by now: the next step rests
         except (EditRefused, Corrupt) as error:
             # Corrupt: the manifest or the hot tier is damaged, trying again would read the same bytes.
             self.halt(error, abort=True)
@@ -189,6 +198,17 @@ class StreamSteps:
         self._commits.finish()
         return True
 
+    def _not_paused(self) -> bool:
+        """Lets a paused stream rest, and one that is resumed look for what is missing."""
+        if not self._pausing.is_on():
+            if self._pausing.end():
+                self._older.look_again()
+            return True
+        self._pausing.rest()
+        self._settling.settle_first()
+        self._settling.close_due(at_end=True)
+        return False
+
     def _owned(self) -> bool:
         """Opens an epoch when there is something to offload, and settles what the last owner left unfinished."""
         if self._ownership.held:
@@ -200,6 +220,9 @@ class StreamSteps:
             if not shared.is_behind:
                 shared.mode = Mode.LIVE
                 return False
+        if state.paused:
+            self._pausing.rest()
+            return False
         self._ownership.take(self._commits)
         self._older.look_again()
         return True

@@ -16,6 +16,7 @@ from formats.segment import SegmentSummary
 from offloader.errors import StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import StreamPaused
 from offloader.write.assignment import segment_bytes_max
 from offloader.write.backfill import ATTEMPTS_MAX, HistoryStart, HistoryTools, interrupted, start_of_history
 from offloader.write.commits import Commits
@@ -161,5 +162,7 @@ class StreamBackfill:
         with self._lock:
             self._run = None
         for error in outcome.result().errors:
+            if isinstance(error, StreamPaused):
+                raise error
             # The store's fault or the source's: what stays missing is seen, and named, when the stream looks again.
             raise StoreUnavailable(f"stream {self._log.stream}: its history can't be offloaded: {error}") from error

@@ -29,11 +29,14 @@ class StreamState:
 
     Attributes:
         changed: a condition over ``lock``, told of every change that somebody may wait for.
-        mode: live, catch-up or stopped.
+        mode: live, catch-up, paused or stopped.
         tail: newest entry known in the hot tier.
         committed: end of what is readable from the cold tier.
         close_at: up to here somebody asked for; the segment that holds it closes early.
         error: why the last step failed, or the stream stopped.
+        is_watched: paused, and somebody looks from time to time whether it may go on.
+        looks_asked, looks_done: how often somebody wanted to know whether the manifest says that it is paused, and got
+            the answer.
         heard: ledgers that had entries, from the committed one on: one of them that is gone is missed.
         gaps_recorded: by this process.
     """
@@ -49,6 +52,8 @@ class StreamState:
         self.committed: Position | None = None
         self.close_at: Position | None = None
         self.error: OffloaderError | None = None
+        self.is_watched = False
+        self.looks_asked = self.looks_done = 0
         self.heard: set[int] = set()
         self.gaps_recorded = 0
         self.progress = progress
@@ -58,6 +63,11 @@ class StreamState:
         """Whether the hot tier has entries that weren't offered."""
         offered = self.queue.offered
         return self.tail is not None and (offered is None or self.tail > offered)
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is paused for certain, and nothing is on its way any more."""
+        return self.mode is Mode.PAUSED and self.queue.first is None and self.looks_asked == self.looks_done
 
     def append(self, batch: EntryBatch, *, ours: bool) -> bool:
         """Takes a batch that became durable; whether the workers have something to do.
@@ -77,6 +87,8 @@ class StreamState:
                 # The rest is in the hot tier: the next steps read it from there.
                 self.mode = Mode.CATCH_UP
                 self.progress.refused(ours and before is not None and before.ledger_id == batch.ledger_id)
+        if self.mode is Mode.PAUSED:
+            return not self.is_watched
         first = self.queue.first
         return self.mode is Mode.CATCH_UP or first is None or not first.assigned
 

@@ -10,6 +10,7 @@ from formats.entries import Position
 from offloader.errors import AccessDenied, BucketMissing, Closed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource, Subscription
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import StreamPaused
 from offloader.write.backfill import HistoryTools
 from offloader.write.progress import Lag, lag_of
 from offloader.write.status import Mode, StreamStatus, error_fields
@@ -96,6 +97,7 @@ class StreamOffload:
 
         Raises:
             StoreUnavailable: not committed within ``timeout_s``.
+            StreamPaused: somebody paused the stream.
             Fenced, Closed and what else stopped the stream; AccessDenied, BucketMissing: the store can't be used.
         """
         wait_s = self._settings.drain_seconds_max if timeout_s is None else timeout_s
@@ -103,12 +105,16 @@ class StreamOffload:
         target = self.request_offload(until)
         if target is None:
             return None
+        if self._shared.mode is Mode.PAUSED:
+            self.look_again()  # it may be over by now
         with self._shared.changed:
             while self._shared.committed is None or self._shared.committed < target:
                 if self._shared.mode is Mode.STOPPED:
                     raise self._shared.error or Closed(f"stream {self.stream} was stopped")
                 if isinstance(self._shared.error, _HOPELESS):
                     raise self._shared.error
+                if self._shared.rests:
+                    raise StreamPaused(self.stream)
                 left_s = deadline_s - self._clock.monotonic_s()
                 if left_s <= 0:
                     raise StoreUnavailable(
@@ -130,6 +136,12 @@ class StreamOffload:
             self._shared.close_at = target if close_at is None else max(close_at, target)
         self._steps.schedule()
         return target
+
+    def look_again(self) -> None:
+        """Reads the manifest soon. For who paused or resumed the stream in this process; where that was done in another
+        one, the stream notices with its next record, and when it is paused and entries wait, by looking now and then.
+        """
+        self._steps.look_again()
 
     def forget(self) -> None:
         """Hears of no more entries and lets go of nothing: what a crash of its process does."""

@@ -139,7 +139,7 @@ def test_every_setting_is_in_a_table_as_it_is() -> None:
 
 def test_every_option_that_the_text_names_exists(capsys: pytest.CaptureFixture[str]) -> None:
     helps = ""
-    for verb in ("offload", "rollback", "config", "status"):
+    for verb in ("offload", "pause", "rollback", "config", "status"):
         main([verb, "--help"])
         helps += capsys.readouterr().out
     named = set(re.findall(r"(--[a-z][a-z-]+)", TEXT))

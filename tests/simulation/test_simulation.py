@@ -114,6 +114,8 @@ def test_every_habit_happens_in_some_seed() -> None:
         "switch to ledger",
         "ledgers",
         "late: landed",
+        "pause",
+        "resume",
     ]:
         assert what in seen, what
     for fault in ["refused", "throttled", "lost before", "torn", "lost after", "late", "crash before", "crash after"]:

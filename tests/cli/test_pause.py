@@ -1,0 +1,70 @@
+"""``offloader pause STREAM`` and ``offloader resume STREAM``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from formats.keys import new_segment_uuid
+from formats.manifest import Assign, Pause, StreamDeleted
+from offloader.manifest.log import load_manifest
+from offloader.manifest.records import kept_records
+from offloader.store import open_store
+from tests.cli.reading_verbs import Offloader
+from tests.support.streams import StreamWriter, batch_of
+
+
+@pytest.fixture
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StreamWriter:
+    made = StreamWriter(open_store(f"file://{tmp_path}/store"), "orders")
+    made.add([batch_of(2, 0, 5)])
+    monkeypatch.setenv("OFFLOADER_STORE", made.store.url)
+    return made
+
+
+@pytest.fixture
+def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
+    return Offloader(capsys)
+
+
+def test_pausing_and_resuming_is_recorded_once_and_said(offloader: Offloader, writer: StreamWriter) -> None:
+    facts = {"stream": "orders", "paused": True, "changed": True, "assigned": 0, "committed": "2:4"}
+    assert offloader("pause", "orders", "--reason", "moved", "--json").rows == [facts]
+    state = load_manifest(writer.store, "orders")
+    assert state.paused
+    assert [edit for r in kept_records(writer.store, state) for edit in r.edits if isinstance(edit, Pause)] == [
+        Pause("moved")
+    ]
+    assert offloader("pause", "orders").out == "orders was paused already: committed is 2:4\n"
+    assert offloader("status", "orders", "--json").rows[0]["mode"] == "paused"
+    assert offloader("resume", "orders").out == "orders goes on: committed is 2:4\n"
+    assert offloader("resume", "orders").out == "orders wasn't paused: committed is 2:4\n"
+    after = load_manifest(writer.store, "orders")
+    assert (after.paused, after.record_id) == (False, state.record_id + 1)
+
+
+def test_what_is_under_way_is_named(offloader: Offloader, writer: StreamWriter) -> None:
+    uuid = new_segment_uuid(writer.log.state.incarnation, 1)
+    writer.log.commit([Assign(uuid, 2, Position(2, 5), None, 5, {})])
+    assert offloader("pause", "orders").out == "orders is paused: committed is 2:4; 1 assigned segment completes\n"
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+def test_bad_input_changes_nothing(offloader: Offloader, writer: StreamWriter, verb: str) -> None:
+    before = keys(writer)
+    code, line, _ = offloader.refuses(verb, "nobody")
+    assert (code, "nobody" in line) == (3, True)
+    done = offloader(verb, "a//b")
+    assert (done.code, done.out) == (2, "")
+    assert "a//b" in done.err
+    assert keys(writer) == before
+    writer.log.amend([StreamDeleted()])
+    done = offloader(verb, "orders")
+    assert (done.code, done.out) != (0, "")
+    assert "deleted" in done.err
+
+
+def keys(writer: StreamWriter) -> list[str]:
+    return [info.key for info in writer.store.list("").objects]
