@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.checkpoint_columns import SPAN_NUMBERS
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.manifest.sealed_segments import Rows, SealedSegments
 from offloader.manifest.segment_record import SegmentRecord, SegmentSums
@@ -118,6 +120,27 @@ class SegmentSlice(Sequence[SegmentRecord]):
         for row in self._rows[self._source == len(self._sealed)].tolist():
             sums = sums.plus(self._tail[row], 1)
         return sums
+
+    def ledger_spans(self) -> NDArray[np.int64]:
+        """The parts of ledgers in these, in order: ledger id, first and last entry id, entries, payload bytes.
+
+        Returns:
+            int64, shape (m, 5), m >= len(self).
+        """
+        pieces, owners = [np.empty((0, SPAN_NUMBERS), np.int64)], [np.empty(0, np.int64)]
+        for number, part in enumerate(self._sealed):
+            at = np.flatnonzero(self._source == number)
+            spans, counts = part.columns.ledger_spans(self._rows[at])
+            pieces.append(spans)
+            owners.append(np.repeat(at, counts))
+        for at_row in np.flatnonzero(self._source == len(self._sealed)).tolist():
+            summary = self._tail[int(self._rows[at_row])].summary
+            own = [] if summary is None else [astuple(span) for span in summary.ledgers]
+            pieces.append(np.array(own, dtype=np.int64).reshape(-1, SPAN_NUMBERS))
+            owners.append(np.full(len(own), at_row))
+        order = np.argsort(np.concatenate(owners), kind="stable")
+        found: NDArray[np.int64] = np.concatenate(pieces)[order]
+        return found
 
     def not_in(self, other: SegmentSlice) -> SegmentSlice:
         """Those that aren't in ``other``."""

@@ -1,0 +1,340 @@
+"""What retention keeps beside a stream's manifest: documents <-> bytes, and their keys.
+
+Owns the JSON layouts and the names of the objects. Must never decide whether a change is allowed, nor what may be
+deleted.
+
+Each document is one object that is replaced as a whole, by If-Match. No two bodies are equal, because each has a nonce
+of its own: so no ETag ever comes back, and a request that arrives late finds another one than it was made for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeVar, cast
+from urllib.parse import quote, unquote
+from uuid import UUID
+
+from formats.entries import Position
+from formats.keys import stream_prefix
+from formats.sealed_json import from_json, opened, sealed, to_json
+
+__all__ = [
+    "NONCES_KEPT",
+    "RETENTION_FORMAT",
+    "CheckpointRow",
+    "CutRow",
+    "DecisionRow",
+    "Decisions",
+    "GroupState",
+    "PartitionRow",
+    "RecordRow",
+    "Records",
+    "SizeRow",
+    "StreamCutRow",
+    "SubscriberRow",
+    "Subscribers",
+    "ToDoRow",
+    "TopicEntry",
+    "Version",
+    "decode_document",
+    "decode_topic_entry",
+    "document_key",
+    "document_keys",
+    "encode_document",
+    "encode_topic_entry",
+    "group_key",
+    "group_of_key",
+    "group_prefix",
+    "incarnation_of_retention_key",
+    "retention_prefix",
+    "topic_key",
+]
+
+RETENTION_FORMAT = 1
+#: Nonces of earlier changes that a document remembers: who lost an answer finds its own among them.
+NONCES_KEPT = 32
+_GROUPS = "_groups/"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Which change of a document this is.
+
+    Attributes:
+        revision: counts the changes, from 1.
+        nonce: of this change alone.
+        before: the nonces of the changes before it, the newest first, ``NONCES_KEPT`` at most.
+        written_ms: by the clock of who wrote it, ms since 1970 UTC.
+    """
+
+    revision: int
+    nonce: str
+    before: tuple[str, ...]
+    written_ms: int
+
+
+#: Of a document that nobody wrote yet.
+NO_VERSION = Version(0, "", (), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """A partition's number and the incarnation of its stream that positions in this document are of."""
+
+    number: int
+    incarnation: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class CutRow:
+    """Everything before ``position`` in one partition. A partition without a row: nothing."""
+
+    partition: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRow:
+    """What lies before ``position``, and before its ledger, in one partition since the stream was created."""
+
+    partition: int
+    position: Position
+    payload_bytes: int
+    entries: int
+    ledger_payload_bytes: int
+    ledger_entries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriberRow:
+    """One subscriber.
+
+    Attributes:
+        name: of the subscriber.
+        generation: only a publish of this one counts.
+        updated_ms: when its row was changed last; ``active_ms``: when it gave the last sign of life.
+        cut: what it has consumed; ``None``: it has never published.
+        start: where it began; ``None``: at the stream's beginning.
+    """
+
+    name: str
+    generation: int
+    updated_ms: int
+    active_ms: int
+    cut: tuple[CutRow, ...] | None
+    start: tuple[CutRow, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribers:
+    """The registry of one stream or partitioned topic, ascending by name."""
+
+    name: str
+    partitions: tuple[PartitionRow, ...]
+    subscribers: tuple[SubscriberRow, ...] = ()
+    version: Version = NO_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRow:
+    """A cut at the tail as it was at ``time_ms``, and what lay before it since the stream was created."""
+
+    time_ms: int
+    payload_bytes: int
+    entries: int
+    cut: tuple[CutRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """The retention set.
+
+    Attributes:
+        records: ascending by time.
+        head_ms: time of the newest record at or before the head; ``None``: nothing was truncated yet.
+        sizes: of one position in each partition, from which other sizes are counted: what lies before it may have
+            left the manifest.
+    """
+
+    name: str
+    partitions: tuple[PartitionRow, ...]
+    records: tuple[RecordRow, ...] = ()
+    head_ms: int | None = None
+    sizes: tuple[SizeRow, ...] = ()
+    version: Version = NO_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRow:
+    """One decision; ``record`` is its JSON text, whose layout is its maker's."""
+
+    time_ms: int
+    record: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """The last decisions, the oldest first."""
+
+    name: str
+    decisions: tuple[DecisionRow, ...] = ()
+    version: Version = NO_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCutRow:
+    """A cut of one of a group's streams."""
+
+    stream: str
+    cut: tuple[CutRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow:
+    """A checkpoint of a reader group.
+
+    Attributes:
+        name: its name, unique in the group.
+        kept: whether it stays until it expires; others go when a later one is complete.
+        created_ms: ms since 1970 UTC.
+        waiting: readers that haven't said where they were at it.
+        behind: readers that haven't read anything after it.
+        cuts: where the readers were, ascending by stream.
+    """
+
+    name: str
+    kept: bool
+    created_ms: int
+    waiting: tuple[str, ...]
+    behind: tuple[str, ...]
+    cuts: tuple[StreamCutRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToDoRow:
+    """A change of a stream's registry that a group owes. ``action``: ``add``, ``remove`` or ``publish``."""
+
+    action: str
+    stream: str
+    generation: int
+    cut: tuple[CutRow, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupState:
+    """A reader group over several streams.
+
+    Attributes:
+        name: its name, and that of its subscribers.
+        generation: raised by each change of the configuration; -1: the group was never made.
+        retention: ``none``, ``manual`` or ``automatic``.
+        streams: names, ascending.
+        starts, ends: where it begins and ends reading, of streams where that isn't their beginning and end.
+        automatic_checkpoint_ms: time between two automatic checkpoints.
+        outstanding_checkpoints_max: checkpoints that may wait for readers at once.
+        refresh_ms: how old a view of this document may be that a reader acts on.
+        readers: names of those that read, ascending.
+        checkpoints: in the order of their creation.
+        to_do: what the group owes to the streams' registries, in order.
+        published: the cuts that were published last, ascending by stream.
+        published_ms: when that was; 0: never.
+        checkpoint_ms: when the last automatic checkpoint was begun; 0: never.
+        deleted: whether the group is gone. Its generation stays, so that what an earlier group of the name still does
+            never meets a later one.
+    """
+
+    name: str
+    generation: int
+    retention: str
+    streams: tuple[str, ...]
+    automatic_checkpoint_ms: int
+    outstanding_checkpoints_max: int
+    refresh_ms: int
+    starts: tuple[StreamCutRow, ...] = ()
+    ends: tuple[StreamCutRow, ...] = ()
+    readers: tuple[str, ...] = ()
+    checkpoints: tuple[CheckpointRow, ...] = ()
+    to_do: tuple[ToDoRow, ...] = ()
+    published: tuple[StreamCutRow, ...] = ()
+    published_ms: int = 0
+    checkpoint_ms: int = 0
+    deleted: bool = False
+    version: Version = NO_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """Says that a partitioned topic has a retention state, and for which incarnations of its partitions."""
+
+    topic: str
+    incarnation: UUID
+    partitions: tuple[PartitionRow, ...]
+
+
+Document = TypeVar("Document", Subscribers, Records, Decisions, GroupState)
+#: Last part of the keys, by kind of document.
+_NAMES = {Subscribers: "subscribers", Records: "records", Decisions: "decisions"}
+_KEY = re.compile(rf"([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/(?:{'|'.join(_NAMES.values())})")
+
+
+def retention_prefix(name: str) -> str:
+    """What the keys of everything that retention keeps of a stream or topic begin with."""
+    return f"{stream_prefix(name)}retention/"
+
+
+def document_key(kind: type[Document], name: str, incarnation: UUID) -> str:
+    """Key of a document of one incarnation of a stream or topic; two incarnations share none."""
+    return f"{retention_prefix(name)}{incarnation}/{_NAMES[kind]}"
+
+
+def document_keys(name: str, incarnation: UUID) -> list[str]:
+    """The keys of all documents that one incarnation of a stream or topic may have."""
+    return [f"{retention_prefix(name)}{incarnation}/{last}" for last in _NAMES.values()]
+
+
+def incarnation_of_retention_key(key: str, name: str) -> UUID | None:
+    """The incarnation whose document a key is of; ``None`` for any other key."""
+    match = _KEY.fullmatch(key.removeprefix(retention_prefix(name)))
+    return None if match is None or not key.startswith(retention_prefix(name)) else UUID(match[1])
+
+
+def topic_key(topic: str) -> str:
+    """Key of a partitioned topic's entry, which lies under one key for all its incarnations."""
+    return f"{retention_prefix(topic)}topic"
+
+
+def group_prefix() -> str:
+    """What the keys of all reader groups begin with: no stream's name begins like this."""
+    return _GROUPS
+
+
+def group_key(name: str) -> str:
+    """Key of a reader group."""
+    return f"{_GROUPS}{quote(name, safe='')}"
+
+
+def group_of_key(key: str) -> str | None:
+    """The group whose key it is; ``None`` for any other key."""
+    name = unquote(key.removeprefix(_GROUPS))
+    return name if group_key(name) == key else None
+
+
+def encode_document(document: Document) -> bytes:
+    """The bytes of a document; the same one always gives the same bytes."""
+    return sealed({"format": RETENTION_FORMAT, **to_json(document)})
+
+
+def decode_document(kind: type[Document], data: bytes, *, object_name: str = "") -> Document:
+    """The document in ``data``; raises ``FormatError``."""
+    return cast(Document, from_json(kind, opened(data, RETENTION_FORMAT, object_name), object_name))
+
+
+def encode_topic_entry(entry: TopicEntry) -> bytes:
+    """The bytes of a topic's entry."""
+    return sealed({"format": RETENTION_FORMAT, **to_json(entry)})
+
+
+def decode_topic_entry(data: bytes, *, object_name: str = "") -> TopicEntry:
+    """The entry in ``data``; raises ``FormatError``."""
+    return cast(TopicEntry, from_json(TopicEntry, opened(data, RETENTION_FORMAT, object_name), object_name))

@@ -1,0 +1,295 @@
+"""Reader groups over several streams: configuration, and what they owe to the streams' registries; pure.
+
+Owns how a group begins, changes and ends. Must never read a clock or a store, nor forget what is owed.
+
+A group whose retention type isn't ``none`` is a subscriber of each of its streams, under its own name and generation.
+Every change of that is first owed (``to_do``) in the group's document and then done to the registries, each step
+idempotent: so it is completed by whoever comes next after a crash. Rules: the retention specification, section 3; the
+types and the two ways to publish: Pravega's consumption based retention.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from formats.retention_state import GroupState, StreamCutRow, ToDoRow
+from offloader.errors import InvalidCall, LimitReached, NotFound, Unsupported
+from offloader.retention.cuts import FUTURE, Cut
+from offloader.retention.rows import cut_of_rows, stream_rows
+from offloader.retention.subscribers import PublishStatus
+
+__all__ = [
+    "GROUP_STREAMS_MAX",
+    "GroupConfig",
+    "RetentionType",
+    "absent_group",
+    "bounds_problem",
+    "config_of",
+    "created",
+    "deleted",
+    "is_published",
+    "owing",
+    "owing_publish",
+    "renewed",
+    "require_group",
+    "settled",
+    "subscribed",
+    "updated",
+]
+
+#: Streams of one group.
+GROUP_STREAMS_MAX = 1000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,254}")
+
+
+class RetentionType(enum.Enum):
+    """What a group means for the retention of its streams."""
+
+    NONE = "none"
+    MANUAL = "manual"
+    AUTOMATIC = "automatic"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """What a group reads and how.
+
+    Attributes:
+        streams: names of streams or partitioned topics.
+        retention: whether it holds data back, and who says how far it is.
+        starts, ends: where it begins and ends, by stream; else at the stream's beginning, never.
+        automatic_checkpoint_ms: time between two automatic checkpoints.
+        outstanding_checkpoints_max: checkpoints that may wait for readers at once.
+        refresh_ms: how old a view of the group may be that a reader acts on.
+
+    Raises:
+        InvalidCall: no stream, a start or end of another stream, an end before its start, a time or number below 1.
+        LimitReached: more streams than ``GROUP_STREAMS_MAX``.
+    """
+
+    streams: Sequence[str]
+    retention: RetentionType = RetentionType.NONE
+    starts: Mapping[str, Cut] = field(default_factory=dict)
+    ends: Mapping[str, Cut] = field(default_factory=dict)
+    automatic_checkpoint_ms: int = 30_000
+    outstanding_checkpoints_max: int = 3
+    refresh_ms: int = 3_000
+
+    def __post_init__(self) -> None:
+        if not self.streams:
+            raise InvalidCall("a reader group needs a stream to read")
+        if len(self.streams) > GROUP_STREAMS_MAX:
+            raise LimitReached(f"a reader group of {len(self.streams)} streams: at most {GROUP_STREAMS_MAX}")
+        strangers = sorted({*self.starts, *self.ends} - set(self.streams))
+        if strangers:
+            raise InvalidCall(f"a cut is of stream {strangers[0]}, which the reader group doesn't read")
+        for stream in self.streams:
+            problem = bounds_problem(self.starts.get(stream, Cut()), self.ends.get(stream, Cut()))
+            if problem:
+                raise InvalidCall(f"stream {stream} of a reader group: {problem}")
+        for name in ("automatic_checkpoint_ms", "outstanding_checkpoints_max", "refresh_ms"):
+            if getattr(self, name) < 1:
+                raise InvalidCall(f"{name} of a reader group is {getattr(self, name)}, at least 1")
+
+
+def bounds_problem(start: Cut, end: Cut) -> str:
+    """Why a group can't read from ``start`` to ``end``, as far as that shows without the stream's history.
+
+    An unbounded cut fits everything. Of segments in both the end's offset isn't smaller, and one of which nothing was
+    read at the end (future) isn't begun at the start; neither the oldest nor the youngest segment of the end is older
+    than the start's.
+    """
+    if not start.offsets or not end.offsets:
+        return ""
+    for segment in start.segments:
+        if segment in end.offsets:
+            begin, stop = start.offsets[segment], end.offsets[segment]
+            if begin == FUTURE:
+                continue
+            if stop == FUTURE:
+                return f"it starts inside {segment} and ends before it"
+            if begin > stop:  # type: ignore[operator]  # of one kind within a stream, which the type can't say
+                return f"it ends at {stop} in {segment}, before it starts at {begin}"
+    ages = [sorted(segment.age_order for segment in cut.offsets) for cut in (start, end)]
+    if ages[0][0] > ages[1][0] or ages[0][-1] > ages[1][-1]:
+        return f"the start {start} doesn't precede the end {end}"
+    return ""
+
+
+def absent_group(name: str) -> GroupState:
+    """A group that was never made.
+
+    Raises:
+        InvalidCall: not a name of a group.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise InvalidCall(
+            f"{name!r:.80} is no name of a reader group",
+            hint="letters, digits, dots and hyphens, beginning with a letter or digit, at most 255",
+        )
+    return GroupState(
+        name=name,
+        generation=-1,
+        retention=RetentionType.NONE.value,
+        streams=(),
+        automatic_checkpoint_ms=1,
+        outstanding_checkpoints_max=1,
+        refresh_ms=1,
+        deleted=True,
+    )
+
+
+def created(group: GroupState, config: GroupConfig) -> GroupState:
+    """The group, made with ``config`` unless it exists: then as it is."""
+    if not group.deleted:
+        return group
+    made = _configured(replace(absent_group(group.name), version=group.version), config, group.generation + 1)
+    # What the one before owes was owed first.
+    return replace(made, to_do=(*group.to_do, *_added(made)))
+
+
+def updated(group: GroupState, from_generation: int, config: GroupConfig) -> GroupState:
+    """The group with another configuration: registered where it subscribes by now, removed where it doesn't any more.
+
+    Raises:
+        NotFound: there is no such group.
+        InvalidCall: the group's generation isn't ``from_generation``.
+    """
+    require_group(group)
+    if group.generation != from_generation:
+        raise InvalidCall(
+            f"reader group {group.name} has generation {group.generation}, not {from_generation}: somebody changed it",
+            hint="look at it again",
+        )
+    made = _configured(group, config, group.generation + 1)
+    stays = set(made.streams) if made.retention != RetentionType.NONE.value else set()
+    leaves = [_removal(made, stream) for stream in subscribed(group) if stream not in stays]
+    pending = tuple(row for row in group.to_do if row.action != "publish" or row.stream in stays)
+    # The registries know the new generation before anything is published with it.
+    pending = tuple(replace(row, generation=made.generation) if row.action == "publish" else row for row in pending)
+    earlier = tuple(row for row in pending if row.action != "publish")
+    later = tuple(row for row in pending if row.action == "publish")
+    cuts = tuple(row for row in made.published if row.stream in stays)
+    return replace(made, to_do=(*earlier, *leaves, *_added(made), *later), published=cuts)
+
+
+def deleted(group: GroupState) -> GroupState:
+    """The group, gone; raises ``NotFound`` when there is none."""
+    require_group(group)
+    removals = tuple(_removal(group, stream) for stream in subscribed(group))
+    kept = tuple(row for row in group.to_do if row.action == "remove")
+    return replace(group, to_do=(*kept, *removals), deleted=True, checkpoints=(), readers=(), published=(), streams=())
+
+
+def owing_publish(group: GroupState, cuts: Mapping[str, Cut]) -> GroupState:
+    """Publishes cuts of a group with manual retention, once for each stream.
+
+    Raises:
+        InvalidCall: a stream that the group doesn't read.
+        Unsupported: the group's retention type isn't manual.
+    """
+    require_group(group)
+    if group.retention != RetentionType.MANUAL.value:
+        raise Unsupported(
+            f"reader group {group.name} has retention type {group.retention}: only manual ones are told what goes",
+            hint="change its retention type, or leave it to the checkpoints",
+        )
+    strangers = sorted(set(cuts) - set(group.streams))
+    if strangers:
+        raise InvalidCall(f"reader group {group.name} doesn't read stream {strangers[0]}")
+    return owing(group, stream_rows(cuts))
+
+
+def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
+    """Publishes what was published last once more, when that is ``renew_ms`` ago: a sign of life.
+
+    Only of a group with automatic retention: somebody has to tell that a manual one lives.
+    """
+    is_due = group.published and now_ms - group.published_ms >= renew_ms and is_published(group)
+    if group.deleted or not is_due or group.retention != RetentionType.AUTOMATIC.value:
+        return group
+    return owing(group, group.published)
+
+
+def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: int) -> GroupState:
+    """After a change that was owed was done, or refused for good: what a stream refuses once it refuses for ever."""
+    left = tuple(each for each in group.to_do if each != row)
+    if row.action != "publish" or status is not PublishStatus.SUCCESS or row.cut is None:
+        return replace(group, to_do=left)
+    published = tuple(each for each in group.published if each.stream != row.stream)
+    published = tuple(sorted((*published, StreamCutRow(row.stream, row.cut)), key=lambda each: each.stream))
+    return replace(group, to_do=left, published=published, published_ms=now_ms)
+
+
+def is_published(group: GroupState) -> bool:
+    """Whether no publish is owed."""
+    return not any(row.action == "publish" for row in group.to_do)
+
+
+def config_of(group: GroupState) -> GroupConfig:
+    """The configuration of a group."""
+    return GroupConfig(
+        group.streams,
+        RetentionType(group.retention),
+        {row.stream: cut_of_rows(row.cut) for row in group.starts},
+        {row.stream: cut_of_rows(row.cut) for row in group.ends},
+        group.automatic_checkpoint_ms,
+        group.outstanding_checkpoints_max,
+        group.refresh_ms,
+    )
+
+
+def require_group(group: GroupState) -> None:
+    """Raises ``NotFound`` for one that is gone or never was."""
+    if group.deleted:
+        raise NotFound(f"reader group {group.name} doesn't exist", hint="create it first")
+
+
+def _configured(group: GroupState, config: GroupConfig, generation: int) -> GroupState:
+    return replace(
+        group,
+        generation=generation,
+        retention=config.retention.value,
+        streams=tuple(sorted(set(config.streams))),
+        starts=stream_rows(config.starts),
+        ends=stream_rows(config.ends),
+        automatic_checkpoint_ms=config.automatic_checkpoint_ms,
+        outstanding_checkpoints_max=config.outstanding_checkpoints_max,
+        refresh_ms=config.refresh_ms,
+        deleted=False,
+    )
+
+
+def subscribed(group: GroupState) -> tuple[str, ...]:
+    """The streams whose registries have the group."""
+    return () if group.retention == RetentionType.NONE.value else group.streams
+
+
+def _added(group: GroupState) -> tuple[ToDoRow, ...]:
+    starts = {row.stream: row.cut for row in group.starts}
+    return tuple(
+        ToDoRow(action="add", stream=stream, generation=group.generation, cut=starts.get(stream))
+        for stream in subscribed(group)
+    )
+
+
+def _removal(group: GroupState, stream: str) -> ToDoRow:
+    return ToDoRow(action="remove", stream=stream, generation=group.generation)
+
+
+def owing(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
+    """With these cuts to publish; a cut that still waits to be published is overtaken by the new one."""
+    before = {row.stream: row.cut for row in group.published}
+    waiting = {row.stream: row.cut for row in group.to_do if row.action == "publish" and row.cut is not None}
+    rows = []
+    for each in cuts:
+        # Partitions that no reader had at this checkpoint stay where they were published last.
+        own = {row.partition: row for row in (*before.get(each.stream, ()), *waiting.get(each.stream, ()), *each.cut)}
+        cut = tuple(own[number] for number in sorted(own))
+        rows.append(ToDoRow(action="publish", stream=each.stream, generation=group.generation, cut=cut))
+    overtaken = {row.stream for row in rows}
+    left = tuple(row for row in group.to_do if row.action != "publish" or row.stream not in overtaken)
+    return replace(group, to_do=(*left, *rows))

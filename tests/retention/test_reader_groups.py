@@ -1,0 +1,362 @@
+"""Reader groups: what they are registered as, checkpoints, publishing, and stores that fail in between."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import Truncate
+from formats.retention_state import GroupState, group_key
+from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.manifest.log import ManifestLog
+from offloader.retention.cuts import Cut
+from offloader.retention.group_checkpoints import CHECKPOINTS_MAX
+from offloader.retention.group_retention import GroupOutcome, ReaderGroups, open_reader_groups
+from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, RetentionType, is_published
+from offloader.retention.stream_retention import open_retention
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from tests.support.manifests import segment_edits
+
+ONE, TWO = "a/one", "a/two"
+_names = itertools.count()
+
+
+def at(entry: int) -> Cut:
+    return Cut.of({"0.0": f"1:{entry}"})
+
+
+class Bench:
+    """Two streams of 30 entries, and the group ``rg`` with readers ``r1`` and ``r2``."""
+
+    def __init__(self, retention: RetentionType = RetentionType.AUTOMATIC, **config: int) -> None:
+        self.clock = ManualClock()
+        self.memory = MemoryStore(f"groups-{next(_names)}", "", self.clock)
+        self.store = FaultyStore(self.memory)
+        for name in (ONE, TWO):
+            log = ManifestLog(self.memory, name, clock=self.clock)
+            log.open_epoch()
+            for number in range(3):
+                log.commit(segment_edits(number))
+        self.groups = self.open()
+        self.groups.create("rg", GroupConfig([ONE, TWO], retention, **config))  # type: ignore[arg-type]
+        for reader in ("r1", "r2"):
+            self.groups.add_reader("rg", reader)
+
+    def open(self) -> ReaderGroups:
+        return open_reader_groups(self.store, clock=self.clock)
+
+    def cuts(self) -> dict[str, str | None]:
+        """What is published of the group, by stream."""
+        found = {}
+        for name in (ONE, TWO):
+            registry = open_retention(self.memory, name, clock=self.clock).registry()
+            if "rg" in registry.subscribers:
+                cut = registry.subscribers["rg"].cut
+                found[name] = None if cut is None else str(cut)
+        return found
+
+    def reach(self, checkpoint: str, r1: Mapping[str, Cut], r2: Mapping[str, Cut]) -> GroupOutcome:
+        self.groups.reach_checkpoint("rg", checkpoint, "r1", r1)
+        return self.groups.reach_checkpoint("rg", checkpoint, "r2", r2)
+
+    def pass_all(self, checkpoint: str) -> GroupOutcome:
+        self.groups.pass_checkpoint("rg", checkpoint, "r1")
+        return self.groups.pass_checkpoint("rg", checkpoint, "r2")
+
+
+def test_an_automatic_group_publishes_when_the_last_reader_has_passed() -> None:
+    bench = Bench()
+    assert bench.cuts() == {ONE: None, TWO: None}
+    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
+    group = bench.groups.pass_checkpoint("rg", "c1", "r1").group
+    assert is_published(group)
+    assert bench.cuts() == {ONE: None, TWO: None}
+    outcome = bench.groups.pass_checkpoint("rg", "c1", "r2")
+    assert bench.cuts() == {ONE: "0.0=1:12", TWO: "0.0=1:7"}
+    assert (outcome.group.checkpoints, outcome.group.to_do, list(outcome.failed)) == ((), (), [])
+
+
+def test_published_is_false_from_the_last_pass_until_the_streams_have_it() -> None:
+    bench = Bench()
+    bench.groups.start_checkpoint("rg", "c1")
+    bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="two/retention/", calls=100)])
+    outcome = bench.pass_all("c1")
+    assert bench.cuts() == {ONE: "0.0=1:12", TWO: None}
+    assert not is_published(outcome.group)
+    assert [(row.stream, type(error)) for row, error in outcome.failed] == [(TWO, StoreUnavailable)]
+    bench.store.set_faults([])
+    assert not is_published(bench.groups.get("rg"))
+    assert is_published(bench.open().tick("rg", renew_ms=10**9).group)
+    assert bench.cuts() == {ONE: "0.0=1:12", TWO: "0.0=1:7"}
+
+
+def test_a_reader_that_has_not_said_where_it_was_has_not_passed() -> None:
+    bench = Bench()
+    bench.groups.start_checkpoint("rg", "c1")
+    with pytest.raises(InvalidCall, match="hasn't said where it was"):
+        bench.groups.pass_checkpoint("rg", "c1", "r1")
+    with pytest.raises(NotFound, match="no checkpoint c9"):
+        bench.groups.pass_checkpoint("rg", "c9", "r1")
+    with pytest.raises(InvalidCall, match="doesn't read stream a/three"):
+        bench.groups.reach_checkpoint("rg", "c1", "r1", {"a/three": Cut()})
+    with pytest.raises(InvalidCall, match="beyond the tail 1:30"):
+        bench.groups.reach_checkpoint("rg", "c1", "r1", {ONE: at(31)})
+
+
+def test_passing_a_checkpoint_passes_those_before_it() -> None:
+    bench = Bench()
+    for number in (1, 2):
+        bench.groups.start_checkpoint("rg", f"c{number}", kept=False)
+        bench.reach(f"c{number}", {ONE: at(10 * number)}, {TWO: at(number)})
+    bench.pass_all("c2")
+    assert bench.cuts() == {ONE: "0.0=1:20", TWO: "0.0=1:2"}
+    assert bench.groups.get("rg").checkpoints == ()
+
+
+def test_of_a_partition_that_two_readers_name_the_earlier_position_counts() -> None:
+    bench = Bench()
+    bench.groups.start_checkpoint("rg", "c1")
+    bench.reach("c1", {ONE: at(12)}, {ONE: at(9)})
+    bench.pass_all("c1")
+    assert bench.cuts() == {ONE: "0.0=1:9", TWO: None}
+
+
+def test_a_reader_that_stops_holds_no_checkpoint_up() -> None:
+    bench = Bench()
+    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.reach_checkpoint("rg", "c1", "r1", {ONE: at(12)})
+    bench.groups.pass_checkpoint("rg", "c1", "r1")
+    bench.groups.remove_reader("rg", "r2", {TWO: at(5)})
+    assert bench.cuts() == {ONE: "0.0=1:12", TWO: "0.0=1:5"}
+    assert bench.groups.get("rg").readers == ("r1",)
+
+
+def test_partitions_that_nobody_reads_at_a_checkpoint_stay_where_they_were_published() -> None:
+    bench = Bench()
+    for number in (0, 1):
+        ManifestLog(bench.memory, f"a/topic-partition-{number}", clock=bench.clock).open_epoch()
+        log = ManifestLog(bench.memory, f"a/topic-partition-{number}", clock=bench.clock)
+        log.load()
+        log.open_epoch()
+        log.commit(segment_edits(0))
+    bench.groups.create("parts", GroupConfig(["a/topic"], RetentionType.AUTOMATIC))
+    bench.groups.add_reader("parts", "r")
+    for name, cut in (("c1", {"0.0": "1:4", "1.0": "1:5"}), ("c2", {"1.0": "1:9"})):
+        bench.groups.start_checkpoint("parts", name, kept=False)
+        bench.groups.reach_checkpoint("parts", name, "r", {"a/topic": Cut.of(cut)})
+        assert not bench.groups.pass_checkpoint("parts", name, "r").refused
+    found = open_retention(bench.memory, "a/topic", clock=bench.clock).registry().subscribers["parts"]
+    assert str(found.cut) == "0.0=1:4,1.0=1:9"
+
+
+def test_a_manual_group_publishes_named_checkpoints_and_cuts_when_told() -> None:
+    bench = Bench(RetentionType.MANUAL)
+    for number in (1, 2):
+        bench.groups.start_checkpoint("rg", f"c{number}")
+        bench.reach(f"c{number}", {ONE: at(10 * number)}, {TWO: at(number)})
+        bench.pass_all(f"c{number}")
+    assert bench.cuts() == {ONE: None, TWO: None}
+    bench.groups.update_truncation_checkpoint("rg", "c1")
+    assert bench.cuts() == {ONE: "0.0=1:10", TWO: "0.0=1:1"}
+    bench.groups.update_truncation_cuts("rg", {ONE: at(15)})
+    assert bench.cuts() == {ONE: "0.0=1:15", TWO: "0.0=1:1"}
+    # Behind what was published: refused by the stream, not owed for ever.
+    outcome = bench.groups.update_truncation_checkpoint("rg", "c1")
+    assert [row.stream for row, _ in outcome.refused] == [ONE]
+    assert outcome.group.to_do == ()
+    bench.groups.update_truncation_checkpoint("rg", "c2")
+    assert bench.cuts() == {ONE: "0.0=1:20", TWO: "0.0=1:2"}
+
+
+@pytest.mark.parametrize("retention", [RetentionType.AUTOMATIC, RetentionType.NONE])
+def test_only_manual_groups_are_told_what_to_publish(retention: RetentionType) -> None:
+    bench = Bench(retention)
+    bench.groups.start_checkpoint("rg", "c1")
+    bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
+    for act in (
+        lambda: bench.groups.update_truncation_checkpoint("rg", "c1"),
+        lambda: bench.groups.update_truncation_cuts("rg", {ONE: at(3)}),
+    ):
+        with pytest.raises(Unsupported, match="only manual ones"):
+            act()
+
+
+def test_an_unfinished_or_unknown_checkpoint_is_not_published() -> None:
+    bench = Bench(RetentionType.MANUAL)
+    bench.groups.start_checkpoint("rg", "c1")
+    with pytest.raises(InvalidCall, match="waits for r1, r2"):
+        bench.groups.update_truncation_checkpoint("rg", "c1")
+    with pytest.raises(NotFound):
+        bench.groups.update_truncation_checkpoint("rg", "c2")
+    with pytest.raises(InvalidCall, match="doesn't read stream a/three"):
+        bench.groups.update_truncation_cuts("rg", {"a/three": at(1)})
+
+
+def test_checkpoints_before_the_head_are_dropped_when_one_is_complete() -> None:
+    bench = Bench(RetentionType.MANUAL)
+    for number in (1, 2):
+        bench.groups.start_checkpoint("rg", f"c{number}")
+        bench.reach(f"c{number}", {ONE: at(5 * number)}, {TWO: at(5 * number)})
+    for name in (ONE, TWO):
+        log = ManifestLog(bench.memory, name, clock=bench.clock)
+        log.load()
+        log.amend([Truncate(Position(1, 10))])
+    bench.groups.start_checkpoint("rg", "c3")
+    group = bench.reach("c3", {ONE: at(20)}, {TWO: at(20)}).group
+    # c2 lies exactly at the head: nothing of it is missing.
+    assert [row.name for row in group.checkpoints] == ["c2", "c3"]
+
+
+def test_becoming_a_subscriber_and_ceasing_to_be_one_register_and_remove() -> None:
+    bench = Bench(RetentionType.NONE)
+    assert bench.cuts() == {}
+    bench.groups.update("rg", 0, GroupConfig([ONE], RetentionType.MANUAL, starts={ONE: at(10)}))
+    assert bench.cuts() == {ONE: None}
+    started = open_retention(bench.memory, ONE, clock=bench.clock).registry().subscribers["rg"].start
+    assert started == at(10)
+    bench.groups.update("rg", 1, GroupConfig([TWO], RetentionType.AUTOMATIC))
+    assert bench.cuts() == {TWO: None}
+    with pytest.raises(InvalidCall, match="generation 2, not 1"):
+        bench.groups.update("rg", 1, GroupConfig([ONE]))
+    bench.groups.update("rg", 2, GroupConfig([TWO], RetentionType.NONE))
+    assert bench.cuts() == {}
+
+
+def test_a_change_keeps_the_cut_and_what_is_owed_goes_out_under_the_new_generation() -> None:
+    bench = Bench(RetentionType.MANUAL)
+    bench.groups.update_truncation_cuts("rg", {ONE: at(5)})
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="one/retention/", calls=100)])
+    bench.groups.update_truncation_cuts("rg", {ONE: at(9)})
+    outcome = bench.groups.update("rg", 0, GroupConfig([ONE], RetentionType.AUTOMATIC))
+    assert [row.action for row, _ in outcome.failed] == ["add"], "in order: the publish waits behind it"
+    bench.store.set_faults([])
+    bench.groups.settle("rg")
+    found = open_retention(bench.memory, ONE, clock=bench.clock).registry().subscribers["rg"]
+    assert (found.generation, str(found.cut)) == (1, "0.0=1:9")
+    assert bench.cuts() == {ONE: "0.0=1:9"}
+
+
+def test_a_deleted_group_is_gone_and_a_new_one_of_its_name_goes_on_counting() -> None:
+    bench = Bench()
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="two/retention/", calls=100)])
+    assert len(bench.groups.delete("rg").failed) == 1
+    assert bench.cuts() == {TWO: None}
+    with pytest.raises(NotFound, match="reader group rg doesn't exist"):
+        bench.groups.get("rg")
+    bench.store.set_faults([])
+    assert bench.groups.names() == []
+    again = bench.groups.create("rg", GroupConfig([TWO], RetentionType.MANUAL)).group
+    # What the old one owed was done first: the new one is registered, under a higher generation.
+    assert again.generation == 1
+    assert bench.cuts() == {TWO: None}
+    assert bench.groups.names() == ["rg"]
+
+
+@pytest.mark.parametrize("verb", ["get", "put"])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_crash_at_any_call_is_completed_by_the_next_one(verb: str, after: bool) -> None:
+    """Creating, publishing and changing; each call fails once, then the same is asked again."""
+    clean = Bench(RetentionType.MANUAL)
+
+    def story(groups: ReaderGroups) -> None:
+        groups.create("late", GroupConfig([ONE, TWO], RetentionType.MANUAL))
+        groups.settle("late")
+        groups.update_truncation_cuts("late", {ONE: at(5), TWO: at(6)})
+        if groups.get("late").generation == 0:
+            groups.update("late", 0, GroupConfig([ONE], RetentionType.MANUAL))
+        groups.settle("late")
+
+    clean.store.set_faults([])
+    story(clean.groups)
+    calls = sum(1 for each, _ in clean.store.calls if each == verb)
+    expected = open_retention(clean.memory, ONE, clock=clean.clock).registry().subscribers["late"]
+    for number in range(1, calls + 1, 3):
+        bench = Bench(RetentionType.MANUAL)
+        bench.store.set_faults([Fault(call=number, verb=verb, key_part="/", after=after)])
+        for _ in range(3):
+            try:
+                story(bench.open())
+            except InvalidCall:
+                break  # it was changed already: a cut of the second stream isn't its business any more
+            except OffloaderError:
+                continue
+        bench.store.set_faults([])
+        bench.open().settle("late")
+        found = open_retention(bench.memory, ONE, clock=bench.clock).registry().subscribers["late"]
+        assert (found.generation, found.cut) == (expected.generation, expected.cut)
+        assert "late" not in open_retention(bench.memory, TWO, clock=bench.clock).registry().subscribers
+        assert bench.groups.get("late").to_do == ()
+
+
+def test_an_automatic_checkpoint_comes_with_its_period_and_what_was_published_is_renewed() -> None:
+    bench = Bench(automatic_checkpoint_ms=30_000, outstanding_checkpoints_max=2)
+    group = bench.groups.tick("rg", renew_ms=20_000).group
+    (first,) = group.checkpoints
+    assert bench.groups.tick("rg", renew_ms=20_000).group == group
+    bench.reach(first.name, {ONE: at(5)}, {TWO: at(5)})
+    bench.pass_all(first.name)
+    published_ms = bench.groups.get("rg").published_ms
+    bench.clock.advance(25)
+    assert bench.groups.tick("rg", renew_ms=20_000).group.published_ms == published_ms + 25_000
+    found = open_retention(bench.memory, ONE, clock=bench.clock).registry().subscribers["rg"]
+    assert found.active_ms - found.updated_ms == 25_000
+    for _ in range(3):
+        bench.clock.advance(30)
+        group = bench.groups.tick("rg", renew_ms=10**9).group
+    assert len(group.checkpoints) == 2, "readers that are behind heap none up"
+
+
+def test_a_group_and_its_checkpoints_have_limits() -> None:
+    bench = Bench(outstanding_checkpoints_max=3)
+    bench.groups.start_checkpoint("rg", "c0")
+    with pytest.raises(InvalidCall, match="has a checkpoint c0 already"):
+        bench.groups.start_checkpoint("rg", "c0")
+    bench.groups.start_checkpoint("rg", "c1")
+    bench.groups.start_checkpoint("rg", "c2")
+    with pytest.raises(LimitReached, match="3 checkpoints wait"):
+        bench.groups.start_checkpoint("rg", "c3")
+    for number in range(CHECKPOINTS_MAX):
+        name = f"c{number}"
+        if number > 2:
+            bench.groups.start_checkpoint("rg", name)
+        bench.reach(name, {}, {})
+    with pytest.raises(LimitReached, match=f"keeps {CHECKPOINTS_MAX}"):
+        bench.groups.start_checkpoint("rg", "one more")
+    with pytest.raises(LimitReached, match="at most 1000"):
+        GroupConfig([f"s{n}" for n in range(GROUP_STREAMS_MAX + 1)])
+    bench.groups.create("idle", GroupConfig([ONE]))
+    with pytest.raises(InvalidCall, match="nobody reads"):
+        bench.groups.start_checkpoint("idle", "c")
+    with pytest.raises(InvalidCall, match=r"can't start at 0\.0=1:99"):
+        bench.groups.create("late", GroupConfig([ONE], RetentionType.MANUAL, starts={ONE: at(99)}))
+
+
+def test_a_registration_that_somebody_removed_meanwhile_is_taken_back() -> None:
+    """The maker stalls between its document and the registry, and wakes after the group was deleted."""
+    bench = Bench()
+    made = GroupConfig([ONE], RetentionType.MANUAL)
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="one/retention/", calls=1)])
+    stalled: GroupState = bench.groups.create("late", made).group
+    assert [row.action for row in stalled.to_do] == ["add"]
+    bench.open().delete("late")
+    bench.open().settle("late")
+    bench.groups._settled(stalled)
+    assert "late" not in open_retention(bench.memory, ONE, clock=bench.clock).registry().subscribers
+
+
+def test_a_view_is_as_old_as_the_group_allows() -> None:
+    bench = Bench(refresh_ms=3_000)
+    groups = bench.groups
+    before = groups.view("rg")
+    bench.open().add_reader("rg", "r3")
+    assert groups.view("rg") == before
+    bench.clock.advance(3)
+    assert "r3" in groups.view("rg").readers
+    assert bench.memory.head(group_key("rg")).size_bytes > 0

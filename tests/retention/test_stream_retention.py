@@ -1,0 +1,452 @@
+"""A stream's registry in a store: places, incarnations, many publishers at once, answers that get lost."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from uuid import UUID
+
+import pytest
+
+from formats.entries import Position
+from formats.keys import catalog_key
+from formats.manifest import Truncate
+from formats.retention_state import (
+    NONCES_KEPT,
+    Subscribers,
+    document_key,
+    incarnation_of_retention_key,
+    retention_prefix,
+    topic_key,
+)
+from offloader.errors import (
+    Corrupt,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Unsupported,
+)
+from offloader.ledgers.base import LedgerSource
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.stream_deletion import delete_stream
+from offloader.retention.documents import CONFLICTS_MAX, UNKNOWN_REPEATS_MAX, DocumentStore
+from offloader.retention.place import find_place, forget_documents, release_topic
+from offloader.retention.stream_retention import StreamRetention, open_retention
+from offloader.retention.subscribers import Activity, PublishStatus
+from offloader.store.base import IfMatch, ObjectStore
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.testing.memory_ledgers import MemoryLedgers
+from tests.support.manifests import segment_edits
+
+STREAM = "public/default/persistent/orders"
+DAY_S = 24 * 3600.0
+_names = itertools.count()
+
+
+class Bench:
+    """Streams of 10 entries of 10 bytes per segment in a store in memory."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.memory = MemoryStore(f"retention-{next(_names)}", "", self.clock)
+        self.store = FaultyStore(self.memory)
+        self.sources: dict[str, LedgerSource] = {}
+
+    def stream(self, name: str = STREAM, *, segments: int = 3) -> ManifestLog:
+        log = ManifestLog(self.memory, name, clock=self.clock)
+        log.open_epoch()
+        for number in range(segments):
+            log.commit(segment_edits(number))
+        return log
+
+    def retention(self, name: str = STREAM, store: ObjectStore | None = None) -> StreamRetention:
+        return open_retention(store or self.store, name, source_of=self.sources.get, clock=self.clock)
+
+    def delete(self, name: str = STREAM) -> None:
+        """As far as it goes without waiting, then the rest: the stream may be created again."""
+        for _ in range(2):
+            delete_stream(self.memory, name, clock=self.clock, delete_objects=lambda _: None)
+            self.clock.advance(DAY_S + 1)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    found = Bench()
+    found.stream()
+    return found
+
+
+def test_a_subscriber_registers_publishes_lags_and_goes(bench: Bench) -> None:
+    retention = bench.retention()
+    assert retention.subscribers() == []
+    assert retention.remove("audit")
+    retention.add("audit")
+    retention.add("search", generation=7, start=Position(1, 10))
+    retention.publish("audit", Position(1, 20))
+    bench.clock.advance(100)
+    retention.publish("search", Position(1, 30), generation=7)
+    found = {each.subscriber.name: each for each in retention.subscribers(timeout_ms=60_000)}
+    assert [(e.lag_bytes, e.lag_entries) for e in found.values()] == [(100, 10), (0, 0)]
+    assert found["audit"].activity is Activity.TIMED_OUT
+    assert found["search"].activity is Activity.ACTIVE
+    assert found["search"].subscriber.generation == 7
+    assert not retention.remove("search", generation=6)
+    assert retention.remove("search", generation=7)
+    assert retention.remove("audit")
+    assert bench.retention().registry().names() == []
+
+
+def test_what_was_truncated_is_no_lag(bench: Bench) -> None:
+    retention = bench.retention()
+    retention.add("audit")
+    retention.publish("audit", Position(1, 5))
+    bench.stream(segments=0).commit([Truncate(Position(1, 20))])
+    (found,) = retention.subscribers()
+    assert (found.lag_bytes, found.lag_entries) == (100, 10)
+    retention.publish("audit", Position(1, 12))
+    assert retention.subscribers()[0].lag_entries == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "cut", "generation", "kind", "what"),
+    [
+        ("nobody", Position(1, 5), None, NotFound, "nobody isn't registered; audit is"),
+        ("audit", Position(1, 5), 4, InvalidCall, "generation 3, not 4"),
+        ("audit", Position(1, 31), 3, InvalidCall, "1:31 is beyond the tail 1:30"),
+        ("audit", Position(9, 0), 3, InvalidCall, "9:0 is beyond the tail 1:30"),
+        ("audit", Position(1, 9), 3, InvalidCall, "isn't at or after 0.0=1:10"),
+        ("audit", {3: Position(1, 20)}, 3, InvalidCall, "no partition 3"),
+        ("audit", {}, 3, InvalidCall, "names no position"),
+    ],
+)
+def test_refusals_are_named_and_change_nothing(
+    bench: Bench,
+    name: str,
+    cut: Position | dict[int, Position],
+    generation: int | None,
+    kind: type[OffloaderError],
+    what: str,
+) -> None:
+    retention = bench.retention()
+    retention.add("audit", generation=3)
+    retention.publish("audit", Position(1, 10))
+    key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+    before = bench.memory.get(key)
+    with pytest.raises(kind, match=what):
+        retention.publish(name, cut, generation=generation)
+    assert bench.memory.get(key) == before
+
+
+def test_unknown_streams_and_single_partitions_are_refused(bench: Bench) -> None:
+    with pytest.raises(NotFound, match=r"did you mean public/default/persistent/orders\?"):
+        bench.retention("public/default/persistent/order")
+    bench.stream("topic-partition-3")
+    with pytest.raises(InvalidCall, match="name the topic: topic"):
+        bench.retention("topic-partition-3")
+    retention = bench.retention()
+    bench.delete()
+    outcome = retention.try_publish("audit", Position(1, 10))
+    assert outcome.status is PublishStatus.STREAM_NOT_FOUND
+    assert isinstance(retention.refusal(outcome), NotFound)
+
+
+def test_a_publish_reads_the_hot_tier_where_there_is_one(bench: Bench) -> None:
+    ledgers = MemoryLedgers("hot", bench.clock)
+    ledgers.append([b"x" * 10] * 40)
+    bench.sources[STREAM] = ledgers
+    retention = bench.retention()
+    retention.add("audit")
+    retention.publish("audit", Position(1, 35))
+    with pytest.raises(InvalidCall, match="beyond the tail 1:40"):
+        retention.publish("audit", Position(1, 41))
+    (found,) = retention.subscribers()
+    # Its block, which is the rest of an open ledger, counts as not consumed; its entries do.
+    assert (found.lag_bytes, found.lag_entries) == (100, 5)
+
+
+def test_a_stream_that_was_created_again_inherits_nothing(bench: Bench) -> None:
+    retention = bench.retention()
+    retention.add("audit")
+    retention.publish("audit", Position(1, 20))
+    old = retention.place()
+    assert old.incarnation is not None
+    bench.delete()
+    bench.stream()
+    assert retention.registry().names() == []
+    assert retention.try_publish("audit", Position(1, 20)).status is PublishStatus.SUBSCRIBER_NOT_FOUND
+    retention.add("other")
+    # What the old incarnation left is of no key of the new one.
+    keys = [info.key for info in bench.memory.list(retention_prefix(STREAM)).objects]
+    assert {incarnation_of_retention_key(key, STREAM) for key in keys} == {
+        old.incarnation,
+        retention.place().incarnation,
+    }
+    forget_documents(bench.memory, STREAM, old.incarnation)
+    assert retention.registry().names() == ["other"]
+
+
+class TestTopic:
+    """State of a partitioned topic, under its own name."""
+
+    @pytest.fixture
+    def topic(self) -> Bench:
+        bench = Bench()
+        for number in (0, 1, 10):
+            bench.stream(f"a/orders-partition-{number}")
+        bench.stream("a/orders-partition-x")
+        bench.stream("a/orders-partition-01")
+        return bench
+
+    def test_cuts_have_a_position_per_partition_and_others_count_nothing(self, topic: Bench) -> None:
+        retention = topic.retention("a/orders")
+        assert list(retention.place().partitions) == [0, 1, 10]
+        retention.add("audit")
+        retention.publish("audit", {0: Position(1, 30), 10: Position(1, 10)})
+        (found,) = retention.subscribers()
+        assert (found.lag_bytes, found.lag_entries) == (500, 50)
+        with pytest.raises(InvalidCall, match="isn't at or after"):
+            retention.publish("audit", {0: Position(1, 30), 1: Position(1, 30)})
+        retention.publish("audit", {0: Position(1, 30), 1: Position(1, 30), 10: Position(1, 10)})
+        assert retention.subscribers()[0].lag_entries == 20
+
+    def test_partitions_can_be_added_and_made_anew(self, topic: Bench) -> None:
+        retention = topic.retention("a/orders")
+        retention.add("audit")
+        retention.publish("audit", {0: Position(1, 30), 1: Position(1, 20)})
+        first = retention.place().incarnation
+        topic.stream("a/orders-partition-2")
+        topic.delete("a/orders-partition-1")
+        topic.stream("a/orders-partition-1")
+        # Positions of the old partition 1 say nothing about the new one.
+        assert retention.registry().subscribers["audit"].cut == retention.cuts().canonical(
+            retention.registry().subscribers["audit"].cut or pytest.fail("no cut")
+        )
+        assert retention.subscribers()[0].lag_entries == 90
+        retention.publish("audit", {0: Position(1, 30), 1: Position(1, 10), 2: Position(1, 30)})
+        assert retention.subscribers()[0].lag_entries == 50
+        assert retention.place(create=True).incarnation == first
+
+    def test_a_topic_that_was_created_again_inherits_nothing_and_leaves_an_empty_entry(self, topic: Bench) -> None:
+        retention = topic.retention("a/orders")
+        retention.add("audit")
+        first = retention.place().incarnation
+        assert first is not None
+        assert not release_topic(topic.memory, "a/orders")
+        for number in (0, 1, 10):
+            topic.delete(f"a/orders-partition-{number}")
+        with pytest.raises(NotFound):
+            topic.retention("a/orders")
+        topic.stream("a/orders-partition-0")
+        again = topic.retention("a/orders")
+        assert again.registry().names() == []
+        again.add("other")
+        assert again.place().incarnation not in (None, first)
+        assert not release_topic(topic.memory, "a/orders")
+        topic.delete("a/orders-partition-0")
+        assert release_topic(topic.memory, "a/orders")
+        assert release_topic(topic.memory, "a/orders")
+        left = {info.key: info.size_bytes for info in topic.memory.list("a/orders/retention/").objects}
+        assert left == {topic_key("a/orders"): 0}
+
+    def test_two_that_make_the_entry_at_once_agree(self, topic: Bench) -> None:
+        places = [find_place(topic.memory, "a/orders", create=True) for _ in range(2)]
+        assert places[0] == places[1]
+        topic.store.set_faults([Fault(call=1, verb="put", key_part="/topic", after=True, error=OutcomeUnknown)])
+        other = Bench()
+        other.stream("b-partition-0")
+        other.store.set_faults([Fault(call=1, verb="put", key_part="/topic", after=True, error=OutcomeUnknown)])
+        with pytest.raises(OutcomeUnknown):
+            find_place(other.store, "b", create=True)
+        assert find_place(other.store, "b", create=True) == find_place(other.store, "b")
+
+
+def test_of_many_threads_that_publish_at_once_nothing_is_lost(bench: Bench) -> None:
+    count, rounds = 8, 5
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(count)
+
+    def subscribe(number: int) -> None:
+        try:
+            retention = bench.retention(store=bench.memory)
+            barrier.wait()
+            retention.add(f"s{number}")
+            for step in range(rounds):
+                retention.publish(f"s{number}", Position(1, number + step))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=subscribe, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    registry = bench.retention().registry()
+    expected = {f"s{n}": f"0.0=1:{n + rounds - 1}" for n in range(count)}
+    assert {name: str(each.cut) for name, each in registry.subscribers.items()} == expected
+    retention = bench.retention()
+    place = retention.place()
+    assert place.incarnation is not None
+    stored = retention.documents.read(
+        document_key(Subscribers, STREAM, place.incarnation), Subscribers(name=STREAM, partitions=())
+    )
+    # Every change is one revision, so none was written over another.
+    assert stored.document.version.revision == count * (rounds + 1)
+
+
+class TestAmbiguousAnswers:
+    """The store says that it doesn't know whether it wrote."""
+
+    def faults(self, bench: Bench, *, after: bool, calls: int = 1) -> None:
+        bench.store.set_faults(
+            [Fault(call=1, verb="put", key_part="/subscribers", after=after, error=OutcomeUnknown, calls=calls)]
+        )
+
+    @pytest.mark.parametrize("after", [False, True])
+    def test_an_unknown_outcome_is_looked_up(self, bench: Bench, after: bool) -> None:
+        retention = bench.retention()
+        for act in (lambda: retention.add("audit"), lambda: retention.publish("audit", Position(1, 10))):
+            self.faults(bench, after=after)
+            act()
+        found = bench.retention().registry().subscribers["audit"]
+        assert str(found.cut) == "0.0=1:10"
+        puts = [key for verb, key in bench.store.calls if verb == "put"]
+        assert len(puts) == (2 if after else 4), "what landed isn't sent again"
+
+    def test_a_store_that_never_tells_is_reported_and_calling_again_is_fine(self, bench: Bench) -> None:
+        retention = bench.retention()
+        self.faults(bench, after=False, calls=UNKNOWN_REPEATS_MAX + 1)
+        with pytest.raises(OutcomeUnknown):
+            retention.add("audit")
+        assert retention.registry().names() == []
+        retention.add("audit")
+        assert retention.registry().names() == ["audit"]
+
+    @pytest.mark.parametrize("landed", [False, True])
+    def test_others_that_came_between_tell_whether_it_landed(self, bench: Bench, landed: bool) -> None:
+        retention = bench.retention()
+        retention.add("audit")
+        key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+        other = bench.retention(store=bench.memory)
+        racing = Racing(bench.memory, key, lambda: other.publish("audit", Position(1, 5 if not landed else 20)), landed)
+        outcome = bench.retention(store=racing).try_publish("audit", Position(1, 10))
+        assert racing.raced
+        assert outcome.status is PublishStatus.SUCCESS
+        assert str(bench.retention().registry().subscribers["audit"].cut) == f"0.0=1:{20 if landed else 10}"
+
+    def test_too_many_changes_since_are_not_guessed_about(self, bench: Bench) -> None:
+        retention = bench.retention()
+        retention.add("audit")
+        key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+        other = bench.retention(store=bench.memory)
+
+        def many() -> None:
+            for number in range(NONCES_KEPT + 2):
+                other.add(f"s{number}")
+
+        racing = Racing(bench.memory, key, many, True)
+        with pytest.raises(OutcomeUnknown, match="look"):
+            bench.retention(store=racing).publish("audit", Position(1, 10))
+
+    def test_a_request_that_arrives_late_changes_nothing(self, bench: Bench) -> None:
+        retention = bench.retention()
+        retention.add("audit")
+        key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+        body, info = bench.memory.get(key)
+        retention.publish("audit", Position(1, 10))
+        retention.remove("audit")
+        retention.add("audit")
+        # The same content again has another ETag, because its nonce is another.
+        with pytest.raises(OffloaderError):
+            bench.memory.put(key, body, mode=IfMatch(info.etag))
+
+    def test_endless_conflicts_end(self, bench: Bench) -> None:
+        retention = bench.retention()
+        retention.add("audit")
+        documents = DocumentStore(bench.memory, bench.clock)
+        key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+        empty = Subscribers(name=STREAM, partitions=())
+        numbers = itertools.count(1)
+
+        def alter(stored: object) -> Subscribers:
+            bench.retention(store=bench.memory).add("audit", generation=next(numbers))
+            return empty
+
+        with pytest.raises(StoreUnavailable, match=f"{CONFLICTS_MAX} times"):
+            documents.change(key, empty, alter)
+        assert retention.registry().names() == ["audit"]
+
+
+class Racing(FaultyStore):
+    """Loses the answer of the first put of ``key``, after others changed it; it landed before them, or never does."""
+
+    def __init__(self, inner: ObjectStore, key: str, others: object, landed: bool) -> None:
+        super().__init__(inner)
+        self.raced = False
+        self._key, self._others, self._landed = key, others, landed
+
+    def put(self, key: str, body: object, **given: object) -> object:  # type: ignore[override]
+        if key != self._key or self.raced:
+            return super().put(key, body, **given)  # type: ignore[arg-type]
+        self.raced = True
+        if self._landed:
+            super().put(key, body, **given)  # type: ignore[arg-type]
+        self._others()  # type: ignore[operator]
+        raise OutcomeUnknown(f"put of {key} broke off")
+
+
+class TestClocks:
+    """Whose clock says how long a subscriber was silent."""
+
+    def test_one_that_is_far_behind_does_not_make_its_owner_silent(self, bench: Bench) -> None:
+        slow = ManualClock(bench.clock.now_ms() - 3_600_000)
+        retention = open_retention(bench.memory, STREAM, clock=slow)
+        retention.add("audit")
+        for step in range(4):
+            retention.publish("audit", Position(1, step))
+            bench.clock.advance(20)
+        (found,) = bench.retention().subscribers(timeout_ms=60_000)
+        assert found.activity is Activity.ACTIVE
+
+    def test_one_that_is_far_ahead_does_not_hold_data_for_ever(self, bench: Bench) -> None:
+        fast = ManualClock(bench.clock.now_ms() + 10**12)
+        retention = open_retention(bench.memory, STREAM, clock=fast)
+        retention.add("audit")
+        retention.publish("audit", Position(1, 10))
+        bench.clock.advance(61)
+        (found,) = bench.retention().subscribers(timeout_ms=60_000)
+        assert found.activity is Activity.TIMED_OUT
+
+
+def test_a_damaged_registry_is_named_and_nobody_is_taken_for_unregistered(bench: Bench) -> None:
+    retention = bench.retention()
+    retention.add("audit")
+    key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+    body = bench.memory.get(key)[0]
+    bench.memory.put(key, body.replace(b"audit", b"audio"))
+    for act in (retention.registry, lambda: retention.add("x"), lambda: retention.publish("audit", Position(1, 1))):
+        with pytest.raises(Corrupt, match="CRC-32C"):
+            act()
+    bench.memory.put(key, b"")
+    with pytest.raises(Corrupt):
+        retention.registry()
+    from formats.sealed_json import sealed
+
+    bench.memory.put(key, sealed({"format": 2}))
+    with pytest.raises(Unsupported, match="later release"):
+        retention.registry()
+
+
+def test_a_damaged_catalogue_or_topic_entry_is_no_missing_one(bench: Bench) -> None:
+    bench.stream("t-partition-0")
+    bench.retention("t").add("audit")
+    bench.memory.put(topic_key("t"), b"{}")
+    with pytest.raises(Corrupt):
+        bench.retention("t")
+    bench.memory.put(catalog_key("t-partition-0"), b"{}")
+    with pytest.raises(Corrupt):
+        bench.retention("t")
