@@ -57,6 +57,7 @@ from offloader.store.s3_answers import (
 from offloader.store.s3_body import sendable
 from offloader.store.s3_download import Download
 from offloader.store.s3_errors import meaning_of
+from offloader.store.s3_gets import Gets
 
 __all__ = ["S3Store", "open_url"]
 
@@ -97,6 +98,7 @@ class S3Store:
         self._downloads: Any = {"settings": options.settings, "clock": options.clock, "recorder": options.recorder}
         with self._translated("opening", writes=False):
             self._client: Any = _client(options)
+        self._gets = Gets(self._client, bucket, options.clock)
         own_endpoint = not is_aws(self._client.meta.endpoint_url)
         self._driver_metadata = {
             "managedLedgerOffloadDriver": "S3" if own_endpoint else "aws-s3",
@@ -162,7 +164,7 @@ class S3Store:
         while download.result is None:
             try:
                 with self._translated(f"get of {key}", writes=False):
-                    download.take(self._client.get_object(Bucket=self._bucket, Key=full_key, **download.wanted))
+                    download.take(self._gets.answer(full_key, download.wanted))
             except OffloaderError as error:
                 past_end = _starts_past_end(error)
                 if past_end and not download.begun:
