@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, Layout
 from formats.compression import codec_of
+from formats.entries import Position
 from formats.errors import Inconsistent
 from formats.extension import ROW, decode_index_rows
 from formats.index import IndexGroup, ObjectIndex
@@ -20,6 +21,7 @@ from formats.index import IndexGroup, ObjectIndex
 __all__ = [
     "ENTRY_ID_UNKNOWN_MAX",
     "BlockTable",
+    "InOrder",
     "Int64s",
     "LedgerGroup",
     "build_block_table",
@@ -98,6 +100,44 @@ class BlockTable:
 
     def __len__(self) -> int:
         return len(self.offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InOrder:
+    """Blocks in the order of their positions, where no block reaches into the next one: found by halving.
+
+    Attributes:
+        numbers: of the blocks; the other columns are in their order. All int64, shape (n,).
+        ledger_id: ascending.
+        first_entry_id: ascending in each ledger.
+        upper: largest entry id that a block may hold; ascending in each ledger.
+    """
+
+    numbers: Int64s
+    ledger_id: Int64s
+    first_entry_id: Int64s
+    upper: Int64s
+
+    @classmethod
+    def of(cls, blocks: BlockTable, by_position: Int64s, upper: Int64s) -> InOrder | None:
+        """The blocks of a table; ``None`` when they overlap."""
+        ledger, first = blocks.ledger_id[by_position], blocks.first_entry_id[by_position]
+        ordered = upper[by_position]
+        if ((ordered[1:] < ordered[:-1]) & (ledger[1:] == ledger[:-1])).any():
+            return None
+        return cls(by_position, ledger, first, ordered)
+
+    def between(self, first: Position, last: Position) -> Int64s:
+        """Numbers of the blocks that may hold entries with ``first <= position <= last``."""
+        begin, end = self._of_ledger(first.ledger_id)
+        start = begin + int(self.upper[begin:end].searchsorted(first.entry_id))
+        if last.ledger_id != first.ledger_id:
+            begin, end = self._of_ledger(last.ledger_id)
+        stop = begin + int(self.first_entry_id[begin:end].searchsorted(last.entry_id, "right"))
+        return self.numbers[start : max(start, stop)]
+
+    def _of_ledger(self, ledger_id: int) -> tuple[int, int]:
+        return int(self.ledger_id.searchsorted(ledger_id)), int(self.ledger_id.searchsorted(ledger_id, "right"))
 
 
 def rows_of(

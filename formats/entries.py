@@ -185,10 +185,10 @@ class EntryBatch:
         """The entries with ``first <= position <= last``; shares the memory."""
         low = 0 if first.ledger_id < self.ledger_id else len(self)
         if first.ledger_id == self.ledger_id:
-            low = int(np.searchsorted(self.entry_ids, first.entry_id, side="left"))
+            low = int(self.entry_ids.searchsorted(first.entry_id))
         high = len(self) if last.ledger_id > self.ledger_id else 0
         if last.ledger_id == self.ledger_id:
-            high = int(np.searchsorted(self.entry_ids, last.entry_id, side="right"))
+            high = int(self.entry_ids.searchsorted(last.entry_id, "right"))
         return self.slice(low, max(low, high))
 
     def copy(self) -> EntryBatch:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from formats.buffers import Bytes
+from formats.buffers import Bytes, byte_array
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch
 from formats.errors import Inconsistent, LimitExceeded, Truncated
 
@@ -111,6 +111,9 @@ def split_payloads(run: Bytes, lengths: NDArray[np.int64]) -> pa.BinaryArray:
     count = len(lengths)
     if count == 0:
         return pa.array([], type=pa.binary())
+    step = _equal_step(lengths)
+    if step:
+        return _split_equal(run, count, step)
     # Every second value of (header, payload, header, payload, ...) over the same bytes.
     bounds = np.empty(2 * count + 1, dtype=np.int32)
     ends = np.cumsum(lengths + ENTRY_HEADER_BYTES)
@@ -120,7 +123,24 @@ def split_payloads(run: Bytes, lengths: NDArray[np.int64]) -> pa.BinaryArray:
     both = pa.BinaryArray.from_buffers(
         pa.binary(), 2 * count, [None, pa.py_buffer(bounds), pa.py_buffer(run)], null_count=0
     )
-    return both.take(pa.array(np.arange(1, 2 * count, 2, dtype=np.int64)))
+    # 32 bits are enough, and twice as fast as 64.
+    return both.take(pa.array(np.arange(1, 2 * count, 2, dtype=np.int32)))
+
+
+def _split_equal(run: Bytes, count: int, step: int) -> pa.BinaryArray:
+    """All payloads have one length: a column of a table."""
+    length = step - ENTRY_HEADER_BYTES
+    data = pa.allocate_buffer(length * count)
+    if length:
+        byte_array(data).reshape(count, length)[:] = run.reshape(count, step)[:, ENTRY_HEADER_BYTES:]
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(length)
+    return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), data], null_count=0)
+
+
+def _equal_step(lengths: NDArray[np.int64]) -> int:
+    """From one header to the next where all entries have one length; 0 where they differ."""
+    first = int(lengths[0])
+    return first + ENTRY_HEADER_BYTES if (lengths == first).all() else 0
 
 
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -163,19 +183,26 @@ def check_entry_headers(
     Raises:
         Inconsistent: naming the first entry that differs.
     """
-    starts = _starts(lengths)
-    ids = np.arange(first_entry_id, first_entry_id + len(lengths), dtype=np.int64)
-    found_lengths, found_ids = _gather(run, starts, "i4"), _gather(run, starts + 4, "i8")
-    wrong = (found_lengths != lengths) | (found_ids != ids)
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        raise Inconsistent(
-            "entry header",
-            object_name=object_name,
-            offset=offset + int(starts[at]),
-            expected=f"entry {int(ids[at])} of {int(lengths[at])} bytes",
-            found=f"entry {int(found_ids[at])} of {int(found_lengths[at])} bytes",
-        )
+    count, step = len(lengths), _equal_step(lengths)
+    expected = np.empty(count, dtype=_HEADER)
+    expected["length"] = lengths
+    expected["entry_id"] = np.arange(first_entry_id, first_entry_id + count, dtype=np.int64)
+    if step:
+        found = np.ndarray((count,), dtype="V12", buffer=run, strides=(step,)).copy()
+    else:
+        windows = np.ndarray((len(run) - ENTRY_HEADER_BYTES + 1,), dtype="V12", buffer=run, strides=(1,))
+        found = windows[_starts(lengths)]
+    if np.array_equal(found.view(np.uint8), expected.view(np.uint8)):
+        return
+    headers = found.view(_HEADER)
+    at = int(np.argmax(headers != expected))
+    raise Inconsistent(
+        "entry header",
+        object_name=object_name,
+        offset=offset + int(_starts(lengths)[at]),
+        expected=f"entry {int(expected['entry_id'][at])} of {int(lengths[at])} bytes",
+        found=f"entry {int(headers['entry_id'][at])} of {int(headers['length'][at])} bytes",
+    )
 
 
 def walk(

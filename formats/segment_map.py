@@ -14,6 +14,7 @@ from formats.block import BLOCK_HEADER_BYTES, Layout, decode_block, decode_block
 from formats.block_table import (
     ENTRY_ID_UNKNOWN_MAX,
     BlockTable,
+    InOrder,
     Int64s,
     LedgerGroup,
     build_block_table,
@@ -61,6 +62,8 @@ class SegmentMap:
     _upper: Int64s
     #: Numbers of the blocks in the order of their positions.
     _by_position: Int64s
+    #: The same for looking up by halving; ``None`` where blocks overlap, which only damage makes.
+    _in_order: InOrder | None
 
     @classmethod
     def parse(cls, index: Buffer, *, object_name: str = "", ledger_id: int | None = None) -> SegmentMap:
@@ -89,6 +92,7 @@ class SegmentMap:
             for of_ledger, group in zip(groups, decoded.groups, strict=True)
         )
         by_position = np.lexsort((blocks.offset, blocks.first_entry_id, blocks.ledger_id)).astype(np.int64)
+        upper = upper_bounds(blocks, by_position, ledgers, rows is not None)
         return cls(
             layout=decoded.layout,
             data_bytes=decoded.data_bytes,
@@ -99,8 +103,9 @@ class SegmentMap:
             index_crc32c=crc32c(encoded),
             object_name=object_name,
             _index=decoded,
-            _upper=upper_bounds(blocks, by_position, ledgers, rows is not None),
+            _upper=upper,
             _by_position=by_position,
+            _in_order=InOrder.of(blocks, by_position, upper),
         )
 
     def encode(self) -> bytes:
@@ -140,6 +145,8 @@ class SegmentMap:
 
     def find(self, first: Position, last: Position) -> Int64s:
         """Numbers of the blocks that may hold entries with ``first <= position <= last``, in the order of positions."""
+        if self._in_order is not None:
+            return self._in_order.between(first, last)
         blocks = self.blocks
         ledger = blocks.ledger_id
         not_before = (ledger > first.ledger_id) | ((ledger == first.ledger_id) & (self._upper >= first.entry_id))

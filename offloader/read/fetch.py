@@ -45,8 +45,10 @@ __all__ = ["Fetcher", "SkipCorrupt"]
 #: Told of each damaged block that is left out; without it damage is an error.
 SkipCorrupt = Callable[[Corrupt], None]
 
-#: Where a block is: store and server, object, number.
-_BlockKey = tuple[tuple[str, str], str, int]
+#: Where an index is: store and server, stream, segment, ledger.
+_IndexKey = tuple[tuple[str, str], str, int, int | None]
+#: Where a block is: the index that tells of it, and its number.
+_BlockKey = tuple[_IndexKey, int]
 
 #: Memory of a parsed index: its bytes and this much per block.
 _ROW_BYTES = 160
@@ -88,7 +90,7 @@ class Fetcher:
         Raises:
             Trimmed, ObjectMissing, ObjectChanged, Corrupt, Unsupported: as the module says; and what the store raises.
         """
-        key = (self._place, objects.index_key)
+        key = _index_key(self._place, objects)
         if not keep:
             held: SegmentMap | None = self.cache.peek(key)
             return held if held is not None else self._load_index(objects)
@@ -142,17 +144,17 @@ class Fetcher:
     ) -> list[EntryBatch]:
         """The entries of blocks ``numbers``, one batch per block, through the cache; what isn't there is fetched
         coalesced."""
-        place, data_key, misses = self._place, objects.data_key, 0
+        index_key, misses = _index_key(self._place, objects), 0
 
         def load(wanted: list[_BlockKey]) -> dict[_BlockKey, EntryBatch]:
             nonlocal misses
             misses = len(wanted)
-            absent = np.array([number for _, _, number in wanted], dtype=np.int64)
+            absent = np.array([number for _, number in wanted], dtype=np.int64)
             runs = list(block_runs(objects, segment_map, absent, self.settings.request_bytes))
             loaded = [self.run(runs[0])] if len(runs) == 1 else list(self.runs(runs))
             return dict(zip(wanted, itertools.chain.from_iterable(loaded), strict=True))
 
-        keys = [(place, data_key, number) for number in numbers.tolist()]
+        keys = [(index_key, number) for number in numbers.tolist()]
         found = self.cache.get_many(keys, load, _batch_held_bytes)
         self._count_cached(objects, len(keys) - misses, misses)
         return [found[key] for key in keys]
@@ -273,6 +275,11 @@ class Fetcher:
             )
         except FormatError as error:
             raise _translated(error, run.objects, run.objects.data_key, offset, offset + length) from error
+
+
+def _index_key(place: tuple[str, str], objects: SegmentObjects) -> _IndexKey:
+    """Names a segment in the cache, cheaper than by its objects' names."""
+    return place, objects.stream, objects.uuid.int, objects.ledger_id
 
 
 def _extent(run: BlockRun, number: int) -> tuple[int, int]:

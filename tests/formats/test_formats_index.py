@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from segments import batch, build
 
 from formats.block import Layout
+from formats.block_table import InOrder
 from formats.entries import Position
 from formats.errors import BadMagic, FormatError, Inconsistent, Truncated
 from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, decode_index, encode_index
@@ -221,3 +225,32 @@ def test_offsets_beyond_two_and_four_gibibytes() -> None:
     assert found.find(Position(1 << 40, (5 << 33) - 1), Position(1 << 40, 5 << 33)).tolist() == [4, 5]
     assert int(found.blocks.offset[-1]) == (count - 1) << 28
     assert found.encode() == data
+
+
+def test_a_lookup_by_halving_finds_what_a_look_at_every_block_finds() -> None:
+    chance = random.Random(5)
+    for _ in range(60):
+        groups = []
+        offset = 0
+        for ledger_id in chance.sample(range(1, 9), chance.randrange(1, 5)):
+            firsts = sorted(chance.randrange(40) for _ in range(chance.randrange(1, 6)))
+            closed_ms = chance.choice([None, 1])
+            metadata = PulsarLedger(ledger_id=ledger_id, entries=45, closed_ms=closed_ms).encode()
+            groups.append(
+                group(ledger_id, metadata, *((first, 1, offset + 100 * at) for at, first in enumerate(firsts)))
+            )
+            offset += 1000
+        halving = SegmentMap.parse(encode_index(ObjectIndex(Layout.V2, offset + 1000, 128, tuple(groups))))
+        looking = replace(halving, _in_order=None)
+        for _ in range(50):
+            first, last = (Position(chance.randrange(10), chance.randrange(60)) for _ in range(2))
+            assert halving.find(first, last).tolist() == looking.find(first, last).tolist(), (first, last)
+        assert halving._in_order is not None
+
+
+def test_blocks_that_overlap_are_found_by_looking_at_every_one() -> None:
+    found = lookup_map()
+    overlapping = np.array([9, 45, 29, 49, 2**62])
+    assert InOrder.of(found.blocks, np.arange(5), overlapping) is None
+    damaged = replace(found, _upper=overlapping, _in_order=None)
+    assert damaged.find(Position(1, 40), Position(1, 41)).tolist() == [1]
