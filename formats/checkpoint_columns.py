@@ -13,10 +13,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NUMBER_COLUMNS", "SPAN_NUMBERS", "Numbers", "SegmentColumns", "narrow_dtype"]
+__all__ = ["NUMBER_COLUMNS", "PLAIN_SPAN_COLUMNS", "SPAN_NUMBERS", "Numbers", "SegmentColumns", "narrow_dtype"]
 
 #: Numbers of one ledger span: ledger id, first and last entry id, entries, payload bytes.
 SPAN_NUMBERS = 5
+#: The same of a segment whose one span is all of it: these columns say them.
+PLAIN_SPAN_COLUMNS = ("begin_ledger_id", "begin_entry_id", "end_entry_id", "entries", "payload_bytes")
 
 Numbers = NDArray[Any]
 
@@ -109,7 +111,7 @@ class SegmentColumns:
         if at < len(self.span_rows) and self.span_rows[at] == row:
             found = self.spans[int(self.span_offsets[at]) : int(self.span_offsets[at + 1])].tolist()
             return cast("list[list[int]]", found)
-        columns = (self.begin_ledger_id, self.begin_entry_id, self.end_entry_id, self.entries, self.payload_bytes)
+        columns = [getattr(self, name) for name in PLAIN_SPAN_COLUMNS]
         return [[int(column[row]) for column in columns]]
 
     def ledger_spans(self, rows: Numbers) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -122,7 +124,7 @@ class SegmentColumns:
         firsts = np.cumsum(counts) - counts
         found = np.empty((int(counts.sum()), SPAN_NUMBERS), np.int64)
         plain = rows[~has_spans]
-        columns = (self.begin_ledger_id, self.begin_entry_id, self.end_entry_id, self.entries, self.payload_bytes)
+        columns = [getattr(self, name) for name in PLAIN_SPAN_COLUMNS]
         found[firsts[~has_spans]] = np.stack([column[plain].astype(np.int64) for column in columns], axis=1)
         own = counts[has_spans]
         within = np.arange(int(own.sum())) - np.repeat(np.cumsum(own) - own, own)

@@ -5,16 +5,17 @@ Owns ``SegmentRecord``. Must never build one where columns are enough: a stream 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.checkpoint import AssignedSegment
-from formats.checkpoint_columns import NUMBER_COLUMNS, SPAN_NUMBERS, SegmentColumns
+from formats.checkpoint_columns import NUMBER_COLUMNS, PLAIN_SPAN_COLUMNS, SPAN_NUMBERS, SegmentColumns
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.segment import Layout, LedgerSpan, SegmentSummary
@@ -29,6 +30,7 @@ __all__ = [
     "columns_of",
     "is_at_root",
     "record_of",
+    "records_of",
 ]
 
 _HALF = (1 << 64) - 1
@@ -55,6 +57,7 @@ class SegmentStatus(Enum):
 _STATUS_NUMBERS = {SegmentStatus.OFFLOADED: 1, SegmentStatus.RETIRED: 2}
 _STATUSES = {number: status for status, number in _STATUS_NUMBERS.items()}
 OFFLOADED = _STATUS_NUMBERS[SegmentStatus.OFFLOADED]
+_LAYOUTS = {int(layout): layout for layout in Layout}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +126,30 @@ class SegmentSums(NamedTuple):
 def record_of(columns: SegmentColumns, row: int) -> SegmentRecord:
     """The segment in one row."""
     value: dict[str, int] = {name: getattr(columns, name).item(row) for name in NUMBER_COLUMNS}
+    uuid = columns.uuid_high.item(row) << 64 | columns.uuid_low.item(row)
+    return _record(uuid, value, columns.drivers, columns.spans_of(row))
+
+
+def records_of(columns: SegmentColumns, rows: NDArray[np.int32]) -> list[SegmentRecord]:
+    """The segments in some rows, in their order; of many a third of the work of one after the other."""
+    taken = [getattr(columns, name)[rows].tolist() for name in NUMBER_COLUMNS]
+    halves = zip(columns.uuid_high[rows].tolist(), columns.uuid_low[rows].tolist(), strict=True)
+    spanned = np.isin(rows, columns.span_rows).tolist()
+    records = []
+    for row, (high, low), has_spans, *numbers in zip(rows.tolist(), halves, spanned, *taken, strict=True):
+        value: dict[str, int] = dict(zip(NUMBER_COLUMNS, numbers, strict=True))
+        spans = columns.spans_of(row) if has_spans else [[value[name] for name in PLAIN_SPAN_COLUMNS]]
+        records.append(_record(high << 64 | low, value, columns.drivers, spans))
+    return records
+
+
+def _record(
+    uuid: int, value: Mapping[str, int], drivers: Sequence[Mapping[str, str]], spans: Iterable[Iterable[int]]
+) -> SegmentRecord:
     begin = Position(value["begin_ledger_id"], value["begin_entry_id"])
     end = Position(value["end_ledger_id"], value["end_entry_id"])
     return SegmentRecord(
-        uuid=UUID(int=columns.uuid_high.item(row) << 64 | columns.uuid_low.item(row)),
+        uuid=UUID(int=uuid),
         status=_STATUSES[value["status"]],
         epoch=value["epoch"],
         layout=value["layout"],
@@ -134,9 +157,9 @@ def record_of(columns: SegmentColumns, row: int) -> SegmentRecord:
         end=end,
         assigned_ms=value["assigned_ms"],
         offloaded_ms=value["offloaded_ms"],
-        driver=columns.drivers[value["driver"]],
+        driver=drivers[value["driver"]],
         summary=SegmentSummary(
-            layout=Layout(value["layout"]),
+            layout=_LAYOUTS[value["layout"]],
             begin=begin,
             end=end,
             data_bytes=value["data_bytes"],
@@ -149,7 +172,7 @@ def record_of(columns: SegmentColumns, row: int) -> SegmentRecord:
             publish_time_max_ms=value["publish_time_max_ms"],
             blocks=value["blocks"],
             compressed=bool(value["compressed"]),
-            ledgers=tuple(LedgerSpan(*numbers) for numbers in columns.spans_of(row)),
+            ledgers=tuple(LedgerSpan(*numbers) for numbers in spans),
         ),
         owned=bool(value["owned"]),
         retire_record=None if value["retire_record"] < 0 else value["retire_record"],

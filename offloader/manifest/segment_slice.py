@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from formats.checkpoint_columns import SPAN_NUMBERS
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.manifest.sealed_segments import Rows, SealedSegments
-from offloader.manifest.segment_record import SegmentRecord, SegmentSums
+from offloader.manifest.segment_record import SegmentRecord, SegmentSums, records_of
 
 __all__ = ["SegmentSlice"]
 
 
 _HALF = (1 << 64) - 1
+#: Records that an iterator makes together, and holds, once more than a few were taken.
+_RECORDS_AT_ONCE_MAX = 256
 
 
 class SegmentSlice(Sequence[SegmentRecord]):
@@ -80,7 +82,13 @@ class SegmentSlice(Sequence[SegmentRecord]):
         return self._record(int(self._source[at]), int(self._rows[at]))
 
     def __iter__(self) -> Iterator[SegmentRecord]:
-        return map(self._record, self._source.tolist(), self._rows.tolist())
+        start, count = 0, 1
+        while start < len(self):
+            source, rows = (each[start : start + count] for each in (self._source, self._rows))
+            cuts = [0, *(np.flatnonzero(np.diff(source)) + 1).tolist(), len(source)]
+            for first, end in itertools.pairwise(cuts):
+                yield from self._records(int(source[first]), rows[first:end])
+            start, count = start + count, min(4 * count, _RECORDS_AT_ONCE_MAX)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -157,6 +165,11 @@ class SegmentSlice(Sequence[SegmentRecord]):
             uuid = self._tail[int(self._rows[at])].uuid.int
             uuids[at] = (uuid >> 64, uuid & _HALF)
         return uuids
+
+    def _records(self, source: int, rows: NDArray[np.int32]) -> list[SegmentRecord]:
+        if source == len(self._sealed):
+            return [self._tail[row] for row in rows.tolist()]
+        return records_of(self._sealed[source].columns, rows)
 
     def _record(self, source: int, row: int) -> SegmentRecord:
         return self._tail[row] if source == len(self._sealed) else self._sealed[source].record(row)

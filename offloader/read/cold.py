@@ -243,7 +243,8 @@ def objects_of(stream: str, record: SegmentRecord, store: ObjectStore, relocate:
         InvalidCall: the manifest says that they were written to another place. The region doesn't count: it is a way
             to a bucket, not another bucket.
     """
-    require_same_place(f"stream {stream}, segment {record.uuid}", record.driver, store, relocate)
+    if not _is_at(record.driver, store):
+        require_same_place(f"stream {stream}, segment {record.uuid}", record.driver, store, relocate)
     return SegmentObjects.of_record(stream, record)
 
 
@@ -253,13 +254,19 @@ def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore,
     A bucket that ``relocate`` maps to the store's is the store's, wherever its server was.
     """
     here = store.driver_metadata
-    if not driver or all(driver.get(name, "") == here.get(name, "") for name in _PLACE):
+    if _is_at(driver, store):
         return
     if relocate.get(driver.get("bucket", "")) != here.get("bucket", ""):
         raise InvalidCall(
             f"{what} was written to {_place(driver)}; this store is {_place(here)}",
             hint="open the store where it was written, or name the move in the setting read.relocate: old = new",
         )
+
+
+def _is_at(driver: Mapping[str, str], store: ObjectStore) -> bool:
+    """Whether driver metadata names the store's own place, or none."""
+    here = store.driver_metadata
+    return not driver or [driver.get(name, "") for name in _PLACE] == [here.get(name, "") for name in _PLACE]
 
 
 def first_at(batch: EntryBatch, publish_time_ms: int) -> Position | None:

@@ -7,7 +7,8 @@ manifest into a partition.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -94,6 +95,46 @@ class _Candidate:
     @property
     def is_whole(self) -> bool:
         return self.first <= self.summary.begin and self.last >= self.summary.end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Piece:
+    """The wanted blocks of a segment: ``blocks`` of them, which cost ``cost`` bytes together.
+
+    ``numbers`` and ``costs`` say which and how much each; without them it is all blocks, each the same.
+    """
+
+    candidate: _Candidate
+    blocks: int
+    cost: float
+    numbers: NDArray[np.int64] | None = None
+    costs: NDArray[np.float64] | None = None
+
+    def homes(self, before: float, scale: float, count: int) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
+        """The partitions that these belong to, and the ranges of blocks in each.
+
+        A block belongs where its middle falls, so that neighbours share the rounding.
+
+        Args:
+            before: cost of everything in front.
+            scale: partitions for a byte of cost.
+            count: how many partitions there are.
+        """
+        if self.costs is None:
+            each = self.cost / self.blocks
+            low, high = (int(middle * scale) for middle in (before + each / 2, before + self.cost - each / 2))
+            if min(low, count - 1) == min(high, count - 1):
+                yield min(low, count - 1), ((0, self.blocks),)
+                return
+            middles = before + (np.arange(self.blocks) + 0.5) * each
+        else:
+            middles = before + np.cumsum(self.costs) - self.costs / 2
+        # They never fall: no block costs less than nothing.
+        homes = np.minimum((middles * scale).astype(np.int64), count - 1)
+        cuts = [0, *(np.flatnonzero(homes[1:] != homes[:-1]) + 1).tolist(), self.blocks]
+        for start, stop in itertools.pairwise(cuts):
+            own = ((start, stop),) if self.numbers is None else _ranges(self.numbers[start:stop])
+            yield int(homes[start]), own
 
 
 def pinned_states(options: SourceOptions, predicates: Sequence[Predicate], store: ObjectStore) -> list[ManifestState]:
@@ -184,12 +225,11 @@ def plan_ranges(
     """As ``plan_slices``, of ranges that are chosen already; ``options`` bounds only times."""
     candidates = [candidate for wanted in ranges for candidate in _candidates(options, predicates, wanted, store)]
     maps = _indexes(options, predicates, candidates, store)
-    slices = []
-    for candidate, segment_map in zip(candidates, maps, strict=True):
-        numbers, costs = _blocks_and_costs(options, predicates, needs, candidate, segment_map)
-        if len(numbers):
-            slices.append((candidate, numbers, costs))
-    return _packed(slices, options.split_bytes)
+    pieces = [
+        _piece(options, predicates, needs, candidate, segment_map)
+        for candidate, segment_map in zip(candidates, maps, strict=True)
+    ]
+    return _packed([piece for piece in pieces if piece.blocks], options.split_bytes)
 
 
 def _wanted_range(options: SourceOptions, state: ManifestState) -> StreamRange | None:
@@ -215,6 +255,8 @@ def _candidates(
 
 
 def _segment_matches(options: SourceOptions, predicates: Sequence[Predicate], summary: SegmentSummary) -> bool:
+    if not _prunes(options, predicates):
+        return True
     low, high = summary.publish_time_min_ms, summary.publish_time_max_ms
     if not _in_time(options, np.array([low]), np.array([high]))[0]:
         return False
@@ -233,6 +275,11 @@ def _segment_matches(options: SourceOptions, predicates: Sequence[Predicate], su
     )
 
 
+def _prunes(options: SourceOptions, predicates: Sequence[Predicate]) -> bool:
+    """Whether statistics can rule anything out."""
+    return options.start_ms is not None or options.end_ms is not None or bool(predicates)
+
+
 def _in_time(options: SourceOptions, low_ms: NDArray[np.int64], high_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
     unknown = (low_ms == TIME_UNKNOWN_MS) | (high_ms == TIME_UNKNOWN_MS)
     mask = np.ones(len(low_ms), dtype=bool)
@@ -247,7 +294,7 @@ def _indexes(
     options: SourceOptions, predicates: Sequence[Predicate], candidates: Sequence[_Candidate], store: ObjectStore
 ) -> list[SegmentMap | None]:
     """Indexes of the segments that have to be cut or may be pruned; ``None`` for others and for damaged ones."""
-    prunes = options.start_ms is not None or options.end_ms is not None or bool(predicates)
+    prunes = _prunes(options, predicates)
     wanted = [c.summary.data_bytes > options.split_bytes or prunes or not c.is_whole for c in candidates]
     if sum(wanted) > INDEXES_READ_MAX:
         return [None] * len(candidates)
@@ -269,25 +316,24 @@ def _index_or_none(fetcher: Fetcher, objects: SegmentObjects) -> SegmentMap | No
         return None  # the task that reads it says so, or skips it, as the options want
 
 
-def _blocks_and_costs(
+def _piece(
     options: SourceOptions,
     predicates: Sequence[Predicate],
     needs: Needs,
     candidate: _Candidate,
     segment_map: SegmentMap | None,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Numbers of a segment's blocks, and what each costs a task in bytes."""
+) -> _Piece:
+    """What a segment's blocks cost a task in bytes; all are alike where nobody looked at the index."""
     summary = candidate.summary
     if segment_map is None:
         total = summary.data_bytes if needs is Needs.PAYLOADS else summary.entries * _ROW_BYTES[needs]
-        count = max(summary.blocks, 1)
-        return np.arange(count, dtype=np.int64), np.full(count, total / count)
+        return _Piece(candidate, max(summary.blocks, 1), float(total))
     numbers = wanted_blocks(options, predicates, segment_map, candidate.first, candidate.last)
     if needs is Needs.PAYLOADS or not segment_map.has_extension:
-        costs = segment_map.blocks.length[numbers]
+        costs = segment_map.blocks.length[numbers].astype(np.float64)
     else:
-        costs = segment_map.blocks.entries[numbers] * _ROW_BYTES[needs]
-    return numbers, costs.astype(np.float64)
+        costs = segment_map.blocks.entries[numbers].astype(np.float64) * _ROW_BYTES[needs]
+    return _Piece(candidate, len(numbers), float(costs.sum()), numbers, costs)
 
 
 def wanted_blocks(
@@ -309,22 +355,18 @@ def wanted_blocks(
     return numbers[mask]
 
 
-def _packed(
-    slices: Sequence[tuple[_Candidate, NDArray[np.int64], NDArray[np.float64]]], split_bytes: int
-) -> list[tuple[SegmentSlice, ...]]:
+def _packed(pieces: Sequence[_Piece], split_bytes: int) -> list[tuple[SegmentSlice, ...]]:
     """Cuts the row of all blocks into partitions of equal cost, at block boundaries."""
-    total = float(sum(costs.sum() for _, _, costs in slices))
+    total = sum(piece.cost for piece in pieces)
     count = max(1, int(-(-total // split_bytes)))
     partitions: list[list[SegmentSlice]] = [[] for _ in range(count)]
+    scale = count / max(total, 1.0)
     before = 0.0
-    for candidate, numbers, costs in slices:
-        # A block belongs where its middle falls, so that neighbours share the rounding.
-        middles = before + np.cumsum(costs) - costs / 2
-        homes = np.minimum((middles * count / max(total, 1.0)).astype(np.int64), count - 1)
-        before += float(costs.sum())
-        for home in np.unique(homes).tolist():
-            own = numbers[homes == home]
-            partitions[home].append(SegmentSlice(candidate.objects, _ranges(own), candidate.first, candidate.last))
+    for piece in pieces:
+        candidate = piece.candidate
+        for home, blocks in piece.homes(before, scale, count):
+            partitions[home].append(SegmentSlice(candidate.objects, blocks, candidate.first, candidate.last))
+        before += piece.cost
     return [tuple(partition) for partition in partitions if partition]
 
 
