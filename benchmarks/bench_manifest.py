@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -91,14 +92,16 @@ def columns(first: int, count: int) -> SegmentColumns:
     )
 
 
-def build(store: ObjectStore, stream: str, segments: int, tail: int) -> None:
-    """A stream with a checkpoint of ``segments`` segments and ``tail`` records after it."""
+def build(store: ObjectStore, stream: str, segments: int, tail: int, driver: Mapping[str, str] | None = None) -> None:
+    """A stream with a checkpoint of ``segments`` segments and ``tail`` records after it; ``driver``: where they are."""
     log = ManifestLog(store, stream, clock=SystemClock())
     log.open_epoch()
     due = DUE if segments > 2 * sum(DUE) else []
     plain = segments - sum(due)
     sizes = [plain % RUN] * bool(plain % RUN) + [RUN] * (plain // RUN) + due
     parts = [columns(sum(sizes[:number]), size) for number, size in enumerate(sizes)]
+    if driver is not None:
+        parts = [replace(part, drivers=(driver,)) for part in parts]
     last = segments - 1
     end = Position(last // OF_LEDGER, last % OF_LEDGER * ENTRIES + ENTRIES - 1)
     state = ManifestState(

@@ -1,42 +1,54 @@
-"""A Spark scan against a Python data source that emits the same rows from memory: what the pipe to the JVM allows.
+"""A Spark scan against a Python data source that emits the same rows from memory, and against Spark's own Parquet.
 
-    python benchmarks/bench_spark.py [--store file|minio|versitygw] [--mib 256] [--entry-bytes 100,1024] [--json]
+    python benchmarks/bench_spark.py [--store file|minio|versitygw] [--mib 512] [--entry-bytes 100,1024] [--rounds 3]
+                                     [--million 10] [--segments 100000] [--json]
 
-Prints for each entry size, with ``local[2]`` and the ``noop`` sink: MB/s of payload and rows/s of the scan and of the
-ceiling, their ratio, the scan of positions only, and the time until a first small query answers. The ceiling's rows
-come in batches of the same size, one made once in each task. Compare the ratios: Spark, Python and a server share the
-cores.
+Prints for each entry size, with ``local[2]`` and the ``noop`` sink: MB/s of payload of the scan, of the ceiling (the
+source that emits from memory) and of Parquet (the same rows, uncompressed, in local files), each way in turns, medians;
+the ratios; and the processor seconds for a GB that the JVM, its Python workers and the server took. The ceiling's rows
+come in batches of 4 MiB, one made once in each task, from Python workers of its own that never load anything of ours:
+what the pipe to the JVM allows. Then the time until a first small query answers; positions only (stream, ledger id,
+entry id) of ``--million`` million entries, after their data objects were deleted, so that none can have been asked for;
+and the time to plan a scan of a stream of ``--segments`` segments. Compare the ratios: Spark, Python and a server share
+the cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import bench_manifest
 import pyarrow as pa
 from bench_read import opened_store, seconds, write_stream
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from offloader.read.reader import open_reader
+from offloader.spark.options import SourceOptions
+from offloader.spark.planning import plan_slices
+from offloader.spark.schema import Needs
 from offloader.spark.session import local_session
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectStore, open_store
+from offloader.store.metered import requests_of
 
-ROUNDS = 3
 CORES = 2
 BATCH_ROWS = 10_000
 SPLIT_BYTES = 64 << 20
 SCHEMA = "stream STRING, ledger_id BIGINT, entry_id BIGINT, publish_time TIMESTAMP, payload BINARY"
+POSITIONS = "stream STRING, ledger_id BIGINT, entry_id BIGINT"
 ARROW = pa.schema(
     [
         ("stream", pa.string()),
@@ -46,6 +58,7 @@ ARROW = pa.schema(
         ("payload", pa.binary()),
     ]
 )
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class FromMemory(DataSource):
@@ -89,66 +102,166 @@ class FromMemoryReader(DataSourceReader):
             left -= count
 
 
-def rate_of(frame: Callable[[], Any]) -> float:
-    """Seconds of a scan into nothing; the median after one round that doesn't count."""
+def register_ceiling(spark: Any) -> None:
+    """Python workers are shared by what has the same environment: an own one keeps those of the ceiling apart."""
+    environment = spark.sparkContext.environment
+    environment["OFFLOADER_BENCH"] = "ceiling"
+    spark.dataSource.register(FromMemory)
+    del environment["OFFLOADER_BENCH"]
+
+
+def cpu_s() -> Mapping[str, float]:
+    """Processor seconds so far of this process's descendants, children that ended included."""
+    parents: dict[int, int] = {}
+    used: dict[int, tuple[str, float]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            head, _, tail = path.read_text().rpartition(")")
+        except OSError:
+            continue  # it ended meanwhile
+        fields = tail.split()
+        pid = int(head.split()[0])
+        parents[pid] = int(fields[1])
+        used[pid] = head.partition("(")[2], sum(map(int, fields[11:15])) / TICKS_PER_S
+    sums = {"jvm": 0.0, "python": 0.0, "server": 0.0}
+    for pid, (name, spent_s) in used.items():
+        above = parents[pid]
+        while above > 1 and above != os.getpid():
+            above = parents.get(above, 0)
+        if above == os.getpid():
+            sums["jvm" if name == "java" else "python" if name.startswith("python") else "server"] += spent_s
+    return sums
+
+
+def to_nowhere(frame: Callable[[], Any]) -> None:
     frame().write.format("noop").mode("overwrite").save()
-    return statistics.median(
-        seconds(lambda: frame().write.format("noop").mode("overwrite").save()) for _ in range(ROUNDS)
-    )
 
 
-def measure(spark: Any, store: ObjectStore, options: dict[str, str], stream: str, entry_bytes: int) -> dict[str, float]:
+def in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int, gb: float) -> dict[str, float]:
+    """MB/s and processor seconds per GB of each way to make rows, medians; the first round doesn't count."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    costs: dict[str, list[Mapping[str, float]]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        for name, way in ways.items():
+            before, taken_s = cpu_s(), seconds(lambda way=way: to_nowhere(way))
+            after = cpu_s()
+            if turn:
+                taken[name].append(taken_s)
+                costs[name].append({kind: (after[kind] - before[kind]) / gb for kind in after})
+    found: dict[str, float] = {}
+    for name in ways:
+        found[f"{name}_mb_s"] = round(gb * 1000 / statistics.median(taken[name]), 1)
+        for kind in ("jvm", "python", "server"):
+            found[f"{name}_{kind}_cpu_s_per_gb"] = round(statistics.median(cost[kind] for cost in costs[name]), 2)
+        found[f"{name}_cpu_s_per_gb"] = round(statistics.median(sum(cost.values()) for cost in costs[name]), 2)
+    return found
+
+
+def scan_of(spark: Any, store: ObjectStore, options: Mapping[str, str], stream: str, schema: str) -> Any:
+    reader = spark.read.format("offloader").option("store", store.url).option("stream", stream)
+    for name, value in options.items():
+        reader = reader.option(name, value)
+    return reader.option("splitBytes", str(SPLIT_BYTES)).schema(schema).load()
+
+
+def measure(
+    spark: Any, store: ObjectStore, options: dict[str, str], stream: str, entry_bytes: int, rounds: int
+) -> dict[str, float]:
     rows = open_reader(store, stream).count()
     parts = max(1, -(-rows * (entry_bytes + 12) // SPLIT_BYTES))
 
-    def scan(schema: str = SCHEMA) -> Any:
-        reader = spark.read.format("offloader").option("store", store.url).option("stream", stream)
-        for name, value in options.items():
-            reader = reader.option(name, value)
-        return reader.option("splitBytes", str(SPLIT_BYTES)).schema(schema).load()
+    def scan() -> Any:
+        return scan_of(spark, store, options, stream, SCHEMA)
 
     def ceiling() -> Any:
         made = spark.read.format("from_memory").option("rows", str(rows)).option("entryBytes", str(entry_bytes))
         return made.option("parts", str(parts)).load()
 
     first_answer_s = seconds(
-        lambda: scan("ledger_id BIGINT, entry_id BIGINT").where("ledger_id = 1 AND entry_id = 7").count()
+        lambda: scan_of(spark, store, options, stream, POSITIONS).where("ledger_id = 1 AND entry_id = 7").count()
     )
-    scan_s, ceiling_s = rate_of(scan), rate_of(ceiling)
-    positions_s = rate_of(lambda: scan("ledger_id BIGINT, entry_id BIGINT"))
+    with tempfile.TemporaryDirectory() as folder:
+        scan().write.option("compression", "none").parquet(f"{folder}/parquet")
+        ways = {"scan": scan, "ceiling": ceiling, "parquet": lambda: spark.read.parquet(f"{folder}/parquet")}
+        found = in_turns(ways, rounds, rows * entry_bytes / 1e9)
+    rate = found["scan_mb_s"]
     return {
         "rows": rows,
         "partitions": scan().rdd.getNumPartitions(),
-        "scan_mb_s": round(rows * entry_bytes / 1e6 / scan_s, 1),
-        "ceiling_mb_s": round(rows * entry_bytes / 1e6 / ceiling_s, 1),
-        "scan_rows_s": round(rows / scan_s),
-        "scan_to_ceiling": round(ceiling_s / scan_s, 2),
-        "positions_rows_s": round(rows / positions_s),
+        **found,
+        "scan_rows_s": round(rate * 1e6 / entry_bytes),
+        "scan_to_ceiling": round(rate / found["ceiling_mb_s"], 2),
+        "scan_to_ceiling_by_cpu": round(found["ceiling_cpu_s_per_gb"] / found["scan_cpu_s_per_gb"], 2),
+        "scan_to_parquet": round(rate / found["parquet_mb_s"], 2),
         "first_answer_s": round(first_answer_s, 2),
+    }
+
+
+def positions(spark: Any, store: ObjectStore, options: dict[str, str], million: int) -> dict[str, float]:
+    """Positions of many entries that have no data objects any more."""
+    entries, entry_bytes = million * 1_000_000, 8
+    write_stream(store, "bench-positions", entry_bytes, entries * (entry_bytes + 12))
+    reader = open_reader(store, "bench-positions")
+    rows = reader.count()
+    store.delete([record.object_keys("bench-positions")[0] for record in reader.segments()])
+    taken_s = min(
+        seconds(lambda: to_nowhere(lambda: scan_of(spark, store, options, "bench-positions", POSITIONS)))
+        for _ in range(2)
+    )
+    return {"positions_rows": rows, "positions_s": round(taken_s, 2), "positions_rows_s": round(rows / taken_s)}
+
+
+def plans(segments: int) -> dict[str, float]:
+    """Plans over many segments, whose manifest is in a local directory."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_store(f"file://{folder}")) as store:
+        bench_manifest.build(store, "bench-plan", segments, 0, driver=dict(store.driver_metadata))
+        # No segment is larger than a partition; else planning reads indexes, and there are none.
+        options = SourceOptions.of({"store": store.url, "stream": "bench-plan", "splitBytes": str(65 << 20)})
+        before = requests_of(store).get("get")
+        cpu_before_s = time.process_time()
+        whole_s = seconds(lambda: plan_slices(options, (), Needs.PAYLOADS, store))
+        whole_cpu_s = time.process_time() - cpu_before_s
+        requests = requests_of(store)["get"].requests - (before.requests if before else 0)
+        positions_s = seconds(lambda: plan_slices(options, (), Needs.INDEXES, store))
+    return {
+        "plan_segments": segments,
+        "plan_s": round(whole_s, 2),
+        "plan_cpu_s": round(whole_cpu_s, 2),
+        "plan_gets": requests,
+        "plan_of_positions_s": round(positions_s, 2),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", choices=["file", "minio", "versitygw"], default="file")
-    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--entry-bytes", default="100,1024")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--million", type=int, default=10, help="entries of the scan of positions; 0: none")
+    parser.add_argument("--segments", type=int, default=100_000, help="of the stream to plan a scan of; 0: none")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+
+    def show(found: Mapping[str, object]) -> None:
+        text = "\n".join(f"{name:24} {value}" for name, value in found.items()) + "\n"
+        print(json.dumps(found) if arguments.json else text, flush=True)
+
+    if arguments.segments:
+        show(plans(arguments.segments))
     started = time.perf_counter()
     spark = local_session("bench", cores=CORES)
-    spark.dataSource.register(FromMemory)
+    register_ceiling(spark)
     session_s = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as folder, opened_store(arguments.store, folder) as (store, options):
-        for entry_bytes in map(int, arguments.entry_bytes.split(",")):
+        for entry_bytes in map(int, filter(None, arguments.entry_bytes.split(","))):
             stream = f"bench-{entry_bytes}"
             write_stream(store, stream, entry_bytes, arguments.mib << 20)
             found: dict[str, Any] = {"store": arguments.store, "entry_bytes": entry_bytes}
-            found |= {"session_s": round(session_s, 2), **measure(spark, store, options, stream, entry_bytes)}
-            if arguments.json:
-                print(json.dumps(found))
-            else:
-                print("\n".join(f"{name:20} {value}" for name, value in found.items()) + "\n")
+            found["session_s"] = round(session_s, 2)
+            show(found | measure(spark, store, options, stream, entry_bytes, arguments.rounds))
+        if arguments.million:
+            show({"store": arguments.store, **positions(spark, store, options, arguments.million)})
     spark.stop()
 
 
