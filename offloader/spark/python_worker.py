@@ -1,26 +1,26 @@
-"""A Python worker of Spark, which runs one task after another.
+"""A Python process that Spark starts, which does one thing after another: it plans, or it runs tasks.
 
-Owns what is done for the process and not for a task. Must never do anything to a process that isn't such a worker.
+Owns what is done for the process and not for what it does. Must never do anything to a process that Spark didn't start.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
+import sys
 
-from pyspark import TaskContext
+__all__ = ["work_begins"]
 
-__all__ = ["task_begins"]
-
-_tasks = itertools.count()
+_works = itertools.count()
 
 
-def task_begins() -> None:
-    """Called by each task before it reads; does nothing outside of Spark's workers.
+def work_begins() -> None:
+    """Called before a source is made, a query is planned and a task reads; does nothing outside of Spark's processes.
 
-    After every task PySpark collects garbage, which looks at all that was ever imported: 40 to 80 ms, as long as it
-    takes to read 64 MiB. So with the second task what is there is declared permanent: the first one loaded all there is
-    to load, and the collection after it took its garbage.
+    After each of these PySpark collects garbage, which looks at all that was ever imported: 40 to 80 ms, as long as it
+    takes to read 64 MiB. So with the second time what is there is declared permanent: the first loaded all there is to
+    load, and the collection after it took its garbage.
     """
-    if TaskContext.get() is not None and next(_tasks) == 1:
+    started_as = getattr(sys.modules["__main__"], "__spec__", None)
+    if started_as is not None and started_as.name == "pyspark.daemon" and next(_works) == 1:
         gc.freeze()

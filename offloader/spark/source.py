@@ -34,7 +34,7 @@ from offloader.spark.driver_rows import DRIVER_CONTENTS, driver_batch
 from offloader.spark.filters import Predicate, microseconds
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import pinned_states, plan_slices
-from offloader.spark.python_worker import task_begins
+from offloader.spark.python_worker import work_begins
 from offloader.spark.scan import read_slices
 from offloader.spark.schema import ddl, projection
 from offloader.spark.stream import StreamingReader
@@ -52,6 +52,7 @@ class OffloaderReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plans the query, once: every stream's manifest is pinned here."""
+        work_begins()
         store = self.options.open_store()
         if self.options.content in DRIVER_CONTENTS:
             states = pinned_states(self.options, self.predicates, store)
@@ -68,7 +69,7 @@ class OffloaderReader(DataSourceReader):
             return iter(())
         if self.options.content in DRIVER_CONTENTS:
             return iter(value)
-        task_begins()
+        work_begins()
         return read_slices(value, self.options, self.predicates, self.projection, self.options.open_store())
 
 
@@ -95,6 +96,10 @@ class PushingReader(OffloaderReader):
 
 class PlainOffloaderDataSource(DataSource):
     """The data source without filter pushdown: works whatever Spark's settings are."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        work_begins()
 
     @classmethod
     def name(cls) -> str:

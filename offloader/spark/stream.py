@@ -43,7 +43,7 @@ from offloader.spark.offsets import (
 )
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import StreamRange, is_pattern, load_streams, plan_ranges, streams_named
-from offloader.spark.python_worker import task_begins
+from offloader.spark.python_worker import work_begins
 from offloader.spark.scan import read_slices
 from offloader.spark.schema import projection
 
@@ -136,7 +136,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
-        task_begins()
+        work_begins()
         return read_slices(partition.value, self.options, (), self.projection, self.options.open_store())
 
     def __getstate__(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ __all__ = ["Download"]
 CONTINUATIONS_MAX = 4
 #: Bytes taken from the connection at once. What of them came when a reset cuts them short is lost with it; smaller ones
 #: cost time.
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES = 512 * 1024
 #: A body that isn't longer (a block, an index) is taken at once, which saves a copy, and asked for anew as a whole.
 WHOLE_BYTES_MAX = 2 * 1024 * 1024
 

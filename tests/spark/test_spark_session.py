@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloader.errors import Unsupported
-from offloader.spark.python_worker import task_begins
+from offloader.spark.python_worker import work_begins
 from offloader.spark.session import find_java, require_java
 from tests.spark.reading import load
 
@@ -147,5 +147,5 @@ def test_a_worker_that_reads_again_no_longer_collects_what_it_imported(
 def test_nothing_is_done_to_a_process_that_is_no_worker() -> None:
     before = gc.get_freeze_count()
     for _ in range(3):
-        task_begins()
+        work_begins()
     assert gc.get_freeze_count() == before
