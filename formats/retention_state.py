@@ -138,11 +138,10 @@ class Subscribers:
 
 @dataclass(frozen=True, slots=True)
 class RecordRow:
-    """A cut at the tail as it was at ``time_ms``, and what lay before it since the stream was created."""
+    """A cut at the tail as it was at ``time_ms``, and the bytes before it since creation, ``None`` where unknown."""
 
     time_ms: int
-    payload_bytes: int
-    entries: int
+    payload_bytes: int | None
     cut: tuple[CutRow, ...]
 
 
@@ -153,8 +152,8 @@ class Records:
     Attributes:
         records: ascending by time.
         head_ms: time of the newest record at or before the head; ``None``: nothing was truncated yet.
-        sizes: of one position in each partition, from which other sizes are counted: what lies before it may have
-            left the manifest.
+        sizes: of one position in partitions that were truncated, from which other sizes are counted: what lies before
+            it leaves the manifest.
     """
 
     name: str

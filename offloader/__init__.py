@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from offloader import errors, spark
     from offloader.managed_ledger import open_managed_ledger
     from offloader.read.reader import open_reader
+    from offloader.retention.group_retention import open_reader_groups
+    from offloader.retention.stream_retention import open_retention
     from offloader.settings import Settings
     from offloader.store.base import open_store
     from offloader.write.handle import OffloadHandle
@@ -34,6 +36,8 @@ __all__ = [
     "errors",
     "open_managed_ledger",
     "open_reader",
+    "open_reader_groups",
+    "open_retention",
     "open_store",
     "spark",
 ]
@@ -49,6 +53,8 @@ _HOMES = {
     "errors": ("offloader.errors", ""),
     "open_managed_ledger": ("offloader.managed_ledger", "open_managed_ledger"),
     "open_reader": ("offloader.read.reader", "open_reader"),
+    "open_reader_groups": ("offloader.retention.group_retention", "open_reader_groups"),
+    "open_retention": ("offloader.retention.stream_retention", "open_retention"),
     "open_store": ("offloader.store.base", "open_store"),
     "spark": ("offloader.spark", ""),
 }

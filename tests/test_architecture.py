@@ -272,7 +272,7 @@ def test_public_names_are_a_contract() -> None:
     """Tests and users rely on these; taking one away is a breaking change."""
     assert set(offloader.__all__) == {
         "Entry", "EntryBatch", "LedgerOffloader", "OffloadHandle", "Position", "Settings", "__version__", "errors",
-        "open_managed_ledger", "open_reader", "open_store", "spark",
+        "open_managed_ledger", "open_reader", "open_reader_groups", "open_retention", "open_store", "spark",
     }  # fmt: skip
     assert all(getattr(offloader, name) is not None for name in offloader.__all__)
     assert set(offloader.__all__) <= set(dir(offloader))

@@ -40,6 +40,7 @@ VERBS = {
     "verify": "Check a stream's objects against its manifest.",
     "inspect": "Show one object, header by header.",
     "truncate": "Let a stream begin later.",
+    "retention": "Who still needs a stream: subscribers and reader groups.",
     "cleanup": "Delete what no stream needs any more.",
     "rollback": "Make ledgers readable for a reader that knows V1 only.",
     "config": "Explain or check settings.",

@@ -89,6 +89,11 @@ class PartitionEntries:
         """What lies before it is truncated; ``None``: nothing ever was."""
         return None if self._state is None else self._state.head
 
+    @property
+    def first(self) -> Position | None:
+        """The first entry that is counted; ``None``: none is."""
+        return Position(*self._pieces[0, :2].tolist()) if len(self._pieces) else None
+
     @cached_property
     def last(self) -> Position | None:
         """The newest entry."""

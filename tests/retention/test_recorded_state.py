@@ -1,0 +1,226 @@
+"""What retention remembers between cycles: sizes that never go back, the retention set, decisions."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import Edit, Purged, Retire, Truncate
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.stream_deletion import delete_stream
+from offloader.retention import recorded_state
+from offloader.retention.cuts import Cut
+from offloader.retention.decide import Situation, Subscription, decide
+from offloader.retention.own_cuts import OwnCuts
+from offloader.retention.place import Place
+from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
+from offloader.retention.recorded_state import (
+    DECISIONS_MAX,
+    RecordedCuts,
+    RecordedState,
+    change_records,
+    lineage_of,
+    read_decisions,
+    read_records,
+    remember_decision,
+)
+from offloader.retention.stream_retention import StreamRetention, open_retention
+from offloader.store.memory import MemoryStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.testing.memory_ledgers import MemoryLedgers
+from tests.support.manifests import segment_edits
+
+STREAM = "a/orders"
+PERIOD_S = 1800.0
+_names = itertools.count()
+
+
+class Bench:
+    """A stream that grows by a segment of 10 entries, 100 bytes, in each period."""
+
+    def __init__(self, *streams: str) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore(f"recorded-{next(_names)}", "", self.clock)
+        self.logs = {name: ManifestLog(self.store, name, clock=self.clock) for name in streams or (STREAM,)}
+        for log in self.logs.values():
+            log.open_epoch()
+        self.sources: dict[str, MemoryLedgers] = {}
+        self.grown = 0
+
+    def retention(self, name: str = STREAM) -> StreamRetention:
+        return open_retention(self.store, name, source_of=self.sources.get, clock=self.clock)
+
+    def grow(self, name: str = STREAM) -> None:
+        self.logs[name].commit(segment_edits(self.grown))
+        self.grown += 1
+
+    def look(self, name: str = STREAM) -> tuple[StreamRetention, Place, RecordedState, OwnCuts]:
+        retention = self.retention(name)
+        place = retention.place(create=True)
+        state = read_records(retention, place)
+        return retention, place, state, retention.cuts(place, state.known)
+
+    def record(self, name: str = STREAM) -> RecordedState:
+        self.clock.advance(PERIOD_S)
+        retention, place, _, own = self.look(name)
+        return change_records(retention, place, lambda state: state.with_tail(own, self.clock.now_ms()))
+
+    def truncate(self, position: Position, *, purge: bool = True) -> RecordedState:
+        """As a cycle does it, and with ``purge`` as cleanup does much later."""
+        retention, place, _, own = self.look()
+        cut = Cut.of({"0.0": str(position)})
+        change_records(retention, place, lambda state: state.before_truncation(own, cut))
+        log = self.logs[STREAM]
+        state = log.amend([Truncate(position)])
+        gone = tuple(each.uuid for each in state.offloaded() if each.end is not None and each.end < position)
+        if purge and gone:
+            state = log.amend([Retire(gone)])
+            log.amend([Purged(gone, state.record_id)])
+        lineage = lineage_of(place)
+        return change_records(retention, place, lambda state: state.truncated(cut, lineage, None))
+
+
+def test_sizes_grow_from_creation_on_whatever_left_the_manifest() -> None:
+    bench = Bench()
+    sizes = []
+    for number in range(12):
+        bench.grow()
+        state = bench.record()
+        assert state.records.newest is not None
+        sizes.append(state.records.newest.size_bytes)
+        if number % 3 == 2:
+            left = bench.truncate(Position(1, 10 * number - 5))
+            assert left.head_ms == state.records.records[-3].time_ms
+    assert sizes == [100 * (number + 1) for number in range(12)]
+    retention, place, state, own = bench.look()
+    assert len(list(bench.logs[STREAM].load().segments)) == 2
+    measure = RecordedCuts(own, state.records)
+    newest = state.records.records[-1]
+    assert measure.bytes_before(newest.cut) == 1200
+    # 5 entries of the block at 100..109 are read: it counts from its start, and nothing before it is unread.
+    assert measure.bytes_before(Cut.of({"0.0": "1:105"})) == 1000
+    assert measure.bytes_before(own.head()) == 1000
+    assert retention.registry(place).names() == []
+
+
+def test_a_recorded_cut_inside_a_block_has_its_size_still_when_the_block_came() -> None:
+    bench = Bench()
+    ledgers = MemoryLedgers(STREAM, bench.clock)
+    bench.sources[STREAM] = ledgers
+    ledgers.append([b"x" * 10] * 4)
+    bench.record()
+    ledgers.append([b"x" * 10] * 6)
+    bench.grow()
+    _, _, state, own = bench.look()
+    recorded = state.records.records[0]
+    assert (str(recorded.cut), recorded.size_bytes) == ("0.0=1:4", 40)
+    assert own.bytes_before(recorded.cut) == 0
+    measure = RecordedCuts(own, state.records)
+    assert measure.bytes_before(recorded.cut) == 40
+    assert measure.bytes_before(Cut.of({"0.0": "1:7"})) == 40
+    assert measure.bytes_before(Cut.of({"0.0": "1:3"})) == 0
+    assert measure.bytes_before(own.tail()) == 100
+    assert measure.entries_before(Cut.of({"0.0": "1:7"})) == 7
+
+
+def test_a_hot_stream_that_was_truncated_goes_on_counting() -> None:
+    bench = Bench()
+    ledgers = MemoryLedgers(STREAM, bench.clock)
+    bench.sources[STREAM] = ledgers
+    for _ in range(3):
+        ledgers.append([b"x" * 10] * 10)
+        ledgers.close_ledger()
+    bench.record()
+    retention, place, _, own = bench.look()
+    cut = Cut.of({"0.0": "3:0"})
+    change_records(retention, place, lambda state: state.before_truncation(own, cut))
+    for ledger_id in (1, 2):
+        ledgers.delete(ledger_id)
+    ledgers.append([b"x" * 10] * 5)
+    state = bench.record()
+    assert [record.size_bytes for record in state.records.records] == [300, 350]
+
+
+def test_what_left_uncounted_never_makes_a_size_go_back() -> None:
+    """A truncation that retention doesn't know of, so long ago that what it removed isn't in the manifest."""
+    bench = Bench()
+    for _ in range(5):
+        bench.grow()
+    bench.record()
+    log = bench.logs[STREAM]
+    edits: list[Edit] = [Truncate(Position(1, 30))]
+    state = log.amend(edits)
+    gone = tuple(each.uuid for each in list(state.offloaded())[:3])
+    state = log.amend([Retire(gone)])
+    log.amend([Purged(gone, state.record_id)])
+    again = bench.record()
+    assert [record.size_bytes for record in again.records.records] == [500, 500]
+    bench.grow()
+    assert bench.record().records.records[-1].size_bytes == 600
+
+
+def test_a_topic_is_counted_as_a_whole_and_a_partition_made_anew_counts_from_nothing() -> None:
+    names = [f"a/topic-partition-{number}" for number in (0, 2)]
+    bench = Bench(*names)
+    for name in names:
+        bench.grow(name)
+        bench.grown = 0
+    first = bench.record("a/topic")
+    assert first.records.records[0].size_bytes == 200
+    delete_stream(bench.store, names[1], clock=bench.clock, delete_objects=lambda _: None)
+    bench.clock.advance(86_401)
+    delete_stream(bench.store, names[1], clock=bench.clock, delete_objects=lambda _: None)
+    bench.logs[names[1]] = ManifestLog(bench.store, names[1], clock=bench.clock)
+    bench.logs[names[1]].open_epoch()
+    second = bench.record("a/topic")
+    assert [str(record.cut) for record in second.records.records] == ["0.0=1:10", "0.0=1:10"]
+    assert [record.size_bytes for record in second.records.records] == [200, 200]
+    bench.grow(names[1])
+    third = bench.record("a/topic").records.records[-1]
+    assert (str(third.cut), third.size_bytes) == ("0.0=1:10,2.0=1:10", 300)
+
+
+def test_a_stream_without_an_entry_records_nothing() -> None:
+    bench = Bench()
+    assert bench.record() == RecordedState()
+
+
+def test_many_partitions_keep_fewer_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorded_state, "POSITIONS_MAX", 8)
+    bench = Bench()
+    for _ in range(12):
+        bench.grow()
+        state = bench.record()
+    records = state.records.records
+    assert len(records) <= 8
+    assert records[-1].size_bytes == 1200
+    assert records[0].size_bytes == 100
+
+
+def test_a_decision_over_what_is_stored_and_its_record_is_kept() -> None:
+    bench = Bench()
+    for _ in range(6):
+        bench.grow()
+        bench.record()
+    retention, place, state, own = bench.look()
+    situation = Situation(
+        policy=Policy(kind=PolicyKind.SIZE, limits=Limits(Unit.SIZE, 150, 400)),
+        lineage=lineage_of(place),
+        measure=RecordedCuts(own, state.records),
+        records=state.records,
+        head=own.head(),
+        now_ms=bench.clock.now_ms(),
+        subscriptions=(Subscription(name="audit", cut=Cut.of({"0.0": "1:35"})),),
+        tail=own.tail(),
+    )
+    decision = decide(situation)
+    assert str(decision.cut) == "0.0=1:35"
+    (lag,) = decision.lags
+    assert (lag.unread_bytes, lag.unread_entries) == (300, 25)
+    for number in range(DECISIONS_MAX + 5):
+        remember_decision(retention, place, decide(situation) if number else decision)
+    kept = read_decisions(retention, place)
+    assert len(kept) == DECISIONS_MAX
+    assert kept[0]["cut"] == {"0.0": "1:35"}
