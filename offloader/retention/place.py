@@ -34,7 +34,16 @@ from offloader.manifest.objects import delete_keys, listed
 from offloader.manifest.unreadable import unreadable
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
-__all__ = ["PARTITIONS_MAX", "Partition", "Place", "find_place", "forget_documents", "partition_of", "release_topic"]
+__all__ = [
+    "PARTITIONS_MAX",
+    "Partition",
+    "Place",
+    "find_place",
+    "forget_documents",
+    "home_of",
+    "partition_of",
+    "release_topic",
+]
 
 #: Partitions of one topic.
 PARTITIONS_MAX = 10_000
@@ -88,6 +97,13 @@ def partition_of(stream: str) -> tuple[str, int] | None:
     return None if match is None else (match[1], int(match[2]))
 
 
+def home_of(store: ObjectStore, stream: str) -> tuple[str, int]:
+    """The name under which a stream's retention state is, and the stream's number there: its topic's, or its own."""
+    split = partition_of(stream)
+    # Beside a plain stream ``x`` a stream ``x-partition-0`` is one of its own.
+    return (stream, 0) if split is None or read_entry(store, split[0]) is not None else split
+
+
 def find_place(
     store: ObjectStore, name: str, *, create: bool = False, entropy: Callable[[int], bytes] = os.urandom
 ) -> Place:
@@ -106,11 +122,11 @@ def find_place(
     """
     own = read_entry(store, name)
     if own is not None:
-        split = partition_of(name)
-        if split is not None and read_entry(store, split[0]) is None:
+        topic, number = home_of(store, name)
+        if topic != name:
             raise InvalidCall(
-                f"{name} is partition {split[1]} of a topic: retention decides for all partitions together",
-                hint=f"name the topic: {split[0]}",
+                f"{name} is partition {number} of a topic: retention decides for all partitions together",
+                hint=f"name the topic: {topic}",
             )
         return Place(name=name, incarnation=own.incarnation, partitions=_only(name, own.incarnation), is_topic=False)
     partitions = _partitions(store, name)

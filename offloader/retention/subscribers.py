@@ -25,6 +25,7 @@ __all__ = [
     "Published",
     "Registry",
     "Subscriber",
+    "require_subscriber_name",
 ]
 
 #: Subscribers of one stream. Each is some hundred bytes of one object, and a comparison in each cycle.
@@ -133,7 +134,7 @@ class Registry:
             InvalidCall: not a name or a generation.
             LimitReached: there are ``SUBSCRIBERS_MAX`` others.
         """
-        _require_name(name)
+        require_subscriber_name(name)
         if not 0 <= generation <= _GENERATION_MAX:
             raise InvalidCall(f"subscriber {name}: {generation} is no generation", hint="0 or more")
         found = self.subscribers.get(name)
@@ -241,7 +242,8 @@ class Registry:
         return Registry({**self.subscribers, subscriber.name: subscriber})
 
 
-def _require_name(name: str) -> None:
+def require_subscriber_name(name: str) -> None:
+    """Raises ``InvalidCall`` for what is no subscriber's name."""
     if not 1 <= len(name) <= SUBSCRIBER_NAME_CHARS_MAX or not name.isprintable() or name != name.strip():
         raise InvalidCall(
             f"{name!r:.80} is no name of a subscriber",

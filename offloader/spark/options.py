@@ -25,11 +25,20 @@ __all__ = ["CONTENTS", "SourceOptions"]
 CONTENTS = ("entries", "messages", "segments", "ledgers", "manifest", "anomalies")
 #: Target size of a partition.
 SPLIT_BYTES = 64 * 1024 * 1024
+#: A third of the shortest subscriber timeout that makes sense for queries with batches of a few seconds.
+SUBSCRIBER_RENEW_S = 60
 _SKIP = ("error", "skip")
 _BAD_MESSAGE = ("error", "null")
 _TRUTH = ("true", "false")
 _STARTS = ("earliest", "latest")
-_STREAM_ONLY = ("startFrom", "maxBytesPerTrigger", "maxEntriesPerTrigger", "failOnDataLoss")
+_STREAM_ONLY = (
+    "startFrom",
+    "maxBytesPerTrigger",
+    "maxEntriesPerTrigger",
+    "failOnDataLoss",
+    "subscriber",
+    "subscriberRenewSeconds",
+)
 _BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "pruneByFilters")
 #: Open stores that one Python worker keeps: tasks of one query use the same one after another.
 STORES_KEPT_MAX = 4
@@ -59,6 +68,8 @@ class SourceOptions:
         start_latest: a streaming query that begins now leaves out what is there already.
         max_bytes_per_trigger, max_entries_per_trigger: about how much one batch of a streaming query reads; none: all.
         fail_on_data_loss: a streaming query ends with an error when entries that it didn't read were deleted.
+        subscriber: a streaming query's name as a subscriber of what it reads; none: it isn't one.
+        subscriber_renew_s: how often it says that it lives while it has nothing new to say.
         prune_by_filters: let pushed filters spare blocks. Only for a data frame that is used in one query, once: see
             ``offloader.spark.source.PushingReader``.
         access_key, secret_key, session_token: only if the user gave them; otherwise workers use their own chain.
@@ -88,6 +99,8 @@ class SourceOptions:
     max_bytes_per_trigger: int | None = None
     max_entries_per_trigger: int | None = None
     fail_on_data_loss: bool = True
+    subscriber: str = ""
+    subscriber_renew_s: int = SUBSCRIBER_RENEW_S
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
@@ -279,6 +292,8 @@ _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "maxBytesPerTrigger": ("max_bytes_per_trigger", _number),
     "maxEntriesPerTrigger": ("max_entries_per_trigger", _number),
     "failOnDataLoss": ("fail_on_data_loss", _truth),
+    "subscriber": ("subscriber", _text),
+    "subscriberRenewSeconds": ("subscriber_renew_s", _number),
     "accessKey": ("access_key", _text),
     "secretKey": ("secret_key", _text),
     "sessionToken": ("session_token", _text),

@@ -30,6 +30,7 @@ from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
 from offloader.read.plan import readable_segments, whole_range
 from offloader.read.reader import open_reader, require_inside
+from offloader.retention.subscribers import require_subscriber_name
 from offloader.settings import ReadSettings
 from offloader.spark.admission import Limits, batch_ends
 from offloader.spark.offsets import (
@@ -46,6 +47,7 @@ from offloader.spark.planning import StreamRange, is_pattern, load_streams, plan
 from offloader.spark.python_worker import work_begins
 from offloader.spark.scan import read_slices
 from offloader.spark.schema import projection
+from offloader.spark.subscription import Subscription
 
 __all__ = ["POLL_SECONDS", "StreamingReader"]
 
@@ -69,10 +71,12 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._views: dict[str, ManifestState] = {}
         self._looked_s: float | None = None
         self._targets: dict[str, Position | None] | None = None
+        self._subscription = self._new_subscription()
 
     def initialOffset(self) -> _Json:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint begins, by stream."""
         begins = {name: self._initial(state) for name, state in self._look().items()}
+        self._needs(begins)
         return encode_offsets({name: _offset(self._views[name], at, at) for name, at in begins.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
@@ -95,6 +99,8 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in sorted(set(offsets) - set(views)):
             self._lost(f"stream {name} is gone, {offsets[name].position} was the last position read")
             del offsets[name]
+        # What comes before it is committed: Spark asks for what comes next when a batch is done.
+        self._needs({name: offset.position for name, offset in offsets.items()})
         offsets.update({name: self._held(views[name], offset) for name, offset in offsets.items()})
         first = self.options.start_position
         new = None if first is None else before(first)
@@ -129,10 +135,21 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         views = self._look()
         if any(_is_short(views.get(name), offset) for name, offset in ends.items()):
             views = self._look(anew=True)
+        # Also of a batch that is read once more after a restart, before anything else is asked for.
+        self._needs({name: begin_of_batch(starts.get(name), offset) for name, offset in ends.items()})
         wanted = [self._range(views.get(name), name, starts.get(name), offset) for name, offset in ends.items()]
         ranges = [each for each in wanted if each is not None]
         store = self.options.open_store()
         return [InputPartition(each) for each in plan_ranges(self.options, (), self.projection.needs, ranges, store)]
+
+    def commit(self, end: Mapping[str, Any]) -> None:
+        """A batch is done: what it read isn't needed any more."""
+        self._needs({name: offset.position for name, offset in decode_offsets(end).items()})
+
+    def stop(self) -> None:
+        """The query has ended; it stays a subscriber, for when it goes on."""
+        if self._subscription is not None:
+            self._subscription.stop()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
@@ -141,7 +158,33 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         """For an executor, which needs no manifest."""
-        return {**self.__dict__, "_views": {}, "_looked_s": None}
+        return {**self.__dict__, "_views": {}, "_looked_s": None, "_subscription": None}
+
+    def _new_subscription(self) -> Subscription | None:
+        options = self.options
+        if not options.subscriber:
+            return None
+        require_subscriber_name(options.subscriber)
+        return Subscription(
+            options.subscriber,
+            lambda: options.open_store(read_only=False),
+            options.subscriber_renew_s,
+            self._clock,
+        )
+
+    def _needs(self, read: Mapping[str, Position | None]) -> None:
+        """Tells retention what the query needs, before it reads it and after it has read more.
+
+        Args:
+            read: by stream the last position that was read or passed over; ``None``: nothing was.
+        """
+        if self._subscription is None:
+            return
+        first = {name: None if at is None else first_unread(at) for name, at in read.items()}
+        for name, state in self._views.items():
+            if first.get(name) is None:
+                first[name] = state.first_position()
+        self._subscription.needs({name: at for name, at in first.items() if name in self._views})
 
     def _look(self, *, anew: bool = False) -> dict[str, ManifestState]:
         """The streams and their manifests as they are, or were at most ``POLL_SECONDS`` ago."""

@@ -43,12 +43,20 @@ def test_the_example_writes_the_stream_into_parquet(tmp_path: Path) -> None:
     assert sorted(ids) == list(range(300))
 
 
+def test_the_example_of_a_subscriber_is_the_first_one_with_one_option_more() -> None:
+    reads, subscribes = fence("python spark").split("query =")[0], fence("python spark subscriber")
+    named = [line for line in subscribes.splitlines() if "subscriber" in line]
+    assert [line.strip() for line in named] == ['.option("subscriber", "search-index")']
+    assert set(subscribes.splitlines()) - set(reads.splitlines()) == set(named)
+    assert SourceOptions.of({"store": "file:///x", "stream": "y", "subscriber": "z"}).subscriber == "z"
+
+
 def test_the_options_of_the_table_are_the_sources() -> None:
     rows = re.findall(r"^\| (`.*`) \| .* \| (.*) \|$", TEXT, re.M)
     given = {"store": "file:///x", "stream": "y"}
     defaults = {name.strip("`"): value.strip("`") for name, value in rows if value.startswith("`")}
     assert SourceOptions.of({**given, **defaults}) == SourceOptions.of(given)
-    assert set(defaults) == {"startFrom", "failOnDataLoss"}
+    assert set(defaults) == {"startFrom", "failOnDataLoss", "subscriberRenewSeconds"}
     numbers = ("maxEntriesPerTrigger", "maxBytesPerTrigger")
     options = SourceOptions.of({**given, **dict.fromkeys(numbers, "5")})
     assert (options.max_entries_per_trigger, options.max_bytes_per_trigger) == (5, 5)

@@ -1,0 +1,185 @@
+"""A streaming query as a subscriber: what it still needs is told to the streams' retention.
+
+Owns registering, publishing and saying the same again as a sign of life. Must never fail the query, nor publish what
+the query hasn't committed.
+
+It works on a thread of its own: a batch may take hours, and a silent subscriber stops counting. Who reports progress
+waits for it to be published, but not for long.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from formats.entries import Position
+from offloader.clock import Clock
+from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.retention.cuts import Cut
+from offloader.retention.place import home_of
+from offloader.retention.rows import partition_segment
+from offloader.retention.stream_retention import StreamRetention, open_retention
+from offloader.retention.subscribers import PublishStatus
+from offloader.store.base import ObjectStore
+from offloader.store.probe import require_conditional_puts
+
+__all__ = ["Subscription"]
+
+_log = logging.getLogger("offloader.spark")
+
+#: How long a query waits for its progress to be published before it goes on without.
+PUBLISH_WAIT_S = 10.0
+#: Wait before what failed is tried again.
+RETRY_S = 5.0
+
+
+@dataclass(slots=True)
+class _Told:
+    """What the retention of a stream or topic was told.
+
+    Attributes:
+        cut: what was to be published.
+        done: whether it was, or was refused; else the store failed.
+        again_s: when it is told next.
+    """
+
+    cut: Cut
+    done: bool
+    again_s: float
+
+
+class Subscription:
+    """Publishes for one query. Its thread begins with the first call of ``needs``.
+
+    Args:
+        name: of the subscriber.
+        open_store: the store, for writing; asked for on the thread.
+        renew_s: say the same again after so long.
+        clock: measures and waits.
+    """
+
+    def __init__(self, name: str, open_store: Callable[[], ObjectStore], renew_s: float, clock: Clock) -> None:
+        self._name = name
+        self._open_store = open_store
+        self._renew_s = renew_s
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._wanted: dict[str, Position | None] = {}
+        self._asked = self._answered = 0
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        # Of the thread alone:
+        self._store: ObjectStore | None = None
+        self._retentions: dict[str, StreamRetention] = {}
+        self._told: dict[str, _Told] = {}
+        self._homes: dict[str, tuple[str, int]] = {}
+
+    def needs(self, first: Mapping[str, Position | None]) -> None:
+        """Says by stream what the query needs first from here on; ``None``: everything, of a stream without an entry.
+
+        Returns when that is published, or was refused, or failed and will be tried again, or after ``PUBLISH_WAIT_S``.
+        """
+        with self._condition:
+            if self._thread is not None and first == self._wanted:
+                return
+            self._wanted = dict(first)
+            self._asked += 1
+            asked = self._asked
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=f"subscriber {self._name}", daemon=True)
+                self._thread.start()
+            self._wake.set()
+            self._condition.wait_for(lambda: self._answered >= asked, PUBLISH_WAIT_S)
+
+    def stop(self) -> None:
+        """Ends the thread, with what is under way."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(PUBLISH_WAIT_S)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            with self._condition:
+                asked, wanted = self._asked, dict(self._wanted)
+            try:
+                wait_s = self._publish(wanted)
+            except Exception:
+                # A query isn't ended by what is only told about it, whatever goes wrong.
+                _log.exception("subscriber %s couldn't publish", self._name)
+                wait_s = RETRY_S
+            with self._condition:
+                self._answered = asked
+                self._condition.notify_all()
+            self._clock.wait(self._wake, wait_s)
+
+    def _publish(self, wanted: Mapping[str, Position | None]) -> float:
+        """Tells what is new or due; how long nothing is to be done then."""
+        store = self._writable()
+        places = _by_place({stream: (self._home(store, stream), at) for stream, at in wanted.items()})
+        for place, cut in places.items():
+            told, now_s = self._told.get(place), self._clock.monotonic_s()
+            # What failed waits, also with something new: the store is asked to do less, not more.
+            is_new = told is None or (told.done and told.cut != cut)
+            if is_new or now_s >= self._told[place].again_s:
+                done = self._tell(store, place, cut)
+                self._told[place] = _Told(cut, done, now_s + (self._renew_s if done else RETRY_S))
+        again_s = min((self._told[place].again_s for place in places), default=0.0)
+        return max(again_s - self._clock.monotonic_s(), 0.0) if places else self._renew_s
+
+    def _tell(self, store: ObjectStore, place: str, cut: Cut) -> bool:
+        """Publishes a cut; whether there is no use in trying that again soon."""
+        try:
+            retention = self._retention(store, place)
+            if not cut.offsets:
+                # Nothing of a stream without an entry can be deleted, and there is no position to publish.
+                retention.add(self._name)
+                return True
+            outcome = retention.try_publish(self._name, cut)
+            if outcome.status is PublishStatus.SUBSCRIBER_NOT_FOUND:
+                retention.add(self._name)
+                outcome = retention.try_publish(self._name, cut)
+            if outcome.status is not PublishStatus.SUCCESS:
+                # For example a query that begins again before what it said it had read: it lives nevertheless.
+                retention.add(self._name)
+                _log.warning("subscriber %s of %s: %s", self._name, place, outcome.why)
+        except (InvalidCall, NotFound) as error:
+            _log.warning("subscriber %s of %s: %s", self._name, place, error)
+        except OffloaderError as error:
+            _log.warning("subscriber %s of %s: %s; trying again", self._name, place, error)
+            return False
+        return True
+
+    def _writable(self) -> ObjectStore:
+        if self._store is None:
+            store = self._open_store()
+            require_conditional_puts(store)
+            self._store = store
+        return self._store
+
+    def _home(self, store: ObjectStore, stream: str) -> tuple[str, int]:
+        if stream not in self._homes:
+            self._homes[stream] = home_of(store, stream)
+        return self._homes[stream]
+
+    def _retention(self, store: ObjectStore, place: str) -> StreamRetention:
+        if place not in self._retentions:
+            self._retentions[place] = open_retention(store, place, clock=self._clock)
+        return self._retentions[place]
+
+
+def _by_place(wanted: Mapping[str, tuple[tuple[str, int], Position | None]]) -> Mapping[str, Cut]:
+    """The cuts of streams, and of topics whose partitions these are."""
+    found: dict[str, dict[int, Position]] = {}
+    for (place, number), position in wanted.values():
+        positions = found.setdefault(place, {})
+        if position is not None:
+            positions[number] = position
+    return {
+        place: Cut({partition_segment(number): position for number, position in positions.items()})
+        for place, positions in found.items()
+    }
