@@ -133,6 +133,10 @@ def remove(
 ) -> None:
     """Forget a subscriber and what it published: it holds nothing back any more."""
     with _retention(stream, store, endpoint_url, region, config, "", read_only=False) as retention:
+        if name not in retention.registry().subscribers:
+            raise NotFound(
+                f"{name} doesn't subscribe to stream {stream}", hint=f"`offloader retention subscribers {stream}`"
+            )
         removed = retention.remove(name, generation=generation)
     if json:
         print(json_line({"stream": stream, "subscriber": name, "removed": removed}))
@@ -149,7 +153,8 @@ def wanted_cut(retention: StreamRetention, texts: list[str], *, option: str) -> 
         InvalidCall: they are none; names the option.
     """
     if texts == [LATEST]:
-        return retention.cuts().tail()
+        place = retention.place()
+        return retention.cuts(place, ahead=place.partitions).tail()
     positions: dict[int, Position] = {}
     for text in texts:
         number, separator, rest = text.rpartition("=")

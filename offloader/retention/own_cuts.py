@@ -298,6 +298,15 @@ class OwnCuts:
             }
         )
 
+    def joined(self, one: Cut, other: Cut) -> Cut:
+        """The later of two positions in each partition."""
+        later = [
+            s
+            for s in other.offsets
+            if not self._reaches(s.number, _position(one, s.number), _position(other, s.number))
+        ]
+        return Cut({**one.offsets, **{segment: other.offsets[segment] for segment in later}})
+
     def problem(self, cut: Cut) -> str:
         """Why a cut is none of this stream's; empty if it is one."""
         if not cut.offsets:

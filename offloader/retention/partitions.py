@@ -5,12 +5,13 @@ Owns loading them and keeping what was loaded. Must never let a manifest of anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from offloader.errors import NotFound
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.load import load_manifest_view, refreshed
 from offloader.manifest.state import ManifestState
+from offloader.retention.at_once import at_once
 from offloader.retention.own_cuts import Known, PartitionEntries
 from offloader.retention.place import Place
 from offloader.store.base import ObjectStore
@@ -67,6 +68,10 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
             ledgers = [] if source is None else source.ledgers()
             self._loaded[number] = PartitionEntries(self.state(number), ledgers, self._known.get(number))
         return self._loaded[number]
+
+    def load(self, numbers: Iterable[int]) -> None:
+        """Loads those of some partitions that exist and aren't loaded yet, several at once."""
+        at_once(self.__getitem__, [number for number in numbers if number in self and number not in self._loaded])
 
     def state(self, number: int) -> ManifestState:
         """The newest view of a partition's manifest."""

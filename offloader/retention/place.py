@@ -32,6 +32,7 @@ from offloader.errors import InvalidCall, NotFound, PreconditionFailed, StoreUna
 from offloader.manifest.catalog import list_streams, read_entry
 from offloader.manifest.objects import delete_keys, listed
 from offloader.manifest.unreadable import unreadable
+from offloader.retention.at_once import at_once
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
 __all__ = [
@@ -191,26 +192,38 @@ def _only(stream: str, incarnation: UUID) -> Mapping[int, Partition]:
     return {0: Partition(stream, incarnation)}
 
 
-def _partitions(store: ObjectStore, topic: str) -> Mapping[int, Partition]:
-    """The streams of a topic, from the catalogue: one listing, and one request for each."""
+def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
+    """Number -> stream of a topic's partitions, ascending; empty: it has none here. One listing.
+
+    Raises:
+        InvalidCall: not a stream's name, or more than ``PARTITIONS_MAX`` partitions.
+    """
     try:
         prefix = f"{catalog_key(topic)}-partition-"
     except FormatError as error:
         raise InvalidCall(str(error)) from error
-    found: dict[int, Partition] = {}
+    found: dict[int, str] = {}
     for info in listed(store, prefix):
         try:
             stream = stream_of_catalog_key(info.key)
         except FormatError:
             continue
         split = partition_of(stream)
-        entry = read_entry(store, stream) if split is not None and split[0] == topic and info.size_bytes else None
-        if split is None or entry is None:
-            continue
-        found[split[1]] = Partition(stream, entry.incarnation)
+        if info.size_bytes and split is not None and split[0] == topic:
+            found[split[1]] = stream
         if len(found) > PARTITIONS_MAX:
             raise InvalidCall(f"topic {topic} has more than {PARTITIONS_MAX} partitions")
     return dict(sorted(found.items()))
+
+
+def _partitions(store: ObjectStore, topic: str) -> Mapping[int, Partition]:
+    streams = partition_streams(store, topic)
+    entries = at_once(lambda stream: read_entry(store, stream), streams.values())
+    return {
+        number: Partition(stream, entry.incarnation)
+        for (number, stream), entry in zip(streams.items(), entries, strict=True)
+        if entry is not None
+    }
 
 
 def _topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None, str | None]:

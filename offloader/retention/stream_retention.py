@@ -7,7 +7,7 @@ the stream as it is, nor keep one of a partition that was deleted and created ag
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from formats.entries import Position
@@ -21,11 +21,19 @@ from offloader.retention.own_cuts import Known, OwnCuts
 from offloader.retention.partitions import LoadedPartitions, SourceOf
 from offloader.retention.place import Place, find_place
 from offloader.retention.rows import cut_of_rows, partition_segment, rows_of_cut
-from offloader.retention.subscribers import Activity, Published, PublishStatus, Registry, Subscriber
+from offloader.retention.subscribers import (
+    Activity,
+    Published,
+    PublishStatus,
+    Registry,
+    Subscriber,
+    require_subscriber_name,
+)
 from offloader.store.base import ObjectStore
 
 __all__ = ["CutLike", "StreamRetention", "SubscriberStatus", "cut_of", "open_retention"]
 
+_HOW_CUTS_ARE = "a cut has the positions of the first entries still needed, never before an earlier cut"
 #: A cut as callers may give it: a position of a stream without partitions, positions by partition, or a cut.
 CutLike = Position | Mapping[int, Position] | Cut
 
@@ -89,10 +97,20 @@ class StreamRetention:
         """Where the state is; see ``find_place``."""
         return find_place(self.documents.store, self.name, create=create, entropy=self._entropy)
 
-    def cuts(self, place: Place | None = None, known: Mapping[int, Known] | None = None) -> OwnCuts:
-        """The stream's entries as they are now, counted and checked partition by partition when one is asked for."""
+    def cuts(
+        self, place: Place | None = None, known: Mapping[int, Known] | None = None, *, ahead: Iterable[int] = ()
+    ) -> OwnCuts:
+        """The stream's entries as they are now, counted and checked.
+
+        Args:
+            place: where the state is, if that was looked up already.
+            known: where sizes are counted from, by partition.
+            ahead: partitions that are loaded now, several at once; others when they are asked for.
+        """
         found = place or self.place()
-        return OwnCuts(LoadedPartitions(self.documents.store, found, self._source_of, known, self._views))
+        partitions = LoadedPartitions(self.documents.store, found, self._source_of, known, self._views)
+        partitions.load(ahead)
+        return OwnCuts(partitions)
 
     def registry(self, place: Place | None = None) -> Registry:
         """The subscribers as they are now.
@@ -119,14 +137,18 @@ class StreamRetention:
             InvalidCall: not a name, a generation, a cut of the stream.
             LimitReached: too many subscribers.
         """
-        place = self.place(create=True)
+        require_subscriber_name(name)
+        place = self.place()
         begin = None
         if start is not None:
             own = self.cuts(place)
             begin = own.canonical(cut_of(start))
             problem = own.problem(begin)
             if problem:
-                raise InvalidCall(f"subscriber {name} of stream {self.name} can't start at {begin}: {problem}")
+                what = f"subscriber {name} of stream {self.name} can't start at {begin}: {problem}"
+                raise InvalidCall(what, hint=_HOW_CUTS_ARE)
+        # Only now: what is refused leaves nothing behind.
+        place = self.place(create=True) if place.is_topic else place
 
         def added(registry: Registry, now_ms: int) -> Registry:
             return registry.add(name, generation, now_ms=now_ms, start=begin)
@@ -163,8 +185,9 @@ class StreamRetention:
         """
         try:
             place = self.place()
-            own = self.cuts(place)
-            wanted = own.canonical(cut_of(cut))
+            given = cut_of(cut)
+            own = self.cuts(place, ahead=[segment.number for segment in given.offsets])
+            wanted = own.canonical(given)
         except NotFound as error:
             return Published(Registry(), PublishStatus.STREAM_NOT_FOUND, error.message)
         except InvalidCall as error:
@@ -176,8 +199,8 @@ class StreamRetention:
         def published(registry: Registry, now_ms: int) -> Registry:
             nonlocal outcome
             found = registry.subscribers.get(name)
-            given = generation if generation is not None or found is None else found.generation
-            outcome = registry.publish(name, given or 0, wanted, own, now_ms=now_ms)
+            expected = generation if generation is not None or found is None else found.generation
+            outcome = registry.publish(name, expected or 0, wanted, own, now_ms=now_ms)
             return outcome.registry
 
         try:
@@ -212,8 +235,7 @@ class StreamRetention:
             case PublishStatus.GENERATION_MISMATCH:
                 return InvalidCall(f"stream {self.name}: {outcome.why}", hint="publish with the newest generation")
             case PublishStatus.CUT_NOT_VALID:
-                hint = "a cut has the positions of the first entries still needed, never before an earlier cut"
-                return InvalidCall(f"stream {self.name}: {outcome.why}", hint=hint)
+                return InvalidCall(f"stream {self.name}: {outcome.why}", hint=_HOW_CUTS_ARE)
 
     def subscribers(self, *, timeout_ms: int | None = None, connected: Collection[str] = ()) -> list[SubscriberStatus]:
         """All subscribers with what they haven't consumed.
@@ -223,25 +245,24 @@ class StreamRetention:
             connected: names of those with a connected consumer.
         """
         place = self.place()
-        registry, own = self.registry(place), self.cuts(place)
+        registry = self.registry(place)
         if not registry.subscribers:
             return []
-        total = own.total()
+        own = self.cuts(place, ahead=place.partitions)
         activities = registry.active(
             now_ms=self.documents.clock.now_ms(), timeout_ms=timeout_ms, tail=own.tail(), rules=own, connected=connected
         )
-        head = own.size_before(own.head())
+        total, head = own.total(), own.head()
         found = []
         for name, cut in registry.bounding(Cut(), protect_unpublished=True).items():
-            at = own.size_before(cut)
             # What was truncated can't be read any more: nobody lags behind by it.
-            lag_bytes, lag_entries = (t - max(a, h) for t, a, h in zip(total, at, head, strict=True))
+            lag = total.minus(own.size_before(own.joined(cut, head)))
             found.append(
                 SubscriberStatus(
                     subscriber=registry.subscribers[name],
                     activity=activities[name],
-                    lag_bytes=max(lag_bytes, 0),
-                    lag_entries=max(lag_entries, 0),
+                    lag_bytes=max(lag.payload_bytes, 0),
+                    lag_entries=max(lag.entries, 0),
                 )
             )
         return found

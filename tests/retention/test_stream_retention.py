@@ -213,6 +213,25 @@ class TestTopic:
         retention.publish("audit", {0: Position(1, 30), 1: Position(1, 30), 10: Position(1, 10)})
         assert retention.subscribers()[0].lag_entries == 20
 
+    def test_a_head_in_one_partition_makes_up_for_no_lag_in_another(self, topic: Bench) -> None:
+        retention = topic.retention("a/orders")
+        retention.add("audit")
+        retention.publish("audit", {0: Position(1, 5), 1: Position(1, 25)})
+        topic.stream("a/orders-partition-0", segments=0).commit([Truncate(Position(1, 20))])
+        assert retention.subscribers()[0].lag_entries == 10 + 5 + 30
+
+    def test_a_topic_of_many_partitions_is_looked_at_some_at_a_time(self) -> None:
+        bench = Bench()
+        for number in range(25):
+            bench.stream(f"a/wide-partition-{number}", segments=1)
+        retention = bench.retention("a/wide")
+        retention.add("audit")
+        retention.publish("audit", {number: Position(1, number % 11) for number in range(25)})
+        (found,) = retention.subscribers()
+        assert found.lag_entries == 250 - sum(number % 11 for number in range(25))
+        bench.delete("a/wide-partition-7")
+        assert len(retention.place().partitions) == 24
+
     def test_partitions_can_be_added_and_made_anew(self, topic: Bench) -> None:
         retention = topic.retention("a/orders")
         retention.add("audit")
