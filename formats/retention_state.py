@@ -200,6 +200,7 @@ class CheckpointRow:
         waiting: readers that haven't said where they were at it.
         behind: readers that haven't read anything after it.
         cuts: where the readers were, ascending by stream.
+        released: whether all have passed it and an automatic group has seen to its publication.
     """
 
     name: str
@@ -208,6 +209,7 @@ class CheckpointRow:
     waiting: tuple[str, ...]
     behind: tuple[str, ...]
     cuts: tuple[StreamCutRow, ...]
+    released: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,15 +170,12 @@ def is_complete(row: CheckpointRow) -> bool:
 
 def _publishing_passed(group: GroupState) -> GroupState:
     """Automatic: the newest checkpoint that every reader has passed is owed, and those that nobody kept go with it."""
-    done = [number for number, row in enumerate(group.checkpoints) if not row.waiting and not row.behind]
+    done = [row for row in group.checkpoints if not (row.waiting or row.behind or row.released)]
     if not done or group.retention != RetentionType.AUTOMATIC.value:
         return group
-    newest = group.checkpoints[done[-1]]
-    rows = tuple(row for number, row in enumerate(group.checkpoints) if number not in done or row.kept)
-    group = replace(group, checkpoints=rows)
-    known = {row.stream: row.cut for row in group.published}
-    news = tuple(row for row in newest.cuts if known.get(row.stream) != row.cut)
-    return owing(group, news) if news else group
+    rows = tuple(replace(row, released=True) if row in done else row for row in group.checkpoints)
+    rows = tuple(row for row in rows if row.kept or not row.released)
+    return owing(replace(group, checkpoints=rows), done[-1].cuts)
 
 
 def _checkpoint(group: GroupState, name: str) -> CheckpointRow:

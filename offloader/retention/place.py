@@ -43,6 +43,7 @@ __all__ = [
     "forget_documents",
     "home_of",
     "partition_of",
+    "partition_streams",
     "release_topic",
 ]
 

@@ -215,12 +215,21 @@ def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
 
 
 def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: int) -> GroupState:
-    """After a change that was owed was done, or refused for good: what a stream refuses once it refuses for ever."""
+    """After a change that was owed was done, or refused for good: what a stream refuses once it refuses for ever.
+
+    Except where a subscriber isn't there any more, because its stream was created again or it was removed by hand: it
+    is registered anew, and what was published of an earlier stream isn't carried on.
+    """
     left = tuple(each for each in group.to_do if each != row)
-    if row.action != "publish" or status is not PublishStatus.SUCCESS or row.cut is None:
+    others = tuple(each for each in group.published if each.stream != row.stream)
+    if row.action != "publish" or row.cut is None:
         return replace(group, to_do=left)
-    published = tuple(each for each in group.published if each.stream != row.stream)
-    published = tuple(sorted((*published, StreamCutRow(row.stream, row.cut)), key=lambda each: each.stream))
+    if status is PublishStatus.SUBSCRIBER_NOT_FOUND and row.stream in subscribed(group):
+        again = tuple(each for each in _added(group) if each.stream == row.stream)
+        return replace(group, to_do=(*left, *again, row), published=others)
+    if status is not PublishStatus.SUCCESS:
+        return replace(group, to_do=left)
+    published = tuple(sorted((*others, StreamCutRow(row.stream, row.cut)), key=lambda each: each.stream))
     return replace(group, to_do=left, published=published, published_ms=now_ms)
 
 
@@ -287,7 +296,9 @@ def owing(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
     rows = []
     for each in cuts:
         # Partitions that no reader had at this checkpoint stay where they were published last.
-        own = {row.partition: row for row in (*before.get(each.stream, ()), *waiting.get(each.stream, ()), *each.cut)}
+        own = {row.partition: row for row in (*before.get(each.stream, ()), *each.cut)}
+        for row in waiting.get(each.stream, ()):
+            own[row.partition] = max(row, own.get(row.partition, row), key=lambda cut: cut.position)
         cut = tuple(own[number] for number in sorted(own))
         rows.append(ToDoRow(action="publish", stream=each.stream, generation=group.generation, cut=cut))
     overtaken = {row.stream for row in rows}

@@ -12,6 +12,7 @@ from formats.manifest import Truncate
 from formats.retention_state import GroupState, group_key
 from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.stream_deletion import delete_stream
 from offloader.retention.cuts import Cut
 from offloader.retention.group_checkpoints import CHECKPOINTS_MAX
 from offloader.retention.group_retention import GroupOutcome, ReaderGroups, open_reader_groups
@@ -336,6 +337,51 @@ def test_a_group_and_its_checkpoints_have_limits() -> None:
         bench.groups.start_checkpoint("idle", "c")
     with pytest.raises(InvalidCall, match=r"can't start at 0\.0=1:99"):
         bench.groups.create("late", GroupConfig([ONE], RetentionType.MANUAL, starts={ONE: at(99)}))
+
+
+def test_a_kept_checkpoint_is_published_once_and_never_again() -> None:
+    bench = Bench()
+    for name, entry in (("kept", 10), ("later", 20)):
+        bench.groups.start_checkpoint("rg", name, kept=name == "kept")
+        bench.reach(name, {ONE: at(entry)}, {TWO: at(entry)})
+        outcome = bench.pass_all(name)
+        assert not outcome.refused
+    bench.groups.start_checkpoint("rg", "last", kept=False)
+    assert not bench.reach("last", {ONE: at(21)}, {TWO: at(21)}).refused
+    assert bench.cuts() == {ONE: "0.0=1:20", TWO: "0.0=1:20"}
+    outcome = bench.pass_all("last")
+    assert (outcome.refused, outcome.group.to_do) == ([], ())
+    assert bench.cuts() == {ONE: "0.0=1:21", TWO: "0.0=1:21"}
+    assert [row.name for row in outcome.group.checkpoints] == ["kept"]
+
+
+def test_an_earlier_cut_does_not_replace_a_later_one_that_waits_for_the_store() -> None:
+    bench = Bench(RetentionType.MANUAL)
+    bench.store.set_faults([Fault(call=1, verb="put", key_part="one/retention/", calls=100)])
+    bench.groups.update_truncation_cuts("rg", {ONE: at(9)})
+    bench.groups.update_truncation_cuts("rg", {ONE: at(5)})
+    bench.store.set_faults([])
+    bench.groups.settle("rg")
+    assert bench.cuts()[ONE] == "0.0=1:9"
+
+
+def test_a_group_registers_anew_in_a_stream_that_was_created_again() -> None:
+    bench = Bench()
+    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.reach("c1", {ONE: at(20)}, {TWO: at(20)})
+    bench.pass_all("c1")
+    for _ in range(2):
+        delete_stream(bench.memory, ONE, clock=bench.clock, delete_objects=lambda _: None)
+        bench.clock.advance(86_401)
+    log = ManifestLog(bench.memory, ONE, clock=bench.clock)
+    log.open_epoch()
+    log.commit(segment_edits(0))
+    assert bench.cuts() == {TWO: "0.0=1:20"}
+    bench.groups.start_checkpoint("rg", "c2", kept=False)
+    bench.reach("c2", {ONE: at(5)}, {TWO: at(20)})
+    bench.pass_all("c2")
+    assert bench.groups.tick("rg", renew_ms=10**9).group.to_do == ()
+    assert bench.cuts() == {ONE: "0.0=1:5", TWO: "0.0=1:20"}
 
 
 def test_a_registration_that_somebody_removed_meanwhile_is_taken_back() -> None:
