@@ -296,7 +296,8 @@ def test_an_idle_query_does_not_ask_the_store_more_often_than_it_should(
         ({"startFrom": "latest", "startPosition": "1:5"}, "startFrom=latest contradicts startPosition"),
         ({"startFrom": "somewhere"}, "is none of earliest, latest"),
         ({"maxEntriesPerTrigger": "0"}, "not a whole number above zero"),
-        ({"subscriber": "audit"}, "no such option: subscriber"),
+        ({"subscriber": "a\tb"}, "is no name of a subscriber"),
+        ({"subscriberRenewSeconds": "0"}, "not a whole number above zero"),
     ],
     ids=str,
 )
