@@ -1,0 +1,184 @@
+"""Cuts as text, bytes and JSON; what is no cut of a stream; scalings that can't be."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from case_file import cut, layout
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formats.entries import Position
+from offloader.errors import InvalidCall
+from offloader.retention.cuts import FUTURE, UNBOUNDED, Cut, Order, SegmentId
+from offloader.retention.lineage import Lineage, LineageMeasure
+
+#: The guide's case 1 of section 5.
+WIDE = cut({"1.1": 10, "2.1": 20, "3.1": 30, "4.1": 20, "5.2": 50, "8.2": 50, "9.2": 60, "10.2": -1})
+POSITIONS = Cut({SegmentId(0, 0): Position(7, 12), SegmentId(1, 0): Position(9, 3)})
+
+
+@pytest.mark.parametrize("one", [WIDE, POSITIONS, cut({"0.0": 2**63 - 1})])
+@pytest.mark.parametrize("stream", ["scope/stream", "public/default/persistent/orders", "a:b/c:1.0=3"])
+def test_a_cut_survives_text_bytes_json_and_pickling(one: Cut, stream: str) -> None:
+    assert (stream, one) == Cut.parse(one.text(stream))
+    assert (stream, one) == Cut.from_bytes(one.to_bytes(stream))
+    assert one == Cut.of(one.as_json())
+    assert one == pickle.loads(pickle.dumps(one))
+    assert hash(one) == hash(Cut.of(one.as_json()))
+
+
+def test_a_cut_reads_in_the_order_of_creation() -> None:
+    assert WIDE.text("scope/stream") == "scope/stream:1.1=10,2.1=20,3.1=30,4.1=20,5.2=50,8.2=50,9.2=60,10.2=-1"
+    assert cut({"3.2": 1, "4.1": 2}).text("s") == "s:4.1=2,3.2=1"
+    assert POSITIONS.text("s") == "s:0.0=7:12,1.0=9:3"
+    assert POSITIONS.as_json() == {"0.0": "7:12", "1.0": "9:3"}
+
+
+def test_unbounded_is_a_word_and_no_bytes() -> None:
+    assert UNBOUNDED.text("scope/stream") == "UNBOUNDED"
+    assert UNBOUNDED.to_bytes("scope/stream") == b""
+    assert Cut.parse(" UNBOUNDED ") == ("", UNBOUNDED)
+    assert Cut.from_bytes(b"") == ("", UNBOUNDED)
+    assert pickle.loads(pickle.dumps(UNBOUNDED)) == UNBOUNDED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "a/b", "a/b:", ":0.0=1", "a/b:0.0", "a/b:0.0=", "a/b:0=1", "a/b:0.0=x", "a/b:0.0=1,", "a/b:0.0=1;1.0=2",
+        "a/b:0.0=1,0.0=2", "a/b:0.0=-2", "a/b:0.0=1.5", "a/b:-1.0=1", "a/b:0.0=--1", "unbounded",
+    ],
+)  # fmt: skip
+def test_what_is_no_text_of_a_cut_is_refused(text: str) -> None:
+    with pytest.raises(InvalidCall):
+        Cut.parse(text)
+
+
+@pytest.mark.parametrize(
+    "offsets", [{"0.0": -2}, {"0.0": True}, {"0.0": None}, {"0.0": 1.0}, {"0": 1}, {"0.0": "7:x"}, [1]]
+)
+def test_what_is_no_json_of_a_cut_is_refused(offsets: object) -> None:
+    with pytest.raises(InvalidCall):
+        Cut.of(offsets)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("data", [b"x", b"[]", b"{}", b'{"stream":"s"}', b'{"stream":"s","cut":7}', b"\xff"])
+def test_what_are_no_bytes_of_a_cut_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidCall):
+        Cut.from_bytes(data)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=40))
+def test_any_text_is_a_cut_or_refused(text: str) -> None:
+    try:
+        stream, found = Cut.parse(text)
+    except InvalidCall:
+        return
+    assert Cut.parse(found.text(stream)) == (stream, found)
+
+
+# --- what is consistent -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "offsets", "why"),
+    [
+        ("two", {}, "lists no stream segment with an offset"),
+        ("two", {"0.0": -1, "1.0": -1}, "lists no stream segment with an offset"),
+        ("two", {"0.0": 1, "7.9": 1}, "has no stream segment 7.9"),
+        ("two", {"0.0": 1}, "doesn't cover all keys"),
+        ("two", {"1.0": 1}, "doesn't cover all keys"),
+        ("merge2", {"0.0": 1, "2.1": 0}, "keys of 0.0 and 2.1 overlap"),
+        ("merge2", {"0.0": 1, "1.0": -1}, ""),
+        ("split2", {"1.0": 1, "2.1": 0, "3.1": 0}, ""),
+        ("merge_then_split", {"0.0": 1, "2.1": -1, "4.2": 3}, "offset in 4.2, which follows 2.1, not read to its end"),
+    ],
+)
+def test_why_a_cut_is_no_point_of_the_stream(name: str, offsets: dict[str, int], why: str) -> None:
+    found = layout(name).problem(cut(offsets))
+    assert why in found
+    assert bool(why) == bool(found)
+
+
+def test_cuts_with_unknown_segments_are_refused_wherever_they_are_used() -> None:
+    stream, known, unknown = layout("two"), cut({"0.0": 1, "1.0": 1}), cut({"0.0": 1, "7.0": 1})
+    for use in (
+        lambda: stream.order(unknown, known), lambda: stream.meet([known, unknown]), lambda: stream.span(unknown),
+        lambda: stream.bytes_till(unknown), lambda: stream.between(unknown, known),
+        lambda: stream.equal(known, unknown), lambda: stream.deleted_between(known, unknown),
+    ):  # fmt: skip
+        with pytest.raises(InvalidCall, match=r"lists stream segments that the stream doesn't have: 7\.0"):
+            use()
+
+
+def test_a_size_needs_recorded_sizes_and_bytes() -> None:
+    with pytest.raises(InvalidCall, match=r"size of stream segment 0\.0, .*wasn't recorded"):
+        layout("between").bytes_till(cut({"3.1": 0, "4.1": 0, "1.0": 0, "2.0": 0}))
+    with pytest.raises(InvalidCall, match=r"7:12 .*is a position"):
+        Lineage.of_partitions(1).bytes_till(Cut({SegmentId(0, 0): Position(7, 12)}))
+    assert LineageMeasure(layout("between")).bytes_before(cut({"3.1": 0, "4.1": 0, "1.0": 0, "2.0": 0})) is None
+    assert LineageMeasure(layout("two")).entries_before(cut({"0.0": 1, "1.0": 1})) is None
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+def positions(*places: tuple[int, int] | None) -> Cut:
+    return Cut({SegmentId(n, 0): Position(*place) for n, place in enumerate(places) if place})
+
+
+def test_cuts_of_partitions_may_leave_some_out() -> None:
+    """Partitions can be added: of one that a cut doesn't name nothing was read."""
+    topic = Lineage.of_partitions(3)
+    old, new = positions((7, 1), (9, 5)), positions((7, 0), (9, 6), (1, 0))
+
+    assert topic.problem(old) == topic.problem(new) == ""
+    assert topic.order(old, new) is Order.OVERLAPS
+    assert topic.meet([old, new]) == positions((7, 0), (9, 5))
+    assert topic.join([old, new]) == positions((7, 1), (9, 6), (1, 0))
+    assert topic.order(topic.join([old, new]), old) is Order.EQUAL_OR_AFTER
+    assert topic.first_cut == UNBOUNDED
+    assert topic.problem(positions(None, (9, 5))) == ""
+
+
+def test_cuts_of_partitions_have_no_future_and_no_strangers() -> None:
+    topic = Lineage.of_partitions(2)
+    assert "partition 1.0 has no offset" in topic.problem(Cut({SegmentId(0, 0): 3, SegmentId(1, 0): FUTURE}))
+    assert "has no stream segment 2.0" in topic.problem(Cut({SegmentId(2, 0): 3}))
+    assert "lists no stream segment" in topic.problem(UNBOUNDED)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**31])
+def test_a_topic_has_partitions(count: int) -> None:
+    with pytest.raises(InvalidCall, match=f"{count} partitions"):
+        Lineage.of_partitions(count)
+
+
+# --- scalings ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_scaling_seals_what_takes_entries_and_replaces_its_keys() -> None:
+    stream = layout("merge2")
+    with pytest.raises(InvalidCall, match=r"seals 0\.0, 9\.9: no stream segment that takes entries"):
+        stream.scaled({SegmentId(0, 0): 1, SegmentId(9, 9): None}, [(0.0, 1.0)])
+    for ranges in ([], [(0.0, 0.5)], [(0.0, 0.5), (0.5, 0.5), (0.5, 1.0)], [(0.0, 0.6), (0.5, 1.0)], [(0.0, 1.1)]):
+        with pytest.raises(InvalidCall, match="new stream segment"):
+            stream.scaled({SegmentId(2, 1): 5}, ranges)
+    with pytest.raises(InvalidCall, match="new stream segments"):
+        stream.scaled({}, [])
+
+    grown = stream.scaled({SegmentId(2, 1): None}, [(0.0, 0.5), (0.5, 1.0)])
+    assert [str(one.segment) for one in grown.active] == ["3.2", "4.2"]
+    assert grown.predecessors[SegmentId(3, 2)] == (SegmentId(2, 1),)
+    assert grown.problem(cut({"3.2": 0, "4.2": 0})) == ""
+    assert stream.scaled({SegmentId(2, 1): 5}, [(0.0, 1.0)]).bytes_till(cut({"3.2": 1})) == 20 + 20 + 5 + 1
+
+
+def test_an_epoch_covers_each_key_once() -> None:
+    one, other = SegmentId(0, 0), SegmentId(1, 0)
+    for ranges in ({one: (0.0, 0.5), other: (0.6, 1.0)}, {one: (0.0, 0.6), other: (0.5, 1.0)}, {one: (0.0, 0.9)}):
+        with pytest.raises(InvalidCall, match="epoch 0 don't cover each key once"):
+            Lineage.build(ranges, [list(ranges)])
