@@ -24,61 +24,10 @@ from offloader.retention.decision import (
     Role,
     Rule,
 )
-from offloader.retention.lineage import Lineage, Measure
-from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.recorded import RetentionSet
+from offloader.retention.policy import Limits, PolicyKind, Unit
+from offloader.retention.situation import Situation, Subscription
 
-__all__ = ["Situation", "Subscription", "decide", "window"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subscription:
-    """What a decision has to know of a subscriber.
-
-    Attributes:
-        name: unique in the stream.
-        cut: the newest it published, valid in the stream; ``None``: it never did.
-        start: where it was registered; ``None``: at the stream's beginning.
-        is_active: whether it wasn't silent for longer than the policy's ``subscriber_timeout_ms``.
-        active_ms: when it last was heard of, its registration included, ms since 1970 UTC.
-    """
-
-    name: str
-    cut: Cut | None = None
-    start: Cut | None = None
-    is_active: bool = True
-    active_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """Everything that a decision about a stream depends on.
-
-    Attributes:
-        policy: what the owner wants.
-        lineage: the stream's segments.
-        measure: how much lies before a cut.
-        records: cuts recorded at the tail, this cycle's included.
-        head: before it nothing is left.
-        now_ms: the time, ms since 1970 UTC.
-        created_ms: when the stream was created, ``None``: unknown.
-        head_time_ms: ``Decision.cut_time_ms`` of the truncation that made the head; ``None``: there was none.
-        subscriptions: all registered subscribers, in any order.
-        tail: where the stream ends now, for lags; ``None``: at the newest record.
-        offloaded: up to where the stream is offloaded: nothing behind it goes; ``None``: that doesn't matter.
-    """
-
-    policy: Policy
-    lineage: Lineage
-    measure: Measure
-    records: RetentionSet
-    head: Cut
-    now_ms: int
-    created_ms: int | None = None
-    head_time_ms: int | None = None
-    subscriptions: tuple[Subscription, ...] = ()
-    tail: Cut | None = None
-    offloaded: Cut | None = None
+__all__ = ["decide", "window"]
 
 
 def decide(situation: Situation) -> Decision:

@@ -8,11 +8,13 @@ from typing import Any
 from case_file import cut, segments
 
 from offloader.retention.cuts import UNBOUNDED, Cut, SegmentId
-from offloader.retention.decide import Situation, Subscription, decide
+from offloader.retention.decide import decide
 from offloader.retention.decision import Decision
 from offloader.retention.lineage import Lineage, LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.recorded import Record, RetentionSet
+from offloader.retention.situation import Situation, subscriptions_of
+from offloader.retention.subscribers import Registry
 
 Step = dict[str, Any]
 
@@ -29,7 +31,7 @@ class Scenario:
         self.head = UNBOUNDED
         self.head_time_ms: int | None = None
         self.records = RetentionSet()
-        self.subscribers: dict[str, tuple[int, Cut | None]] = {}
+        self.registry = Registry()
         self.is_truncating = False
 
     def play(self, step: Step) -> None:
@@ -48,27 +50,17 @@ class Scenario:
         assert segments(step["expect_new"]) == [s.segment for s in self.lineage.segments if s.segment not in before]
 
     def add_subscriber(self, step: Step) -> None:
-        self.subscribers[step["name"]] = (step["generation"], None)
+        self.registry = self.registry.add(step["name"], step["generation"], now_ms=0)
 
     def delete_subscriber(self, step: Step) -> None:
-        if self.subscribers[step["name"]][0] <= step["generation"]:
-            del self.subscribers[step["name"]]
+        self.registry = self.registry.remove(step["name"], step["generation"])
         if "expect_subscribers" in step:
-            assert step["expect_subscribers"] == sorted(self.subscribers)
+            assert step["expect_subscribers"] == self.registry.names()
 
     def publish(self, step: Step) -> None:
-        assert step.get("ideal", step["expect"]) == self.published(step["name"], step["generation"], cut(step["cut"]))
-
-    def published(self, name: str, generation: int, at: Cut) -> str:
-        if name not in self.subscribers:
-            return "SUBSCRIBER_NOT_FOUND"
-        known, last = self.subscribers[name]
-        if known != generation:
-            return "GENERATION_MISMATCH"
-        if self.lineage.problem(at) or (last is not None and not self.lineage.reaches(at, last)):
-            return "STREAM_CUT_NOT_VALID"
-        self.subscribers[name] = generation, at
-        return "SUCCESS"
+        outcome = self.registry.publish(step["name"], step["generation"], cut(step["cut"]), self.lineage, now_ms=0)
+        self.registry = outcome.registry
+        assert step.get("ideal", step["expect"]).removeprefix("STREAM_") == outcome.status.name
 
     def record(self, step: Step) -> None:
         self.records = self.records.add(Record(step["time"], cut(step["cut"]), step["size"]))
@@ -104,20 +96,21 @@ class Scenario:
     def situation(self, step: Step) -> Situation:
         limits = step["policy"]
         kind = PolicyKind[limits["type"]]
+        policy = Policy(kind=kind, limits=Limits(Unit[limits["type"]], limits["min"], limits["max"]))
         return Situation(
-            policy=Policy(kind=kind, limits=Limits(Unit[limits["type"]], limits["min"], limits["max"])),
+            policy=policy,
             lineage=self.lineage,
             measure=LineageMeasure(self.lineage),
             records=self.records,
             head=self.head,
             head_time_ms=self.head_time_ms,
             now_ms=step["now"],
-            subscriptions=tuple(Subscription(name=name, cut=at) for name, (_, at) in self.subscribers.items()),
+            subscriptions=subscriptions_of(self.registry, policy, now_ms=step["now"], tail=None, rules=self.lineage),
         )
 
     def compare_bound(self, expected: Any, decision: Decision) -> None:
         """The bound upstream computed isn't joined with the head, and may be no valid cut."""
-        published = [at for _, at in self.subscribers.values() if at is not None]
+        published = [one.cut for one in self.registry.subscribers.values() if one.cut is not None]
         assert (expected is None) == (decision.bound is None) == (not published)
         if expected is not None and not self.lineage.problem(cut(expected)):
             assert self.lineage.equal(cut(expected), self.lineage.meet(published))

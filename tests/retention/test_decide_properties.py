@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from independent_cycle import IndependentCycle
 
 from offloader.retention.cuts import FUTURE, Cut, Order
-from offloader.retention.decide import Situation, Subscription, decide, window
+from offloader.retention.decide import decide, window
 from offloader.retention.decision import Decision, Role, Rule
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Policy, Unit
 from offloader.retention.recorded import Record, RetentionSet
+from offloader.retention.situation import Situation, Subscription
 
 
 @settings(max_examples=450, deadline=None)

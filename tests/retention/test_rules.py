@@ -8,12 +8,16 @@ from dataclasses import replace
 import pytest
 from plain_stream import Offsets, at, by_size, by_time, queue, stream, who
 
+from formats.entries import Position
 from offloader.errors import InvalidCall
-from offloader.retention.cuts import Cut
-from offloader.retention.decide import Situation, decide
+from offloader.retention.cuts import Cut, SegmentId
+from offloader.retention.decide import decide
 from offloader.retention.decision import BoundKind, Candidate, Lag, Overridden, OverrideReason, Role, Rule
-from offloader.retention.lineage import LineageMeasure
+from offloader.retention.lineage import Lineage, LineageMeasure
 from offloader.retention.policy import Limits, Unit
+from offloader.retention.recorded import Record, RetentionSet
+from offloader.retention.situation import Situation, Subscription, subscriptions_of
+from offloader.retention.subscribers import Registry
 
 #: Records of a stream that writes ten bytes every ten ms; the newest is at 100.
 TENS = {time: (time,) for time in range(10, 101, 10)}
@@ -248,3 +252,60 @@ def test_sizes_that_nobody_knows_matter_only_where_sizes_are_asked_for() -> None
     assert (decision.lags[0].unread_bytes, decision.overridden[0].lost_bytes) == (None, None)
     with pytest.raises(InvalidCall, match=r"can't tell how much .* keeps.*by time"):
         decide(replace(by_age, policy=by_size(40), measure=Unmeasured(by_age.lineage)))
+
+
+# --- from the registry and from positions -----------------------------------------------------------------------------
+
+
+def test_subscribers_of_the_registry_are_silent_after_the_timeout() -> None:
+    """Whoever has read everything or is connected isn't; registering counts as a sign of life."""
+    rules, names = Lineage.of_partitions(1), ("at-tail", "behind", "connected", "late", "new", "old")
+    registry = Registry()
+    for name in names:
+        registry = registry.add(name, 0, now_ms=95 if name == "new" else 50)
+    for name, offset in {"at-tail": 100, "behind": 40, "connected": 30, "late": 20}.items():
+        when = 90 if name == "late" else 60
+        registry = registry.publish(name, 0, at((offset,)) or Cut(), rules, now_ms=when).registry
+    policy = queue(subscriber_timeout_ms=10)
+    found = subscriptions_of(registry, policy, now_ms=100, tail=at((100,)), rules=rules, connected=["connected"])
+    assert [one.name for one in found] == list(names)
+    assert {one.name for one in found if not one.is_active} == {"behind", "old"}
+    assert {one.name: one.active_ms for one in found}["new"] == 95
+    assert [one.cut for one in found[-2:]] == [None, None]
+    for_ever = subscriptions_of(registry, queue(), now_ms=10**9, tail=None, rules=rules)
+    assert all(one.is_active for one in for_ever)
+
+
+class CountedPositions:
+    """Two ledgers of ten entries of three bytes in each partition; entries between them are nowhere."""
+
+    def entries_before(self, cut: Cut) -> int | None:
+        places = [offset for offset in cut.offsets.values() if isinstance(offset, Position)]
+        return sum((place.ledger_id > 7) * 10 + min(place.entry_id, 10) for place in places)
+
+    def bytes_before(self, cut: Cut) -> int | None:
+        entries = self.entries_before(cut)
+        return None if entries is None else 3 * entries
+
+
+def test_cuts_of_our_own_streams_are_positions() -> None:
+    """A partition that a cut doesn't name counts as unread: it was added later."""
+
+    def place(*positions: tuple[int, int]) -> Cut:
+        return Cut({SegmentId(n, 0): Position(*position) for n, position in enumerate(positions)})
+
+    tails = {1: [(7, 5)], 2: [(9, 0), (7, 4)], 3: [(9, 9), (7, 9)]}
+    records = tuple(Record(time, place(*positions)) for time, positions in tails.items())
+    situation = Situation(
+        policy=by_size(18, 60), lineage=Lineage.of_partitions(2), measure=CountedPositions(),
+        records=RetentionSet(records), head=Cut(), now_ms=4,
+        subscriptions=(Subscription(name="a", cut=place((9, 2))), Subscription(name="b", cut=place((7, 9), (7, 1)))),
+    )  # fmt: skip
+    decision = decide(situation)
+    assert (decision.rule, decision.cut) == (Rule.BOUND, place((7, 9)))
+    assert (decision.removed_bytes, decision.removed_entries) == (27, 9)
+    assert [(lag.unread_bytes, lag.unread_entries) for lag in decision.lags] == [(48, 16), (54, 18)]
+
+    pressed = decide(replace(situation, policy=by_size(18, 50)))
+    assert (pressed.rule, pressed.cut) == (Rule.BOUND_RAISED_TO_MAX, place((9, 0), (7, 4)))
+    assert [(one.name, one.lost_entries) for one in pressed.overridden] == [("a", 4), ("b", 4)]
