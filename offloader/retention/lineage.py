@@ -167,6 +167,19 @@ class Lineage:
         }
 
     @cached_property
+    def _ended(self) -> list[tuple[StreamSegment, tuple[SegmentId, ...], dict[SegmentId, tuple[float, float]]]]:
+        """Those that ended, oldest first, with what they took over from, and the keys of what took keys of theirs."""
+        return [
+            (
+                one,
+                self.predecessors[one.segment],
+                {s.segment: (s.key_from, s.key_to) for s in self.segments if s.is_after(one) and s.overlaps(one)},
+            )
+            for one in self.segments
+            if one.ended_epoch is not None
+        ]
+
+    @cached_property
     def active(self) -> tuple[StreamSegment, ...]:
         """Those that take entries now, by their keys."""
         return tuple(sorted((s for s in self.segments if s.ended_epoch is None), key=lambda s: s.key_from))
@@ -180,25 +193,25 @@ class Lineage:
         """What ``cut`` lists that the stream doesn't have."""
         return [segment for segment in cut.offsets if segment not in self.by_id]
 
-    def _listed(self, cut: Cut) -> list[StreamSegment]:
-        unknown = ", ".join(map(str, self.unknown(cut)))
-        if unknown:
+    def _require_known(self, cut: Cut) -> None:
+        if not self.by_id.keys() >= cut.offsets.keys():
+            unknown = ", ".join(map(str, self.unknown(cut)))
             raise InvalidCall(f"the cut {cut} lists stream segments that the stream doesn't have: {unknown}")
+
+    def _listed(self, cut: Cut) -> list[StreamSegment]:
+        self._require_known(cut)
         return [self.by_id[segment] for segment in cut.offsets]
 
     def consumed(self, cut: Cut) -> Consumed:
         """What lies before ``cut``."""
-        listed = self._listed(cut)
-        at = {s: offset for s, offset in cut.offsets.items() if not isinstance(offset, int) or offset > 0}
+        self._require_known(cut)
+        offsets = cut.offsets
+        at = {s: offset for s, offset in offsets.items() if not isinstance(offset, int) or offset > 0}
         full: set[SegmentId] = set()
-        if len(self.active) == len(self.segments):
-            return Consumed(frozenset(), at)
-        for one in self.segments:
-            if one.ended_epoch is None or one.segment in cut.offsets:
-                continue
-            if all(p in full for p in self.predecessors[one.segment]):
-                taken = [(s.key_from, s.key_to) for s in listed if s.is_after(one)]
-                if _covers(taken, one.key_from, one.key_to):
+        for one, before, after in self._ended:
+            if one.segment not in offsets and full.issuperset(before):
+                taken = [keys for segment, keys in after.items() if segment in offsets]
+                if taken and _covers(taken, one.key_from, one.key_to):
                     full.add(one.segment)
         return Consumed(frozenset(full), at)
 
