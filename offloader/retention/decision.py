@@ -40,6 +40,16 @@ class Rule(enum.Enum):
     ALL_SILENT = "all subscribers are silent, and what they haven't read is kept for them"
 
 
+#: Rules by which nothing goes.
+_NOTHING = {
+    Rule.NOTHING_RECORDED,
+    Rule.BELOW_MIN,
+    Rule.NO_CUT_KEEPS_MIN,
+    Rule.NOBODY_PUBLISHED,
+    Rule.ALL_SILENT,
+}
+
+
 class BoundKind(enum.Enum):
     """Where the bound, up to which all have read, comes from."""
 
@@ -171,10 +181,19 @@ class Decision:
         """Times of the recorded cuts among the candidates."""
         return frozenset(one.time_ms for one in self.candidates if one.time_ms is not None)
 
+    @property
+    def why(self) -> str:
+        """Why so much goes, or why nothing, in words."""
+        if self.is_held:
+            rest = "up to where the stream is offloaded" if self.cut else "but nothing of it is offloaded yet"
+            return f"{self.rule.value}; {rest}"
+        is_there = self.cut is None and self.rule not in _NOTHING
+        return f"{self.rule.value}; the head is there already" if is_there else self.rule.value
+
     def as_json(self) -> dict[str, Any]:
         """For storing, and for ``--json``: enumerations by their names in lower case, cuts by their segments."""
         value: dict[str, Any] = _plain(self)
-        return value | {"why": self.rule.value}
+        return value | {"why": self.why}
 
 
 def _plain(value: Any) -> Any:

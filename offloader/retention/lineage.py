@@ -376,17 +376,14 @@ def _covers(ranges: Iterable[tuple[float, float]], low: float, high: float) -> b
 
 
 def _covers_once(ranges: Iterable[tuple[float, float]], keys: Iterable[tuple[float, float]]) -> bool:
-    """Whether ``ranges`` have exactly the keys of ``keys``, each once."""
-    merged = _merged(ranges)
-    return merged is not None and merged == _merged(keys)
+    """Whether ``ranges`` have exactly the keys of ``keys``, each once; ``keys`` don't overlap."""
+    return _merged(ranges) == _merged(keys)
 
 
-def _merged(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]] | None:
-    """The ranges with neighbours made one; ``None`` if two overlap."""
+def _merged(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The ranges in order, neighbours made one. Those that overlap stay two: no ranges without overlap come out so."""
     found: list[tuple[float, float]] = []
     for low, high in sorted(ranges):
-        if found and low < found[-1][1]:
-            return None
         if found and low == found[-1][1]:
             found[-1] = (found[-1][0], high)
         else:

@@ -123,6 +123,19 @@ def test_a_size_needs_recorded_sizes_and_bytes() -> None:
     assert LineageMeasure(layout("two")).entries_before(cut({"0.0": 1, "1.0": 1})) is None
 
 
+def test_a_segment_counts_as_read_only_when_all_its_keys_were_taken_over() -> None:
+    """Also in what is no cut of the stream."""
+    stream = layout("split2")
+    assert stream.consumed(cut({"1.0": 3, "2.1": 0})).full == frozenset()
+    assert stream.consumed(cut({"1.0": 3, "2.1": 0, "3.1": -1})).full == {SegmentId(0, 0)}
+
+
+def test_a_reader_does_not_meet_a_future_segment_at_its_end() -> None:
+    stream = layout("merge2")
+    assert stream.between(UNBOUNDED, cut({"0.0": 9, "2.1": -1})) == [SegmentId(0, 0), SegmentId(1, 0)]
+    assert stream.between(cut({"0.0": 9, "2.1": -1}), UNBOUNDED) == [SegmentId(0, 0), SegmentId(2, 1)]
+
+
 # --- partitions -------------------------------------------------------------------------------------------------------
 
 

@@ -88,6 +88,15 @@ def test_thinning_takes_whatever_the_rule_allows() -> None:
         assert (younger.time_ms - older.time_ms) // HALF_HOUR_MS * 16 > kept
 
 
+@pytest.mark.parametrize("unit", Unit)
+def test_a_quarter_of_the_room_between_min_and_max_is_the_widest_gap(unit: Unit) -> None:
+    """However old the records are: some of them will lie in the room."""
+    count, step = 2000, {Unit.TIME: HALF_HOUR_MS, Unit.SIZE: 2**20}[unit]
+    records = grown(count, [Limits(unit, 1000 * step, 1040 * step)], every=2 * count)
+    thinned = records.thinned(count * HALF_HOUR_MS, [Limits(unit, 1000 * step, 1040 * step)]).records
+    assert max(b.time_ms - a.time_ms for a, b in pairwise(thinned)) == 10 * HALF_HOUR_MS
+
+
 @pytest.mark.parametrize("width", [0, 1, HALF_HOUR_MS])
 def test_limits_that_lie_close_do_not_make_the_set_grow_for_ever(width: int) -> None:
     """Above the bound the spacing is widened, evenly; what a decision uses stays."""

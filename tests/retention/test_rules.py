@@ -53,6 +53,10 @@ EXAMPLES: list[tuple[Rule, Situation, Offsets | None]] = [
     (Rule.BOUND_LOWERED_TO_MIN, stream(by_size(40), {1: (30, 30), 2: (50, 50)}, who("a", (20, 48))), (20, 30)),
     (Rule.BOUND_LOWERED_THEN_RAISED, stream(by_size(60, 80), {1: (25, 48), 2: (30, 50), 3: (50, 100)},
                                             who("a", (0, 100))), (25, 50)),
+    (Rule.BOUND_LOWERED_TO_MIN, stream(by_size(60, 99), {1: (25, 48), 2: (30, 50), 3: (50, 100)},
+                                       who("a", (1, 100))), (1, 50)),
+    (Rule.BOUND_RAISED_TO_MAX, stream(by_size(50, 100), {1: (60, 40), 2: (75, 60), 3: (100, 100)},
+                                      who("a", (0, 90))), (60, 90)),
     (Rule.BOUND_RAISED_TO_MAX, stream(by_size(40, 75), TENS, who("a", (5,)), who("b", (90,))), (30,)),
     (Rule.BOUND_RAISED_TO_MAX, stream(by_size(41, 42), TENS, who("a", (5,))), (50,)),
     (Rule.BOUND_RAISED_KEEPING_MIN, stream(by_size(60, 100), {1: (60, 40), 2: (75, 60), 3: (100, 100)},
@@ -86,6 +90,16 @@ def test_rule(rule: Rule, situation: Situation, head: Offsets | None) -> None:
 
 def test_each_rule_has_an_example() -> None:
     assert {*Rule} == {rule for rule, _, _ in EXAMPLES}
+
+
+def test_a_decision_says_why() -> None:
+    moving = {rule for rule, _, head in EXAMPLES if head is not None}
+    for rule, situation, _ in EXAMPLES:
+        decision = decide(situation)
+        assert decision.why == rule.value
+        if decision.cut is not None:
+            again = decide(replace(situation, head=decision.cut, head_time_ms=decision.cut_time_ms))
+            assert ("head is there already" in again.why) == (again.cut is None and again.rule in moving)
 
 
 # --- who holds data back ----------------------------------------------------------------------------------------------
@@ -154,6 +168,13 @@ def test_the_fallback_rules_by_its_own_limits() -> None:
 def test_nothing_goes_that_is_not_offloaded(offloaded: Offsets, head: Offsets | None, is_held: bool) -> None:
     decision = decide(stream(by_size(40), TENS, who("a", (33,)), offloaded=offloaded))
     assert (at(head), is_held, Rule.BOUND) == (decision.cut, decision.is_held, decision.rule)
+    assert ("offloaded" in decision.why) == is_held
+    assert ("nothing of it" in decision.why) == (head is None)
+
+
+def test_a_head_that_is_there_already_is_said_to_be() -> None:
+    decision = decide(stream(by_size(40), TENS, who("a", (33,)), head=(33,)))
+    assert (decision.cut, decision.why) == (None, f"{Rule.BOUND.value}; the head is there already")
 
 
 def test_a_head_behind_the_offloaded_end_stays() -> None:
