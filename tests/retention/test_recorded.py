@@ -111,9 +111,11 @@ def test_limits_that_lie_close_do_not_make_the_set_grow_for_ever(width: int) -> 
     assert max(gaps) <= 64 * HALF_HOUR_MS
 
 
-def test_clocks_that_went_back_thin_nothing() -> None:
+def test_clocks_that_went_back_thin_only_what_is_too_many() -> None:
     records = grown(50, [], every=99)
     assert records.thinned(-YEAR_MS, [Limits(Unit.TIME, 0)]) is records
+    many = grown(RECORDS_MAX + 9, [], every=2 * RECORDS_MAX)
+    assert len(many.thinned(-YEAR_MS, [Limits(Unit.TIME, 0)]).records) <= RECORDS_MAX
 
 
 def test_thinned_sets_answer_nearly_as_whole_ones() -> None:

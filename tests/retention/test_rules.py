@@ -330,3 +330,32 @@ def test_cuts_of_our_own_streams_are_positions() -> None:
     pressed = decide(replace(situation, policy=by_size(18, 50)))
     assert (pressed.rule, pressed.cut) == (Rule.BOUND_RAISED_TO_MAX, place((9, 0), (7, 4)))
     assert [(one.name, one.lost_entries) for one in pressed.overridden] == [("a", 4), ("b", 4)]
+
+
+def test_the_head_is_what_was_published_over_a_split_and_a_merge() -> None:
+    """The guide's case 10 of section 5: 90 to 180 bytes are kept, which each published cut does."""
+    root = SegmentId(0, 0)
+    stream = Lineage.build({root: (0.0, 1.0)}, [[root]])
+    split = stream.scaled({root: 150}, [(0.0, 0.5), (0.5, 1.0)])
+    merged = split.scaled({SegmentId(1, 1): 120, SegmentId(2, 1): 90}, [(0.0, 1.0)])
+    head = stream.first_cut
+    records = RetentionSet()
+    for now_ms, lineage, tail, published, gone in [
+        (1, stream, {"0.0": 150}, {"0.0": 30}, []),
+        (2, split, {"1.1": 60, "2.1": 60}, {"1.1": 0, "2.1": 30}, [root]),
+        (3, merged, {"3.2": 30}, {"1.1": 30, "3.2": -1}, [SegmentId(2, 1)]),
+        (4, merged, {"3.2": 150}, {"3.2": 0}, [SegmentId(1, 1)]),
+        (5, merged, {"3.2": 200}, {"3.2": 60}, []),
+    ]:
+        cut = Cut.of(tail)
+        records = records.add(Record(now_ms, cut, lineage.bytes_till(cut)))
+        decision = decide(
+            Situation(
+                policy=by_size(90, 180), lineage=lineage, measure=LineageMeasure(lineage), records=records, head=head,
+                now_ms=now_ms, subscriptions=(Subscription(name="a", cut=Cut.of(published)),),
+            )
+        )  # fmt: skip
+        assert (decision.rule, decision.cut) == (Rule.BOUND, Cut.of(published))
+        assert lineage.deleted_between(head, decision.cut or head) == gone
+        head = decision.cut or head
+        records = records.truncated(head, lineage)
