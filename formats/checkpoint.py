@@ -12,7 +12,7 @@ from typing import cast
 from uuid import UUID
 
 from formats.checkpoint_columns import SegmentColumns
-from formats.checkpoint_parquet import decode_columns, encode_columns, file_metadata
+from formats.checkpoint_parquet import decode_file, encode_columns
 from formats.entries import Position
 from formats.errors import Inconsistent
 from formats.manifest import Gap, Totals, Writer
@@ -163,11 +163,12 @@ def encode_checkpoint(header: Checkpoint, segments: SegmentColumns) -> bytes:
 
 def decode_checkpoint(data: bytes, *, object_name: str = "") -> tuple[Checkpoint, SegmentColumns]:
     """Header and segments of a checkpoint object; raises ``FormatError``."""
-    body = file_metadata(data, object_name=object_name).get(_HEADER_KEY)
+    metadata, segments = decode_file(data, object_name=object_name)
+    body = metadata.get(_HEADER_KEY)
     if body is None:
         raise Inconsistent("no checkpoint header", object_name=object_name)
     header = cast(Checkpoint, from_json(Checkpoint, opened(body, CHECKPOINT_FORMAT, object_name), object_name))
     for run in (*header.runs, *header.ledger_runs):
         if run_record_id(run.name) is None:
             raise Inconsistent("name of a run", object_name=object_name, found=ascii(run.name)[:80])
-    return header, decode_columns(data, object_name=object_name)
+    return header, segments()

@@ -6,8 +6,8 @@ Owns how the columns are laid out in a file. Must never decode more than one row
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +16,14 @@ import pyarrow.parquet as pq
 from formats.checkpoint_columns import NUMBER_COLUMNS, SPAN_NUMBERS, Numbers, SegmentColumns, narrow_dtype
 from formats.errors import Inconsistent, LimitExceeded, UnsupportedVersion
 
-__all__ = ["FILE_ROWS_MAX", "RUN_FORMAT", "decode_columns", "decode_names", "encode_columns", "file_metadata"]
+__all__ = ["FILE_ROWS_MAX", "RUN_FORMAT", "decode_columns", "decode_file", "decode_names", "encode_columns"]
 
 #: Version of the Parquet files' columns; a reader refuses any other.
 RUN_FORMAT = 1
 #: Rows of a Parquet row group: what is decoded at once while a file is loaded.
 ROW_GROUP_ROWS = 16_384
+#: Files of fewer rows aren't compressed: setting up a compressor for each column takes longer than it saves bytes.
+COMPRESSED_ROWS_MIN = 256
 #: Most rows of one file.
 FILE_ROWS_MAX = 4_194_304
 _FORMAT_KEY = b"offloader.format"
@@ -50,37 +52,39 @@ def encode_columns(columns: SegmentColumns, metadata: Mapping[bytes, bytes]) -> 
     }
     table = pa.Table.from_arrays(arrays, schema=_SCHEMA.with_metadata({**own, **metadata}))
     sink = pa.BufferOutputStream()
-    wide = [name for name, dtype in NUMBER_COLUMNS.items() if dtype == np.int64]
-    pq.write_table(
-        table,
-        sink,
-        row_group_size=ROW_GROUP_ROWS,
-        # Positions, times and sizes grow slowly or hardly vary: differences are small. Checksums and uuids are noise.
-        use_dictionary=["status", "layout", "owned", "compressed", "driver"],
-        column_encoding=dict.fromkeys(wide, "DELTA_BINARY_PACKED"),
-        compression={name: "NONE" if name in ("uuid", "data_crc32c", "index_crc32c") else "ZSTD" for name in _PATHS},
-        write_statistics=list(NUMBER_COLUMNS),
-    )
+    ways = _SMALL if count < COMPRESSED_ROWS_MIN else _LARGE
+    pq.write_table(table, sink, row_group_size=ROW_GROUP_ROWS, write_statistics=list(NUMBER_COLUMNS), **ways)
     return cast(bytes, sink.getvalue().to_pybytes())
 
 
 _PATHS = [*(field.name for field in _SCHEMA if field.name != "ledgers"), "ledgers.list.element"]
-
-
-def file_metadata(data: bytes, *, object_name: str = "") -> Mapping[bytes, bytes]:
-    """The metadata that ``encode_columns`` was given, with its own; raises ``FormatError``."""
-    return _opened(data, object_name)[1]
+_SMALL: Mapping[str, Any] = {"use_dictionary": False, "compression": "NONE"}
+_LARGE: Mapping[str, Any] = {
+    # Positions, times and sizes grow slowly or hardly vary: differences are small. Checksums and uuids are noise.
+    "use_dictionary": ["status", "layout", "owned", "compressed", "driver"],
+    "column_encoding": {name: "DELTA_BINARY_PACKED" for name, dtype in NUMBER_COLUMNS.items() if dtype == np.int64},
+    "compression": {name: "NONE" if name in ("uuid", "data_crc32c", "index_crc32c") else "ZSTD" for name in _PATHS},
+}
 
 
 def decode_columns(data: bytes, *, object_name: str = "") -> SegmentColumns:
-    """The segments in a Parquet file of ``encode_columns``.
+    """The segments in a Parquet file of ``encode_columns``; as ``decode_file``."""
+    return decode_file(data, object_name=object_name)[1]()
+
+
+def decode_file(data: bytes, *, object_name: str = "") -> tuple[Mapping[bytes, bytes], Callable[[], SegmentColumns]]:
+    """The metadata that ``encode_columns`` was given, with its own, and what decodes the segments.
 
     Decodes one row group at a time into columns that are as narrow as the file's statistics allow.
 
     Raises:
-        FormatError: anything else; what a caller knows the checksum of, it checks before.
+        FormatError: anything else, from either; what a caller knows the checksum of, it checks before.
     """
     file, metadata = _opened(data, object_name)
+    return metadata, lambda: _columns(file, metadata, object_name)
+
+
+def _columns(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], object_name: str) -> SegmentColumns:
     try:
         drivers = json.loads(metadata[_DRIVERS_KEY])
         if not isinstance(drivers, list) or not all(isinstance(driver, dict) for driver in drivers):

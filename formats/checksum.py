@@ -84,7 +84,7 @@ def _power(exponent_log2: int) -> int:
     return _multiply(root, root)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=1024)
 def _shift(length_bytes: int) -> int:
     """x^(8 * length_bytes) modulo the polynomial: what appending that many bytes does to a CRC."""
     result = 1 << 31

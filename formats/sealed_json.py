@@ -138,7 +138,13 @@ def _uuid(value: object, object_name: str, path: str) -> UUID:
 
 
 def _scalar(kind: Any) -> _Decoder:
+    plain = kind in (str, bool)
+
     def decode(value: object, object_name: str, path: str) -> Any:
+        if plain and type(value) is kind:
+            return value
+        if kind is int and type(value) is int and -(2**63) < value < 2**63:
+            return value
         if isinstance(kind, type) and _is_scalar(kind, value):
             try:
                 return kind(value)

@@ -62,7 +62,13 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
             f"stream {state.stream}: record {record.record_id} of {record.incarnation} doesn't follow "
             f"record {state.record_id} of {state.incarnation}"
         )
-    after = apply_edits(state, record.edits, record_id=record.record_id)
+    draft = _Rules(state, record.record_id)
+    for edit in record.edits:
+        draft.apply(edit)
+    if draft.now("epoch") != state.epoch:
+        draft.changes["owner"] = record.writer
+    draft.changes.update(writer=record.writer, time_ms=record.time_ms)
+    after = draft.state()
     if after.epoch != record.epoch:
         raise EditRefused(
             f"stream {state.stream}: record {record.record_id} has epoch {record.epoch}, not {after.epoch}"
@@ -70,8 +76,7 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
     totals = record.totals
     if after.sums != (totals.segments, totals.entries, totals.payload_bytes, totals.object_bytes):
         raise EditRefused(f"stream {state.stream}: record {record.record_id} has totals {totals}, not {after.sums}")
-    owner = state.owner if after.epoch == state.epoch else record.writer
-    return replace(after, owner=owner, writer=record.writer, time_ms=record.time_ms)
+    return after
 
 
 def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) -> ManifestState:

@@ -35,6 +35,8 @@ METADATA_BYTES_MAX = 2048
 #: Parts of one upload (S3's limit).
 PARTS_MAX = 10_000
 
+#: Most keys: printable ASCII, no level empty or with a dot at its beginning. Others are looked at rule by rule.
+_PLAIN_KEY = re.compile(r"[\x20-\x2D0-~][\x20-\x2E0-~]*(?:/[\x20-\x2D0-~][\x20-\x2E0-~]*)*")
 _METADATA_KEY = re.compile(r"[a-z0-9!#$&'*+.^_`|~-]+\Z")
 _METADATA_VALUE = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?\Z")
 
@@ -49,6 +51,8 @@ def check_key(key: str, *, root: str = "") -> str:
 
 
 def _key_problem(key: str) -> str:
+    if len(key) <= KEY_BYTES_MAX and _PLAIN_KEY.fullmatch(key):
+        return ""
     try:
         if len(key.encode()) > KEY_BYTES_MAX:
             return f"it is longer than {KEY_BYTES_MAX} bytes"

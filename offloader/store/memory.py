@@ -96,7 +96,7 @@ class MemoryStore:
             found = self._bucket.objects.get(full_key)
         if found is None:
             raise NotFound(f"{self.url}: no object {key}")
-        return (replace(found[0], key=key) if self._root else found[0]), found[1]
+        return self._told(found[0]), found[1]
 
     def put(
         self,
@@ -119,7 +119,11 @@ class MemoryStore:
             if mode.etag is not None and (there is None or there[0].etag != mode.etag):
                 found = "isn't there" if there is None else f"has ETag {there[0].etag}"
                 raise PreconditionFailed(f"{self.url}: {key} {found}, expected {mode.etag}")
-            return replace(self._write(full_key, taken, kept, crc), key=key)
+            return self._told(self._write(full_key, taken, kept, crc))
+
+    def _told(self, info: ObjectInfo) -> ObjectInfo:
+        """As it is told: keys without the root."""
+        return replace(info, key=info.key[len(self._root) :]) if self._root else info
 
     def _write(self, full_key: str, body: bytes, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
         """Under the lock: the version number makes an ETag that never returns."""
@@ -144,7 +148,8 @@ class MemoryStore:
                     break
                 found.append(self._bucket.objects[full_key][0])
         objects = tuple(
-            replace(info, key=info.key[len(self._root) :], metadata={}, crc32c=None) for info in found[:limit]
+            ObjectInfo(info.key[len(self._root) :], info.size_bytes, info.etag, info.modified_ms)
+            for info in found[:limit]
         )
         return ListPage(objects, objects[-1].key if len(found) > limit else None)
 
@@ -195,7 +200,7 @@ class MemoryStore:
             body = b"".join(upload.parts[part.number][1] for part in parts)
             info = self._write(full_key, body, upload.metadata, checks.body_crc32c(key, body, None))
             del self._bucket.uploads[upload_id]
-        return replace(info, key=key)
+        return self._told(info)
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         full_key = checks.check_key(key, root=self._root)

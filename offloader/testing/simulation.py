@@ -183,7 +183,7 @@ def _drawn_habits(random: Random) -> _Habits:
         trim=random.choice([0, 0, 0.01]),
         lose=random.choice([0, 0, 0.01]),
         switch=random.choice([0, 0, 0.03]),
-        pause=random.choice([0, 0, 0, 0.03]),
+        pause=random.choice([0, 0, 0, 0.02]),
     )
 
 
@@ -203,7 +203,10 @@ def _drawn_settings(random: Random) -> Settings:
             },
             # Checkpoints as often as there can be any, not too often: they are what a simulation spends most time on.
             # And no request on a thread of its own: those come in any order.
-            "manifest": {"checkpoint_records": random.choice([1, 3, 10, 10, 100, 100]), "record_requests_max": 1},
+            "manifest": {
+                "checkpoint_records": random.choice([1, 3, 10, 10, 100, 100, 100, 100]),
+                "record_requests_max": 1,
+            },
         }
     )
     # Below what a bucket takes as a part: so that small segments have many.

@@ -6,6 +6,7 @@ Owns the invariants. Must never use the code that reads streams: it looks at the
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from uuid import UUID
 
 from formats.block import decode_block
 from formats.entries import Position
@@ -18,7 +19,7 @@ from offloader.manifest.load import load_manifest_view
 from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
 
-__all__ = ["loaded", "stored_entries", "what_is_unaccounted", "what_is_unreadable", "what_was_assigned_in_a_pause"]
+__all__ = ["loaded", "stored_entries", "what_is_unaccounted", "what_is_unreadable"]
 
 _BLOCK_BYTES_MAX = 2**30
 
@@ -102,10 +103,13 @@ def what_is_unreadable(
 
 
 def what_is_unaccounted(store: ObjectStore, state: ManifestState) -> str:
-    """At rest: every object and upload is named by a record that assigned it before its first byte was sent; nothing
-    is still promised; nothing that is complete has an upload left."""
-    keys = _all_keys(store)
-    assigned = {edit.uuid for edit in _edits(store) if isinstance(edit, Assign)}
+    """At rest: every object and upload is named by a record that assigned it before its first byte was sent, and while
+    the stream wasn't paused; nothing is still promised; nothing that is complete has an upload left."""
+    keys, edits = _all_keys(store), _edits(store)
+    assigned = {edit.uuid for edit in edits if isinstance(edit, Assign)}
+    in_a_pause = _assigned_in_a_pause(edits)
+    if in_a_pause is not None:
+        return f"{in_a_pause} was assigned while the stream was paused"
     uploads = [upload.key for upload in store.list_uploads("")]
     offloaded = {segment.uuid for segment in state.offloaded()}
     for key in [*keys, *uploads]:
@@ -120,14 +124,13 @@ def what_is_unaccounted(store: ObjectStore, state: ManifestState) -> str:
     return f"{left[0].uuid} is assigned at rest" if left else ""
 
 
-def what_was_assigned_in_a_pause(store: ObjectStore) -> str:
-    """Between a pause and the resumption no record assigns a segment; only the records that are left are looked at."""
+def _assigned_in_a_pause(edits: Sequence[Edit]) -> UUID | None:
     paused = False
-    for edit in _edits(store):
+    for edit in edits:
         paused = isinstance(edit, Pause) or (paused and not isinstance(edit, Resume))
         if paused and isinstance(edit, Assign):
-            return f"{edit.uuid} was assigned while the stream was paused"
-    return ""
+            return edit.uuid
+    return None
 
 
 def _edits(store: ObjectStore) -> list[Edit]:
