@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -14,7 +16,8 @@ from offloader.errors import Fenced, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.owners import require_takeable
 from offloader.manifest.state import ManifestState
-from offloader.testing.faulty_store import Fault
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import ObjectStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.status import Mode
 from tests.support.readback import stored_entries, unaccounted_keys
@@ -37,21 +40,35 @@ def new_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
         bench.close()
 
 
+class _Dying(AroundStore):
+    """One process's way to the store: cut off for good at a call, before its effect or after it."""
+
+    def __init__(self, inner: ObjectStore, verb: str, key_part: str, *, after: bool) -> None:
+        super().__init__(inner)
+        self._at, self._after = (verb, key_part), after
+        self._lock = threading.Lock()
+        self.is_dead = False
+
+    def around(self, request: Request, call: Callable[[], Any]) -> Any:
+        with self._lock:
+            if not self.is_dead and request.verb == self._at[0] and self._at[1] in request.key:
+                self.is_dead = True
+                if self._after:
+                    call()
+            if self.is_dead:
+                raise StoreUnavailable(f"the process died at or before {request.verb} of {request.key}")
+        return call()
+
+
 def crash_at(bench: Bench, verb: str, key_part: str, *, after: bool = False, size: int = 300) -> ManifestState:
     """A writer that dies at a storage call of its first segment: from there on it reaches nothing any more."""
     source = bench.open()
-    dies = [
-        Fault(call=1, verb=verb, key_part=key_part, after=after),
-        Fault(call=1, calls=10**9, verb="abort_upload"),
-        Fault(call=1, calls=10**9, verb="list_uploads"),
-    ]
-    bench.store.set_faults(dies)
-    stream = bench.start(source)
+    store = _Dying(bench.memory, verb, key_part, after=after)
+    stream = bench.start(source, store)
     bench.append(source, 40, size=size)
     with pytest.raises(OffloaderError):
         stream.offload(timeout_s=0.0)
-    eventually(lambda: stream.status().segments_failed or stream.status().error)
-    bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
+    eventually(lambda: store.is_dead and (stream.status().segments_failed or stream.status().error))
     stream.stop()
     return load_manifest(bench.memory, STREAM)
 
@@ -65,7 +82,6 @@ def test_a_complete_data_object_is_adopted_and_not_sent_again(new_bench: Callabl
         bench.memory.head(index_key(STREAM, left[0].uuid))
     written = bench.memory.head(data_key(STREAM, left[0].uuid))
 
-    bench.store.set_faults([])
     stream = bench.start(bench.open())
     eventually(lambda: stream.status().committed == bench.expected[-1][0])
 
@@ -83,7 +99,6 @@ def test_an_index_that_is_there_is_checked_against_the_data_and_used(new_bench: 
     [left] = crash_at(bench, "put", "-index", after=True).assigned()
     index = bench.memory.get(index_key(STREAM, left.uuid))
 
-    bench.store.set_faults([])
     stream = bench.start(bench.open())
     eventually(lambda: stream.status().committed == bench.expected[-1][0])
 
@@ -100,7 +115,6 @@ def test_objects_that_arent_whole_are_given_up_and_left_alone(new_bench: Callabl
     body[len(body) // 2] ^= 1
     bench.memory.put(key, b"not an index" if damage == "other index" else bytes(body))
 
-    bench.store.set_faults([])
     stream = bench.start(bench.open())
     stream.offload()
 
@@ -117,7 +131,6 @@ def test_an_unfinished_upload_of_the_last_epoch_is_aborted_and_never_continued(
     [left] = crash_at(bench, "complete_upload", "", size=30_000).assigned()
     assert [upload.key for upload in bench.memory.list_uploads("")] == [data_key(STREAM, left.uuid)]
 
-    bench.store.set_faults([])
     stream = bench.start(bench.open())
     stream.offload()
 
