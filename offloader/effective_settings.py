@@ -38,8 +38,6 @@ METHOD_OF = {
     "offload.offload_threshold_bytes": "ledger",
     "offload.offload_threshold_seconds": "ledger",
     "offload.max_offload_segment_rollover_time_minutes": "streaming",
-    "offload.on_gap": "streaming",
-    "offload.parts_in_flight_max": "streaming",
     "offload.drain_seconds_max": "streaming",
 }
 #: Settings of a stream that count even while it isn't offloaded: it may be later, and what is appended must fit then.

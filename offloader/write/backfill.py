@@ -22,7 +22,7 @@ from offloader.write.commits import Commits
 from offloader.write.coverage import uncovered, without_gaps
 from offloader.write.gaps import allowed_gaps, require_recording
 from offloader.write.history import HistoryOffload, HistoryPlan, PlannedSegment
-from offloader.write.history_memory import HistoryMemory, segment_memory_bytes
+from offloader.write.history_memory import HistoryMemory, parts_at_once, segment_memory_bytes
 from offloader.write.holes import find_holes
 from offloader.write.memory import MemoryBudget
 from offloader.write.ownership import Ownership
@@ -231,11 +231,14 @@ class HistoryTools:
     ) -> HistoryOffload:
         """A run that isn't started yet; see ``HistoryOffload``."""
 
+        budget = self.budget
+        parts_max = 1 if budget is None else parts_at_once(self.settings, segments_max, budget.limit_bytes)
+
         def upload(uuid: UUID, planned: PlannedSegment, is_stopped: Callable[[], bool]) -> SegmentSummary:
-            order = SegmentOrder(log.stream, log.state.incarnation, log.epoch or 0, uuid, planned)
+            order = SegmentOrder(log.stream, log.state.incarnation, log.epoch or 0, uuid, planned, parts_max)
             return self.upload(source, order, is_stopped)
 
-        budget = self.budget
+        memory = None if budget is None else HistoryMemory(budget, segment_memory_bytes(self.settings, parts_max))
         return HistoryOffload(
             source,
             log,
@@ -245,7 +248,7 @@ class HistoryTools:
             settings=self.settings,
             workers=self.workers,
             uploaders=self.uploaders,
-            memory=None if budget is None else HistoryMemory(budget, segment_memory_bytes(self.settings)),
+            memory=memory,
             clock=self.clock,
             entropy=self.entropy,
             commits=commits,

@@ -21,6 +21,7 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.settings import OffloadSettings
 from offloader.write.assignment import part_bytes_for
 from offloader.write.ledger_facts import facts_of
+from offloader.write.parts_ahead import PartsAhead
 from offloader.write.upload import SegmentUpload
 
 __all__ = ["LedgerHandle", "LedgerPiece", "SourceLedger", "offload_ledger", "offload_pieces", "pieces_between"]
@@ -114,12 +115,15 @@ def offload_pieces(
     settings: OffloadSettings,
     *,
     is_stopped: Callable[[], bool] = lambda: False,
+    parts_max: int = 1,
+    send_aside: Callable[[Callable[[], object]], object] | None = None,
 ) -> SegmentSummary:
     """Reads the pieces and uploads them as one segment; both objects are proven when this returns.
 
     Args:
         pieces: in order, not empty.
         is_stopped: asked before each read; when it answers True the upload is aborted.
+        parts_max, send_aside: as for ``PartsAhead``.
 
     Raises:
         Unsupported: a ledger has a gap.
@@ -132,6 +136,7 @@ def offload_pieces(
         part_bytes=part_bytes_for(settings),
         codec=Codec[settings.codec.upper()],
     )
+    ahead = PartsAhead(upload, parts_max, send_aside)
     multipart = False
     try:
         for piece in pieces:
@@ -140,24 +145,26 @@ def offload_pieces(
                     raise Closed(f"the upload of {upload.data_key} was stopped")
                 for part in builder.append(batch):
                     multipart = True
-                    upload.send_part(part)
+                    ahead.send(part)
         finished = builder.finish({piece.ledger.info.ledger_id: facts_of(piece.ledger.info) for piece in pieces})
         _require_whole(pieces, finished.summary)
-        _send_rest(finished, upload, multipart)
+        _send_rest(finished, upload, ahead, multipart)
     except BaseException:
+        ahead.wait()
         upload.abort()
         raise
     return finished.summary
 
 
-def _send_rest(finished: FinishedSegment, upload: SegmentUpload, multipart: bool) -> None:
+def _send_rest(finished: FinishedSegment, upload: SegmentUpload, ahead: PartsAhead, multipart: bool) -> None:
     multipart = multipart or len(finished.parts) > 1
     for part in finished.parts:
         if multipart:
-            upload.send_part(part)
+            ahead.send(part)
         else:
             upload.send_whole(part)
     if multipart:
+        ahead.finish()
         upload.complete()
     upload.prove(finished.summary.data_bytes)
     upload.send_index(finished.index)

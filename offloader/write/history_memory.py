@@ -12,17 +12,33 @@ from offloader.write.assignment import part_bytes_for, segment_bytes_max
 from offloader.write.by_ledger import READ_BYTES
 from offloader.write.memory import MemoryBudget
 
-__all__ = ["HistoryMemory", "segment_memory_bytes"]
+__all__ = ["HistoryMemory", "parts_at_once", "segment_memory_bytes"]
 
 #: Several segments together take at most this share of the budget; the first one takes what it needs.
 HISTORY_SHARE = 2
 
 
-def segment_memory_bytes(settings: OffloadSettings) -> int:
-    """What reading and uploading one segment holds: a read, the open part, the blocks on their way into it."""
+def segment_memory_bytes(settings: OffloadSettings, parts_max: int = 1) -> int:
+    """What reading and uploading one segment holds: a read, the open part, the blocks on their way into it, and the
+    parts that are sent meanwhile, ``parts_max`` of them; 1: none is made while one is sent."""
     segment_bytes = segment_bytes_max(settings)
     part_bytes = min(part_bytes_for(settings), segment_bytes)
-    return READ_BYTES + part_bytes + 2 * min(settings.block_bytes, segment_bytes)
+    parts = 1 if parts_max == 1 else 1 + parts_max
+    return READ_BYTES + parts * part_bytes + 2 * min(settings.block_bytes, segment_bytes)
+
+
+def parts_at_once(settings: OffloadSettings, segments_max: int, limit_bytes: int) -> int:
+    """Parts of each segment of a run to be sent at once: together as many as of one live segment, as far as the
+    segments' share of the budget has room. Several segments on their way keep a store busy by themselves.
+
+    Args:
+        segments_max: of the run, on their way at once.
+        limit_bytes: the process's budget.
+    """
+    parts = max(1, settings.parts_in_flight_max // segments_max)
+    while parts > 1 and segments_max * segment_memory_bytes(settings, parts) * HISTORY_SHARE > limit_bytes:
+        parts -= 1
+    return parts
 
 
 class HistoryMemory:

@@ -93,6 +93,8 @@ class LedgerOffloader:
         self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
         # A simulation runs everything itself.
         self._uploaders = workers or Workers(self.settings.offload.backfill_segments_in_flight_max, self._clock)
+        # Of their own too: a segment that waits for its parts keeps an uploader busy, and live parts wait for none.
+        self._senders = Workers(self.settings.offload.parts_in_flight_max, self._clock)
         self._run_workers = Workers(LEDGER_RUNS_MAX, self._clock)
         # Threads of its own: where all workers hang in the store, somebody must be left to say so.
         self._observers = Workers(1, self._clock)
@@ -101,7 +103,12 @@ class LedgerOffloader:
         block_bytes = self.settings.offload.block_bytes
         self._block_memory = BlockMemory(block_bytes, BLOCK_MEMORY_BYTES) if block_bytes >= BLOCK_BYTES_MIN else None
         self._tools = HistoryTools(
-            upload=partial(upload_order, store, settings=self.settings.offload),
+            upload=partial(
+                upload_order,
+                store,
+                settings=self.settings.offload,
+                send_aside=None if workers is not None else self._senders.submit,
+            ),
             driver=dict(store.driver_metadata),
             settings=self.settings.offload,
             workers=self._workers,
@@ -330,6 +337,7 @@ class LedgerOffloader:
         self.history.stop()
         self._run_workers.close()
         self._uploaders.close()
+        self._senders.close()  # after those who wait for it
         self._workers.close()
 
     def _claim(self, uuid: UUID) -> None:

@@ -30,6 +30,7 @@ class SegmentOrder:
         stream, incarnation, epoch: whose it is.
         uuid: its name, which the manifest has assigned to ``planned``.
         planned: which entries, in which layout.
+        parts_max: parts of it that there is room for at once, where it is carried out by the process that has it.
     """
 
     stream: str
@@ -37,6 +38,7 @@ class SegmentOrder:
     epoch: int
     uuid: UUID
     planned: PlannedSegment
+    parts_max: int = 1
 
 
 #: Reads and uploads a segment, for (hot tier, order, whether to stop); both objects are proven when it returns.
@@ -50,8 +52,12 @@ def upload_order(
     is_stopped: Callable[[], bool] = lambda: False,
     *,
     settings: OffloadSettings,
+    send_aside: Callable[[Callable[[], object]], object] | None = None,
 ) -> SegmentSummary:
     """Reads and uploads one segment in this process, behind everything that is written live.
+
+    Args:
+        send_aside: sends parts while the next is made; ``None``: this thread sends them, one by one.
 
     Raises:
         as ``offload_pieces`` and ``pieces_between``.
@@ -69,4 +75,9 @@ def upload_order(
             epoch=order.epoch,
             codec=settings.codec,
         )
-        return offload_pieces(pieces, planned.layout, upload, settings, is_stopped=is_stopped)
+        return offload_pieces(
+            *(pieces, planned.layout, upload, settings),
+            is_stopped=is_stopped,
+            parts_max=order.parts_max,
+            send_aside=send_aside,
+        )

@@ -1,4 +1,4 @@
-"""What streams cost: requests of a segment, parts at once, restarts, threads; and that the busy leave room for others."""
+"""What streams cost: requests of a segment, parts at once, restarts, threads; and that the busy leave others room."""
 
 from __future__ import annotations
 

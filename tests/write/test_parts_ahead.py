@@ -1,0 +1,152 @@
+"""Parts of a segment of history are sent while the next ones are made: a few at once, and none after the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import pytest
+
+from offloader.clock import SystemClock
+from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.limits import Priority, current_priority
+from offloader.manifest.log import load_manifest
+from offloader.settings import OffloadSettings, Settings
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import ObjectStore
+from offloader.store.memory import MemoryStore
+from offloader.testing.memory_ledgers import MemoryLedgers
+from offloader.write.history_memory import HISTORY_SHARE, parts_at_once, segment_memory_bytes
+from offloader.write.offloader import LedgerOffloader
+from tests.support.readback import stored_entries
+from tests.support.waiting import eventually
+
+KIB, MIB = 1024, 1024 * 1024
+STREAM = "a/b"
+_names = count()
+
+
+class _Gate(AroundStore):
+    """Lets parts through one by one, or all; fails the ones that are told to."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.open = threading.Event()
+        self.fails_from = 10**9
+        self._lock = threading.Lock()
+        self.parts = self.waiting = self.waiting_max = 0
+        self.after_abort: list[str] = []
+        self.priorities: set[Priority] = set()
+        self._aborted = False
+
+    def around(self, request: Request, call: Callable[[], Any]) -> Any:
+        if request.verb == "abort_upload":
+            self._aborted = True
+        if request.verb != "upload_part":
+            return call()
+        with self._lock:
+            self.parts += 1
+            number = self.parts
+            self.waiting += 1
+            self.waiting_max = max(self.waiting_max, self.waiting)
+            self.priorities.add(current_priority(request.traffic))
+        assert self.open.wait(30)
+        with self._lock:
+            self.waiting -= 1
+        if self._aborted:
+            self.after_abort.append(request.key)
+        if number >= self.fails_from:
+            raise StoreUnavailable("no more")
+        return call()
+
+
+class Bench:
+    def __init__(self, parts: int) -> None:
+        made = Settings.of({"offload": {"block_bytes": KIB, "parts_in_flight_max": parts}})
+        self.settings = replace(made, offload=replace(made.offload, part_bytes=8 * KIB))
+        self.store = _Gate(MemoryStore(f"ahead-{next(_names)}", "", SystemClock()))
+        self.offloader = LedgerOffloader(self.store, self.settings)
+        self.ledgers = MemoryLedgers(STREAM, SystemClock())
+        self.done = threading.Event()
+        self.errors: list[BaseException] = []
+        self.thread = threading.Thread(target=self._run)
+
+    def append(self, entries: int) -> None:
+        self.ledgers.append([bytes([number % 251]) * 500 for number in range(entries)])
+        self.ledgers.close_ledger()
+
+    def _run(self) -> None:
+        try:
+            self.offloader.offload_ledgers(self.ledgers, STREAM)
+        except OffloaderError as error:
+            self.errors.append(error)
+        self.done.set()
+
+
+@pytest.fixture
+def new_bench() -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(parts: int = 3) -> Bench:
+        made.append(Bench(parts))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.store.open.set()
+        bench.thread.join(30)
+        bench.offloader.close()
+
+
+def test_so_many_parts_go_at_once_and_everything_arrives(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench(3)
+    bench.append(400)
+    bench.thread.start()
+    eventually(lambda: bench.store.waiting == 3)
+    bench.store.open.set()
+    assert bench.done.wait(30)
+    assert bench.errors == []
+    assert bench.store.waiting_max == 3
+    assert bench.store.priorities == {Priority.BACKFILL}, "also on another thread"
+    assert stored_entries(bench.store.inner, STREAM) == bench.ledgers.appended
+
+
+def test_a_part_that_fails_ends_the_segment_after_the_others_came_to_an_end(new_bench: Callable[..., Bench]) -> None:
+    """So that nothing arrives for an upload that was aborted."""
+    bench = new_bench(3)
+    bench.append(400)
+    bench.store.fails_from = 2
+    bench.thread.start()
+    eventually(lambda: bench.store.waiting == 3)
+    bench.store.open.set()
+    assert bench.done.wait(30)
+    assert [type(error) for error in bench.errors] == [StoreUnavailable]
+    assert bench.store.after_abort == []
+    assert bench.store.inner.list_uploads("") == []
+    assert load_manifest(bench.store.inner, STREAM).offloaded() == []
+
+
+def test_closing_the_offloader_ends_what_waits_for_its_parts(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench(2)
+    bench.append(400)
+    bench.thread.start()
+    eventually(lambda: bench.store.waiting == 2)
+    closing = threading.Thread(target=bench.offloader.close)
+    closing.start()
+    bench.store.open.set()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert bench.done.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("segments", "limit_mib", "parts"), [(1, 512, 4), (2, 512, 2), (4, 512, 1), (1, 200, 4), (1, 130, 2), (1, 40, 1)]
+)
+def test_parts_at_once_keep_within_the_share_of_the_memory(segments: int, limit_mib: int, parts: int) -> None:
+    settings = OffloadSettings()
+    assert parts_at_once(settings, segments, limit_mib * MIB) == parts
+    if parts > 1:
+        assert segments * segment_memory_bytes(settings, parts) * HISTORY_SHARE <= limit_mib * MIB
