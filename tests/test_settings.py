@@ -123,12 +123,12 @@ def test_contradictions_and_settings_without_effect_are_all_reported_at_once(tmp
     [namespaces."a/b".offload]
     offload_threshold_bytes = 5
     [topics."{ORDERS}".offload]
-    on_gap = "record"
+    drain_seconds_max = 5
     """
     assert problems_of(tmp_path, text) == [
         "streaming_offload = true contradicts offload.method = 'ledger'",
         'namespaces."a/b".offload.offload_threshold_bytes: has no effect, only the method ledger looks at it',
-        f'topics."{ORDERS}".offload.on_gap: has no effect, only the method streaming looks at it',
+        f'topics."{ORDERS}".offload.drain_seconds_max: has no effect, only the method streaming looks at it',
         "offload.entry_bytes_max = 200000 is above offload.offload_buffer_bytes_max = 100000",
     ]
 
