@@ -203,7 +203,7 @@ offload_buffer_bytes_max = 100000
 labels = "topic"
 label_sets_max = 0
 [topics."public/default/persistent/orders".offload]
-on_gap = "record"
+drain_seconds_max = 5
 workers_max = 2
 """
 BAD_KEYS = [
@@ -212,7 +212,7 @@ BAD_KEYS = [
     "offload.codec: 'rar' is none of none, zstd",
     "telemetry.label_sets_max: 0 is not between",
     'topics."public/default/persistent/orders".offload.workers_max: holds for the whole process',
-    'topics."public/default/persistent/orders".offload.on_gap: has no effect',
+    'topics."public/default/persistent/orders".offload.drain_seconds_max: has no effect',
     "offload.entry_bytes_max = 200000 is above offload.offload_buffer_bytes_max = 100000",
 ]
 
