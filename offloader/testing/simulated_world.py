@@ -16,7 +16,7 @@ from offloader.clock import Clock
 from offloader.errors import NotFound, OffloaderError
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
-from offloader.settings import Settings
+from offloader.settings import ManifestSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
@@ -172,9 +172,14 @@ class World:
 
     # -- what happens to the hot tier
 
+    def _somebodys_log(self) -> ManifestLog:
+        """Of a command, which reads records one after the other as everybody here does: threads come in any order."""
+        one_by_one = ManifestSettings(record_requests_max=1)
+        return ManifestLog(self.store, STREAM, clock=self.clock, entropy=self._random.randbytes, settings=one_by_one)
+
     def trim(self) -> None:
         """Retention: everything up to a committed ledger's end leaves the stream, recorded first."""
-        log = ManifestLog(self.store, STREAM, clock=self.clock, entropy=self._random.randbytes)
+        log = self._somebodys_log()
         state = loaded(self.store, STREAM)
         end = state.committed_end() if state else None
         old = [info for info in self.ledgers.ledgers() if info.closed and end and (info.ledger_id, info.entries) <= end]
@@ -199,7 +204,7 @@ class World:
 
     def pause(self, on: bool) -> None:
         """Somebody pauses the stream, or lets it go on; whoever offloads it isn't told."""
-        log = ManifestLog(self.store, STREAM, clock=self.clock, entropy=self._random.randbytes)
+        log = self._somebodys_log()
         try:
             state = log.load()
         except NotFound:
