@@ -186,6 +186,11 @@ class StreamMachine(RuleBasedStateMachine):
             self.newest.offload_ledgers()
         self.world.bury()
 
+    @rule(on=st.booleans())
+    def pause_or_resume(self, on: bool) -> None:
+        """Somebody in another process: the writers notice when they commit, or look."""
+        self.world.pause(on)
+
     @rule(what=st.sampled_from(["release", "trim", "lose"]))
     def ledgers_go(self, what: str) -> None:
         """Released after their lag, trimmed by retention, or deleted by somebody who asks nobody."""
