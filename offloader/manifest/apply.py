@@ -216,9 +216,13 @@ class _Rules(Draft):
             return
         # Otherwise the hot copy of an assigned range goes with its ledger, and the range can never be offloaded. Who
         # forces it says so with a gap, which takes the committed end along, in the same record.
-        end = self.state().prefix_end()
+        state = self.state()
+        end = state.committed
         if end is None or not (edit.head <= end or follows(end, edit.head, self.ledgers().closed)):
             raise self.refused(edit, f"the head {edit.head} is past the committed end {end or '(none)'}")
+        promised = next((each for each in state.assigned() if each.begin < edit.head), None)
+        if promised is not None:  # in front of what is committed
+            raise self.refused(edit, f"segment {promised.uuid} at {promised.begin} is on its way before {edit.head}")
 
     def ledgers_deleted(self, edit: LedgersDeleted) -> None:
         self._require_no_hold(edit)

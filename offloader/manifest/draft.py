@@ -62,14 +62,14 @@ class Draft:
 
     def _committed(self, segments: SegmentTable, ledgers: LedgerTable) -> tuple[Position | None, Position | None]:
         """The committed end, and where its run begins unless that is with the first range."""
-        base, gaps = self.base, self.now("gaps")
+        base, gaps, head = self.base, self.now("gaps"), self.now("head")
         committed, begin = committed_end_from(base.committed, segments, gaps, ledgers), base.committed_from
         if base.committed is not None and begin is None and self.earliest is not None:
             # Whoever was told of the committed end keeps it: a range in front of it waits until the two meet.
             first = first_begin(base.segments, base.gaps)
             start = base.committed if first is None else min(first, base.committed)
             begin = start if self.earliest < start else None
-        if begin is None or committed is None:
+        if begin is None or committed is None or (head is not None and head >= begin):
             return committed, None
         first = first_begin(segments, gaps)
         if first is None or first >= begin:

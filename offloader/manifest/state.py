@@ -176,8 +176,8 @@ class ManifestState:
     def prefix_end(self) -> Position | None:
         """As ``committed_end``, but of the run that begins with the first range there is.
 
-        The two differ only while older entries are added in front of what is committed. What is to be safe up to a
-        position, a head or an acknowledgement, asks for this one.
+        The two differ only while older entries are added in front of what is committed. Who tells a source what is
+        safe, or looks for what is missing, asks for this one.
         """
         if self.committed_from is None:
             return self.committed

@@ -463,9 +463,16 @@ class TestHistoryInFront:
         )
 
     def test_the_head_stays_before_what_is_on_its_way(self) -> None:
-        refused(Truncate(Position(3, 5)), state=self.PROMISED, because="past the committed end")
+        refused(Truncate(Position(3, 5)), state=self.PROMISED, because="at 1:0 is on its way before 3:5")
         done = after(offloaded(B, Position(1, 0), Position(1, 4)), LedgerClosed(1, 4), state=self.PROMISED)
         assert after(Truncate(Position(3, 5)), state=done).head == Position(3, 5)
+
+    def test_a_head_past_it_makes_it_nobody_s_concern(self) -> None:
+        """What lies before the head needn't join anything any more."""
+        there = after(offloaded(B, Position(1, 0), Position(1, 4)), state=self.PROMISED)
+        cut = after(Truncate(Position(3, 5)), state=there)
+        assert (cut.committed_from, cut.prefix_end(), cut.first_position()) == (None, Position(3, 9), Position(3, 5))
+        assert after(*segment(C, Position(3, 10), Position(3, 12)), state=cut).committed_end() == Position(3, 12)
 
 
 def test_a_gap_may_lie_before_the_head_where_it_joins_what_is_committed_to_it() -> None:
