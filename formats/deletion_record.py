@@ -2,8 +2,9 @@
 
 Owns their bytes and keys. Must never say whether the objects it names may go: the manifest does.
 
-It is written before the manifest says ``purged`` and again when the objects are gone. So what a crash leaves between
-is known by name, also where no uuid proves whose it is (objects of somebody else that were adopted with ownership).
+It is written below ``deleting/`` before the manifest says ``purged``, and below ``deleted/`` when the objects are gone.
+So what a crash leaves between is known by name, also where no uuid proves whose it is (somebody else's objects that
+were adopted with ownership).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = [
     "decode_deletion",
     "deletion_key",
     "deletion_name",
-    "deletions_prefix",
+    "deletion_prefix",
     "encode_awaited",
     "encode_deletion",
 ]
@@ -94,24 +95,25 @@ class DeletionRecord:
 class AwaitedReaders:
     """The leases that were there after record ``retire_record`` was durable: they are waited for, later ones aren't."""
 
+    incarnation: UUID
     retire_record: int
     leases: tuple[UUID, ...]
 
 
-def deletions_prefix(stream: str) -> str:
-    """What the keys of a stream's deletion records begin with."""
-    return f"{stream_prefix(stream)}retention/deletions/"
+def deletion_prefix(stream: str, *, done: bool) -> str:
+    """What the keys of a stream's deletion records begin with: of those that are done, or of those under way."""
+    return f"{stream_prefix(stream)}retention/{'deleted' if done else 'deleting'}/"
 
 
-def deletion_key(stream: str, name: str) -> str:
+def deletion_key(stream: str, name: str, *, done: bool) -> str:
     """Key of one deletion record."""
-    return f"{deletions_prefix(stream)}{name}{_SUFFIX}"
+    return f"{deletion_prefix(stream, done=done)}{name}{_SUFFIX}"
 
 
-def deletion_name(key: str, stream: str) -> str | None:
-    """The name of the deletion record with a key; ``None`` for any other key."""
-    name = key.removeprefix(deletions_prefix(stream)).removesuffix(_SUFFIX)
-    return name if _NAME.fullmatch(name) and deletion_key(stream, name) == key else None
+def deletion_name(key: str, stream: str, *, done: bool) -> str | None:
+    """The name of the deletion record with a key; ``None`` for any other key. It begins with 16 digits: the time."""
+    name = key.removeprefix(deletion_prefix(stream, done=done)).removesuffix(_SUFFIX)
+    return name if _NAME.fullmatch(name) and deletion_key(stream, name, done=done) == key else None
 
 
 def encode_deletion(record: DeletionRecord) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any
 from offloader.errors import InvalidCall
 
 __all__ = [
+    "CleanupSettings",
     "LedgerSettings",
     "LimitSettings",
     "ManifestSettings",
@@ -222,6 +223,23 @@ class ManifestSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupSettings:
+    """When objects that no stream needs are deleted, and what is remembered of it."""
+
+    grace_hours: float = _setting(
+        24.0, "time between retiring a segment and deleting its objects; until then it can be undone", low=0, high=87600
+    )
+    allow_large_delete: bool = _flag(False, "a cycle may retire more than half of a stream without being asked")
+    retry_minutes_max: float = _setting(
+        60.0, "longest wait before objects that couldn't be deleted are tried again", low=0, high=7 * 24 * 60
+    )
+    audit_days: float = _setting(90.0, "how long it is remembered what was deleted", low=0, high=36500)
+    audit_records_max: int = _setting(
+        10_000, "batches of deletions remembered of one stream; the oldest go first", low=1, high=10**6
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All of it."""
 
@@ -232,6 +250,7 @@ class Settings:
     limits: LimitSettings = LimitSettings()
     telemetry: TelemetrySettings = TelemetrySettings()
     manifest: ManifestSettings = ManifestSettings()
+    cleanup: CleanupSettings = CleanupSettings()
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:

@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from offloader.cli.cleanup_hold import run as hold
+from offloader.cli import cleanup_audit, cleanup_hold, cleanup_run, cleanup_undo
 
 __all__ = ["ACTIONS"]
 
 #: Action -> what runs it, in the order of the help.
-ACTIONS: Mapping[str, Callable[..., Any]] = {"hold": hold}
+ACTIONS: Mapping[str, Callable[..., Any]] = {
+    "plan": cleanup_run.plan,
+    "run": cleanup_run.run,
+    "undo": cleanup_undo.run,
+    "hold": cleanup_hold.run,
+    "audit": cleanup_audit.run,
+}

@@ -42,6 +42,7 @@ VERBS = {
     "truncate": "Let a stream begin later.",
     "retention": "Who still needs a stream: subscribers and reader groups.",
     "cleanup": "Delete what no stream needs any more.",
+    "delete-stream": "Delete whole streams.",
     "rollback": "Make ledgers readable for a reader that knows V1 only.",
     "config": "Explain or check settings.",
     "status": "Show what the streams are doing.",

@@ -32,7 +32,8 @@ from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
-from offloader.retention.topic_truncation import partitions_of, truncate_topic
+from offloader.manifest.partitions import partitions_of
+from offloader.retention.topic_truncation import truncate_topic
 from offloader.retention.truncation import Truncation, truncate_stream
 from offloader.store.base import ObjectStore
 

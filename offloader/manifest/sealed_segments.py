@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from formats.checkpoint import RunRef
 from formats.checkpoint_columns import SegmentColumns
 from formats.entries import Position
-from offloader.manifest.segment_record import OFFLOADED, SegmentRecord, record_of
+from offloader.manifest.segment_record import OFFLOADED, RETIRED, SegmentRecord, record_of
 
 __all__ = ["NO_ROWS", "Rows", "SealedSegments", "rows_not_after"]
 
@@ -137,6 +137,11 @@ class SealedSegments:
         rows = self.live_rows(start, stop)
         readable: Rows = rows[self.columns.status[rows] == OFFLOADED]
         return readable
+
+    def retired_rows(self) -> Rows:
+        """All rows that count and are retired."""
+        retired = np.flatnonzero(self.columns.status == RETIRED)
+        return np.setdiff1d(retired, self.dead, assume_unique=True) if len(self.dead) else retired
 
     def first_offloaded(self) -> int | None:
         """The first readable row."""

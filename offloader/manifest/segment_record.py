@@ -23,6 +23,7 @@ from formats.segment import Layout, LedgerSpan, SegmentSummary
 __all__ = [
     "AT_ROOT",
     "OFFLOADED",
+    "RETIRED",
     "SegmentRecord",
     "SegmentStatus",
     "SegmentSums",
@@ -58,6 +59,7 @@ _STATUS_NUMBERS = {SegmentStatus.OFFLOADED: 1, SegmentStatus.RETIRED: 2}
 _STATUSES = {number: status for status, number in _STATUS_NUMBERS.items()}
 OFFLOADED = _STATUS_NUMBERS[SegmentStatus.OFFLOADED]
 _LAYOUTS = {int(layout): layout for layout in Layout}
+RETIRED = _STATUS_NUMBERS[SegmentStatus.RETIRED]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,6 +150,31 @@ class SegmentSlice(Sequence[SegmentRecord]):
         found: NDArray[np.int64] = np.concatenate(pieces)[order]
         return found
 
+    def owned(self) -> NDArray[np.bool_]:
+        """Of each whether its objects are ours to delete, bool, shape (n,)."""
+        found = np.empty(len(self), dtype=bool)
+        for number, part in enumerate(self._sealed):
+            mine = self._source == number
+            found[mine] = part.columns.owned[self._rows[mine]]
+        mine = self._source == len(self._sealed)
+        found[mine] = np.array([record.owned for record in self._tail], dtype=bool)[self._rows[mine]]
+        return found
+
+    def retire_records(self) -> NDArray[np.int64]:
+        """The record that retired each, -1: none did; int64, shape (n,)."""
+        found = np.empty(len(self), dtype=np.int64)
+        for number, part in enumerate(self._sealed):
+            mine = self._source == number
+            found[mine] = part.columns.retire_record[self._rows[mine]]
+        mine = self._source == len(self._sealed)
+        own = [-1 if record.retire_record is None else record.retire_record for record in self._tail]
+        found[mine] = np.array(own, dtype=np.int64)[self._rows[mine]]
+        return found
+
+    def where(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> SegmentSlice:
+        """Those that ``keep`` says: bool, shape (n,), or their numbers, ascending."""
+        return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
+
     def not_in(self, other: SegmentSlice) -> SegmentSlice:
         """Those that aren't in ``other``."""
         keep = ~np.isin(self._uuids(), other._uuids())

@@ -83,6 +83,12 @@ class SegmentTable(Mapping[UUID, SegmentRecord]):
         tail = [r for r in self._tail_between(first, last) if r.status is SegmentStatus.OFFLOADED]
         return SegmentSlice.merged(self.sealed, rows, tail)
 
+    def retired(self) -> SegmentSlice:
+        """Segments that are to be deleted, in the stream's order."""
+        rows = [part.retired_rows() for part in self.sealed]
+        tail = [self.tail[uuid] for _, uuid in self.order if self.tail[uuid].status is SegmentStatus.RETIRED]
+        return SegmentSlice.merged(self.sealed, rows, tail)
+
     def assigned(self) -> list[SegmentRecord]:
         """Segments without objects, in the stream's order."""
         found = (self.tail[uuid] for _, uuid in self.order)

@@ -6,12 +6,13 @@ Owns reading the store's clock. Must never be asked whether something is right, 
 from __future__ import annotations
 
 import contextlib
+import threading
 
 from offloader.clock import Clock
 from offloader.errors import ErrorKind, NotFound, OffloaderError, StoreUnavailable
 from offloader.store.base import ObjectStore
 
-__all__ = ["TIME_KEY", "ClockSkew", "store_time_ms", "time_for_deletion_ms"]
+__all__ = ["TIME_KEY", "ClockSkew", "DeletionClock", "store_time_ms", "time_for_deletion_ms"]
 
 #: A scratch object whose modification time is read: no stream's name begins like this.
 TIME_KEY = "_time/now"
@@ -63,3 +64,46 @@ def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float
             hint="set this machine's clock, or the store's; clock_skew_seconds_max is the limit",
         )
     return min(before_ms, theirs_ms)
+
+
+class DeletionClock:
+    """Says what time it is for whatever deletes, as long as time goes on as it should.
+
+    A clock that jumps makes everything look old at once, also where it is the store's as well (a local directory). So
+    what both clocks say is compared with what has passed since the first question. Keep one for the whole process.
+    """
+
+    def __init__(self, store: ObjectStore, clock: Clock, *, skew_ms_max: float) -> None:
+        self._store, self._clock, self._skew_ms_max = store, clock, skew_ms_max
+        self._lock = threading.Lock()
+        self._base: tuple[int, float] | None = None
+
+    def now_ms(self, *, newest_ms: int = 0, ask_store: bool = True) -> int:
+        """The earlier of both clocks.
+
+        Args:
+            newest_ms: a time that has passed already, by any clock; 0: none is known.
+            ask_store: as for ``time_for_deletion_ms``.
+
+        Raises:
+            ClockSkew: the clocks differ too much, one of them jumped, or it is earlier than ``newest_ms``.
+        """
+        now_ms = time_for_deletion_ms(self._store, self._clock, skew_ms_max=self._skew_ms_max, ask_store=ask_store)
+        with self._lock:
+            passed_s = self._clock.monotonic_s()
+            if self._base is None:
+                self._base = now_ms, passed_s
+            base_ms, base_s = self._base
+        jump_ms = now_ms - base_ms - (passed_s - base_s) * 1000
+        # The store's clock may count whole seconds, and be asked once and not asked the other time.
+        if abs(jump_ms) > self._skew_ms_max + 1000:
+            raise ClockSkew(
+                f"the clock jumped by {jump_ms / 1000:+.0f} s since this process began: nothing is deleted",
+                hint="start again when the clock is right",
+            )
+        if newest_ms - now_ms > self._skew_ms_max + 1000:
+            raise ClockSkew(
+                f"the clock is {(newest_ms - now_ms) / 1000:.0f} s behind what was written already: nothing is deleted",
+                hint="set this machine's clock, or the store's; clock_skew_seconds_max is the limit",
+            )
+        return now_ms

@@ -6,7 +6,6 @@ never begin another truncation while one is unfinished, nor write an intent that
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -16,31 +15,20 @@ from formats.truncation_intent import PartitionHead, TruncationIntent, decode_in
 from offloader.clock import Clock
 from offloader.errors import InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
-from offloader.manifest.catalog import list_streams
 from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.partitions import partition_number
 from offloader.manifest.unreadable import unreadable
 from offloader.retention.truncation import Truncation, truncate_stream
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
-__all__ = ["partitions_of", "resume_topic_truncation", "truncate_topic"]
+__all__ = ["resume_topic_truncation", "truncate_topic"]
 
 #: How often an intent is written again because others wrote theirs meanwhile.
 ATTEMPTS_MAX = 10
-_PARTITION = re.compile(r"-partition-(0|[1-9][0-9]{0,9})")
 
 #: The hot tier of a partition; ``None``: somebody else's.
 SourceOf = Callable[[str], LedgerSource | None]
-
-
-def partitions_of(store: ObjectStore, topic: str) -> list[str]:
-    """The streams of a partitioned topic's partitions, by number; empty: it has none here."""
-    found = {}
-    for stream in list_streams(store, prefix=f"{topic}-partition-"):
-        match = _PARTITION.fullmatch(stream, len(topic))
-        if match is not None:
-            found[int(match[1])] = stream
-    return [found[number] for number in sorted(found)]
 
 
 def truncate_topic(
@@ -73,7 +61,7 @@ def truncate_topic(
         InvalidCall, EditRefused, NotFound: a partition can't be truncated like this; none was.
         StoreUnavailable, OutcomeUnknown: it isn't finished; call it, or ``resume_topic_truncation``, again.
     """
-    foreign = [name for name in heads if not (name.startswith(topic) and _PARTITION.fullmatch(name, len(topic)))]
+    foreign = [name for name in heads if partition_number(name, topic) is None]
     if foreign or not heads:
         raise InvalidCall(
             f"{', '.join(foreign) or 'nothing'} is no partition of {topic}", hint=f"{topic}-partition-0 and so on"

@@ -188,4 +188,4 @@ def test_the_real_verbs_fit_their_help_in_one_line() -> None:
     )
     for verb, text in REAL.items():
         assert text in done.stdout, "what is too long for a pipe of 80 columns ends in dots"
-        assert (ROOT / "offloader" / "cli" / f"{verb}.py").exists()
+        assert (ROOT / "offloader" / "cli" / f"{verb}.py".replace("-", "_")).exists()

@@ -10,8 +10,9 @@ from formats.entries import Position
 from formats.truncation_intent import PartitionHead, TruncationIntent, encode_intent, intent_key
 from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.log import load_manifest
+from offloader.manifest.partitions import partitions_of
 from offloader.manifest.state import EditRefused
-from offloader.retention.topic_truncation import partitions_of, resume_topic_truncation, truncate_topic
+from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock

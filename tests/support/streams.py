@@ -11,7 +11,7 @@ from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.keys import data_key, index_key, new_segment_uuid, object_metadata
 from formats.manifest import Assign, Edit, LedgerClosed, Offloaded
 from formats.segment import Codec, FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder
-from offloader.clock import SystemClock
+from offloader.clock import Clock, SystemClock
 from offloader.manifest.log import ManifestLog
 from offloader.store.base import ObjectStore
 
@@ -44,12 +44,13 @@ class StreamWriter:
     store: ObjectStore
     stream: str = "public/default/persistent/orders"
     block_bytes: int = 1024
+    clock: Clock = field(default_factory=SystemClock)
     log: ManifestLog = field(init=False)
     entries: list[Entry] = field(default_factory=list)
     uuids: list[UUID] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.log = ManifestLog(self.store, self.stream, clock=SystemClock())
+        self.log = ManifestLog(self.store, self.stream, clock=self.clock)
         self.log.open_epoch()
 
     def add(

@@ -1,0 +1,224 @@
+"""One round of deletion: of a stream, and of all streams of a store.
+
+Owns what comes before what. Must never let one stream's failure keep the others from their turn.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from formats.deletion_record import DeletionRecord
+from offloader.cleanup.audit import expire_audit, read_batches, retry_at_ms
+from offloader.cleanup.plan import Action, CleanupPlan, plan_cleanup, retired_groups
+from offloader.cleanup.removal import remove_stream
+from offloader.cleanup.retirement import forget_readers, retired_facts
+from offloader.cleanup.sweeper import Sweeper, Swept
+from offloader.clock import Clock
+from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.limits import Priority, working_at
+from offloader.manifest.catalog import list_streams
+from offloader.manifest.global_hold import DeletionStopped, require_no_global_hold
+from offloader.manifest.leases import user_at_host
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.store_time import DeletionClock
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+
+__all__ = ["CleanupReport", "LargeDelete", "cleanup_all", "cleanup_stream"]
+
+_MS_PER_HOUR = 3_600_000
+
+
+class LargeDelete(InvalidCall):
+    """More than half of a stream would be deleted, and nobody said that this is meant."""
+
+
+@dataclass(slots=True, kw_only=True)
+class CleanupReport:
+    """What one round did with one stream, or in a dry run would do.
+
+    Attributes:
+        plan: what was to be done; ``None``: it couldn't be made.
+        swept: what was done.
+        pending: batches that are recorded as purged, or were on the way to it, and whose objects aren't all gone.
+        held: the stream is on hold: nothing was done.
+        is_deleted: the stream itself is being deleted.
+        expired: batches of the audit that were forgotten.
+        error: why the round ended early.
+    """
+
+    stream: str
+    dry_run: bool
+    plan: CleanupPlan | None = None
+    swept: Swept = field(default_factory=Swept)
+    pending: Sequence[DeletionRecord] = ()
+    held: bool = False
+    is_deleted: bool = False
+    expired: int = 0
+    error: OffloaderError | None = None
+
+
+def cleanup_stream(
+    store: ObjectStore,
+    stream: str,
+    *,
+    clock: Clock,
+    settings: Settings | None = None,
+    deletion_clock: DeletionClock | None = None,
+    by: str = "",
+    allow_large: bool = False,
+    dry_run: bool = False,
+    on_plan: Callable[[CleanupPlan], object] = lambda _: None,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> CleanupReport:
+    """One round for one stream: goes on with what is under way, purges what is due, retires what nobody needs.
+
+    Safe to interrupt and to repeat: each step is recorded before the next.
+
+    Args:
+        deletion_clock: kept by who calls this again and again, so that a clock that jumps is noticed.
+        by: who runs this, for the audit; default: user and machine.
+        allow_large: retire more than half of the stream if it comes to that.
+        dry_run: only plan; writes nothing.
+        on_plan: gets the plan before anything of it is done.
+
+    Raises:
+        NotFound: no such stream.
+        DeletionStopped: all deletion in the store is stopped.
+        ClockSkew: the clocks can't be trusted; nothing was deleted.
+        LargeDelete: more than half of the stream would be retired; what was due is purged nevertheless.
+        EditRefused, StoreUnavailable, OutcomeUnknown: it ended early; the next round goes on.
+    """
+    report = CleanupReport(stream=stream, dry_run=dry_run)
+    with working_at(Priority.DELETION):
+        _clean(
+            *(report, store, clock, settings or Settings()),
+            deletion_clock=deletion_clock,
+            by=by or user_at_host(),
+            allow_large=allow_large,
+            on_plan=on_plan,
+            entropy=entropy,
+        )
+    return report
+
+
+def cleanup_all(
+    store: ObjectStore,
+    *,
+    clock: Clock,
+    settings_of: Callable[[str], Settings] = lambda _: Settings(),
+    deletion_clock: DeletionClock | None = None,
+    prefix: str = "",
+    by: str = "",
+    allow_large: bool = False,
+    dry_run: bool = False,
+    on_plan: Callable[[CleanupPlan], object] = lambda _: None,
+) -> Iterator[CleanupReport]:
+    """One round for each stream; a stream that fails has its error in its report.
+
+    Args:
+        settings_of: the settings of a stream.
+        prefix: only streams whose names begin with it.
+
+    Raises:
+        DeletionStopped: all deletion in the store is stopped.
+    """
+    if not dry_run:
+        require_no_global_hold(store)
+    kept = deletion_clock
+    for stream in list_streams(store, prefix=prefix):
+        settings = settings_of(stream)
+        kept = kept or _deletion_clock(store, clock, settings)
+        report = CleanupReport(stream=stream, dry_run=dry_run)
+        try:
+            with working_at(Priority.DELETION):
+                _clean(
+                    *(report, store, clock, settings),
+                    deletion_clock=kept,
+                    by=by or user_at_host(),
+                    allow_large=allow_large,
+                    on_plan=on_plan,
+                    entropy=os.urandom,
+                )
+        except DeletionStopped:
+            raise
+        except OffloaderError as error:
+            report.error = error
+        yield report
+
+
+def _deletion_clock(store: ObjectStore, clock: Clock, settings: Settings) -> DeletionClock:
+    return DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
+
+
+def _clean(
+    report: CleanupReport,
+    store: ObjectStore,
+    clock: Clock,
+    settings: Settings,
+    *,
+    deletion_clock: DeletionClock | None,
+    by: str,
+    allow_large: bool,
+    on_plan: Callable[[CleanupPlan], object],
+    entropy: Callable[[int], bytes],
+) -> None:
+    times, dry_run = deletion_clock or _deletion_clock(store, clock, settings), report.dry_run
+    if not dry_run:
+        require_no_global_hold(store)
+    # Listed first, loaded after: what a batch names and the manifest doesn't is purged.
+    batches = list(read_batches(store, report.stream, done=False))
+    log = ManifestLog(store, report.stream, clock=clock, settings=settings.manifest, entropy=entropy)
+    state = log.load()
+    report.is_deleted, report.held, report.pending = state.stream_deleted, state.held, batches
+    if state.stream_deleted:
+        if not dry_run:
+            with suppress(NotFound):
+                remove_stream(
+                    *(store, report.stream),
+                    clock=clock,
+                    settings=settings.manifest,
+                    deletion_clock=times,
+                    despite_readers=True,
+                )
+        return
+
+    def now_ms() -> int:
+        return times.now_ms(newest_ms=log.state.time_ms, ask_store=not dry_run)
+
+    grace_ms, now = int(settings.cleanup.grace_hours * _MS_PER_HOUR), now_ms()
+    facts = retired_facts(
+        store, state, retired_groups(state), now_ms=now, grace_ms=grace_ms, notes=not dry_run and not state.held
+    )
+    plan = report.plan = plan_cleanup(state, facts, now_ms=now, grace_ms=grace_ms)
+    on_plan(plan)
+    if dry_run or state.held:
+        return
+    sweeper = Sweeper(log, now_ms=now_ms, by=by, batches=batches, entropy=entropy)
+    report.swept = sweeper.swept
+    for batch in batches:
+        if retry_at_ms(batch, settings.cleanup) <= now:
+            sweeper.resume(batch, void_before_ms=now - int(settings.manifest.orphan_age_hours_min * _MS_PER_HOUR))
+    for group in plan.due:
+        sweeper.purge(group)
+    large = plan.large and not (allow_large or settings.cleanup.allow_large_delete)
+    if not large:
+        for doomed in plan.doomed:
+            (sweeper.retire if doomed.action is Action.RETIRE else sweeper.release)(doomed)
+    report.pending = list(read_batches(store, report.stream, done=False))
+    report.expired = expire_audit(store, report.stream, settings.cleanup, now_ms=now)
+    forget_readers(store, log.state, retired_groups(log.state))
+    if large:
+        raise _too_large(plan)
+
+
+def _too_large(plan: CleanupPlan) -> LargeDelete:
+    going = sum(each.segments.sums().object_bytes for each in plan.doomed)
+    return LargeDelete(
+        f"stream {plan.state.stream}: {going:,} of {plan.state.sums.object_bytes:,} bytes would be deleted, more than "
+        "half: nothing new was retired",
+        hint="look at it with `offloader cleanup plan`, then say --yes, or set cleanup.allow_large_delete",
+    )

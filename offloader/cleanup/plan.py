@@ -1,0 +1,274 @@
+"""What may be deleted of a stream, why, and what each of it still waits for; pure.
+
+Owns that choice. Must never do I/O, nor hold an object for each segment: a stream may have a million.
+
+The unit is the segment, and its way is: offloaded -> retired (readers don't see it, `undo` brings it back) -> purged
+(recorded; no way back) -> its objects are deleted. Adopted segments that aren't ours are released instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from uuid import UUID
+
+import numpy as np
+
+from formats.checkpoint import ReplacedSegment
+from formats.entries import Position
+from offloader.manifest.segment_record import SegmentRecord
+from offloader.manifest.segment_slice import SegmentSlice
+from offloader.manifest.state import ManifestState
+
+__all__ = [
+    "Action",
+    "CleanupPlan",
+    "Doomed",
+    "PlannedDeletion",
+    "Retired",
+    "RetiredFacts",
+    "is_large",
+    "plan_cleanup",
+    "replaced_rule",
+    "retired_groups",
+    "rule_of",
+]
+
+_ENTRY_ID_MAX = 2**63 - 1
+
+
+class Action(StrEnum):
+    """What is done with a segment."""
+
+    RETIRE = "retire"
+    RELEASE = "release"
+    PURGE = "purge"
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """Segments that nobody needs any more, and why."""
+
+    action: Action
+    segments: SegmentSlice
+    rule: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retired:
+    """What one record retired.
+
+    Attributes:
+        record_id: that record.
+        segments: in the stream's order.
+        replaced: segments whose entries are in others by now; they have no range any more.
+    """
+
+    record_id: int
+    segments: SegmentSlice
+    replaced: tuple[ReplacedSegment, ...]
+
+    @property
+    def uuids(self) -> list[UUID]:
+        return [*(segment.uuid for segment in self.segments), *(each.uuid for each in self.replaced)]
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredFacts:
+    """What the store says of one retirement.
+
+    Attributes:
+        retired_ms: when it was, at the latest, by the later clock; ``None``: nobody knows: it stays.
+        readers: who holds a lease that is waited for.
+    """
+
+    retired_ms: int | None
+    readers: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDeletion:
+    """One line of a plan.
+
+    Attributes:
+        first, last: ``None``: the segment has no range any more.
+        entries: 0: nobody knows any more.
+        rule: why it may go.
+        waits_for: why it stays for now; empty: nothing.
+        until_ms: when that is over; ``None``: nobody knows.
+    """
+
+    action: Action
+    uuid: UUID
+    first: Position | None
+    last: Position | None
+    entries: int
+    object_bytes: int
+    rule: str
+    waits_for: str = ""
+    until_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupPlan:
+    """What a cycle does with one stream.
+
+    Attributes:
+        state: the manifest that it was made of.
+        doomed: what is retired or released now.
+        due: what is purged now.
+        waiting: what was retired and stays for now, why, and until when.
+        large: more than half of the stream's bytes would be retired or released: somebody has to say yes.
+    """
+
+    state: ManifestState
+    doomed: Sequence[Doomed]
+    due: Sequence[Retired]
+    waiting: Sequence[tuple[Retired, str, int | None]]
+    large: bool
+
+    def lines(self) -> Iterator[PlannedDeletion]:
+        """Segment by segment; made when they are asked for."""
+        for each in self.doomed:
+            yield from (_line(each.action, segment, each.rule) for segment in each.segments)
+        for group, why, until_ms in [*((group, "", None) for group in self.due), *self.waiting]:
+            for segment in group.segments:
+                yield _line(Action.PURGE, segment, rule_of(self.state, segment), why, until_ms)
+            for replaced in group.replaced:
+                yield PlannedDeletion(
+                    action=Action.PURGE,
+                    uuid=replaced.uuid,
+                    first=None,
+                    last=None,
+                    entries=0,
+                    object_bytes=replaced.object_bytes,
+                    rule=replaced_rule(replaced),
+                    waits_for=why,
+                    until_ms=until_ms,
+                )
+
+
+def plan_cleanup(state: ManifestState, facts: Mapping[int, RetiredFacts], *, now_ms: int, grace_ms: int) -> CleanupPlan:
+    """What is to be done with one stream now.
+
+    Args:
+        state: its manifest.
+        facts: retire record -> what the store says of it; a record that isn't in it waits.
+        now_ms: by the earlier clock, ms since 1970 UTC.
+        grace_ms: time that a retired segment stays.
+    """
+    doomed = [each for each in _doomed(state) if len(each.segments)]
+    due: list[Retired] = []
+    waiting: list[tuple[Retired, str, int | None]] = []
+    for group in retired_groups(state):
+        known = facts.get(group.record_id)
+        if known is None or known.retired_ms is None:
+            waiting.append((group, "the grace period", None))
+        elif now_ms < known.retired_ms + grace_ms:
+            waiting.append((group, "the grace period", known.retired_ms + grace_ms))
+        elif known.readers:
+            waiting.append((group, f"readers: {', '.join(known.readers)}", None))
+        else:
+            due.append(group)
+    return CleanupPlan(state=state, doomed=doomed, due=due, waiting=waiting, large=is_large(state, doomed))
+
+
+def is_large(state: ManifestState, doomed: Sequence[Doomed]) -> bool:
+    """Whether more than half of what the stream has in the store would go."""
+    going_bytes = sum(each.segments.sums().object_bytes for each in doomed)
+    return 2 * going_bytes > state.sums.object_bytes
+
+
+def retired_groups(state: ManifestState) -> list[Retired]:
+    """What is retired, by the record that did it, the oldest first."""
+    segments = state.segments.retired()
+    records = segments.retire_records()
+    replaced: dict[int, list[ReplacedSegment]] = {}
+    for each in state.replaced:
+        replaced.setdefault(each.retire_record, []).append(each)
+    order = np.argsort(records, kind="stable")
+    numbers, starts = np.unique(records[order], return_index=True)
+    rows = dict(zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)) if len(records) else {}
+    nothing = np.empty(0, dtype=np.int64)
+    return [
+        Retired(
+            record_id=number,
+            segments=segments.where(rows.get(number, nothing)),
+            replaced=tuple(replaced.get(number, ())),
+        )
+        for number in sorted({*rows, *replaced})
+    ]
+
+
+def rule_of(state: ManifestState, segment: SegmentRecord) -> str:
+    """Why a segment may go."""
+    if state.head is not None and segment.end is not None and segment.end < state.head:
+        return _before(state.head)
+    return _LEDGERS_GONE
+
+
+def replaced_rule(replaced: ReplacedSegment) -> str:
+    """Why a replaced segment may go."""
+    return f"its entries are in other segments since record {replaced.retire_record}"
+
+
+_LEDGERS_GONE = "all its ledgers are gone from the stream"
+
+
+def _before(head: Position) -> str:
+    return f"it lies before the stream's head {head}"
+
+
+def _doomed(state: ManifestState) -> Iterator[Doomed]:
+    if state.head is not None:
+        before = state.offloaded(None, Position(state.head.ledger_id, state.head.entry_id - 1))
+        # Ranges are disjoint: only the last one can reach over the head.
+        if len(before) and (before[-1].end or state.head) >= state.head:
+            before = before[:-1]
+        yield from _by_ownership(before, _before(state.head))
+    gone = _in_gone_ledgers(state)
+    if gone:
+        around = state.offloaded(min(gone.values()), max(gone.values()))
+        keep = np.array([segment.uuid in gone for segment in around], dtype=bool)
+        yield from _by_ownership(around.where(keep), _LEDGERS_GONE)
+
+
+def _by_ownership(segments: SegmentSlice, rule: str) -> Iterator[Doomed]:
+    owned = segments.owned()
+    yield Doomed(Action.RETIRE, segments.where(owned), rule)
+    yield Doomed(Action.RELEASE, segments.where(~owned), rule)
+
+
+def _in_gone_ledgers(state: ManifestState) -> dict[UUID, Position]:
+    """Segments at or after the head, all of whose ledgers are marked as deleted, and where they begin."""
+    deleted = state.deleted_ledgers
+    head = state.head or Position(0, 0)
+    found = {}
+    for ledger_id in deleted:
+        if ledger_id < head.ledger_id:
+            continue
+        for segment in state.offloaded(Position(ledger_id, 0), Position(ledger_id, _ENTRY_ID_MAX)):
+            assert segment.summary is not None, "an offloaded segment has one"
+            is_before = segment.end is not None and state.head is not None and segment.end < state.head
+            if not is_before and all(span.ledger_id in deleted for span in segment.summary.ledgers):
+                found[segment.uuid] = segment.begin
+    return found
+
+
+def _line(
+    action: Action, segment: SegmentRecord, rule: str, waits_for: str = "", until_ms: int | None = None
+) -> PlannedDeletion:
+    summary = segment.summary
+    assert summary is not None, "only offloaded segments are deleted"
+    return PlannedDeletion(
+        action=action,
+        uuid=segment.uuid,
+        first=segment.begin,
+        last=segment.end,
+        entries=summary.entries,
+        object_bytes=summary.data_bytes + summary.index_bytes,
+        rule=rule,
+        waits_for=waits_for,
+        until_ms=until_ms,
+    )

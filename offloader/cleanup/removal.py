@@ -1,0 +1,209 @@
+"""Deleting a whole stream: its objects, uploads and everything beside its manifest.
+
+Owns finding all of it. Must never delete an object that neither the manifest names as ours nor its own name proves to
+be of this incarnation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from formats.keys import data_key, is_segment_uuid_of, parse_object_key, stream_prefix
+from formats.lease import lease_uuid
+from offloader.clock import Clock
+from offloader.errors import InvalidCall, NotFound, StoreUnavailable
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.global_hold import require_no_global_hold
+from offloader.manifest.leases import leases_of
+from offloader.manifest.load import load_manifest
+from offloader.manifest.objects import DELETE_KEYS_MAX, delete_keys, listed
+from offloader.manifest.segment_record import is_at_root
+from offloader.manifest.state import ManifestState
+from offloader.manifest.store_time import DeletionClock
+from offloader.manifest.stream_deletion import StreamDeletion, delete_stream
+from offloader.settings import ManifestSettings
+from offloader.store.base import ObjectStore, UploadInfo
+
+__all__ = ["StreamRemoval", "removal_of", "remove_stream", "remove_topic_folder"]
+
+#: How often the stream is listed again because something arrived meanwhile.
+ROUNDS_MAX = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamRemoval:
+    """What a deletion of a stream takes away, or has taken.
+
+    Attributes:
+        objects, object_bytes: of segments, and of what lies beside the manifest.
+        uploads: unfinished ones.
+        readers: who holds a lease on it.
+        foreign: keys below the stream that aren't ours; they stay.
+        adopted: segments whose objects aren't ours; they stay.
+        deletion: how far it is; ``None``: it hasn't begun.
+    """
+
+    stream: str
+    objects: int = 0
+    object_bytes: int = 0
+    uploads: int = 0
+    readers: Sequence[str] = ()
+    foreign: list[str] = field(default_factory=list)
+    adopted: int = 0
+    deletion: StreamDeletion | None = None
+
+
+def removal_of(store: ObjectStore, stream: str, *, now_ms: int) -> StreamRemoval:
+    """What deleting a stream would take away. Writes nothing.
+
+    Raises:
+        NotFound: no such stream.
+    """
+    state = load_manifest(store, stream)
+    found = StreamRemoval(stream=stream, adopted=_adopted(state), readers=_readers(store, stream, now_ms))
+    for key, size_bytes, ours in _objects(store, state):
+        if ours:
+            found.objects += 1
+            found.object_bytes += size_bytes
+        else:
+            found.foreign.append(key)
+    found.uploads = len(list(_uploads(store, state)))
+    return found
+
+
+def remove_stream(
+    store: ObjectStore,
+    stream: str,
+    *,
+    clock: Clock,
+    settings: ManifestSettings | None = None,
+    deletion_clock: DeletionClock | None = None,
+    despite_readers: bool = False,
+) -> StreamRemoval:
+    """Deletes a stream as far as that is safe now; call it again after ``orphan_age_hours_min`` to finish.
+
+    Args:
+        despite_readers: also while somebody holds a lease on it.
+
+    Raises:
+        NotFound: no such stream.
+        InvalidCall: somebody reads it.
+        EditRefused: it is on hold.
+        DeletionStopped: all deletion in the store is stopped.
+        ClockSkew: the clocks can't be trusted.
+        StoreUnavailable, OutcomeUnknown: call it again.
+    """
+    chosen = settings or ManifestSettings()
+    require_no_global_hold(store)
+    times = deletion_clock or DeletionClock(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000)
+    now_ms = times.now_ms()
+    if read_entry(store, stream) is None:
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    done = StreamRemoval(stream=stream, readers=_readers(store, stream, now_ms))
+    if done.readers and not despite_readers:
+        raise InvalidCall(
+            f"stream {stream} is being read by {', '.join(done.readers)}",
+            hint="wait until they are done, or say --despite-readers",
+        )
+
+    def delete_objects(state: ManifestState) -> None:
+        done.adopted = _adopted(state)
+        _delete_everything(store, state, done)
+
+    done.deletion = delete_stream(store, stream, clock=clock, delete_objects=delete_objects, settings=chosen)
+    return done
+
+
+def remove_topic_folder(store: ObjectStore, topic: str) -> int:
+    """Deletes what lies under the name of a partitioned topic that has no partitions any more; how many objects."""
+    keys = [info.key for info in listed(store, f"{stream_prefix(topic)}retention/")]
+    delete_keys(store, keys)
+    return len(keys)
+
+
+def _delete_everything(store: ObjectStore, state: ManifestState, done: StreamRemoval) -> None:
+    """Until a listing shows nothing of ours any more."""
+    for _ in range(ROUNDS_MAX):
+        for upload in _uploads(store, state):
+            store.abort_upload(upload.key, upload.upload_id)
+            done.uploads += 1
+        done.foreign.clear()
+        keys: list[str] = []
+        deleted = 0
+        for key, size_bytes, ours in _objects(store, state):
+            if not ours:
+                done.foreign.append(key)
+                continue
+            keys.append(key)
+            deleted += 1
+            done.object_bytes += size_bytes
+            if len(keys) == DELETE_KEYS_MAX:
+                delete_keys(store, keys)
+                keys.clear()
+        delete_keys(store, keys)
+        done.objects += deleted
+        if not deleted:
+            return
+    raise StoreUnavailable(f"stream {state.stream}: something still arrives while it is deleted")
+
+
+def _objects(store: ObjectStore, state: ManifestState) -> Iterator[tuple[str, int, bool]]:
+    """Key, size and whether it is ours, of everything of a stream but its manifest."""
+    prefix = stream_prefix(state.stream)
+    for info in listed(store, prefix):
+        if not info.key.startswith(f"{prefix}manifest/"):
+            yield info.key, info.size_bytes, _is_ours(info.key, state)
+    for segment in state.segments.values():
+        if segment.owned and segment.summary is not None and is_at_root(segment.driver):
+            sizes = segment.summary.data_bytes, segment.summary.index_bytes
+            for key, size_bytes in zip(segment.object_keys(state.stream), sizes, strict=True):
+                if _is_there(store, key):
+                    yield key, size_bytes, True
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except NotFound:
+        return False
+    return True
+
+
+def _is_ours(key: str, state: ManifestState) -> bool:
+    stream, prefix = state.stream, stream_prefix(state.stream)
+    # The names of these two folders are reserved: no stream and nobody else has objects there.
+    if key.startswith(f"{prefix}retention/") or lease_uuid(key, stream) is not None:
+        return True
+    parsed = parse_object_key(key, stream)
+    if parsed is None:
+        return False
+    segment = state.segments.get(parsed.uuid)
+    if segment is not None and key in segment.object_keys(stream):
+        return segment.owned
+    return is_segment_uuid_of(parsed.uuid, state.incarnation)
+
+
+def _uploads(store: ObjectStore, state: ManifestState) -> Iterator[UploadInfo]:
+    seen = set()
+    # Some servers find an upload by its exact key only.
+    promised = [data_key(state.stream, each.uuid, each.v1_ledger_id) for each in state.assigned()]
+    promised += [
+        data_key(state.stream, each.uuid, each.begin.ledger_id if each.layout == 1 else None) for each in state.rewrites
+    ]
+    for prefix in [stream_prefix(state.stream), *promised]:
+        for upload in store.list_uploads(prefix):
+            parsed = parse_object_key(upload.key, state.stream)
+            ours = parsed is not None and is_segment_uuid_of(parsed.uuid, state.incarnation)
+            if ours and upload.upload_id not in seen:
+                seen.add(upload.upload_id)
+                yield upload
+
+
+def _readers(store: ObjectStore, stream: str, now_ms: int) -> list[str]:
+    found = leases_of(store, stream)
+    return sorted(each.reader or str(each.uuid) for each in found if each.ends_ms is None or each.ends_ms >= now_ms)
+
+
+def _adopted(state: ManifestState) -> int:
+    return int((~state.segments.in_order().owned()).sum())

@@ -1,0 +1,107 @@
+"""``offloader delete-stream STREAM``: a whole stream, or all partitions of a topic.
+
+Owns what is asked and said. Must never delete a stream that wasn't named, nor without having been told twice.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from offloader.cleanup.removal import StreamRemoval, removal_of, remove_stream, remove_topic_folder
+from offloader.cli.options import Config, DryRun, EndpointUrl, Json, Region, Store, open_configured_store
+from offloader.cli.output import bytes_text, json_line
+from offloader.clock import SystemClock
+from offloader.effective_settings import settings_for
+from offloader.errors import InvalidCall, NotFound
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.partitions import partitions_of
+from offloader.store.base import ObjectStore
+
+__all__ = ["run"]
+
+
+def run(
+    stream: Annotated[str, typer.Argument(help="The stream's name, or a partitioned topic's.", show_default=False)],
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    config: Config = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    despite_readers: Annotated[
+        bool, typer.Option("--despite-readers", help="Also while somebody holds a lease on it.")
+    ] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Delete a stream: all its segments, unfinished uploads, what is remembered of it, and its manifest.
+
+    There is no undo. Writers stop at their next record. A tombstone stays for orphan_age_hours_min, so that one that
+    stalled notices; call this again then, or let `offloader cleanup run` finish it. The hot tier isn't touched.
+    """
+    settings = settings_for(stream, config or None)
+    clock = SystemClock()
+    opened = open_configured_store(store, endpoint_url, region, settings, read_only=dry_run)
+    streams = [stream] if read_entry(opened, stream) is not None else partitions_of(opened, stream)
+    if not streams:
+        raise NotFound(f"stream {stream} isn't in {opened.url}", hint="`offloader ls` lists the streams")
+    planned = [removal_of(opened, each, now_ms=clock.now_ms()) for each in streams]
+    if dry_run:
+        _print(planned, as_json=json)
+        return
+    if not yes:
+        _ask(planned, opened)
+    done = [
+        remove_stream(opened, each, clock=clock, settings=settings.manifest, despite_readers=despite_readers)
+        for each in streams
+    ]
+    if streams != [stream] and not partitions_of(opened, stream):
+        remove_topic_folder(opened, stream)
+    _print(done, as_json=json)
+
+
+def _ask(planned: Sequence[StreamRemoval], store: ObjectStore) -> None:
+    what = f"{planned[0].stream}" if len(planned) == 1 else f"{len(planned)} streams, {planned[0].stream} ..."
+    size_bytes = sum(each.object_bytes for each in planned)
+    if not sys.stdin.isatty():
+        raise InvalidCall(
+            f"deleting {what} ({bytes_text(size_bytes)}) from {store.url} can't be undone",
+            hint="look at it with --dry-run, then say --yes",
+        )
+    if not typer.confirm(f"Delete {what}, {bytes_text(size_bytes)}, from {store.url}, for good?", err=True):
+        raise InvalidCall("nothing was deleted", hint="say --yes to be sure")
+
+
+def _print(found: Sequence[StreamRemoval], *, as_json: bool) -> None:
+    for each in found:
+        finished = each.deletion is not None and each.deletion.is_finished
+        if as_json:
+            facts = {
+                "stream": each.stream,
+                "dry_run": each.deletion is None,
+                "objects": each.objects,
+                "object_bytes": each.object_bytes,
+                "uploads": each.uploads,
+                "readers": each.readers,
+                "adopted_segments_kept": each.adopted,
+                "foreign": each.foreign,
+                "finished": finished,
+            }
+            print(json_line(facts))
+            continue
+        verb = "would delete" if each.deletion is None else "deleted"
+        print(
+            f"{each.stream}: {verb} {each.objects:,} objects, {bytes_text(each.object_bytes)}, and {each.uploads:,} "
+            "unfinished uploads"
+        )
+        for key in each.foreign:
+            print(f"not ours, stays: {key}")
+        if each.readers:
+            print(f"read by {', '.join(each.readers)}")
+        if each.adopted:
+            print(f"the objects of {each.adopted:,} adopted segments stay: they aren't ours")
+        if each.deletion is not None and not finished:
+            print(f"{each.stream}: its tombstone goes with a later `offloader cleanup run`, or this command again")

@@ -1,0 +1,101 @@
+"""A mistaken truncation is taken back, until its segments are purged."""
+
+from __future__ import annotations
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import LedgersDeleted
+from offloader.cleanup.undo import Undone, undo_retirements
+from offloader.errors import InvalidCall
+from offloader.manifest.state import EditRefused
+from offloader.read.reader import open_reader
+from tests.cleanup.cleaning import STREAM, Bench
+
+
+def undo(bench: Bench, **how: object) -> Undone:
+    return undo_retirements(bench.log(), **how)  # type: ignore[arg-type]
+
+
+def test_everything_is_readable_again_and_stays() -> None:
+    bench = Bench()
+    before = bench.state
+    bench.truncate(3, 5)
+    bench.run()
+    undone = undo(bench)
+    assert (undone.head_before, undone.head, undone.ledgers) == (Position(3, 5), Position(1, 0), (1, 2))
+    assert bench.state.totals() == before.totals()
+    assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
+    bench.hours(100)
+    done = bench.run()
+    assert (done.swept.retired, done.swept.purged) == (0, 0)
+    bench.truncate(3, 5)  # and it can be truncated again
+    assert bench.run().swept.retired == 2
+
+
+def test_the_head_goes_back_to_where_it_was_before_and_not_further() -> None:
+    bench = Bench()
+    bench.truncate(2, 4)
+    bench.run()
+    bench.truncate(4)
+    bench.run()
+    undone = undo(bench, segments=bench.writer.uuids[1:3])
+    assert undone.head == Position(2, 4), "what was truncated on purpose earlier stays so"
+    assert undo(bench).head == Position(1, 0)
+
+
+def test_a_part_comes_back_when_nothing_is_missing_up_to_the_head() -> None:
+    bench = Bench()
+    bench.truncate(4)
+    bench.run()
+    with pytest.raises(InvalidCall, match="can't come back"):
+        undo(bench, segments=[bench.writer.uuids[0]])
+    assert undo(bench, segments=[bench.writer.uuids[2]]).head == Position(3, 0)
+    assert bench.state.first_position() == Position(3, 0)
+
+
+def test_the_position_can_be_chosen_and_is_checked() -> None:
+    bench = Bench()
+    bench.truncate(3)
+    bench.run()
+    for wrong in (Position(3, 1), Position(0, 0)):
+        with pytest.raises((EditRefused, InvalidCall)):
+            undo(bench, head=wrong)
+    assert undo(bench, head=Position(1, 7)).head == Position(1, 7)
+    assert open_reader(bench.memory, STREAM).first_position == Position(1, 7)
+
+
+def test_what_is_purged_is_gone_for_good() -> None:
+    bench = Bench()
+    bench.truncate(2)
+    bench.run()
+    bench.hours(25)
+    bench.truncate(3)
+    bench.run()
+    with pytest.raises(InvalidCall, match="not any more, or never"):
+        undo(bench, segments=[bench.writer.uuids[0]])
+    assert undo(bench).head == Position(2, 0)
+    with pytest.raises(InvalidCall, match="nothing is retired"):
+        undo(bench)
+
+
+def test_a_ledger_that_was_deleted_in_the_middle_comes_back() -> None:
+    bench = Bench()
+    bench.log().amend([LedgersDeleted((2,))])
+    bench.run()
+    assert len(bench.state.offloaded()) == 3
+    undone = undo(bench)
+    assert (undone.head, undone.ledgers) == (None, (2,))
+    assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
+
+
+def test_a_dry_run_changes_nothing_and_says_the_same() -> None:
+    bench = Bench()
+    bench.truncate(3)
+    bench.run()
+    before = bench.state
+    said = undo(bench, dry_run=True)
+    assert bench.state == before
+    done = undo(bench)
+    assert (said.segments, said.head, said.ledgers) == (done.segments, done.head, done.ledgers)
+    assert (said.record_id, done.record_id) == (None, bench.state.record_id)

@@ -1,0 +1,136 @@
+"""``offloader cleanup plan | run | undo | audit`` and ``offloader delete-stream``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from offloader.clock import SystemClock
+from offloader.manifest.leases import take_lease
+from offloader.manifest.log import load_manifest
+from offloader.store import open_store
+from offloader.store.base import ObjectStore
+from tests.cli.reading_verbs import Offloader
+from tests.support.streams import StreamWriter, batch_of
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    made = open_store(f"file://{tmp_path}/store")
+    monkeypatch.setenv("OFFLOADER_STORE", made.url)
+    (tmp_path / "soon.toml").write_text("[cleanup]\ngrace_hours = 0\n")
+    (tmp_path / "gone.toml").write_text("[manifest]\norphan_age_hours_min = 0\n")
+    return made
+
+
+@pytest.fixture
+def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
+    return Offloader(capsys)
+
+
+def written(store: ObjectStore, stream: str = "orders") -> StreamWriter:
+    writer = StreamWriter(store, stream)
+    for ledger in (1, 2, 3, 4, 5):
+        writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+    return writer
+
+
+def test_plan_and_run_print_the_same_list(offloader: Offloader, store: ObjectStore) -> None:
+    written(store)
+    assert offloader("truncate", "orders", "--before", "3:0").code == 0
+    planned = offloader("cleanup", "plan", "orders", "--json").rows
+    done = offloader("cleanup", "run", "orders", "--json").rows
+    assert planned[:-1] == done[:-1]
+    assert [(row["action"], row["first"], row["rule"], row["when"]) for row in done[:-1]] == [
+        ("retire", "1:0", "it lies before the stream's head 3:0", "now"),
+        ("retire", "2:0", "it lies before the stream's head 3:0", "now"),
+    ]
+    assert (planned[-1]["retired"], done[-1]["retired"], done[-1]["dry_run"]) == (0, 2, False)
+    waiting = offloader("cleanup", "plan", "orders")
+    assert waiting.out.count("waits for the grace period until ") == 2
+    assert waiting.out.splitlines()[-1] == "orders: nothing was done"
+
+
+def test_more_than_half_asks(offloader: Offloader, store: ObjectStore) -> None:
+    written(store)
+    offloader("truncate", "orders", "--before", "4:0")
+    assert offloader("cleanup", "plan", "orders").out.endswith("orders: more than half of it: run asks for --yes\n")
+    refused = offloader("cleanup", "run", "orders")
+    assert (refused.code, "--yes" in refused.err) == (2, True)
+    assert offloader("cleanup", "run").code == 2
+    assert len(load_manifest(store, "orders").offloaded()) == 5
+    assert offloader("cleanup", "run", "--yes").out.splitlines()[-1].startswith("orders: 3 segments retired, ")
+
+
+def test_undo_brings_back_what_is_retired_and_audit_says_what_went(
+    offloader: Offloader, store: ObjectStore, tmp_path: Path
+) -> None:
+    writer = written(store)
+    offloader("truncate", "orders", "--before", "3:0")
+    offloader("cleanup", "run", "orders")
+    assert offloader("cleanup", "undo", "orders", "--dry-run").out == (
+        "2 segments of orders would be back; the stream would begin at 1:0 again\n"
+    )
+    [undone] = offloader("cleanup", "undo", "orders", "--json").rows
+    assert (undone["head"], undone["ledgers"], len(undone["segments"])) == ("1:0", [1, 2], 2)
+    assert load_manifest(store, "orders").first_position() == Position(1, 0)
+    assert offloader("cleanup", "undo", "orders").code == 2
+    assert offloader("cleanup", "undo", "orders", "--segment", "nonsense").code == 2
+    offloader("truncate", "orders", "--before", "2:0")
+    soon = ("--config", str(tmp_path / "soon.toml"))
+    offloader("cleanup", "run", "orders", *soon)
+    assert offloader("cleanup", "audit").out == "nothing was deleted\n"
+    offloader("cleanup", "run", "orders", *soon)
+    [row] = offloader("cleanup", "audit", "orders", "--json").rows
+    assert (row["action"], row["first"], row["last"], row["entries"]) == ("purge", "1:0", "1:9", 10)
+    assert row["keys"] == list(writer.keys(writer.uuids[0]))
+    assert row["done_ms"] >= row["planned_ms"] > 0
+    assert "@" in row["by"]
+    assert offloader("cleanup", "audit", "nobody").code == 3
+
+
+def test_a_stream_is_deleted_only_when_that_is_said_twice(
+    offloader: Offloader, store: ObjectStore, tmp_path: Path
+) -> None:
+    written(store)
+    planned = offloader("delete-stream", "orders", "--dry-run")
+    assert planned.out.startswith("orders: would delete 10 objects, ")
+    refused = offloader("delete-stream", "orders")
+    assert (refused.code, "--yes" in refused.err) == (2, True)
+    lease = take_lease(store, "orders", 3600, clock=SystemClock(), reader="ana")
+    assert "read by ana" in offloader("delete-stream", "orders", "--yes").err
+    lease.end()
+    assert len(load_manifest(store, "orders").offloaded()) == 5
+    done = offloader("delete-stream", "orders", "--yes")
+    assert done.out.startswith("orders: deleted 10 objects, ")
+    assert "tombstone" in done.out
+    [again] = offloader("delete-stream", "orders", "--yes", "--json", "--config", str(tmp_path / "gone.toml")).rows
+    assert again["finished"]
+    assert [info.key for info in store.list("").objects] == ["_catalog/orders"]
+    assert offloader("delete-stream", "orders", "--yes").code == 3
+
+
+def test_a_topic_goes_with_all_its_partitions(offloader: Offloader, store: ObjectStore, tmp_path: Path) -> None:
+    for number in (0, 1):
+        written(store, f"orders-partition-{number}")
+    written(store, "orders-partition-extra")
+    offloader("truncate", "orders", "--before", "0=2:0", "--before", "1=2:0")
+    gone = str(tmp_path / "gone.toml")
+    rows = offloader("delete-stream", "orders", "--yes", "--json", "--config", gone).rows
+    assert [(row["stream"], row["finished"]) for row in rows] == [
+        ("orders-partition-0", True),
+        ("orders-partition-1", True),
+    ]
+    left = [info.key for info in store.list("").objects if info.size_bytes]
+    assert all("orders-partition-extra" in key for key in left)
+    assert len(load_manifest(store, "orders-partition-extra").offloaded()) == 5
+
+
+@pytest.mark.parametrize("action", ["plan", "run", "undo", "hold", "audit"])
+def test_every_action_says_what_it_does(offloader: Offloader, action: str) -> None:
+    done = offloader("cleanup", action, "--help")
+    assert done.code == 0
+    assert "--store" in done.out
+    assert offloader("cleanup").code in (0, 2)
