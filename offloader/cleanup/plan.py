@@ -14,6 +14,7 @@ from enum import StrEnum
 from uuid import UUID
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.checkpoint import ReplacedSegment
 from formats.entries import Position
@@ -183,14 +184,11 @@ def is_large(state: ManifestState, doomed: Sequence[Doomed]) -> bool:
 def retired_groups(state: ManifestState) -> list[Retired]:
     """What is retired, by the record that did it, the oldest first."""
     segments = state.segments.retired()
-    records = segments.retire_records()
+    rows = _rows_by_record(segments)
     replaced: dict[int, list[ReplacedSegment]] = {}
     for each in state.replaced:
         replaced.setdefault(each.retire_record, []).append(each)
-    order = np.argsort(records, kind="stable")
-    numbers, starts = np.unique(records[order], return_index=True)
-    rows = dict(zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)) if len(records) else {}
-    nothing = np.empty(0, dtype=np.int64)
+    nothing = np.empty(0, dtype=np.int32)
     return [
         Retired(
             record_id=number,
@@ -199,6 +197,18 @@ def retired_groups(state: ManifestState) -> list[Retired]:
         )
         for number in sorted({*rows, *replaced})
     ]
+
+
+def _rows_by_record(segments: SegmentSlice) -> dict[int, NDArray[np.int32]]:
+    """Numbers of the segments that each record retired. By hand: NumPy's own way to group takes twice the memory."""
+    if not len(segments):
+        return {}
+    records = segments.retire_records()
+    order = np.argsort(records, kind="stable").astype(np.int32)
+    records = records[order]
+    starts = np.flatnonzero(records[1:] != records[:-1]) + 1
+    numbers = [int(records[0]), *records[starts].tolist()]
+    return dict(zip(numbers, np.split(order, starts), strict=True))
 
 
 def rule_of(state: ManifestState, segment: SegmentRecord) -> str:

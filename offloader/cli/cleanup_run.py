@@ -14,7 +14,7 @@ from formats.deletion_record import DeletionRecord
 from offloader.cleanup.cycle import CleanupReport, cleanup_all, cleanup_stream
 from offloader.cleanup.plan import CleanupPlan
 from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_configured_store
-from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.cli.output import Column, bytes_text, counted, json_line, print_rows
 from offloader.clock import SystemClock
 from offloader.effective_settings import read_settings_file, settings_for
 from offloader.errors import InvalidCall
@@ -181,8 +181,9 @@ def _print(report: CleanupReport, *, as_json: bool) -> None:
         print(f"{report.stream}: {'more than half of it: run asks for --yes' if large else 'nothing was done'}")
     else:
         print(
-            f"{report.stream}: {swept.retired:,} segments retired, {swept.released:,} released, {swept.purged:,} purged"
-            f"; deleted {swept.deleted_objects:,} objects, {bytes_text(swept.deleted_bytes)}"
+            f"{report.stream}: {counted(swept.retired, 'segment')} retired, {swept.released:,} released, "
+            f"{swept.purged:,} purged; {counted(swept.deleted_objects, 'object')} deleted, "
+            f"{bytes_text(swept.deleted_bytes)}"
         )
 
 
@@ -197,6 +198,7 @@ def _pending(batch: DeletionRecord) -> Mapping[str, object]:
 
 
 def _pending_text(batch: DeletionRecord) -> str:
+    what = f"{counted(len(batch.segments), 'segment')} of batch {batch.name}"
     if not batch.attempts:
-        return f"{len(batch.segments)} segments of batch {batch.name}: the next round goes on"
-    return f"{len(batch.segments)} segments of batch {batch.name}, {batch.attempts} times so far: {batch.problem}"
+        return f"{what}: the next round goes on"
+    return f"{what}, tried {counted(batch.attempts, 'time')}: {batch.problem}"

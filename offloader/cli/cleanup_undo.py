@@ -21,7 +21,7 @@ from offloader.cli.options import (
     open_configured_store,
     position_of,
 )
-from offloader.cli.output import json_line
+from offloader.cli.output import counted, json_line
 from offloader.clock import SystemClock
 from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall
@@ -75,6 +75,6 @@ def run(
         }
         print(json_line(facts))
         return
-    verb = ("would be", "would begin") if dry_run else ("are", "begins")
-    begins = "" if done.head == done.head_before else f"; the stream {verb[1]} at {done.head} again"
-    print(f"{len(done.segments):,} segments of {stream} {verb[0]} back{begins}")
+    verbs = ("would come back", "would begin") if dry_run else ("came back", "begins")
+    begins = "" if done.head == done.head_before else f"; the stream {verbs[1]} at {done.head} again"
+    print(f"{counted(len(done.segments), 'segment')} of {stream} {verbs[0]}{begins}")

@@ -13,7 +13,7 @@ import typer
 
 from offloader.cleanup.removal import StreamRemoval, removal_of, remove_stream, remove_topic_folder
 from offloader.cli.options import Config, DryRun, EndpointUrl, Json, Region, Store, open_configured_store
-from offloader.cli.output import bytes_text, json_line
+from offloader.cli.output import bytes_text, counted, json_line
 from offloader.clock import SystemClock
 from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall, NotFound
@@ -94,14 +94,14 @@ def _print(found: Sequence[StreamRemoval], *, as_json: bool) -> None:
             continue
         verb = "would delete" if each.deletion is None else "deleted"
         print(
-            f"{each.stream}: {verb} {each.objects:,} objects, {bytes_text(each.object_bytes)}, and {each.uploads:,} "
-            "unfinished uploads"
+            f"{each.stream}: {verb} {counted(each.objects, 'object')}, {bytes_text(each.object_bytes)}, and "
+            f"{counted(each.uploads, 'unfinished upload')}"
         )
         for key in each.foreign:
             print(f"not ours, stays: {key}")
         if each.readers:
             print(f"read by {', '.join(each.readers)}")
         if each.adopted:
-            print(f"the objects of {each.adopted:,} adopted segments stay: they aren't ours")
+            print(f"the objects of {counted(each.adopted, 'adopted segment')} stay: they aren't ours")
         if each.deletion is not None and not finished:
             print(f"{each.stream}: its tombstone goes with a later `offloader cleanup run`, or this command again")

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from formats.entries import Position
 
-__all__ = ["Column", "bytes_text", "json_line", "print_rows", "program_name"]
+__all__ = ["Column", "bytes_text", "counted", "json_line", "print_rows", "program_name"]
 
 #: Rows that a table holds before it begins to print: columns are as wide as their widest cell.
 TABLE_ROWS_MAX = 10_000
@@ -30,6 +30,11 @@ def bytes_text(count: int) -> str:
     while abs(size) >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
     return f"{size:.1f} {_UNITS[unit]}" if unit else f"{count} B"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1, "segment"`` -> ``"1 segment"``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _text(value: object) -> str:

@@ -24,7 +24,7 @@ from offloader.cli.options import (
     open_configured_store,
     position_of,
 )
-from offloader.cli.output import bytes_text, json_line
+from offloader.cli.output import bytes_text, counted, json_line
 from offloader.clock import SystemClock
 from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall
@@ -159,8 +159,8 @@ def _print_words(done: Truncation, *, dry_run: bool) -> None:
         return
     verb = "would begin" if dry_run else "begins"
     print(
-        f"{done.stream} {verb} at {done.head}; before it: {done.segments:,} segments, {done.entries:,} entries, "
-        f"{bytes_text(done.object_bytes)} in the store, which the next cleanup retires"
+        f"{done.stream} {verb} at {done.head}; before it: {counted(done.segments, 'segment')}, "
+        f"{done.entries:,} entries, {bytes_text(done.object_bytes)} in the store, which the next cleanup retires"
     )
     for gap in done.gaps:
         print(f"given up, never offloaded: {gap.first} up to {gap.last}")

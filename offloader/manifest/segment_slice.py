@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ __all__ = ["SegmentSlice"]
 _HALF = (1 << 64) - 1
 #: Records that an iterator makes together, and holds, once more than a few were taken.
 _RECORDS_AT_ONCE_MAX = 256
+#: Rows of one column that are looked up together.
+_GATHER_ROWS = 4096
 
 
 class SegmentSlice(Sequence[SegmentRecord]):
@@ -153,25 +155,27 @@ class SegmentSlice(Sequence[SegmentRecord]):
     def owned(self) -> NDArray[np.bool_]:
         """Of each whether its objects are ours to delete, bool, shape (n,)."""
         found = np.empty(len(self), dtype=bool)
-        for number, part in enumerate(self._sealed):
-            mine = self._source == number
-            found[mine] = part.columns.owned[self._rows[mine]]
-        mine = self._source == len(self._sealed)
-        found[mine] = np.array([record.owned for record in self._tail], dtype=bool)[self._rows[mine]]
+        self._gather(found, "owned", [record.owned for record in self._tail])
         return found
 
     def retire_records(self) -> NDArray[np.int64]:
         """The record that retired each, -1: none did; int64, shape (n,)."""
         found = np.empty(len(self), dtype=np.int64)
-        for number, part in enumerate(self._sealed):
-            mine = self._source == number
-            found[mine] = part.columns.retire_record[self._rows[mine]]
-        mine = self._source == len(self._sealed)
         own = [-1 if record.retire_record is None else record.retire_record for record in self._tail]
-        found[mine] = np.array(own, dtype=np.int64)[self._rows[mine]]
+        self._gather(found, "retire_record", own)
         return found
 
-    def where(self, keep: NDArray[np.bool_] | NDArray[np.int64]) -> SegmentSlice:
+    def _gather(self, found: NDArray[Any], column: str, own: Sequence[int]) -> None:
+        """Fills ``found`` with a column, a few rows at a time: what it takes besides doesn't grow with the slice."""
+        values = [getattr(part.columns, column) for part in self._sealed] + [np.array(own, dtype=found.dtype)]
+        for start in range(0, len(self), _GATHER_ROWS):
+            stop = start + _GATHER_ROWS
+            source, rows, target = self._source[start:stop], self._rows[start:stop], found[start:stop]
+            for number in np.unique(source).tolist():
+                mine = source == number
+                target[mine] = values[number][rows[mine]]
+
+    def where(self, keep: NDArray[np.bool_] | NDArray[np.int32]) -> SegmentSlice:
         """Those that ``keep`` says: bool, shape (n,), or their numbers, ascending."""
         return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
 

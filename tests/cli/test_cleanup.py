@@ -71,7 +71,7 @@ def test_undo_brings_back_what_is_retired_and_audit_says_what_went(
     offloader("truncate", "orders", "--before", "3:0")
     offloader("cleanup", "run", "orders")
     assert offloader("cleanup", "undo", "orders", "--dry-run").out == (
-        "2 segments of orders would be back; the stream would begin at 1:0 again\n"
+        "2 segments of orders would come back; the stream would begin at 1:0 again\n"
     )
     [undone] = offloader("cleanup", "undo", "orders", "--json").rows
     assert (undone["head"], undone["ledgers"], len(undone["segments"])) == ("1:0", [1, 2], 2)

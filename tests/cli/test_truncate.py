@@ -40,7 +40,7 @@ def test_a_stream_begins_later_and_says_so(offloader: Offloader, store: ObjectSt
     written(store, "orders")
     planned = offloader("truncate", "orders", "--before", "2:3", "--dry-run")
     assert planned.code == 0
-    assert planned.out.startswith("orders would begin at 2:3; before it: 1 segments, 10 entries, ")
+    assert planned.out.startswith("orders would begin at 2:3; before it: 1 segment, 10 entries, ")
     assert load_manifest(store, "orders").head is None
     [row] = offloader("truncate", "orders", "--before", "2:3", "--json").rows
     assert (row["head"], row["ledgers"], row["dry_run"], row["gaps"]) == ("2:3", [1], False, [])
