@@ -29,7 +29,8 @@ def state_of(status: int, retired_by: int = -1) -> ManifestState:
     first = np.arange(SEGMENTS, dtype=np.int64) * 10
     values = {
         "status": status, "layout": 2, "owned": 1, "retire_record": retired_by, "begin_ledger_id": 1,
-        "begin_entry_id": first, "end_ledger_id": 1, "end_entry_id": first + 9, "data_bytes": 1000, "index_bytes": 50, "entries": 10,
+        "begin_entry_id": first, "end_ledger_id": 1, "end_entry_id": first + 9, "data_bytes": 1000,
+        "index_bytes": 50, "entries": 10,
     }  # fmt: skip
     for name, value in values.items():
         numbers[name] = np.broadcast_to(np.asarray(value), SEGMENTS).astype(NUMBER_COLUMNS[name])
