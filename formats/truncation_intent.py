@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import cast
+from uuid import UUID
 
 from formats.entries import Position
 from formats.keys import stream_prefix
@@ -19,9 +20,10 @@ INTENT_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class PartitionHead:
-    """The first position that stays of one partition's stream."""
+    """The first position that stays of one partition's stream, in that incarnation of it and no later one."""
 
     stream: str
+    incarnation: UUID
     head: Position
 
 

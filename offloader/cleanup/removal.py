@@ -25,7 +25,7 @@ from offloader.manifest.stream_deletion import StreamDeletion, delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore, UploadInfo
 
-__all__ = ["StreamRemoval", "removal_of", "remove_stream", "remove_topic_folder"]
+__all__ = ["StreamRemoval", "removal_of", "remove_stream"]
 
 #: How often the stream is listed again because something arrived meanwhile.
 ROUNDS_MAX = 10
@@ -115,13 +115,6 @@ def remove_stream(
     return done
 
 
-def remove_topic_folder(store: ObjectStore, topic: str) -> int:
-    """Deletes what lies under the name of a partitioned topic that has no partitions any more; how many objects."""
-    keys = [info.key for info in listed(store, f"{stream_prefix(topic)}retention/")]
-    delete_keys(store, keys)
-    return len(keys)
-
-
 def _delete_everything(store: ObjectStore, state: ManifestState, done: StreamRemoval) -> None:
     """Until a listing shows nothing of ours any more."""
     for _ in range(ROUNDS_MAX):
@@ -139,13 +132,25 @@ def _delete_everything(store: ObjectStore, state: ManifestState, done: StreamRem
             deleted += 1
             done.object_bytes += size_bytes
             if len(keys) == DELETE_KEYS_MAX:
-                delete_keys(store, keys)
+                _delete_listed(store, state, keys)
                 keys.clear()
-        delete_keys(store, keys)
+        _delete_listed(store, state, keys)
         done.objects += deleted
         if not deleted:
             return
     raise StoreUnavailable(f"stream {state.stream}: something still arrives while it is deleted")
+
+
+def _delete_listed(store: ObjectStore, state: ManifestState, keys: Sequence[str]) -> None:
+    """Deletes what was listed while the stream was the one that is deleted.
+
+    Leases and what lies beside the manifest aren't told from those of a stream of that name that was created again by
+    their names; but those can't have been listed before that happened.
+    """
+    entry = read_entry(store, state.stream)
+    if entry is None or entry.incarnation != state.incarnation:
+        raise NotFound(f"stream {state.stream} was deleted by somebody else meanwhile")
+    delete_keys(store, keys)
 
 
 def _objects(store: ObjectStore, state: ManifestState) -> Iterator[tuple[str, int, bool]]:

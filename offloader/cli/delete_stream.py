@@ -11,14 +11,15 @@ from typing import Annotated
 
 import typer
 
-from offloader.cleanup.removal import StreamRemoval, removal_of, remove_stream, remove_topic_folder
+from offloader.cleanup.removal import StreamRemoval, removal_of, remove_stream
 from offloader.cli.options import Config, DryRun, EndpointUrl, Json, Region, Store, open_configured_store
 from offloader.cli.output import bytes_text, counted, json_line
 from offloader.clock import SystemClock
 from offloader.effective_settings import settings_for
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import InvalidCall
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.partitions import partitions_of
+from offloader.retention.place import find_place, release_topic
+from offloader.retention.topic_truncation import release_intent
 from offloader.store.base import ObjectStore
 
 __all__ = ["run"]
@@ -45,9 +46,9 @@ def run(
     settings = settings_for(stream, config or None)
     clock = SystemClock()
     opened = open_configured_store(store, endpoint_url, region, settings, read_only=dry_run)
-    streams = [stream] if read_entry(opened, stream) is not None else partitions_of(opened, stream)
-    if not streams:
-        raise NotFound(f"stream {stream} isn't in {opened.url}", hint="`offloader ls` lists the streams")
+    streams = [stream]
+    if read_entry(opened, stream) is None:
+        streams = [each.stream for each in find_place(opened, stream).partitions.values()]
     planned = [removal_of(opened, each, now_ms=clock.now_ms()) for each in streams]
     if dry_run:
         _print(planned, as_json=json)
@@ -58,8 +59,9 @@ def run(
         remove_stream(opened, each, clock=clock, settings=settings.manifest, despite_readers=despite_readers)
         for each in streams
     ]
-    if streams != [stream] and not partitions_of(opened, stream):
-        remove_topic_folder(opened, stream)
+    if streams != [stream]:
+        release_topic(opened, stream)
+        release_intent(opened, stream)
     _print(done, as_json=json)
 
 

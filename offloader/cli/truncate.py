@@ -32,7 +32,7 @@ from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.partitions import partitions_of
+from offloader.retention.place import find_place
 from offloader.retention.topic_truncation import truncate_topic
 from offloader.retention.truncation import Truncation, truncate_stream
 from offloader.store.base import ObjectStore
@@ -115,7 +115,8 @@ def _wanted(text: str) -> tuple[int | None, Position]:
 
 
 def _heads(store: ObjectStore, topic: str, wanted: Sequence[tuple[int | None, Position]]) -> Mapping[str, Position]:
-    known = partitions_of(store, topic)
+    place = find_place(store, topic)
+    known = [each.stream for each in place.partitions.values()] if place.is_topic else []
     heads = {f"{topic}-partition-{number}": head for number, head in wanted if number is not None}
     unknown = [stream for stream in heads if stream not in known]
     if len(heads) < len(wanted) or unknown:

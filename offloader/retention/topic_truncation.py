@@ -8,24 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from uuid import UUID
 
 from formats.entries import Position
 from formats.errors import FormatError
 from formats.truncation_intent import PartitionHead, TruncationIntent, decode_intent, encode_intent, intent_key
 from offloader.clock import Clock
-from offloader.errors import InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
+from offloader.errors import Fenced, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
+from offloader.manifest.catalog import read_entry
 from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.partitions import partition_number
 from offloader.manifest.unreadable import unreadable
+from offloader.retention.place import partition_of
 from offloader.retention.truncation import Truncation, truncate_stream
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
-__all__ = ["resume_topic_truncation", "truncate_topic"]
+__all__ = ["release_intent", "resume_topic_truncation", "truncate_topic"]
 
 #: How often an intent is written again because others wrote theirs meanwhile.
 ATTEMPTS_MAX = 10
+_VOID = b""
 
 #: The hot tier of a partition; ``None``: somebody else's.
 SourceOf = Callable[[str], LedgerSource | None]
@@ -61,7 +64,7 @@ def truncate_topic(
         InvalidCall, EditRefused, NotFound: a partition can't be truncated like this; none was.
         StoreUnavailable, OutcomeUnknown: it isn't finished; call it, or ``resume_topic_truncation``, again.
     """
-    foreign = [name for name in heads if partition_number(name, topic) is None]
+    foreign = [name for name in heads if (partition_of(name) or ("",))[0] != topic]
     if foreign or not heads:
         raise InvalidCall(
             f"{', '.join(foreign) or 'nothing'} is no partition of {topic}", hint=f"{topic}-partition-0 and so on"
@@ -71,10 +74,10 @@ def truncate_topic(
     if not dry_run:
         resume_topic_truncation(store, topic, clock=clock, source_of=source_of, take_over=take_over)
     # What one partition refuses is refused before any changes: none of it becomes less allowed afterwards.
-    planned = {stream: how.truncate(stream, head, dry_run=True) for stream, head in sorted(heads.items())}
+    wanted = tuple(PartitionHead(stream, _incarnation(store, stream), head) for stream, head in sorted(heads.items()))
+    planned = {each.stream: how.truncate(each, dry_run=True) for each in wanted}
     if dry_run:
         return planned
-    wanted = tuple(PartitionHead(stream, head) for stream, head in sorted(heads.items()))
     intent = TruncationIntent(topic, wanted, force, by, clock.now_ms())
     _write(store, intent)
     return _apply(how, intent)
@@ -90,11 +93,32 @@ def resume_topic_truncation(
     takeover_after_s: float = 60.0,
 ) -> Mapping[str, Truncation]:
     """Finishes a truncation that was begun; empty: there is none. Raises as ``truncate_topic``."""
-    found = _read(store, topic)
-    if found is None or found[0].is_done:
+    found, _ = _read(store, topic)
+    if found is None or found.is_done:
         return {}
-    how = _How(store, clock, source_of, force=found[0].forced, take_over=take_over, takeover_after_s=takeover_after_s)
-    return _apply(how, found[0])
+    how = _How(store, clock, source_of, force=found.forced, take_over=take_over, takeover_after_s=takeover_after_s)
+    return _apply(how, found)
+
+
+def release_intent(store: ObjectStore, topic: str) -> bool:
+    """After partitions of a topic were deleted: lets go of its last truncation when none that it names is left.
+
+    By If-Match on what was read, so that a topic that is created again meanwhile keeps its own; what stays is an empty
+    object.
+
+    Returns:
+        Whether none stands for partitions that are gone.
+    """
+    found, etag = _read(store, topic)
+    if found is None or etag is None:
+        return True
+    if any(_is_alive(store, each) for each in found.heads):
+        return False
+    try:
+        store.put(intent_key(topic), _VOID, mode=IfMatch(etag))
+    except PreconditionFailed:
+        return False
+    return True
 
 
 class _How:
@@ -113,12 +137,12 @@ class _How:
         self.store, self._clock, self._source_of = store, clock, source_of
         self._force, self._take_over, self._takeover_after_s = force, take_over, takeover_after_s
 
-    def truncate(self, stream: str, head: Position, *, dry_run: bool = False) -> Truncation:
+    def truncate(self, wanted: PartitionHead, *, dry_run: bool = False) -> Truncation:
         return truncate_stream(
-            ManifestLog(self.store, stream, clock=self._clock),
-            head,
+            ManifestLog(self.store, wanted.stream, clock=self._clock, incarnation=wanted.incarnation),
+            wanted.head,
             clock=self._clock,
-            source=self._source_of(stream),
+            source=self._source_of(wanted.stream),
             force=self._force,
             take_over=self._take_over,
             takeover_after_s=self._takeover_after_s,
@@ -129,20 +153,38 @@ class _How:
 def _apply(how: _How, intent: TruncationIntent) -> Mapping[str, Truncation]:
     done = {}
     for each in intent.heads:
+        if not _is_alive(how.store, each):
+            continue  # it was deleted since; one of that name that was created again is none of this
         try:
-            done[each.stream] = how.truncate(each.stream, each.head)
-        except NotFound:
-            continue  # it was deleted since
+            done[each.stream] = how.truncate(each)
+        except (NotFound, Fenced):
+            if _is_alive(how.store, each):
+                raise
     _write(how.store, replace(intent, is_done=True), over=intent)
     return done
 
 
-def _read(store: ObjectStore, topic: str) -> tuple[TruncationIntent, str] | None:
+def _incarnation(store: ObjectStore, stream: str) -> UUID:
+    entry = read_entry(store, stream)
+    if entry is None:
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    return entry.incarnation
+
+
+def _is_alive(store: ObjectStore, wanted: PartitionHead) -> bool:
+    entry = read_entry(store, wanted.stream)
+    return entry is not None and entry.incarnation == wanted.incarnation
+
+
+def _read(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None, str | None]:
+    """The intent, and the ETag of its object where there is one, be it empty."""
     key = intent_key(topic)
     try:
         data, info = store.get(key)
     except NotFound:
-        return None
+        return None, None
+    if data == _VOID:
+        return None, info.etag
     try:
         return decode_intent(data, object_name=key), info.etag
     except FormatError as error:
@@ -152,16 +194,15 @@ def _read(store: ObjectStore, topic: str) -> tuple[TruncationIntent, str] | None
 def _write(store: ObjectStore, intent: TruncationIntent, *, over: TruncationIntent | None = None) -> None:
     """Writes an intent over one that is done, or over ``over``; of that, nothing when it is another by now."""
     for _ in range(ATTEMPTS_MAX):
-        found = _read(store, intent.topic)
-        if found is not None and found[0] == intent:
+        found, etag = _read(store, intent.topic)
+        if found == intent:
             return
-        if over is not None and (found is None or found[0] != over):
+        if over is not None and found != over:
             return  # somebody else finished it
-        if found is not None and over is None and not found[0].is_done:
-            raise StoreUnavailable(f"somebody else truncates {intent.topic} at the same time: {found[0].by}")
+        if found is not None and over is None and not found.is_done:
+            raise StoreUnavailable(f"somebody else truncates {intent.topic} at the same time: {found.by}")
         try:
-            mode = CREATE if found is None else IfMatch(found[1])
-            store.put(intent_key(intent.topic), encode_intent(intent), mode=mode)
+            store.put(intent_key(intent.topic), encode_intent(intent), mode=CREATE if etag is None else IfMatch(etag))
         except PreconditionFailed:
             continue
         return

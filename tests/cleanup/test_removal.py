@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from offloader.manifest.leases import take_lease
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.objects import listed
 from offloader.manifest.state import EditRefused
-from offloader.manifest.store_time import TIME_KEY
+from offloader.manifest.store_time import TIME_KEY, ClockSkew
 from offloader.retention.truncation import truncate_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, open_store
 from offloader.store.memory import MemoryStore
-from offloader.testing.faulty_store import Fault
+from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
@@ -148,3 +149,42 @@ def test_a_deletion_that_stopped_is_finished_by_the_rounds_of_cleanup() -> None:
         if made < call:
             return
     raise AssertionError("no deletion was without a fault")
+
+
+def test_a_deleter_that_wakes_up_after_the_stream_was_created_again_takes_nothing_of_it() -> None:
+    """It stalls before any of its requests; leases and what retention keeps have the same keys in both."""
+    stalled_in_time = 0
+    for stalls_at in range(1, 80):
+        bench = Bench(ledgers=1)
+        remove_stream(bench.memory, STREAM, clock=bench.clock)
+        bench.memory.put(f"{STREAM}/retention/left", b"of the old one")
+        again: list[set[str]] = []
+
+        def recreate(bench: Bench = bench, again: list[set[str]] = again) -> None:
+            bench.hours(25)
+            remove_stream(bench.memory, STREAM, clock=bench.clock)
+            writer = StreamWriter(bench.memory, STREAM, clock=bench.clock)
+            writer.add([batch_of(1, 0, 10)])
+            take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="new")
+            bench.memory.put(f"{STREAM}/retention/subscribers", b"of the new one")
+            again.append(bench.stored())
+
+        class Stalled(FaultyStore):
+            def _next(self, verb: str, key: str, at: int = stalls_at, recreate=recreate) -> Fault | None:  # type: ignore[no-untyped-def,override]
+                if len(self.calls) + 1 == at:
+                    recreate()
+                return super()._next(verb, key)
+
+        store = Stalled(bench.memory)
+        with contextlib.suppress(NotFound, StoreUnavailable, InvalidCall, ClockSkew):
+            remove_stream(store, STREAM, clock=bench.clock, despite_readers=True)
+        if not again:
+            assert stalled_in_time > 5
+            return
+        # It looks whether there is such a stream, reads its readers, and then its entry.
+        entry_reads = [number for number, call in enumerate(store.calls, 1) if call[1].startswith("_catalog/")]
+        if stalls_at <= entry_reads[1]:
+            continue  # it read the new stream's entry: then it deletes that one, as it is told
+        stalled_in_time += 1
+        assert again[0] <= bench.stored(), stalls_at
+    raise AssertionError("the second deleter never came to an end")

@@ -8,11 +8,11 @@ import pytest
 
 from formats.entries import Position
 from formats.truncation_intent import PartitionHead, TruncationIntent, encode_intent, intent_key
+from offloader.cleanup.removal import remove_stream
 from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.log import load_manifest
-from offloader.manifest.partitions import partitions_of
 from offloader.manifest.state import EditRefused
-from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
+from offloader.retention.topic_truncation import release_intent, resume_topic_truncation, truncate_topic
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -29,23 +29,21 @@ class Bench:
         self.memory = MemoryStore(f"topic-{next(_names)}", "", self.clock)
         self.store = FaultyStore(self.memory)
         for stream in (ZERO, ONE, TEN):
-            writer = StreamWriter(self.memory, stream)
+            writer = StreamWriter(self.memory, stream, clock=self.clock)
             writer.add([batch_of(1, 0, 10)], closes=[1])
             writer.add([batch_of(2, 0, 10)])
 
     def truncate(self, heads: dict[str, Position], **how: bool) -> None:
         truncate_topic(self.store, TOPIC, heads, clock=self.clock, by="somebody", **how)
 
+    def wanted(self, heads: dict[str, Position]) -> tuple[PartitionHead, ...]:
+        return tuple(
+            PartitionHead(stream, load_manifest(self.memory, stream).incarnation, head)
+            for stream, head in heads.items()
+        )
+
     def heads(self) -> list[Position | None]:
         return [load_manifest(self.memory, stream).head for stream in (ZERO, ONE, TEN)]
-
-
-def test_partitions_are_found_by_number_and_nothing_else_is() -> None:
-    bench = Bench()
-    StreamWriter(bench.memory, f"{TOPIC}-partition-01")
-    StreamWriter(bench.memory, f"{TOPIC}-partition-1-retry")
-    StreamWriter(bench.memory, f"{TOPIC}s-partition-1")
-    assert partitions_of(bench.memory, TOPIC) == [ZERO, ONE, TEN]
 
 
 def test_each_partition_begins_where_it_was_told_and_others_stay() -> None:
@@ -98,8 +96,37 @@ def test_one_that_stops_at_any_request_is_all_or_nothing_in_the_end(after: bool)
 def test_an_unfinished_one_of_somebody_else_is_finished_first() -> None:
     bench = Bench()
     theirs = TruncationIntent(
-        TOPIC, (PartitionHead(ZERO, Position(1, 7)), PartitionHead(ONE, Position(2, 2))), False, "somebody else", 5
+        TOPIC, bench.wanted({ZERO: Position(1, 7), ONE: Position(2, 2)}), False, "somebody else", 5
     )
     bench.memory.put(intent_key(TOPIC), encode_intent(theirs))
     bench.truncate({ZERO: Position(1, 3), TEN: Position(1, 1)})
     assert bench.heads() == [Position(1, 7), Position(2, 2), Position(1, 1)]
+
+
+def test_partitions_that_were_deleted_and_created_again_are_none_of_an_old_one() -> None:
+    bench = Bench()
+    old = TruncationIntent(TOPIC, bench.wanted({ZERO: Position(2, 2), ONE: Position(2, 2)}), False, "somebody", 5)
+    bench.memory.put(intent_key(TOPIC), encode_intent(old))
+    assert not release_intent(bench.memory, TOPIC)
+    for _ in range(2):
+        remove_stream(bench.memory, ZERO, clock=bench.clock)
+        bench.clock.advance(25 * 3600)
+    writer = StreamWriter(bench.memory, ZERO, clock=bench.clock)
+    writer.add([batch_of(1, 0, 10)], closes=[1])
+    writer.add([batch_of(2, 0, 10)])
+    done = resume_topic_truncation(bench.store, TOPIC, clock=bench.clock)
+    assert sorted(done) == [ONE]
+    assert bench.heads() == [None, Position(2, 2), None]
+
+
+def test_what_a_topic_that_is_gone_had_under_way_is_let_go_of() -> None:
+    bench = Bench()
+    bench.truncate({ZERO: Position(2, 0)})
+    for _ in range(2):
+        remove_stream(bench.memory, ZERO, clock=bench.clock)
+        bench.clock.advance(25 * 3600)
+    assert release_intent(bench.memory, TOPIC)
+    assert bench.memory.get(intent_key(TOPIC))[0] == b""
+    assert release_intent(bench.memory, TOPIC)
+    bench.truncate({ONE: Position(2, 0)})
+    assert load_manifest(bench.memory, ONE).head == Position(2, 0)
