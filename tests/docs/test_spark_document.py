@@ -20,6 +20,7 @@ from offloader.spark.options import _OPTIONS, _STREAM_ONLY, CONTENTS, SourceOpti
 from offloader.spark.schema import ddl
 from offloader.spark.session import require_java
 from offloader.store import open_store
+from tests.formats.pulsar_entries import Sent, batch_entry
 from tests.support.streams import StreamWriter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for stream, count in (("shop/orders", 1000), ("shop/prices", 300)):
             database.open_stream(stream).append([b"{}"] * count, 0)
     (folder / "archive").mkdir()
+    clicks = [b'{"id": 1, "page": "home"}', b'{"id": 2, "page": "cart"}', b'{"id": 3}', b"oops"]
+    entries = [batch_entry([Sent(value=value) for value in part]) for part in (clicks[:2], clicks[2:])]
+    StreamWriter(store, "web/clicks").add([EntryBatch.build(1, 0, entries)])
     return folder
 
 
@@ -89,7 +93,7 @@ def test_the_samples_print_what_the_text_shows(folder: Path) -> None:
                 program += [f"assert main({shlex.split(line)[1:]!r}) == 0", "print('--end--')"]
                 expected.append(wanted)
     found = [part.splitlines() for part in printed([sys.executable, "-c", "\n".join(program)], folder).split(END)]
-    assert len(expected) == 9
+    assert len(expected) == 11
     for lines, wanted in zip(found, [*expected, []], strict=True):
         assert is_like(lines, wanted), f"printed {lines}, the text has {wanted}"
 
@@ -100,6 +104,31 @@ def test_the_job_for_spark_submit_runs(folder: Path) -> None:
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     lines = printed([str(submit), "--master", "local[1]", "scrub.py", f"file://{folder}/store", "shop/*"], folder)
     assert "|stream|problem|damage|segment|object|start|stop|expected|found|message|advice|" in lines
+
+
+def test_what_is_submitted_to_clusters_is_what_spark_submit_takes() -> None:
+    """Spark's own launcher reads the lines; there is no YARN and no Kubernetes here to run them."""
+    texts = re.findall(r"^```text\n(.*?)^```$", TEXT, re.M | re.S)
+    lines = [line for text in texts for line in text.replace("\\\n", " ").splitlines() if "spark-submit" in line]
+    masters = set()
+    for line in lines:
+        words = shlex.split(line)
+        arguments = words[words.index("spark-submit") + 1 :]
+        masters.add(arguments[arguments.index("--master") + 1].partition(":")[0])
+        program = "local:///opt/jobs/scrub.py" if "k8s" in line else "scrub.py"
+        assert launched(arguments)[-3:] == [program, "s3://bucket/root", "shop/*"]
+    assert masters == {"spark", "yarn", "k8s"}
+    assert "--usage-error" in launched(["--executer-cores", "4", "scrub.py"]), "else nothing was tested"
+
+
+def launched(arguments: list[str]) -> list[str]:
+    """The command that ``spark-submit`` would run."""
+    home, java = Path(pyspark.__file__).parent, require_java()
+    launcher = [str(java), "-cp", f"{home}/jars/*", "org.apache.spark.launcher.Main"]
+    environment = {"JAVA_HOME": str(java.parent.parent), "SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"}
+    command = [*launcher, "org.apache.spark.deploy.SparkSubmit", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip("\0\n").split("\0")
 
 
 def test_the_table_of_contents_has_every_content_with_its_columns() -> None:

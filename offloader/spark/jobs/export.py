@@ -21,16 +21,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from formats.entries import Position
-from offloader.errors import InvalidCall, OutcomeUnknown, Trimmed, Unsupported
+from offloader.errors import Corrupt, InvalidCall, OutcomeUnknown, Trimmed, Unsupported
 from offloader.manifest.state import ManifestState
 from offloader.read.plan import readable_segments, segments_between, whole_range
 from offloader.spark.failures import translated
 from offloader.spark.jobs.export_log import ExportedRange, ExportLog
 from offloader.spark.jobs.streams import PLACE_OPTIONS, pinned_streams, require_known
+from offloader.spark.jobs.values import NEEDED as VALUE_COLUMNS
+from offloader.spark.jobs.values import with_decoded
 from offloader.spark.planning import is_pattern
+from offloader.spark.value_schemas import Values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,6 +87,7 @@ def export(
     *,
     to: str,
     content: str = "entries",
+    values: Values | None = None,
     put_bad_aside: bool = False,
     skip_lost: bool = False,
     range_bytes: int = RANGE_BYTES,
@@ -96,7 +100,8 @@ def export(
         options: ``OPTIONS`` of the data source; ``store`` is needed.
         to: a folder on any file system that Spark writes to.
         content: entries or messages.
-        put_bad_aside: write messages that can't be read, with the reason, to ``<to>/bad`` instead of failing.
+        values: what messages' values are: decoded in the column ``decoded``; ``None``: they stay bytes.
+        put_bad_aside: write messages that can't be read or decoded, with the reason, to ``<to>/bad``; don't fail.
         skip_lost: go on where entries were deleted by retention before they were exported, instead of failing.
         range_bytes: most bytes of segments in one range; a larger segment is a range of its own.
 
@@ -107,13 +112,14 @@ def export(
         InvalidCall: an option or value is wrong, or the folder holds another stream of that name.
         NotFound: no such stream.
         Unsupported: a stream's own name has one of the signs that make a pattern.
+        Corrupt: values can't be decoded, and ``put_bad_aside`` isn't set; the first of them is named.
         Trimmed: entries were deleted before they were exported, and ``skip_lost`` isn't set.
         OutcomeUnknown: another export wrote there meanwhile, or the files don't hold the rows that were written.
         OffloaderError: what reading raises, or Spark failed. Ranges that are recorded stay; run it again.
     """
     require_known(options, OPTIONS, job="export")
     columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
-    _require_sense(content, columns, put_bad_aside, range_bytes)
+    _require_sense(content, columns, values, put_bad_aside=put_bad_aside, range_bytes=range_bytes)
     done = []
     with translated("Spark's export", hint="run it again: it goes on after the ranges that are complete"):
         for state, read in pinned_streams(streams, options):
@@ -125,20 +131,24 @@ def export(
             own = {**options, "stream": state.stream, "content": content}
             log = ExportLog(spark, to, content, state.stream)
             exact = not (read.skip_corrupt or read.skip_missing)
-            job = _StreamExport(spark, state, own, log, put_bad_aside=put_bad_aside, exact=exact)
+            job = _StreamExport(spark, state, own, log, values=values, put_bad_aside=put_bad_aside, exact=exact)
             done.append(job.run(skip_lost=skip_lost, range_bytes=range_bytes))
     return done
 
 
-def _require_sense(content: str, columns: Sequence[str], put_bad_aside: bool, range_bytes: int) -> None:
+def _require_sense(
+    content: str, columns: Sequence[str], values: Values | None, *, put_bad_aside: bool, range_bytes: int
+) -> None:
     if content not in CONTENTS:
         raise InvalidCall(f"export has no content {content!r}", hint=f"one of {', '.join(CONTENTS)}")
     if put_bad_aside and content != "messages":
         raise InvalidCall("only messages can be bad and put aside", hint="content=messages, or leave it out")
+    if values is not None and content != "messages":
+        raise InvalidCall("only messages have values to decode", hint="content=messages, or leave the schema out")
     if range_bytes < 1:
         raise InvalidCall(f"range_bytes is {range_bytes}, it must be above zero")
-    needed = (*_NEEDED[content], *(("error",) if put_bad_aside else ()))
-    missing = [name for name in needed if columns and name not in columns]
+    needed = (*_NEEDED[content], *(("error",) if put_bad_aside else ()), *(VALUE_COLUMNS if values else ()))
+    missing = list(dict.fromkeys(name for name in needed if columns and name not in columns))
     if missing:
         raise InvalidCall(f"export needs the columns {', '.join(missing)} too", hint="add them to the option columns")
 
@@ -191,6 +201,7 @@ class _StreamExport:
         options: Mapping[str, str],
         log: ExportLog,
         *,
+        values: Values | None,
         put_bad_aside: bool,
         exact: bool,
     ) -> None:
@@ -198,6 +209,7 @@ class _StreamExport:
         self._state = state
         self._options = {**options, "onBadMessage": "null"} if put_bad_aside else dict(options)
         self._log = log
+        self._values = values
         self._put_bad_aside = put_bad_aside
         self._exact = exact and options["content"] == "entries"
 
@@ -253,13 +265,22 @@ class _StreamExport:
 
         reader = self._spark.read.format("offloader").options(**self._options)
         frame = reader.options(startPosition=str(planned.first), endPosition=str(planned.last)).load().drop("stream")
+        if self._values is not None:
+            frame = with_decoded(frame, self._values)
         seen = Observation()
-        bad = f.count("error") if self._put_bad_aside else f.count(f.lit(None))
-        observed = frame.observe(seen, f.count(f.lit(1)).alias("rows"), bad.alias("bad_rows"))
+        may_be_bad = self._put_bad_aside or self._values is not None
+        bad = f.count("error") if may_be_bad else f.count(f.lit(None))
+        counts = [f.count(f.lit(1)).alias("rows"), bad.alias("bad_rows")]
+        if may_be_bad:
+            where = f.when(f.col("error").isNotNull(), f.struct("ledger_id", "entry_id", "batch_index", "error"))
+            counts.append(f.min(where).alias("first_bad"))
+        observed = frame.observe(seen, *counts)
         good = observed.where("error IS NULL") if self._put_bad_aside else observed
         folder, aside = self._log.data_folder(number), self._log.bad_folder(number)
         _replace(good.withColumn("date", f.expr(_DAY)), folder, "date")
         bad_rows = int(seen.get["bad_rows"])
+        if bad_rows and not self._put_bad_aside:
+            raise self._undecodable(planned, number, bad_rows, seen.get["first_bad"])
         if bad_rows:
             _replace(frame.where("error IS NOT NULL"), aside)
             self._require_rows(frame, aside, bad_rows, planned, number)
@@ -276,6 +297,16 @@ class _StreamExport:
         found = self._spark.read.schema(frame.schema).parquet(folder).count()
         if found != rows:
             raise self._unequal(planned, number, f"{rows} rows", f"{found} in {folder}")
+
+    def _undecodable(self, planned: PlannedRange, number: int, bad_rows: int, first: Any) -> Corrupt:
+        at = f"{first.ledger_id}:{first.entry_id}" + (
+            f", message {first.batch_index}" if first.batch_index >= 0 else ""
+        )
+        return Corrupt(
+            f"stream {self._state.stream}, range {number}, {planned.first}..{planned.last}: {bad_rows} messages can't "
+            f"be decoded, the first at {at}: {first.error}; nothing was recorded",
+            hint="another schema, or --put-bad-aside (put_bad_aside=True) to go on without them",
+        )
 
     def _unequal(self, planned: PlannedRange, number: int, expected: str, found: str) -> OutcomeUnknown:
         return OutcomeUnknown(

@@ -1,0 +1,140 @@
+"""Messages' values as columns: JSON by Spark itself, Avro by fastavro on the executors.
+
+Owns which messages have a value to be decoded, and what is said of one that can't be. Must never lose a row for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from offloader.errors import InvalidCall
+from offloader.spark.jobs.avro import AvroDecoder
+from offloader.spark.value_schemas import AvroValues, JsonValues, Values
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["DECODED", "NEEDED", "with_decoded"]
+
+#: The column that is added.
+DECODED = "decoded"
+#: Columns that say whether there is a value to be decoded, and how.
+NEEDED = ("value", "error", "schema_version", "marker_type", "chunk_uuid", "encryption_keys")
+#: Of Spark's JSON: where it puts what doesn't fit.
+_REST = "_offloader_rest"
+_WHY = "_offloader_why"
+_BOTH = "_offloader_decoded"
+
+
+def with_decoded(frame: DataFrame, values: Values) -> DataFrame:
+    """``frame`` with the column ``decoded``; where that can't be, ``error`` says why.
+
+    Null where there is nothing to decode: no value, a part of a chunked message, an encrypted one, a server's marker.
+
+    Args:
+        frame: messages, with all columns of ``NEEDED``.
+        values: how to decode.
+
+    Raises:
+        InvalidCall, Unsupported: the schema.
+    """
+    from pyspark.sql import functions as f
+
+    decoded = _json(frame, values) if isinstance(values, JsonValues) else _avro(frame, values)
+    return decoded.withColumn("error", f.coalesce("error", _WHY)).drop(_WHY)
+
+
+def _has_value() -> Column:
+    from pyspark.sql import functions as f
+
+    return f.expr(
+        "value IS NOT NULL AND error IS NULL AND marker_type IS NULL AND chunk_uuid IS NULL "
+        "AND (encryption_keys IS NULL OR size(encryption_keys) = 0)"
+    )
+
+
+def _json(frame: DataFrame, values: JsonValues) -> DataFrame:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StructType
+
+    try:
+        schema = StructType.fromDDL(f"{values.fields}, {_REST} STRING")
+    except PySparkException as error:
+        line = str(error).strip().splitlines()[0]
+        raise InvalidCall(
+            f"{values.fields!r} isn't a schema of Spark: {line}", hint="id BIGINT, name STRING"
+        ) from error
+    assert isinstance(schema, StructType), "several columns"
+    text = f.col("value").cast("string")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _REST}
+    parsed = f.from_json(text, schema, options)
+    found = frame.withColumn(_WHY, _has_value()).withColumn(DECODED, f.when(f.col(_WHY), parsed))
+    fits = (
+        f.col(f"{DECODED}.{_REST}").isNull()
+        & f.col(DECODED).isNotNull()
+        & f.expr("is_valid_utf8(CAST(value AS STRING))")
+    )
+    said = f.lit("the value isn't JSON of the schema")
+    return found.withColumn(_WHY, f.when(f.col(_WHY) & ~fits, said)).withColumn(
+        DECODED, f.when(f.col(_WHY).isNull(), f.col(DECODED).dropFields(_REST))
+    )
+
+
+def _avro(frame: DataFrame, values: AvroValues) -> DataFrame:
+    from pyspark.sql import functions as f
+    from pyspark.sql.pandas.functions import arrow_udf
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import StringType, StructType
+
+    # Here too, so that a bad schema costs no job.
+    here = AvroDecoder(values.schema, dict(values.versions))
+    answer = StructType().add(DECODED, from_arrow_type(here.arrow_type)).add(_WHY, StringType())
+
+    def decode(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        decoder = AvroDecoder(values.schema, dict(values.versions))
+        for columns in batches:
+            yield _decoded(columns, decoder)
+
+    # Of Spark's ways to run Python on columns the one that needs no pandas. Its stubs forget that it can give structs.
+    decoded = arrow_udf(decode, answer)  # type: ignore[call-overload]
+    both = frame.withColumn(_BOTH, decoded(_has_value(), f.col("value"), f.col("schema_version")))
+    return both.withColumns({name: f.col(_BOTH)[name] for name in (DECODED, _WHY)}).drop(_BOTH)
+
+
+def _decoded(columns: tuple[pa.Array, ...], decoder: AvroDecoder) -> pa.Array:
+    """Records and reasons of the messages that have a value; runs on an executor."""
+    records: list[Any] = []
+    reasons: list[str | None] = []
+    for has_value, value, version in zip(*(column.to_pylist() for column in columns), strict=True):
+        record, reason = _one(decoder, value, version) if has_value else (None, None)
+        records.append(record)
+        reasons.append(reason)
+    try:
+        decoded = pa.array(records, decoder.arrow_type)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException):
+        # One that Arrow can't hold, a date too far away or too many digits, spoils no other row.
+        for number, record in enumerate(records):
+            reasons[number] = reasons[number] or _unfit(decoder, record)
+            records[number] = None if reasons[number] else record
+        decoded = pa.array(records, decoder.arrow_type)
+    return pa.StructArray.from_arrays([decoded, pa.array(reasons, pa.string())], names=[DECODED, _WHY])
+
+
+def _one(decoder: AvroDecoder, value: bytes, version: bytes | None) -> tuple[Any, str | None]:
+    """The record, or why there is none."""
+    try:
+        return decoder.decode(value, version), None
+    except ValueError as error:
+        return None, f"the value can't be decoded: {error}"
+
+
+def _unfit(decoder: AvroDecoder, record: Any) -> str | None:
+    try:
+        pa.scalar(record, decoder.arrow_type)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
+        return f"the value can't be a column: {error}"
+    return None

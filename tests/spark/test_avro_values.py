@@ -1,0 +1,163 @@
+"""Avro values without Spark: types, versions, and everything that isn't a value of the schema."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from io import BytesIO
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offloader.errors import InvalidCall, Unsupported
+from offloader.spark.jobs.avro import AvroDecoder, arrow_type
+
+
+def record(*fields: tuple[str, Any], name: str = "Order") -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": each, "type": kind} for each, kind in fields]}
+
+
+def encoded(schema: dict[str, Any], value: Any) -> bytes:
+    out = BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(json.dumps(schema))), value)
+    return out.getvalue()
+
+
+ALL = record(
+    ("flag", "boolean"),
+    ("small", "int"),
+    ("big", ["null", "long"]),
+    ("ratio", "float"),
+    ("exact", "double"),
+    ("raw", "bytes"),
+    ("text", {"type": "string", "avro.java.string": "String"}),
+    ("day", {"type": "int", "logicalType": "date"}),
+    ("at", {"type": "long", "logicalType": "timestamp-millis"}),
+    ("local", {"type": "long", "logicalType": "local-timestamp-micros"}),
+    ("price", {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}),
+    ("kind", {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}),
+    ("hash", {"type": "fixed", "name": "Hash", "size": 4}),
+    ("tags", {"type": "array", "items": "string"}),
+    ("counts", {"type": "map", "values": "long"}),
+    ("inner", ["null", record(("x", "long"), ("kind", "Kind"), name="Inner")]),
+    ("again", "Inner"),
+    ("id", {"type": "string", "logicalType": "uuid"}),
+    ("clock", {"type": "int", "logicalType": "time-millis"}),
+)
+VALUE = {
+    "flag": True,
+    "small": -5,
+    "big": None,
+    "ratio": 0.5,
+    "exact": 0.1,
+    "raw": b"\x00\xff",
+    "text": "größer",
+    "day": date(2026, 3, 1),
+    "at": datetime(2026, 3, 1, 12, 0, 0, 5000, tzinfo=UTC),
+    "local": datetime(2026, 3, 1, 12, 0, 0, 7, tzinfo=UTC).replace(tzinfo=None),
+    "price": Decimal("12.34"),
+    "kind": "B",
+    "hash": b"abcd",
+    "tags": ["a", ""],
+    "counts": {"n": 2**62},
+    "inner": {"x": 1, "kind": "A"},
+    "again": {"x": 2, "kind": "B"},
+    "id": "a UUID stays text",
+    "clock": 5,
+}
+
+
+def test_every_type_becomes_a_column_and_the_value_goes_into_it() -> None:
+    plain = json.loads(
+        json.dumps(ALL).replace(', "logicalType": "uuid"', "").replace(', "logicalType": "time-millis"', "")
+    )
+    decoder = AvroDecoder(json.dumps(ALL), {})
+    found = decoder.decode(encoded(plain, VALUE), None)
+    (back,) = pa.array([found], decoder.arrow_type).to_pylist()
+    assert back == {**VALUE, "counts": [("n", 2**62)]}
+    assert decoder.arrow_type.field("price").type == pa.decimal128(10, 2)
+    assert decoder.arrow_type.field("at").type == pa.timestamp("us", tz="UTC")
+
+
+OLD = record(("id", "long"), ("name", "string"))
+NEW = {
+    **record(("id", "long"), ("title", "string")),
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "title", "type": "string", "aliases": ["name"]},
+        {"name": "price", "type": ["null", "double"], "default": None},
+    ],
+}
+
+
+def version(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def test_each_value_is_read_by_the_schema_it_was_written_with() -> None:
+    decoder = AvroDecoder(json.dumps(NEW), {0: json.dumps(OLD), 3: json.dumps(NEW)})
+    old, new = encoded(OLD, {"id": 1, "name": "a"}), encoded(NEW, {"id": 2, "title": "b", "price": 1.5})
+    assert decoder.decode(old, version(0)) == {"id": 1, "title": "a", "price": None}
+    assert decoder.decode(new, version(3)) == {"id": 2, "title": "b", "price": 1.5}
+    for number, said in ((version(2), "its schema version is 2"), (None, "its schema version is None")):
+        with pytest.raises(ValueError, match=rf"{said}, and schemas were given for 0, 3"):
+            decoder.decode(new, number)
+
+
+def test_what_pulsars_admin_interface_answers_is_a_schema_too() -> None:
+    answer = {"version": 0, "type": "AVRO", "timestamp": 0, "data": json.dumps(OLD), "properties": {}}
+    assert AvroDecoder(json.dumps(answer), {}).decode(encoded(OLD, {"id": 1, "name": "a"}), None)["name"] == "a"
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_the_record_that_they_encode_or_a_value_error(data: bytes) -> None:
+    decoder = AvroDecoder(json.dumps(OLD), {})
+    try:
+        found = decoder.decode(data, None)
+    except ValueError:
+        return
+    assert decoder.decode(encoded(OLD, found), None) == found
+
+
+@given(st.integers(0, 40), st.integers(1, 5))
+def test_a_value_that_is_cut_or_too_long_is_no_value(cut: int, more: int) -> None:
+    whole = encoded(OLD, {"id": 2**40, "name": "x" * 30})
+    decoder = AvroDecoder(json.dumps(OLD), {})
+    if cut < len(whole):
+        with pytest.raises(ValueError, match="it isn't Avro of the schema"):
+            decoder.decode(whole[:cut], None)
+    with pytest.raises(ValueError, match=rf"{more} of {len(whole) + more} bytes are left over"):
+        decoder.decode(whole + bytes(more), None)
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ("string", "isn't that of a record"),
+        (record(), "a record without fields at the record"),
+        (record(("u", ["int", "string"])), "a union of 2 types at the record.u"),
+        (record(("u", ["null"])), "a union of 0 types at the record.u"),
+        (record(("n", "null")), "names a type 'null' at the record.n"),
+        (record(("next", ["null", "Order"])), "refers to itself at the record.next"),
+        (record(("a", {"type": "array", "items": record(name="Empty")})), r"without fields at the record.a\[\]"),
+        (
+            record(("d", {"type": "bytes", "logicalType": "decimal", "precision": 50})),
+            "a decimal of 50 digits at the record.d",
+        ),
+    ],
+)
+def test_schemas_that_no_column_has_are_refused(schema: Any, expected: str) -> None:
+    with pytest.raises(Unsupported, match=expected):
+        arrow_type(schema)
+
+
+@pytest.mark.parametrize("text", ["", "{", "5", '{"type": "record"}', '{"type": "nope", "name": "x"}', "null"])
+def test_what_is_no_schema_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(InvalidCall) as caught:
+        AvroDecoder(text, {})
+    assert "\n" not in caught.value.message
