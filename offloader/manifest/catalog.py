@@ -34,13 +34,17 @@ def read_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
     return _read(store, stream)[0]
 
 
-def list_streams(store: ObjectStore, *, prefix: str = "") -> list[str]:
-    """Names of the streams in a store that begin with ``prefix``, sorted. One listing of the catalogue."""
+def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False) -> list[str]:
+    """Names of the streams in a store that begin with ``prefix``, sorted. One listing of the catalogue.
+
+    Args:
+        released: also names whose entry was let go: streams of that name were deleted.
+    """
     found: list[str] = []
     after: str | None = ""
     while after is not None:
         page = store.list(catalog_prefix(), after=after)
-        names = [_stream_named_by(info.key) for info in page.objects if info.size_bytes]
+        names = [_stream_named_by(info.key) for info in page.objects if info.size_bytes or released]
         found += [name for name in names if name is not None and name.startswith(prefix)]
         after = page.next_after
     return sorted(found)

@@ -15,7 +15,7 @@ from formats.keys import boundary_key, checkpoint_number, manifest_prefix, recor
 from offloader.errors import StoreUnavailable
 from offloader.store.base import ObjectInfo, ObjectStore
 
-__all__ = ["ManifestObjects", "delete_keys", "incarnations_in", "list_manifest", "listed"]
+__all__ = ["ManifestObjects", "delete_keys", "incarnations_in", "is_manifest_object", "list_manifest", "listed"]
 
 #: Keys of one delete request.
 DELETE_KEYS_MAX = 1000
@@ -70,6 +70,12 @@ def list_manifest(store: ObjectStore, stream: str, incarnation: UUID) -> Manifes
     return ManifestObjects(
         records=records, checkpoints=checkpoints, runs=runs, boundary=boundary, unknown=tuple(unknown)
     )
+
+
+def is_manifest_object(name: str) -> bool:
+    """Whether an object of that name, below an incarnation's prefix, is one that this project gives."""
+    given = record_number(name) is not None or checkpoint_number(name) is not None or run_record_id(name) is not None
+    return name == "boundary" or (given and "/" not in name)
 
 
 def incarnations_in(store: ObjectStore, stream: str) -> list[UUID]:

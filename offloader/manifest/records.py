@@ -11,7 +11,7 @@ from formats.errors import FormatError
 from formats.keys import record_key
 from formats.manifest import Record, decode_record
 from offloader.manifest.boundary import read_boundary
-from offloader.manifest.state import ManifestState
+from offloader.manifest.load import View
 from offloader.manifest.unreadable import unreadable
 from offloader.store.base import ObjectStore
 
@@ -19,7 +19,7 @@ __all__ = ["kept_records"]
 
 
 def kept_records(
-    store: ObjectStore, state: ManifestState, *, newest_first: bool = False, count: int | None = None
+    store: ObjectStore, state: View, *, newest_first: bool = False, count: int | None = None
 ) -> Iterator[Record]:
     """Records of a manifest up to the one ``state`` ends at, as far as they are kept.
 

@@ -11,7 +11,7 @@ it make a number that they create worthless; only then objects and records go. T
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -113,11 +113,15 @@ def sweep_dead_incarnations(
     clock: Clock,
     settings: ManifestSettings | None = None,
     dry_run: bool = False,
+    but: Collection[UUID] = (),
 ) -> Mapping[UUID, DeadIncarnation]:
     """Deletes manifests of the stream's incarnations that its catalogue entry doesn't name.
 
     Only where every object of one is older than ``orphan_age_hours_min``, and never while the stream has no catalogue
     entry at all: that one may be lost, and `manifest rebuild` then needs what is here.
+
+    Args:
+        but: incarnations that stay: what is left of their segments can be told by them only.
 
     Raises:
         InvalidCall: the stream has no catalogue entry.
@@ -125,7 +129,6 @@ def sweep_dead_incarnations(
     """
     chosen = settings or ManifestSettings()
     now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000, ask_store=not dry_run)
-    # Listed first, looked up after: an entry is created before the first object of its incarnation.
     # Listed first, looked up after: an entry is created before the first object of its incarnation.
     old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)
     found = {each: list_manifest(store, stream, each) for each in incarnations_in(store, stream)}
@@ -139,7 +142,7 @@ def sweep_dead_incarnations(
     for incarnation, objects in found.items():
         known = objects.known()
         is_old = all(info.modified_ms <= old_ms for info in known)
-        if not known or not is_old or (entry is not None and incarnation == entry.incarnation):
+        if not known or not is_old or incarnation in but or (entry is not None and incarnation == entry.incarnation):
             continue
         if not dry_run:
             delete_keys(store, [info.key for info in known])

@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from uuid import UUID
 
-from formats.checkpoint import run_record_id
-from formats.keys import (
-    checkpoint_number,
-    is_segment_uuid_of,
-    manifest_prefix,
-    parse_object_key,
-    record_number,
-    stream_prefix,
-)
-from offloader.manifest.objects import listed
+from formats.keys import is_segment_uuid_of, manifest_prefix, parse_object_key, stream_prefix
+from offloader.manifest.objects import is_manifest_object, listed
 from offloader.manifest.state import ManifestState
 from offloader.read.verify import Finding, Problem
 from offloader.store.base import ObjectStore
@@ -60,9 +52,7 @@ def what_is(key: str, state: ManifestState) -> Problem | None:
         return Problem.ORPHAN if is_segment_uuid_of(found.uuid, state.incarnation) else Problem.FOREIGN
     prefix = manifest_prefix(state.stream, state.incarnation)
     if key.startswith(prefix):
-        name = key[len(prefix) :]
-        ours = name == "boundary" or record_number(name) is not None or checkpoint_number(name) is not None
-        return None if (ours or run_record_id(name) is not None) and "/" not in name else Problem.FOREIGN
+        return None if is_manifest_object(key[len(prefix) :]) else Problem.FOREIGN
     folder = key[len(stream_prefix(state.stream)) :].partition("/")[0]
     return None if folder in ("leases", "retention") else Problem.FOREIGN
 

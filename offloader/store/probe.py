@@ -16,7 +16,13 @@ from dataclasses import dataclass
 from offloader.errors import OffloaderError, PreconditionFailed, Unsupported
 from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, PutMode
 
-__all__ = ["PROBE_PREFIX", "ProbeResult", "probe_conditional_puts", "require_conditional_puts"]
+__all__ = [
+    "PROBE_PREFIX",
+    "ProbeResult",
+    "finds_uploads_by_prefix",
+    "probe_conditional_puts",
+    "require_conditional_puts",
+]
 
 #: Where scratch keys live, below the store's root: no stream's name begins like this.
 PROBE_PREFIX = "_probe/"
@@ -81,6 +87,18 @@ def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4) -> ProbeResul
         with contextlib.suppress(OffloaderError):
             store.delete(keys)
     return ProbeResult(rounds=rounds, problems=tuple(dict.fromkeys(problems)))
+
+
+def finds_uploads_by_prefix(store: ObjectStore) -> bool:
+    """Whether unfinished uploads are found by what their keys begin with, or (MinIO) by the whole key only."""
+    scratch = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+    upload_id = store.begin_upload(f"{scratch}-upload")
+    try:
+        return any(upload.upload_id == upload_id for upload in store.list_uploads(scratch))
+    finally:
+        # What can't be aborted stays as an upload without parts.
+        with contextlib.suppress(OffloaderError):
+            store.abort_upload(f"{scratch}-upload", upload_id)
 
 
 def _wins(store: ObjectStore, key: str, body: bytes, mode: PutMode) -> bool:

@@ -25,6 +25,8 @@ from formats.keys import (
 )
 from formats.manifest import Assign, Edit, Failed, Offloaded, Purged, Retire, Truncate, UndoRetire
 from formats.segment import LedgerFacts, Part
+from offloader.cleanup.orphans import Outcome
+from offloader.cleanup.reconciler import Reconciliation
 from offloader.errors import Corrupt, Fenced, NotFound, OutcomeUnknown
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.checkpointer import checkpoint_now
@@ -207,15 +209,10 @@ class World:
         expire_records(store, state, clock=self.clock, settings=SETTINGS)
 
     def reconciler(self, _name: str, store: ObjectStore) -> None:
-        """Lists first and loads after; loads again just before it deletes."""
-        found = _objects(store)
-        log = self.log(store)
-        if self._orphans(log.load(), found):
-            for key in self._orphans(log.load(), found):
-                store.delete([key])
-
-    def _orphans(self, state: ManifestState, found: Sequence[tuple[str, UUID]]) -> list[str]:
-        return [k for k, uuid in found if is_segment_uuid_of(uuid, state.incarnation) and uuid not in state.segments]
+        reconciliation = Reconciliation(
+            store, STREAM, clock=self.clock, settings=SETTINGS, delete=True, finds_by_prefix=True
+        )
+        assert [each.key for each in reconciliation.leftovers() if each.outcome is Outcome.FAILED] == []
 
     def retention(self, name: str, store: ObjectStore) -> None:
         log = self.log(store)

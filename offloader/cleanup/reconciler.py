@@ -1,0 +1,303 @@
+"""Finding what nobody needs any more below a stream, and deleting what is provably ours.
+
+Owns the order of requests that makes it safe: list first, read the manifest after, and read its tail and its boundary
+again just before each delete request. Must never delete an object, or abort an upload, on anything older than that.
+
+What was listed is judged a page at a time, so memory doesn't grow with the listing, and neither its order nor what
+changes underneath matters: a key stands for itself. Nothing is remembered from run to run: a crash anywhere leaves less
+to do. A uuid that the manifest doesn't name after it was listed was failed or purged, which is final; only an owner's
+``failed`` frees an assigned one, so a new owner that is just adopting an object loses nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from uuid import UUID
+
+from formats.keys import is_segment_uuid_of, manifest_prefix, parse_object_key, stream_prefix
+from formats.lease import lease_key
+from offloader.cleanup.orphans import (
+    Knowledge,
+    Leftover,
+    Outcome,
+    Place,
+    Reason,
+    judge_page,
+    judge_upload,
+    judged_again,
+)
+from offloader.cleanup.uploads import uploads_below, uploads_by_key
+from offloader.clock import Clock
+from offloader.errors import Corrupt, NotFound, StoreUnavailable, Unsupported
+from offloader.manifest.catalog import is_released, read_entry
+from offloader.manifest.leases import leases_of
+from offloader.manifest.named_uuids import NamedUuids, load_named_uuids, refreshed_named_uuids
+from offloader.manifest.objects import DELETE_KEYS_MAX, incarnations_in
+from offloader.manifest.store_time import time_for_deletion_ms
+from offloader.manifest.stream_deletion import DeadIncarnation, sweep_dead_incarnations
+from offloader.settings import ManifestSettings
+from offloader.store.base import DeleteFailure, ListPage, ObjectStore, UploadInfo
+from offloader.store.probe import finds_uploads_by_prefix
+
+__all__ = ["Reconciliation", "Tally"]
+
+#: How often a key is deleted that the store kept for a reason that may pass, and the wait before the first repeat.
+DELETE_ATTEMPTS_MAX = 4
+RETRY_SECONDS_FIRST = 0.5
+_MS_PER_HOUR = 3_600_000
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many there are, and their bytes."""
+
+    objects: int = 0
+    size_bytes: int = 0
+
+    def add(self, objects: int, size_bytes: int) -> None:
+        """Counts some more."""
+        self.objects += objects
+        self.size_bytes += size_bytes
+
+
+@dataclass(slots=True)
+class Reconciliation:
+    """One stream's reconciliation, for one run.
+
+    Attributes:
+        store: must be open for writing when ``delete``.
+        stream: its name.
+        clock: the local one.
+        settings: ``orphan_age_hours_min`` and ``clock_skew_seconds_max``.
+        delete: False: a dry run, which finds the same and writes nothing.
+        now_ms: the time, when the caller has asked both clocks already.
+        finds_by_prefix: whether the store finds uploads by prefix, when the caller has probed it already.
+        needed: kind of thing -> how many there are that are needed.
+    """
+
+    store: ObjectStore
+    stream: str
+    _: KW_ONLY
+    clock: Clock
+    settings: ManifestSettings = field(default_factory=ManifestSettings)
+    delete: bool = False
+    now_ms: int | None = None
+    finds_by_prefix: bool | None = None
+    needed: dict[Place, Tally] = field(default_factory=dict)
+    _known: Knowledge = field(init=False)
+    _entry: UUID | None = field(init=False, default=None)
+    _unfinished: set[UUID] = field(init=False, default_factory=set)
+    _old_manifests: dict[str, Leftover] = field(init=False, default_factory=dict)
+
+    def leftovers(self) -> Iterator[Leftover]:
+        """Each leftover, after what was to be done about it. Iterate over it once, and to the end.
+
+        Raises:
+            NotFound: there is no such stream, or nothing says which of its manifests is alive.
+            ClockSkew: the clocks differ too much to call anything old; nothing was deleted.
+            Corrupt, Unsupported: the manifest can't be read; nothing of the stream was deleted.
+            StoreUnavailable: the store doesn't answer, or the stream was deleted or created anew meanwhile: run again.
+        """
+        now_ms = self._time_ms()
+        prefix = stream_prefix(self.stream)
+        # Listed first, read after. Whatever was listed and is needed has been named before.
+        uploads = uploads_below(self.store, self.stream)
+        incarnations = incarnations_in(self.store, self.stream)
+        page = self.store.list(prefix)
+        self._known = self._knowledge(incarnations, now_ms - int(self.settings.orphan_age_hours_min * _MS_PER_HOUR))
+        waiting: list[Leftover] = []
+        for some in (self._judged_uploads(uploads), self._ended_leases(), self._judged_pages(page, prefix)):
+            for leftover in some:
+                if not leftover.reason.is_deletable:
+                    yield self._done(leftover)
+                    continue
+                waiting.append(leftover)
+                if len(waiting) == DELETE_KEYS_MAX:
+                    yield from self._taken(waiting)
+                    waiting = []
+        yield from self._taken(waiting)
+        yield from self._swept_manifests()
+
+    def _time_ms(self) -> int:
+        if self.now_ms is None:
+            self.now_ms = time_for_deletion_ms(
+                self.store, self.clock, skew_ms_max=self.settings.clock_skew_seconds_max * 1000, ask_store=self.delete
+            )
+        return self.now_ms
+
+    # -- what is known
+
+    def _knowledge(self, incarnations: Iterable[UUID], old_ms: int) -> Knowledge:
+        entry = read_entry(self.store, self.stream)
+        if entry is None and not is_released(self.store, self.stream):
+            raise NotFound(
+                f"stream {self.stream} has no catalogue entry in {self.store.url}: nothing says what is needed",
+                hint="`offloader ls` lists the streams; `offloader manifest rebuild` where an entry was lost",
+            )
+        self._entry = None if entry is None else entry.incarnation
+        names: NamedUuids | None = None
+        dead, doubtful = set(), set()
+        for incarnation in {*incarnations, *([] if entry is None else [entry.incarnation])}:
+            found: NamedUuids | None = None
+            try:
+                found = load_named_uuids(self.store, self.stream, incarnation)
+            except NotFound:
+                pass  # only begun, or nearly gone
+            except (Corrupt, Unsupported):
+                if incarnation == self._entry:
+                    raise
+            if incarnation == self._entry and found is not None:
+                names = found
+            elif found is not None and found.stream_deleted:
+                dead.add(incarnation)
+            else:
+                doubtful.add(incarnation)
+        return Knowledge(
+            stream=self.stream, names=names, dead=frozenset(dead), doubtful=frozenset(doubtful), old_ms=old_ms
+        )
+
+    def _look_again(self) -> None:
+        """Reads the catalogue's entry, the manifest's tail and its boundary again."""
+        entry = read_entry(self.store, self.stream)
+        names = self._known.names
+        try:
+            if (None if entry is None else entry.incarnation) != self._entry:
+                raise NotFound(f"stream {self.stream} was deleted or created anew")
+            if names is not None:
+                names = refreshed_named_uuids(self.store, names)
+        except NotFound as error:
+            raise StoreUnavailable(
+                f"{error.message} meanwhile: nothing more of it is deleted", hint="run it again"
+            ) from error
+        self._known = replace(self._known, names=names)
+
+    # -- what is left over
+
+    def _judged_uploads(self, listed: Sequence[UploadInfo]) -> Iterator[Leftover]:
+        seen = set()
+        for upload in listed:
+            seen.add(upload.upload_id)
+            leftover = judge_upload(upload, self._known)
+            if leftover is not None:
+                yield leftover
+        if self.finds_by_prefix is None:
+            # Who may not write can't find out, and looks twice.
+            self.finds_by_prefix = self.delete and finds_uploads_by_prefix(self.store)
+        if self.finds_by_prefix or self._known.names is None:
+            return
+        for upload in uploads_by_key(self.store, self._known.names):
+            leftover = None if upload.upload_id in seen else judge_upload(upload, self._known)
+            seen.add(upload.upload_id)
+            if leftover is not None:
+                yield leftover
+
+    def _ended_leases(self) -> Iterator[Leftover]:
+        for lease in leases_of(self.store, self.stream):
+            if lease.ends_ms is not None and lease.ends_ms <= self._known.old_ms:
+                yield Leftover(
+                    stream=self.stream,
+                    place=Place.LEASE,
+                    key=lease_key(self.stream, lease.uuid),
+                    size_bytes=0,
+                    modified_ms=lease.ends_ms,
+                    reason=self._known.kept_or(Reason.ENDED, lease.ends_ms),
+                )
+
+    def _judged_pages(self, page: ListPage, prefix: str) -> Iterator[Leftover]:
+        while True:
+            # All of the page first: while it is handed out, what is known is read again.
+            for found in list(judge_page(page.objects, self._known)):
+                if not isinstance(found, Leftover):
+                    place, objects, size_bytes = found
+                    self.needed.setdefault(place, Tally()).add(objects, size_bytes)
+                elif found.place is Place.OLD_MANIFEST:
+                    self._note_old_manifest(found)
+                else:
+                    yield found
+            if page.next_after is None:
+                return
+            page = self.store.list(prefix, after=page.next_after)
+
+    def _note_old_manifest(self, found: Leftover) -> None:
+        """One leftover for a whole old manifest: as young as the youngest object of it."""
+        key = "/".join(found.key.split("/")[:-1]) + "/"
+        before = self._old_manifests.get(key)
+        if before is None:
+            self._old_manifests[key] = replace(found, key=key)
+            return
+        youngest = found if found.modified_ms > before.modified_ms else before
+        self._old_manifests[key] = replace(
+            youngest, key=key, size_bytes=before.size_bytes + found.size_bytes, objects=before.objects + 1
+        )
+
+    # -- what is done
+
+    def _taken(self, some: Sequence[Leftover]) -> Iterator[Leftover]:
+        """Deletes, and says of each what became of it."""
+        if not self.delete:
+            yield from (self._done(replace(each, outcome=Outcome.DELETABLE)) for each in some)
+            return
+        waiting, wait_s = list(some), RETRY_SECONDS_FIRST
+        for attempt in range(1, DELETE_ATTEMPTS_MAX + 1):
+            if not waiting:
+                return
+            self._look_again()
+            again = [judged_again(leftover, self._known) for leftover in waiting]
+            yield from (self._done(each) for each in again if not each.reason.is_deletable)
+            doomed = [each for each in again if each.reason.is_deletable]
+            failures = self._delete(doomed)
+            waiting = []
+            for leftover in doomed:
+                failure = failures.get(leftover.key) if leftover.place is not Place.UPLOAD else None
+                if failure is None:
+                    yield self._done(replace(leftover, outcome=Outcome.DELETED))
+                elif failure.retryable and attempt < DELETE_ATTEMPTS_MAX:
+                    waiting.append(leftover)
+                else:
+                    # The next run finds it again, and every one after that.
+                    yield self._done(replace(leftover, outcome=Outcome.FAILED, problem=failure.reason))
+            if waiting:
+                self.clock.wait(threading.Event(), wait_s)
+                wait_s *= 2
+
+    def _delete(self, doomed: Sequence[Leftover]) -> dict[str, DeleteFailure]:
+        for leftover in doomed:
+            if leftover.place is Place.UPLOAD:
+                self.store.abort_upload(leftover.key, leftover.upload_id)
+        # A listing may show a key twice.
+        keys = list(dict.fromkeys(each.key for each in doomed if each.place is not Place.UPLOAD))
+        return {failure.key: failure for failure in self.store.delete(keys)} if keys else {}
+
+    def _done(self, leftover: Leftover) -> Leftover:
+        """Remembers the dead incarnations that something is left of: only their manifests tell whose it is."""
+        gone = leftover.outcome in (Outcome.DELETED, Outcome.DELETABLE)
+        if not gone and leftover.reason.is_ours and leftover.place in (Place.SEGMENT, Place.UPLOAD):
+            parsed = parse_object_key(leftover.key, self.stream)
+            others = self._known.dead | self._known.doubtful
+            self._unfinished |= {each for each in others if parsed and is_segment_uuid_of(parsed.uuid, each)}
+        return leftover
+
+    def _swept_manifests(self) -> Iterator[Leftover]:
+        swept: Mapping[UUID, DeadIncarnation] = {}
+        if any(each.reason.is_deletable for each in self._old_manifests.values()):
+            if self.delete:
+                self._look_again()
+            swept = sweep_dead_incarnations(
+                self.store,
+                self.stream,
+                clock=self.clock,
+                settings=self.settings,
+                dry_run=not self.delete,
+                but=self._unfinished,
+            )
+        outcome = Outcome.DELETED if self.delete else Outcome.DELETABLE
+        prefixes = {manifest_prefix(self.stream, incarnation): incarnation for incarnation in swept}
+        for key, leftover in self._old_manifests.items():
+            if key in prefixes:
+                yield replace(leftover, outcome=outcome)
+            elif leftover.reason.is_deletable:
+                yield replace(leftover, reason=Reason.DOUBTFUL)
+            else:
+                yield leftover
