@@ -35,6 +35,7 @@ class Place(StrEnum):
     LEASE = "lease"
     RETENTION = "retention"
     CATALOGUE = "catalogue"
+    STORE = "store"
     OTHER = "other"
 
 
@@ -47,7 +48,8 @@ class Reason(StrEnum):
     ENDED = "a lease that has ended"
     DEAD_MANIFEST = "a manifest that no catalogue entry names"
     YOUNG = "too young"
-    HELD = "the stream is on hold"
+    HELD = "held back: a hold is on the stream, or on everything"
+    UNLISTED = "of a stream without a catalogue entry"
     DOUBTFUL = "its manifest was given up or can't be read"
     NAMED_SINCE = "named or changed meanwhile"
     FOREIGN = "nothing proves that it is ours"

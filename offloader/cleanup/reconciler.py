@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from uuid import UUID
 
-from formats.keys import is_segment_uuid_of, manifest_prefix, parse_object_key, stream_prefix
+from formats.errors import FormatError
+from formats.keys import encode_stream, is_segment_uuid_of, manifest_prefix, parse_object_key
 from formats.lease import lease_key
 from offloader.cleanup.orphans import (
     Knowledge,
@@ -30,8 +31,9 @@ from offloader.cleanup.orphans import (
 )
 from offloader.cleanup.uploads import uploads_below, uploads_by_key
 from offloader.clock import Clock
-from offloader.errors import Corrupt, NotFound, StoreUnavailable, Unsupported
+from offloader.errors import Corrupt, InvalidCall, NotFound, StoreUnavailable, Unsupported
 from offloader.manifest.catalog import is_released, read_entry
+from offloader.manifest.global_hold import global_hold
 from offloader.manifest.leases import leases_of
 from offloader.manifest.named_uuids import NamedUuids, load_named_uuids, refreshed_named_uuids
 from offloader.manifest.objects import DELETE_KEYS_MAX, incarnations_in
@@ -95,13 +97,17 @@ class Reconciliation:
         """Each leftover, after what was to be done about it. Iterate over it once, and to the end.
 
         Raises:
+            InvalidCall: that is no stream's name.
             NotFound: there is no such stream, or nothing says which of its manifests is alive.
             ClockSkew: the clocks differ too much to call anything old; nothing was deleted.
             Corrupt, Unsupported: the manifest can't be read; nothing of the stream was deleted.
             StoreUnavailable: the store doesn't answer, or the stream was deleted or created anew meanwhile: run again.
         """
+        try:
+            prefix = f"{encode_stream(self.stream)}/"
+        except FormatError as error:
+            raise InvalidCall(str(error)) from error
         now_ms = self._time_ms()
-        prefix = stream_prefix(self.stream)
         # Listed first, read after. Whatever was listed and is needed has been named before.
         uploads = uploads_below(self.store, self.stream)
         incarnations = incarnations_in(self.store, self.stream)
@@ -155,11 +161,17 @@ class Reconciliation:
             else:
                 doubtful.add(incarnation)
         return Knowledge(
-            stream=self.stream, names=names, dead=frozenset(dead), doubtful=frozenset(doubtful), old_ms=old_ms
+            stream=self.stream,
+            names=names,
+            dead=frozenset(dead),
+            doubtful=frozenset(doubtful),
+            old_ms=old_ms,
+            stopped=global_hold(self.store) is not None,
         )
 
     def _look_again(self) -> None:
-        """Reads the catalogue's entry, the manifest's tail and its boundary again."""
+        """Reads the stop for everything, the catalogue's entry, the manifest's tail and its boundary again."""
+        stopped = global_hold(self.store) is not None
         entry = read_entry(self.store, self.stream)
         names = self._known.names
         try:
@@ -171,7 +183,7 @@ class Reconciliation:
             raise StoreUnavailable(
                 f"{error.message} meanwhile: nothing more of it is deleted", hint="run it again"
             ) from error
-        self._known = replace(self._known, names=names)
+        self._known = replace(self._known, names=names, stopped=stopped)
 
     # -- what is left over
 

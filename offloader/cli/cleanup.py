@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from offloader.cli import cleanup_audit, cleanup_hold, cleanup_run, cleanup_undo
+from offloader.cli import cleanup_audit, cleanup_hold, cleanup_orphans, cleanup_run, cleanup_undo
 
 __all__ = ["ACTIONS"]
 
@@ -17,6 +17,7 @@ ACTIONS: Mapping[str, Callable[..., Any]] = {
     "plan": cleanup_run.plan,
     "run": cleanup_run.run,
     "undo": cleanup_undo.run,
+    "orphans": cleanup_orphans.run,
     "hold": cleanup_hold.run,
     "audit": cleanup_audit.run,
 }

@@ -10,12 +10,14 @@ from uuid import UUID, uuid4
 import pytest
 
 from formats.entries import Position
+from formats.global_hold import GLOBAL_HOLD_KEY
 from formats.keys import boundary_key, data_key, index_key, manifest_prefix, new_segment_uuid, record_key
 from formats.lease import Lease, encode_lease, lease_key
 from formats.manifest import Assign, Failed, Hold, LedgersDeleted, Purged, Retire, Rewrite
 from offloader.cleanup.orphans import Outcome, Place, Reason
 from offloader.cleanup.reconciler import Reconciliation
 from offloader.errors import Corrupt, Fenced, NotFound, StoreUnavailable
+from offloader.manifest.global_hold import lift_global_hold, set_global_hold
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import ManifestState
@@ -432,6 +434,27 @@ def test_a_hold_stops_everything_also_when_it_comes_at_the_last_moment() -> None
     assert len(bucket.uploads()) == 1
 
 
+def test_a_stop_of_everything_stops_this_too() -> None:
+    bucket = Bucket()
+    bucket.offload()
+    bucket.failed()
+    bucket.begin_upload(bucket.uuid())
+    bucket.clock.advance(DAY_S)
+    set_global_hold(bucket.inner, by="me", reason="a test", now_ms=5)
+    assert {each.reason for each in bucket.reconcile()} == {Reason.HELD}
+    lift_global_hold(bucket.inner)
+
+    class StoppedLate(FaultyStore):
+        def get(self, key: str, byte_range: object = None) -> object:  # type: ignore[override]
+            if key == GLOBAL_HOLD_KEY and [each for _, each in self.calls if each == key]:
+                set_global_hold(bucket.inner, by="me", reason="a test", now_ms=5)
+            return super().get(key)
+
+    assert {each.reason for each in bucket.reconcile(store=StoppedLate(bucket.inner))} == {Reason.HELD}  # type: ignore[abstract]
+    lift_global_hold(bucket.inner)
+    assert {each.outcome for each in bucket.reconcile()} == {Outcome.DELETED}
+
+
 def test_ended_leases_go_a_day_after_their_end() -> None:
     bucket = Bucket()
     bucket.offload()
@@ -543,4 +566,4 @@ def test_nothing_is_asked_for_twice_when_nothing_is_left_over() -> None:
     bucket.reconcile(finds_by_prefix=True, now_ms=bucket.clock.now_ms())
     verbs = [verb for verb, _ in bucket.store.calls]
     assert (verbs.count("list_uploads"), verbs.count("list"), verbs.count("put")) == (1, 3, 0)
-    assert len(verbs) == 10, bucket.store.calls
+    assert len(verbs) == 11, bucket.store.calls

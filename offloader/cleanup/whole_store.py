@@ -1,0 +1,148 @@
+"""Reconciling every stream of a store, and accounting for what lies below none of them.
+
+Owns the way over the streams. Must never delete what lies outside of a stream, nor let one stream's trouble keep the
+others from their turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import KW_ONLY, dataclass, field
+
+from formats.errors import FormatError
+from formats.global_hold import GLOBAL_HOLD_KEY
+from formats.keys import catalog_prefix, encode_stream, stream_of_catalog_key
+from formats.stream_names import RESERVED_LEVELS, decode_stream
+from offloader.cleanup.orphans import Leftover, Place, Reason
+from offloader.cleanup.reconciler import Reconciliation, Tally
+from offloader.clock import Clock
+from offloader.errors import OffloaderError
+from offloader.manifest.catalog import list_streams
+from offloader.manifest.objects import is_manifest_object, listed
+from offloader.manifest.store_time import TIME_KEY, time_for_deletion_ms
+from offloader.settings import ManifestSettings
+from offloader.store.base import ObjectInfo, ObjectStore
+from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix
+
+__all__ = ["StoreReconciliation"]
+
+
+@dataclass(slots=True)
+class StoreReconciliation:
+    """The reconciliation of all streams, for one run.
+
+    Attributes:
+        store, clock, delete: as of ``Reconciliation``.
+        settings_of: a stream's settings; of the name "": those that count for all.
+        failed: is told of each stream that couldn't be finished, and why; the next run tries again.
+        needed: kind of thing -> how many there are that are needed.
+    """
+
+    store: ObjectStore
+    _: KW_ONLY
+    clock: Clock
+    settings_of: Callable[[str], ManifestSettings]
+    failed: Callable[[str, OffloaderError], None]
+    delete: bool = False
+    needed: dict[Place, Tally] = field(default_factory=dict)
+
+    def leftovers(self) -> Iterator[Leftover]:
+        """Each leftover: stream by stream, then those below none. Iterate over it once, and to the end.
+
+        Raises:
+            ClockSkew: the clocks differ too much to call anything old; nothing was deleted.
+            OffloaderError: the store doesn't answer.
+        """
+        skew_ms_max = self.settings_of("").clock_skew_seconds_max * 1000
+        now_ms = time_for_deletion_ms(self.store, self.clock, skew_ms_max=skew_ms_max, ask_store=self.delete)
+        by_prefix = finds_uploads_by_prefix(self.store) if self.delete else None
+        for stream in list_streams(self.store, released=True):
+            run = Reconciliation(
+                self.store,
+                stream,
+                clock=self.clock,
+                settings=self.settings_of(stream),
+                delete=self.delete,
+                now_ms=now_ms,
+                finds_by_prefix=by_prefix,
+            )
+            try:
+                yield from run.leftovers()
+            except OffloaderError as error:
+                self.failed(stream, error)
+            for place, tally in run.needed.items():
+                self.needed.setdefault(place, Tally()).add(tally.objects, tally.size_bytes)
+        yield from self._outside()
+
+    def _outside(self) -> Iterator[Leftover]:
+        # Read again: streams that were created meanwhile aren't outside.
+        below = _Below(list_streams(self.store, released=True))
+        for upload in self.store.list_uploads(""):
+            if not below.holds(upload.key) and not upload.key.startswith(PROBE_PREFIX):
+                info = ObjectInfo(upload.key, 0, "", upload.started_ms)
+                yield _foreign(info, Place.UPLOAD, Reason.FOREIGN, upload.upload_id)
+        for info in listed(self.store, ""):
+            if below.holds(info.key):
+                continue
+            place = _place_outside(info)
+            if place is not None:
+                self.needed.setdefault(place, Tally()).add(1, info.size_bytes)
+            else:
+                reason = Reason.UNLISTED if _is_of_some_manifest(info.key) else Reason.FOREIGN
+                yield _foreign(info, Place.OTHER, reason, "")
+
+
+class _Below:
+    """Which keys lie below a stream's name; asked in any order, quick for neighbours."""
+
+    def __init__(self, streams: Collection[str]) -> None:
+        self._prefixes = {encode_stream(stream) for stream in streams}
+        self._last: tuple[str, bool] = ("", False)
+
+    def holds(self, key: str) -> bool:
+        folder = key.rpartition("/")[0]
+        if folder != self._last[0]:
+            levels = folder.split("/")
+            found = any("/".join(levels[:count]) in self._prefixes for count in range(1, len(levels) + 1))
+            self._last = folder, found
+        return self._last[1]
+
+
+def _place_outside(info: ObjectInfo) -> Place | None:
+    """What a key below no stream is, where this project gives such keys."""
+    if info.key.startswith(catalog_prefix()):
+        try:
+            stream_of_catalog_key(info.key)
+        except FormatError:
+            return None
+        return Place.CATALOGUE
+    # Scratch objects that couldn't be removed, and the stop for everything.
+    if info.key in (TIME_KEY, GLOBAL_HOLD_KEY) or info.key.startswith(PROBE_PREFIX):
+        return Place.STORE
+    # Of a partitioned topic: its partitions are the streams.
+    name, separator, _ = info.key.partition("/retention/")
+    return Place.RETENTION if separator and _is_stream(name) else None
+
+
+def _is_of_some_manifest(key: str) -> bool:
+    name, separator, rest = key.partition("/manifest/")
+    return bool(separator) and _is_stream(name) and is_manifest_object(rest.partition("/")[2])
+
+
+def _is_stream(encoded: str) -> bool:
+    try:
+        return RESERVED_LEVELS.isdisjoint(decode_stream(encoded).split("/"))
+    except FormatError:
+        return False
+
+
+def _foreign(info: ObjectInfo, place: Place, reason: Reason, upload_id: str) -> Leftover:
+    return Leftover(
+        stream="",
+        place=place,
+        key=info.key,
+        size_bytes=info.size_bytes,
+        modified_ms=info.modified_ms,
+        reason=reason,
+        upload_id=upload_id,
+    )

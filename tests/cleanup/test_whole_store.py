@@ -1,0 +1,141 @@
+"""Every stream of a store in turn, and what lies below none of them."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from formats.global_hold import GLOBAL_HOLD_KEY
+from formats.keys import data_key, manifest_prefix, new_segment_uuid, stream_prefix
+from offloader.cleanup.orphans import Leftover, Outcome, Place
+from offloader.cleanup.whole_store import StoreReconciliation
+from offloader.errors import Corrupt, OffloaderError
+from offloader.manifest.catalog import release_entry
+from offloader.manifest.global_hold import set_global_hold
+from offloader.manifest.objects import listed
+from offloader.settings import ManifestSettings
+from offloader.store.base import OVERWRITE
+from offloader.testing.faulty_store import Fault
+from tests.cleanup.left_behind import DAY_S, STREAM, Bucket, outcomes
+from tests.support.golden_bucket import golden_cases
+from tests.support.streams import StreamWriter, batch_of
+
+#: Names that a Pulsar broker gave to its objects.
+BROKERS_KEYS = [case[role]["key"] for case in golden_cases() for role in ("data", "index")]
+
+
+class Everything:
+    """A bucket, its reconciliation, and what failed."""
+
+    def __init__(self) -> None:
+        self.bucket = Bucket()
+        self.failures: dict[str, OffloaderError] = {}
+        self.needed: dict[Place, int] = {}
+
+    def reconcile(self, *, delete: bool = True, age_hours: float = 24.0) -> list[Leftover]:
+        run = StoreReconciliation(
+            self.bucket.store,
+            clock=self.bucket.clock,
+            settings_of=lambda _: ManifestSettings(orphan_age_hours_min=age_hours),
+            failed=self.failures.__setitem__,
+            delete=delete,
+        )
+        found = list(run.leftovers())
+        self.needed = {place: tally.objects for place, tally in run.needed.items()}
+        return found
+
+
+def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> None:
+    world = Everything()
+    bucket = world.bucket
+    bucket.offload(2)
+    other = StreamWriter(bucket.inner, "public/default/persistent/payments")
+    other.add([batch_of(1, 0, 10)])
+    orphan = data_key(other.stream, new_segment_uuid(other.log.state.incarnation, 5))
+    orphans = [*bucket.failed(), orphan]
+    lost = StreamWriter(bucket.inner, "public/default/persistent/lost")
+    bucket.inner.delete([f"_catalog/{lost.stream}"])
+    gone = StreamWriter(bucket.inner, "public/default/persistent/gone")
+    release_entry(bucket.inner, gone.stream, gone.log.state.incarnation)
+    unlisted = [info.key for info in listed(bucket.inner, stream_prefix(lost.stream))]
+    foreign = [*BROKERS_KEYS, "notes.txt", f"elsewhere/{uuid4()}", "_catalog/%", f"{STREAM}/below/x"]
+    bucket.put(orphan, *foreign)
+    bucket.put("_time/now", "_probe/5", "public/default/persistent/topic/retention/set")
+    upload = bucket.inner.begin_upload(BROKERS_KEYS[0])
+    before = {info.key for info in listed(bucket.inner, "")}
+    bucket.clock.advance(DAY_S)
+
+    dry = world.reconcile(delete=False)
+    found = world.reconcile()
+
+    expected = {key: ("UNNAMED", "DELETED") for key in orphans}
+    expected |= {key: ("FOREIGN", "KEPT") for key in foreign} | {key: ("UNLISTED", "KEPT") for key in unlisted}
+    # The entry was let go of, and its manifest isn't deleted: nobody knows what that is.
+    expected[manifest_prefix(gone.stream, gone.log.state.incarnation)] = ("DEAD_MANIFEST", "DELETED")
+    by_key = outcomes(found)
+    assert by_key == expected
+    assert {key: reason for key, (reason, _) in outcomes(dry).items()} == {
+        key: reason for key, (reason, _) in by_key.items()
+    }
+    assert world.failures == {}
+    left = before - set(orphans) - {key for key in before if key.startswith(f"{gone.stream}/")}
+    # ``_time/now`` is written and removed by who asks for the time.
+    assert {info.key for info in listed(bucket.inner, "")} == left - {"_time/now"}
+    assert [each.upload_id for each in bucket.inner.list_uploads("")] == [upload]
+    assert sum(world.needed.values()) + len(foreign) + len(unlisted) == len(left) - 1
+    assert (world.needed[Place.SEGMENT], world.needed[Place.CATALOGUE], world.needed[Place.STORE]) == (6, 3, 1)
+
+
+def test_nothing_of_a_broker_that_shares_the_bucket_is_touched_at_any_age() -> None:
+    """Names that a broker gave, at the root and where our own would be; and uploads of it."""
+    world = Everything()
+    bucket = world.bucket
+    bucket.offload()
+    orphans = bucket.failed()
+    segments = [segment for case in golden_cases("v2") for segment in case["segments"]]
+    theirs = [*BROKERS_KEYS, *(segment[role]["key"] for segment in segments for role in ("data", "index"))]
+    assert len(theirs) >= 16
+    bucket.put(*theirs, *(f"{STREAM}/{key}" for key in theirs))
+    for key in (theirs[0], f"{STREAM}/{theirs[2]}"):
+        bucket.inner.begin_upload(key)
+    before = {info.key: info.etag for info in listed(bucket.inner, "")}
+    bucket.clock.advance(1000 * DAY_S)
+
+    found = world.reconcile(age_hours=0)
+
+    ours = {each.key for each in found if each.outcome is not Outcome.KEPT}
+    assert ours == set(orphans)
+    assert len(found) - len(ours) == 2 * len(theirs) + 2
+    after = {info.key: info.etag for info in listed(bucket.inner, "")}
+    assert after == {key: etag for key, etag in before.items() if key not in ours}
+    assert len(bucket.inner.list_uploads("")) == 2
+
+
+def test_one_streams_trouble_is_told_and_the_others_have_their_turn() -> None:
+    world = Everything()
+    bucket = world.bucket
+    bucket.offload()
+    orphans = bucket.failed()
+    broken = StreamWriter(bucket.inner, "public/default/persistent/a-broken-one")
+    left = data_key(broken.stream, new_segment_uuid(broken.log.state.incarnation, 5))
+    bucket.put(left)
+    key = f"{manifest_prefix(broken.stream, broken.log.state.incarnation)}{1:020d}.json"
+    bucket.inner.put(key, b"{}", mode=OVERWRITE)
+    away = StreamWriter(bucket.inner, "public/default/persistent/z-away")
+    bucket.clock.advance(DAY_S)
+    bucket.store.set_faults([Fault(call=1, verb="list_uploads", key_part=away.stream)])
+
+    found = world.reconcile()
+
+    assert {each.key for each in found if each.outcome is Outcome.DELETED} == set(orphans)
+    assert set(world.failures) == {broken.stream, away.stream}
+    assert isinstance(world.failures[broken.stream], Corrupt)
+    bucket.inner.head(left)
+
+
+def test_the_stop_of_everything_is_the_stores_own_object() -> None:
+    world = Everything()
+    world.bucket.offload()
+    set_global_hold(world.bucket.inner, by="me", reason="a test", now_ms=5)
+    assert world.reconcile() == []
+    assert world.needed[Place.STORE] == 1
+    world.bucket.inner.head(GLOBAL_HOLD_KEY)
