@@ -94,31 +94,21 @@ def _columns(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], object_name:
         raise Inconsistent(f"not a table of segments: {error}", object_name=object_name) from error
 
 
-def decode_names(data: bytes, *, object_name: str = "") -> tuple[Numbers, Numbers, Numbers]:
-    """Only ``uuid_high``, ``uuid_low`` and ``status`` of the segments in a file of ``encode_columns``.
+def decode_names(data: bytes, *, object_name: str = "") -> Iterator[tuple[Numbers, Numbers, Numbers]]:
+    """Only ``uuid_high``, ``uuid_low`` and ``status`` of the segments in a file of ``encode_columns``, one row group
+    after the other.
 
     Raises:
         FormatError: anything else.
     """
     file, _ = _opened(data, object_name)
     try:
-        count = file.metadata.num_rows
-        if count > FILE_ROWS_MAX:
-            raise LimitExceeded("rows", object_name=object_name, expected=f"at most {FILE_ROWS_MAX}", found=count)
-        high, low, status = np.empty(count, np.uint64), np.empty(count, np.uint64), np.empty(count, np.uint8)
-        start = 0
         for group in range(file.num_row_groups):
             table = file.read_row_group(group, columns=["uuid", "status"], use_threads=False)
-            rows = slice(start, start + table.num_rows)
             halves = _uuid_halves(table.column("uuid"))
-            high[rows], low[rows] = halves[:, 0], halves[:, 1]
-            status[rows] = table.column("status").to_numpy()
-            start = rows.stop
-        if start != count:
-            raise Inconsistent("rows", object_name=object_name, expected=count, found=start)
+            yield halves[:, 0], halves[:, 1], table.column("status").to_numpy()
     except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, ArithmeticError) as error:
         raise Inconsistent(f"not a table of segments: {error}", object_name=object_name) from error
-    return high, low, status
 
 
 def _opened(data: bytes, object_name: str) -> tuple[pq.ParquetFile, Mapping[bytes, bytes]]:

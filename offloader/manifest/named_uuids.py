@@ -36,11 +36,11 @@ from formats.manifest import (
     StreamDeleted,
     UndoRetire,
 )
-from offloader.errors import NotFound
+from offloader.errors import Corrupt, NotFound
 from offloader.manifest.load import Reading, load_view, read_run, refreshed_view
 from offloader.manifest.segment_record import OFFLOADED
 from offloader.manifest.state import EditRefused
-from offloader.manifest.unreadable import unreadable
+from offloader.manifest.unreadable import REBUILD, unreadable
 from offloader.store.base import ObjectStore
 
 __all__ = ["NamedUuids", "Words", "load_named_uuids", "refreshed_named_uuids"]
@@ -54,11 +54,26 @@ _HALF = (1 << 64) - 1
 
 
 class _Part(NamedTuple):
-    """uuids of one run, ascending by their upper half; which of them are retired."""
+    """uuids, ascending by their upper half, and which of them are retired."""
 
     high: Words
     low: Words
     retired: NDArray[np.bool_]
+
+    def rows(self, start: int, stop: int) -> _Part:
+        """Some rows, in place."""
+        return _Part(self.high[start:stop], self.low[start:stop], self.retired[start:stop])
+
+    def put_in_order(self, dead: Sequence[tuple[int, int]]) -> int:
+        """Puts the rows in order, in place; the dead ones come last. How many are alive."""
+        alive = np.ones(len(self.high), dtype=bool)
+        for start, stop in dead:
+            alive[start:stop] = False
+        order = np.argsort(self.high)
+        order = np.concatenate([order[alive[order]], order[~alive[order]]]) if dead else order
+        for column in self:
+            column[:] = column[order]
+        return int(alive.sum())
 
     def rows_of(self, high: Words, low: Words) -> NDArray[np.int64]:
         """The row of each uuid, -1 where it isn't here."""
@@ -120,13 +135,19 @@ class NamedUuids:
         names.record_id = header.record_id
         names.held, names.stream_deleted = header.held, header.stream_deleted
         prefix = manifest_prefix(stream, header.incarnation)
-        for run in header.runs:
-            try:
-                halves = decode_names(read_run(store, prefix, run), object_name=run.name)
-            except FormatError as error:
-                raise unreadable(f"manifest of stream {stream}", error) from error
-            names._add_part(*halves, [(each.start, each.stop) for each in run.dead])
-        names._add_part(own.uuid_high, own.uuid_low, own.status, ())
+        # Room for all of them before a run is read: what stays would otherwise lie between what comes and goes.
+        rows = len(own) + sum(run.rows for run in header.runs)
+        room = _Part(np.empty(rows, np.uint64), np.empty(rows, np.uint64), np.empty(rows, np.bool_))
+        # The largest first: what a run needs while it is read is over before most of the room is used.
+        for run in sorted(header.runs, key=lambda run: -run.rows):
+            part = room.rows(0, run.rows)
+            _read_into(part, store, f"{prefix}{run.name}", read_run(store, prefix, run))
+            count = part.put_in_order([(each.start, each.stop) for each in run.dead])
+            names._parts.append(part.rows(0, count))
+            room = room.rows(count, len(room.high))
+        part = room.rows(0, len(own))
+        part.high[:], part.low[:], part.retired[:] = own.uuid_high, own.uuid_low, own.status != OFFLOADED
+        names._parts.append(part.rows(0, part.put_in_order(())))
         for promised in (*header.assigned, *header.rewrites):
             names._promise(promised.uuid.int)
         for replaced in header.replaced:
@@ -227,14 +248,25 @@ class NamedUuids:
         rows = ((at, int(part.rows_of(high, low)[0])) for at, part in enumerate(self._parts))
         return next(((at, row) for at, row in rows if row >= 0), None)
 
-    def _add_part(self, high: Words, low: Words, status: NDArray[np.uint8], dead: Sequence[tuple[int, int]]) -> None:
-        alive = np.ones(len(high), dtype=bool)
-        for start, stop in dead:
-            alive[start:stop] = False
-        if not alive.all():
-            high, low, status = high[alive], low[alive], status[alive]
-        order = np.argsort(high).astype(np.int32)
-        self._parts.append(_Part(high[order], low[order], status[order] != OFFLOADED))
+
+def _read_into(part: _Part, store: ObjectStore, key: str, data: bytes) -> None:
+    """Fills ``part`` from a run's bytes.
+
+    Raises:
+        Corrupt: it isn't a run, or hasn't as many rows as its checkpoint says.
+    """
+    start = 0
+    try:
+        for high, low, status in decode_names(data, object_name=key):
+            some = part.rows(start, start + len(high))
+            start += len(high)
+            some.high[:], some.low[:], some.retired[:] = high, low, status != OFFLOADED
+    except ValueError as error:
+        raise Corrupt(f"{key} in {store.url} has more rows than its checkpoint says", hint=REBUILD) from error
+    except FormatError as error:
+        raise unreadable(f"the run {key}", error) from error
+    if start != len(part.high):
+        raise Corrupt(f"{key} in {store.url} has {start} rows, its checkpoint says {len(part.high)}", hint=REBUILD)
 
 
 def load_named_uuids(store: ObjectStore, stream: str, incarnation: UUID) -> NamedUuids:

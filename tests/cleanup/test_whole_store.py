@@ -67,8 +67,8 @@ def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> Non
     dry = world.reconcile(delete=False)
     found = world.reconcile()
 
-    expected = {key: ("UNNAMED", "DELETED") for key in orphans}
-    expected |= {key: ("FOREIGN", "KEPT") for key in foreign} | {key: ("UNLISTED", "KEPT") for key in unlisted}
+    expected = dict.fromkeys(orphans, ("UNNAMED", "DELETED"))
+    expected |= dict.fromkeys(foreign, ("FOREIGN", "KEPT")) | dict.fromkeys(unlisted, ("UNLISTED", "KEPT"))
     # The entry was let go of, and its manifest isn't deleted: nobody knows what that is.
     expected[manifest_prefix(gone.stream, gone.log.state.incarnation)] = ("DEAD_MANIFEST", "DELETED")
     by_key = outcomes(found)

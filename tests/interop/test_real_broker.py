@@ -9,27 +9,33 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pulsar
 import pytest
 
 from formats.entries import EntryBatch, Position
-from formats.keys import data_key, index_key, parse_object_key
+from formats.keys import data_key, index_key, new_segment_uuid, parse_object_key
 from formats.pulsar.messages import messages
 from formats.segment_map import SegmentMap
+from offloader.cleanup.orphans import Outcome
+from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.clock import SystemClock
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topics import TopicLedgers
+from offloader.manifest.store_time import store_time_ms
 from offloader.read.adopt import adopt
 from offloader.read.reader import Reader, open_reader
-from offloader.settings import OffloadSettings, Settings
+from offloader.settings import ManifestSettings, OffloadSettings, Settings
 from offloader.store.base import ObjectStore, StoreOptions, open_store
 from offloader.store.catalogued import ObjectsPlace, create_catalogue
 from offloader.write.offloader import LedgerOffloader
 from services.pulsar.broker import Broker, BrokerRefused, offload_settings, running_broker
 from services.servers import make_bucket
 from tests.interop.broker_topics import KINDS, NAMESPACE, Produced, command, offloaded, produce
+from tests.support.streams import StreamWriter, batch_of
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -240,6 +246,56 @@ def test_spark_reads_the_same_entries_and_messages(place: Place, catalogue: Obje
             key=lambda row: (row.ledger_id, row.entry_id, row.batch_index),
         )
         require_produced([(row.key, bytes(row.value), row.properties or {}) for row in of_topic], produced, kind)
+
+
+def test_cleaning_up_in_the_brokers_own_bucket_takes_nothing_of_the_brokers(place: Place, exercises: Any) -> None:
+    exercises("pulsar")
+    writer = StreamWriter(place.store, "ours/beside/persistent/theirs")
+    writer.add([batch_of(1, 0, 10)])
+    theirs = {key: etag for key, etag in versions_in(place.store).items() if "/" not in key}
+    assert len(theirs) >= 20
+    late = new_segment_uuid(writer.log.state.incarnation, 5)
+    orphans = {data_key(writer.stream, late), index_key(writer.stream, late)}
+    unclear = {f"{writer.stream}/{key}" for key in list(theirs)[:4]}
+    for key in orphans | unclear:
+        place.store.put(key, b"some bytes")
+    upload = place.store.begin_upload(data_key("", uuid_of(min(theirs)), 1))
+    now_ms = SystemClock().now_ms()
+    eventually(lambda: store_time_ms(place.store) > now_ms)
+    failures: list[object] = []
+    try:
+        run = StoreReconciliation(
+            place.store,
+            clock=SystemClock(),
+            settings_of=lambda _: ManifestSettings(orphan_age_hours_min=0),
+            failed=lambda *failure: failures.append(failure),
+            delete=True,
+        )
+        found = list(run.leftovers())
+
+        assert failures == []
+        assert {each.key for each in found if each.outcome is not Outcome.KEPT} == orphans
+        after = versions_in(place.store)
+        # The broker may have offloaded more meanwhile.
+        assert theirs.items() <= after.items()
+        assert unclear <= after.keys()
+        assert not orphans & after.keys()
+        assert read_entries(open_reader(place.store, writer.stream)) == [
+            (entry.position, bytes(entry.payload)) for entry in writer.entries
+        ]
+        uuids = {p.ledger_id: p.uuid for key in theirs if (p := parse_object_key(key, "")) and p.is_index}
+        for ledger_id, last in place.closed("batched-lz4"):
+            cold = list(cold_entries(place.broker, ledger_id, str(uuids[ledger_id]), last))
+            assert cold == list(hot_entries(place.broker, ledger_id, last))
+    finally:
+        place.store.abort_upload(data_key("", uuid_of(min(theirs)), 1), upload)
+        place.store.delete([key for key in keys_in(place.store) if "/" in key])
+
+
+def uuid_of(key: str) -> UUID:
+    parsed = parse_object_key(key, "")
+    assert parsed is not None
+    return parsed.uuid
 
 
 @dataclass(frozen=True)

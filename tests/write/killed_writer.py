@@ -1,6 +1,7 @@
 """Appends and offloads, and is killed at a named storage call: ``DIRECTORY VERB KEY_PATTERN before|after [history]``.
 
-With ``history`` everything is appended while nothing is offloaded; then the stream is switched on.
+With ``history`` everything is appended while nothing is offloaded; then the stream is switched on. The environment may
+name another store than ``DIRECTORY/store`` (``KILLED_STORE``) and another stream (``KILLED_STREAM``).
 """
 
 from __future__ import annotations
@@ -80,11 +81,13 @@ def offload_history(directory: str, store: ObjectStore) -> None:
 
 def main() -> None:
     directory, verb, key_part, when, *history = sys.argv[1:]
-    store = KillingStore(open_store(f"file://{directory}/store"), verb, key_part, when)
+    url = os.environ.get("KILLED_STORE", f"file://{directory}/store")
+    store = KillingStore(open_store(url), verb, key_part, when)
     if history:
         offload_history(directory, store)  # type: ignore[arg-type]
         return
-    topic = open_managed_ledger(STREAM, ledgers=f"{directory}/ledgers.db", store=store, settings=SETTINGS)  # type: ignore[arg-type]
+    stream = os.environ.get("KILLED_STREAM", STREAM)
+    topic = open_managed_ledger(stream, ledgers=f"{directory}/ledgers.db", store=store, settings=SETTINGS)  # type: ignore[arg-type]
     for payloads in drawn_payloads():
         topic.append_batch(payloads)
         topic.offload()
