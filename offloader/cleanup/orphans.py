@@ -212,6 +212,8 @@ def _judge_other(info: ObjectInfo, known: Knowledge, name: str) -> tuple[Place, 
     folder, _, below = name.partition("/")
     place = Place.OTHER
     if folder == "retention" and below:
+        if known.names is None:
+            return _leftover(known, Place.RETENTION, info, Reason.UNLISTED)
         place = Place.RETENTION
     elif folder == "leases" and lease_uuid(info.key, known.stream) is not None:
         place = Place.LEASE

@@ -18,6 +18,7 @@ from botocore import exceptions as sdk
 from botocore.config import Config
 from botocore.loaders import create_loader
 from botocore.parsers import ResponseParserError
+from botocore.utils import parse_timestamp
 
 from offloader.errors import (
     AccessDenied,
@@ -52,6 +53,7 @@ from offloader.store.s3_answers import (
     is_aws,
     listed_object,
     object_info,
+    parsed_time,
     time_ms,
 )
 from offloader.store.s3_body import sendable
@@ -362,6 +364,8 @@ def _client(options: StoreOptions) -> Any:
     settings = options.settings
     core = botocore.session.get_session()
     core.register_component("data_loader", _service_descriptions())
+    parsers = core.get_component("response_parser_factory")
+    parsers.set_parser_defaults(timestamp_parser=functools.partial(parsed_time, otherwise=parse_timestamp))
     session = boto3.session.Session(
         botocore_session=core,
         aws_access_key_id=options.access_key,
