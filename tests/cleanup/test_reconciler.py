@@ -17,6 +17,7 @@ from formats.manifest import Assign, Failed, Hold, LedgersDeleted, Purged, Retir
 from offloader.cleanup.orphans import Outcome, Place, Reason
 from offloader.cleanup.reconciler import Reconciliation
 from offloader.errors import Corrupt, Fenced, NotFound, StoreUnavailable
+from offloader.manifest.catalog import create_entry
 from offloader.manifest.global_hold import lift_global_hold, set_global_hold
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import rebuild_manifest
@@ -547,6 +548,18 @@ def test_a_stream_that_nothing_tells_about_is_left_alone() -> None:
     bucket.inner.delete([boundary_key(STREAM, incarnation)])
     assert {each.reason for each in bucket.reconcile()} == {Reason.DOUBTFUL}
     assert bucket.keys() == before
+
+
+def test_an_entry_that_was_only_just_made_names_nothing_and_is_no_error() -> None:
+    """Its creator got no further, or is about to: nothing can have been written under it."""
+    bucket = Bucket()
+    stream, incarnation = "public/default/persistent/half-made", UUID(int=9)
+    create_entry(bucket.inner, stream, incarnation, 5)
+    key = data_key(stream, new_segment_uuid(incarnation, 1))
+    bucket.inner.put(key, b"from nowhere")
+    bucket.clock.advance(DAY_S)
+    run = Reconciliation(bucket.store, stream, clock=bucket.clock, delete=True)
+    assert outcomes(list(run.leftovers())) == {key: ("DOUBTFUL", "KEPT")}
 
 
 def test_a_store_that_goes_away_while_pages_are_judged_is_an_error_and_nothing_else() -> None:

@@ -1,0 +1,135 @@
+"""Judging a page at once says what judging each key by itself would."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from formats.entries import Position
+from formats.keys import is_segment_uuid_of, new_segment_uuid, parse_object_key
+from formats.manifest import Assign, Hold, OpenEpoch, Record, StreamDeleted, Totals, Writer
+from offloader.cleanup.orphans import (
+    Knowledge,
+    Leftover,
+    Outcome,
+    Place,
+    Reason,
+    judge_page,
+    judge_upload,
+    judged_again,
+)
+from offloader.manifest.named_uuids import NamedUuids
+from offloader.store.base import ObjectInfo, UploadInfo
+
+STREAM = "s/a"
+LIVE, DEAD, GIVEN_UP, OTHER = (UUID(int=number) for number in (1, 2, 3, 4))
+NAMED = [new_segment_uuid(LIVE, number) for number in range(4)]
+#: Ours and not named, of a dead incarnation, of one in doubt, of nobody, and one that the manifest adopted.
+ADOPTED = UUID(int=77, version=4)
+UUIDS = [*NAMED, ADOPTED, *(new_segment_uuid(i, 9) for i in (LIVE, DEAD, GIVEN_UP, OTHER)), UUID(int=5, version=4)]
+OLD_MS = 1000
+
+
+def known(*, held: bool = False, deleted: bool = False, alive: bool = True) -> Knowledge:
+    names = NamedUuids(STREAM, LIVE)
+    edits = [Assign(uuid, 2, Position(1, number), None, 5, {}) for number, uuid in enumerate([*NAMED, ADOPTED])]
+    more = [Hold(True, "")] if held else [OpenEpoch(1), StreamDeleted()] if deleted else []
+    totals = Totals(0, 0, 0, 0, first=None, last=None)
+    names.fold(Record(1, LIVE, 0, Writer("w", "", "00"), 5, (*edits, *more), totals))
+    return Knowledge(
+        stream=STREAM,
+        names=names if alive else None,
+        dead=frozenset([DEAD]),
+        doubtful=frozenset([GIVEN_UP]),
+        old_ms=OLD_MS,
+    )
+
+
+def plain(info: ObjectInfo, knowledge: Knowledge) -> str:
+    """What a segment's object is, said once more."""
+    parsed = parse_object_key(info.key, STREAM)
+    if parsed is None:
+        return "other"
+    names = knowledge.names
+    if names is not None and parsed.uuid in [*NAMED, ADOPTED] and not names.stream_deleted:
+        return "needed"
+    proven = [each for each in (LIVE, DEAD, GIVEN_UP) if is_segment_uuid_of(parsed.uuid, each)]
+    if not proven or (proven == [LIVE] and names is None):
+        return Reason.FOREIGN.name
+    if proven == [GIVEN_UP]:
+        return Reason.DOUBTFUL.name
+    if knowledge.held:
+        return Reason.HELD.name
+    if info.modified_ms > OLD_MS:
+        return Reason.YOUNG.name
+    return (Reason.UNNAMED if proven == [LIVE] and names is not None and not names.stream_deleted else Reason.DEAD).name
+
+
+def letters(uuid: UUID) -> st.SearchStrategy[str]:
+    """A uuid as it is written in keys, or nearly so."""
+    text = str(uuid)
+    changed = st.builds(
+        lambda at, letter: text[:at] + letter + text[at + 1 :], st.integers(0, 35), st.sampled_from("-g0aAé/. ")
+    )
+    return st.one_of(st.just(text), st.just(text), st.just(text.upper()), changed)
+
+
+endings = st.sampled_from(
+    ["", "", "-index", "-index", "-ledger-7", "-ledger-7-index", "-ledger-07", "-indey", "x", "-"]
+)
+names = st.builds(lambda uuid, end: uuid + end, st.sampled_from(UUIDS).flatmap(letters), endings)
+infos = st.builds(
+    lambda name, size, modified: ObjectInfo(f"{STREAM}/{name}", size, "", modified),
+    st.one_of(names, names, st.text(max_size=50)),
+    st.integers(0, 9),
+    st.sampled_from([OLD_MS - 1, OLD_MS, OLD_MS + 1]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(infos, max_size=12), st.booleans(), st.booleans(), st.booleans())
+@example([], False, False, True)
+def test_a_page_is_judged_like_each_of_its_keys(page: list[ObjectInfo], held: bool, deleted: bool, alive: bool) -> None:
+    knowledge = known(held=held, deleted=deleted, alive=alive)
+    needed, size_bytes = 0, 0
+    found: list[tuple[str, str]] = []
+    for each in judge_page(page, knowledge):
+        if isinstance(each, Leftover):
+            assert each.outcome is Outcome.KEPT
+            found += [(each.key, each.reason.name)] if each.place is Place.SEGMENT else []
+            if each.place is Place.SEGMENT and each.reason.is_deletable:
+                assert judged_again(each, knowledge) == each
+        elif each[0] is Place.SEGMENT:
+            needed, size_bytes = needed + each[1], size_bytes + each[2]
+    expected = [(info, plain(info, knowledge)) for info in page]
+    assert needed == sum(what == "needed" for _, what in expected)
+    assert size_bytes == sum(info.size_bytes for info, what in expected if what == "needed")
+    assert sorted(found) == sorted((info.key, what) for info, what in expected if what not in ("needed", "other"))
+
+
+def test_an_upload_that_may_go_on_is_none_and_one_that_is_named_later_stays() -> None:
+    knowledge = known()
+    running = UploadInfo(f"{STREAM}/{NAMED[0]}", "u", 0)
+    assert judge_upload(running, knowledge) is None
+    late = UploadInfo(f"{STREAM}/{UUIDS[5]}", "u", 0)
+    leftover = judge_upload(late, knowledge)
+    assert leftover is not None
+    assert (leftover.reason, leftover.reason.is_deletable) == (Reason.UNNAMED, True)
+    names = knowledge.names
+    assert names is not None
+    totals = Totals(0, 0, 0, 0, first=None, last=None)
+    assign = Assign(UUIDS[5], 2, Position(2, 0), None, 5, {})
+    names.fold(Record(2, LIVE, 0, Writer("w", "", "00"), 5, (assign,), totals))
+    assert judged_again(leftover, knowledge).reason is Reason.NAMED_SINCE
+
+
+def test_an_upload_of_an_adopted_segment_is_nobodys() -> None:
+    knowledge = known()
+    names = knowledge.names
+    assert names is not None
+    names._open.clear()
+    leftover = judge_upload(UploadInfo(f"{STREAM}/{ADOPTED}", "u", 0), knowledge)
+    assert leftover is not None
+    assert leftover.reason is Reason.FOREIGN
