@@ -91,8 +91,7 @@ def open_url(url: str, options: StoreOptions) -> S3Store:
 
 
 class S3Store:
-    """See ``ObjectStore``. Bodies go out with our own CRC-32C, which the server checks; nothing is hashed for the
-    signature."""
+    """See ``ObjectStore``. Bodies go out with our own CRC-32C, which the server checks; no signature hashes them."""
 
     def __init__(self, bucket: str, root: str, options: StoreOptions) -> None:
         self._bucket = bucket
@@ -361,11 +360,10 @@ def _service_descriptions() -> Any:
 
 
 def _client(options: StoreOptions) -> Any:
-    settings = options.settings
-    core = botocore.session.get_session()
+    core, settings = botocore.session.get_session(), options.settings
     core.register_component("data_loader", _service_descriptions())
-    parsers = core.get_component("response_parser_factory")
-    parsers.set_parser_defaults(timestamp_parser=functools.partial(parsed_time, otherwise=parse_timestamp))
+    times = functools.partial(parsed_time, otherwise=parse_timestamp)
+    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=times)
     session = boto3.session.Session(
         botocore_session=core,
         aws_access_key_id=options.access_key,
@@ -398,5 +396,5 @@ def _client(options: StoreOptions) -> Any:
 
 
 def _starts_past_end(error: OffloaderError) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, sdk.ClientError) and bool(cause.response["ResponseMetadata"]["HTTPStatusCode"] == 416)
+    why = error.__cause__
+    return isinstance(why, sdk.ClientError) and bool(why.response["ResponseMetadata"]["HTTPStatusCode"] == 416)
