@@ -280,10 +280,10 @@ def test_sizes_that_nobody_knows_matter_only_where_sizes_are_asked_for() -> None
 
 def test_subscribers_of_the_registry_are_silent_after_the_timeout() -> None:
     """Whoever has read everything or is connected isn't; registering counts as a sign of life."""
-    rules, names = Lineage.of_partitions(1), ("at-tail", "behind", "connected", "late", "new", "old")
+    rules, names = Lineage.of_partitions(1), ("at-tail", "behind", "connected", "late", "new", "old", "on-time")
     registry = Registry()
     for name in names:
-        registry = registry.add(name, 0, now_ms=95 if name == "new" else 50)
+        registry = registry.add(name, 0, now_ms={"new": 95, "on-time": 90}.get(name, 50))
     for name, offset in {"at-tail": 100, "behind": 40, "connected": 30, "late": 20}.items():
         when = 90 if name == "late" else 60
         registry = registry.publish(name, 0, at((offset,)) or Cut(), rules, now_ms=when).registry
@@ -292,7 +292,7 @@ def test_subscribers_of_the_registry_are_silent_after_the_timeout() -> None:
     assert [one.name for one in found] == list(names)
     assert {one.name for one in found if not one.is_active} == {"behind", "old"}
     assert {one.name: one.active_ms for one in found}["new"] == 95
-    assert [one.cut for one in found[-2:]] == [None, None]
+    assert [one.cut for one in found[-3:]] == [None, None, None]
     for_ever = subscriptions_of(registry, queue(), now_ms=10**9, tail=None, rules=rules)
     assert all(one.is_active for one in for_ever)
 
