@@ -24,7 +24,7 @@ from typer.main import get_command
 import offloader
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 
-__all__ = ["VERBS", "main"]
+__all__ = ["THREAD_SWITCH_S", "VERBS", "main"]
 
 #: Verb -> what ``offloader --help`` says about it. The order is the order of the help.
 VERBS = {
@@ -51,6 +51,11 @@ VERBS = {
 
 _DEBUG = "--debug"
 
+#: After how long a thread that computes lets another one go on that waits for the interpreter. Python's own 5 ms are
+#: longer than twenty appends take, and an append hands the interpreter over at each of its statements: a command that
+#: encodes and sends meanwhile would make a queue of them. Only for a process of our own: it is the program's choice.
+THREAD_SWITCH_S = 0.0002
+
 
 def main(
     arguments: Sequence[str] | None = None, *, verbs: Mapping[str, str] = VERBS, package: str = "offloader.cli"
@@ -65,6 +70,7 @@ def main(
     Returns:
         The exit code: 0, an ``ErrorKind``'s value, 130 interrupted, 141 the reader of the output went away.
     """
+    sys.setswitchinterval(THREAD_SWITCH_S)
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = given[: given.index("--")] if "--" in given else given
     words = [word for word in options if word != _DEBUG] + given[len(options) :]

@@ -54,23 +54,28 @@ def read_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> StoredB
         raise unreadable(f"the boundary of stream {stream}", error) from error
 
 
-def create_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
+def create_boundary(store: ObjectStore, stream: str, incarnation: UUID, *, is_new: bool = False) -> bool:
     """Creates the first boundary unless there is one; whether there was none.
+
+    Args:
+        is_new: the caller made this incarnation: it can't have lost a boundary, so that nobody has to look for one.
 
     Raises:
         Corrupt: there is none, and yet there are records: it was lost, and a first one would forget what they say.
     """
     key = boundary_key(stream, incarnation)
-    try:
-        store.head(key)
-    except NotFound:
-        require_no_records(store, stream, incarnation)
+    if not is_new:
         try:
-            store.put(key, encode_boundary(FIRST_BOUNDARY), mode=CREATE)
-        except PreconditionFailed:
+            store.head(key)
+        except NotFound:
+            require_no_records(store, stream, incarnation)
+        else:
             return False
-        return True
-    return False
+    try:
+        store.put(key, encode_boundary(FIRST_BOUNDARY), mode=CREATE)
+    except PreconditionFailed:
+        return False
+    return True
 
 
 def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> None:

@@ -8,6 +8,7 @@ one that arrives late would take the entry of a stream that was created again me
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import UUID
 
 from formats.errors import FormatError
@@ -56,17 +57,19 @@ def is_released(store: ObjectStore, stream: str) -> bool:
     return existing is None and etag is not None
 
 
-def create_entry(store: ObjectStore, stream: str, incarnation: UUID, created_ms: int) -> CatalogEntry:
-    """Creates the stream's entry, unless there is one: then that one.
+def create_entry(
+    store: ObjectStore, stream: str, new_incarnation: Callable[[], UUID], created_ms: int
+) -> tuple[CatalogEntry, bool]:
+    """Creates the stream's entry, unless there is one: then that one. Whether it was created.
 
     Raises:
         InvalidCall: another stream's name begins with this one's levels, or the other way round.
     """
     existing, etag = _read(store, stream)
     if existing is not None:
-        return existing
+        return existing, False
     _require_own_level(store, stream)
-    entry = CatalogEntry(stream, incarnation, created_ms)
+    entry = CatalogEntry(stream, new_incarnation(), created_ms)
     mode = CREATE if etag is None else IfMatch(etag)
     try:
         store.put(catalog_key(stream), encode_catalog_entry(entry), mode=mode)
@@ -74,8 +77,9 @@ def create_entry(store: ObjectStore, stream: str, incarnation: UUID, created_ms:
         existing = read_entry(store, stream)
         if existing is None:
             raise StoreUnavailable(f"stream {stream} appears and vanishes in {store.url}") from None
-        return existing
-    return entry
+        # A lost answer to our own creation looks the same.
+        return existing, existing == entry
+    return entry, True
 
 
 def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogEntry | None) -> bool:

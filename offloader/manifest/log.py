@@ -102,6 +102,7 @@ class ManifestLog:
         self._settings = settings or ManifestSettings()
         self._lock = threading.Lock()
         self._state = None if incarnation is None else ManifestState(stream=stream, incarnation=incarnation)
+        self._loaded = False
         self._epoch: int | None = None
         self._in_doubt: tuple[Record, bytes] | None = None
         self._shortening = Shortening(
@@ -137,17 +138,29 @@ class ManifestLog:
         """
         with self._lock:
             if self._state is None:
-                entry = read_entry(self.store, self.stream)
-                if entry is None and create:
-                    incarnation = UUID(bytes=self._entropy(16), version=4)
-                    entry = create_entry(self.store, self.stream, incarnation, self._clock.now_ms())
-                if entry is None:
-                    raise NotFound(f"stream {self.stream} isn't in {self.store.url}")
-                if create and create_boundary(self.store, self.stream, entry.incarnation):
-                    self._require_alive(entry)
-                self._state = ManifestState(stream=self.stream, incarnation=entry.incarnation)
+                incarnation, is_empty = self._found(create=create)
+                self._state = ManifestState(stream=self.stream, incarnation=incarnation)
+                if is_empty:
+                    self._loaded = True
+                    return self._state
             self._state = self._refreshed().state
+            self._loaded = True
             return self._state
+
+    def _found(self, *, create: bool) -> tuple[UUID, bool]:
+        """The stream's incarnation, made when it isn't there; whether it had no record a moment ago, for sure."""
+        if not create:
+            entry, is_new = read_entry(self.store, self.stream), False
+        else:
+            entry, is_new = create_entry(
+                self.store, self.stream, lambda: UUID(bytes=self._entropy(16), version=4), self._clock.now_ms()
+            )
+        if entry is None:
+            raise NotFound(f"stream {self.stream} isn't in {self.store.url}")
+        if not create or not create_boundary(self.store, self.stream, entry.incarnation, is_new=is_new):
+            return entry.incarnation, False
+        self._require_alive(entry)
+        return entry.incarnation, True  # there never was a boundary, and no record is created before it
 
     def _require_alive(self, entry: CatalogEntry) -> None:
         """After creating a boundary: nobody deleted the stream since its entry was read.
@@ -161,11 +174,14 @@ class ManifestLog:
     def open_epoch(self) -> int:
         """Takes the stream: commits the next epoch, which fences whoever had the one before.
 
+        Begins with the view as it was loaded last: when that is old, another record has the number already, or the
+        boundary has passed it, and the view is loaded anew.
+
         Raises:
             OutcomeUnknown, StoreUnavailable: the store doesn't tell; call again.
         """
-        for _ in range(CONFLICTS_MAX):
-            state = self.load(create=True)
+        for attempt in range(CONFLICTS_MAX):
+            state = self.load(create=True) if attempt or not self._loaded else self.state
             if state.stream_deleted:
                 raise NotFound(f"stream {self.stream} was deleted", hint="wait until its deletion is complete")
             wanted = state.epoch + 1

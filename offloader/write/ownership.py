@@ -49,7 +49,7 @@ class Ownership:
         self._clock = clock
         self._take_over = take_over
         self._epoch_open = False
-        self.loaded = False
+        self.loaded = self._is_fresh = False
         self.held = False
         self.given_up: list[Failed] = []
         self._seen_record = -1
@@ -57,6 +57,7 @@ class Ownership:
 
     def load(self) -> ManifestState:
         """The manifest as it is; made when it isn't there."""
+        self._is_fresh = not self.loaded
         if not self.loaded:
             self._log.load(create=True)
             self.loaded = True
@@ -71,7 +72,9 @@ class Ownership:
             Fenced: a living owner has the stream, and ``take_over`` is off.
         """
         if not self._epoch_open:
-            state = self._log.load(create=True)
+            # What this step has just read says as much about the owner as another look.
+            state = self._log.state if self._is_fresh else self._log.load(create=True)
+            self._is_fresh = False
             require_takeable(
                 state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self._take_over
             )

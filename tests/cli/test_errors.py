@@ -140,6 +140,21 @@ def test_a_missing_extra_is_named_with_what_to_install() -> None:
     assert run("fail", "ModuleNotFoundError", "--text", "offloader.nowhere").returncode == 1
 
 
+def test_a_command_lets_waiting_threads_go_on_often_and_importing_it_changes_nothing() -> None:
+    program = """
+import sys
+before = sys.getswitchinterval()
+import offloader.managed_ledger
+from offloader.cli.main import THREAD_SWITCH_S, main
+assert sys.getswitchinterval() == before
+code = main(["--version"])
+assert abs(sys.getswitchinterval() - THREAD_SWITCH_S) < 1e-6 < before
+sys.exit(code)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_ctrl_c_is_one_line_and_130() -> None:
     process = subprocess.Popen(
         command("wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()

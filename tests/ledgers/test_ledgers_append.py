@@ -85,6 +85,19 @@ def test_the_caller_may_change_its_times_afterwards(make):
     assert batch.publish_times_ms.tolist() == [1, 2]
 
 
+def test_the_caller_may_change_its_payloads_afterwards(make):
+    stream = make().open_stream("s")
+    heard: list[EntryBatch] = []
+    stream.subscribe(heard.append)
+    body = np.frombuffer(b"onetwo", dtype=np.uint8).copy()
+    offsets = pa.py_buffer(np.array([0, 3, 6], dtype=np.int32))
+    (batch,) = stream.append(pa.BinaryArray.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(body)]))
+    body[:] = 0
+    for each in (batch, heard[0]):
+        assert each.payloads.to_pylist() == [b"one", b"two"]
+    assert [payload for _, payload, _ in read_all(stream)] == [b"one", b"two"]
+
+
 def test_no_payloads_append_nothing(make):
     stream = make().open_stream("s")
     heard = []

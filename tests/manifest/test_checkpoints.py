@@ -660,6 +660,29 @@ def test_a_stalled_writer_that_wins_a_deleted_number_has_lost() -> None:
     assert 1 not in state.closed_ledgers
 
 
+@pytest.mark.parametrize("deleted", [False, True], ids=["its number is taken", "its number was deleted"])
+def test_an_epoch_opened_on_an_old_view_is_nobody_elses(deleted: bool) -> None:
+    """Without a look before it: the number or the boundary shows that the view is old, and it is loaded then."""
+    bench = Bench()
+    first, old, other = bench.log(), bench.log(), bench.log()
+    first.open_epoch()
+    old.load()
+    assert other.open_epoch() == 2
+    close(other, *range(20, 40))
+    if deleted:
+        bench.clock.advance(HOURS_24_S + 1)
+        bench.expire()
+    assert (f"{2:020d}.json" not in keys_in(bench, other)) == deleted
+
+    assert old.open_epoch() == 3
+
+    close(old, 50)
+    with pytest.raises(Fenced, match="owned by epoch 3"):
+        close(other, 51)
+    state = load_manifest(bench.memory, STREAM)
+    assert (state.epoch, set(state.closed_ledgers)) == (3, {*range(20, 40), 50})
+
+
 def test_a_record_that_was_won_folded_and_deleted_while_its_writer_stalled_is_recognised() -> None:
     """Its number alone doesn't tell: the writer loads and looks, and doesn't assign the same segment twice."""
     bench = Bench(checkpoint_records=10**5)

@@ -72,6 +72,27 @@ def test_a_stream_without_entries_is_started_and_stopped_without_a_request(new_b
     assert bench.store.calls == []
 
 
+def test_a_new_stream_costs_a_dozen_requests_before_its_first_segment_is_sent(new_bench: Callable[..., Bench]) -> None:
+    bench = new_bench()
+    source = bench.open()
+    stream = bench.start(source)
+    bench.append(source, 1)
+    stream.offload()
+
+    manifest = f"{STREAM}/manifest/"
+    sent = [(verb, key) for verb, key in bench.store.calls if not key.startswith(STREAM) or key.startswith(manifest)]
+    names = [(verb, key.rpartition("/")[2] if key.startswith(manifest) else key) for verb, key in sent]
+    assert names == [
+        # Nobody has the name, nor one that begins with it or that it begins with.
+        *[("get", f"_catalog/{STREAM}"), ("get", "_catalog/public"), ("get", "_catalog/public/default")],
+        *[("get", "_catalog/public/default/persistent"), ("list", f"_catalog/{STREAM}/")],
+        # The stream, its boundary, and whether it wasn't deleted in between.
+        *[("put", f"_catalog/{STREAM}"), ("put", "boundary"), ("get", f"_catalog/{STREAM}")],
+        # The epoch, the assignment, the end: a record and a look at the boundary each.
+        *[call for record in (1, 2, 3) for call in (("put", f"{record:020d}.json"), ("get", "boundary"))],
+    ]
+
+
 def test_a_restarted_idle_stream_reads_its_manifest_and_writes_nothing(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench()
     source = bench.open()
