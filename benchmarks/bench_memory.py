@@ -1,10 +1,11 @@
 """What a process that offloads holds in memory at most, with a store that is fast, slow, and very slow.
 
-    python benchmarks/bench_memory.py [--server versitygw] [--budget-mb 128] [--mb 512] [--mb-per-s 0 40 10] [--json]
+    python benchmarks/bench_memory.py [--server versitygw] [--budget-mb 128] [--mb-per-s 0 40 5] [--json]
 
 A stream that is always behind, so that its buffer is full from the first second to the last; each case in a process
 of its own, whose highest resident memory the system has counted. The slow stores are the same server behind a proxy
-that lets so many megabytes a second through.
+that lets so many megabytes a second through. Its segments are so large that it is never three of them behind: then a
+run over its history would take over, which holds less (``--segment-mb 1024``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from offloader.write.offloader import LedgerOffloader
 from services.slow_proxy import slowed
 
 POOL_BYTES = 8 * MIB
+#: More than any case offloads, and less than three segments of the default size.
+BEHIND_BYTES = 256 * 1024 * MIB
+SEGMENT_MIB = 140_000.0
 
 
 def resident_mib(field: str) -> float:
@@ -37,7 +41,9 @@ def resident_mib(field: str) -> float:
     raise ValueError(field)
 
 
-def offload(url: str, access_key: str, secret_key: str, budget_mib: int, seconds: float, entry_bytes: int) -> None:
+def offload(
+    url: str, access_key: str, secret_key: str, *, budget_mib: int, segment_mib: float, seconds: float, entry_bytes: int
+) -> None:
     """Offloads for so long and prints what it took: runs in a process of its own."""
     settings = Settings.of(
         {
@@ -46,12 +52,12 @@ def offload(url: str, access_key: str, secret_key: str, budget_mib: int, seconds
                 "offload_buffer_bytes_max": budget_mib * MIB,
                 "parts_in_flight_max": 8,
                 "workers_max": 12,
-                "max_size_per_offload_segment_mbytes": 1024,
+                "max_size_per_offload_segment_mbytes": segment_mib,
             }
         }
     )
     store = open_store(f"s3://{BUCKET}/ours", endpoint_url=url, access_key=access_key, secret_key=secret_key)
-    source = EndlessLedger(entry_bytes, 2**40, pool_bytes=POOL_BYTES, copies=True)
+    source = EndlessLedger(entry_bytes, BEHIND_BYTES // entry_bytes, pool_bytes=POOL_BYTES, copies=True)
     before = resident_mib("VmRSS")
     offloader = LedgerOffloader(store, settings)
     stream = offloader.offload_stream(source, f"bench/{uuid4()}")
@@ -83,11 +89,18 @@ def main() -> None:
     parser.add_argument("--mb-per-s", type=float, nargs="*", default=[0.0, 40.0, 5.0], help="0: as fast as it goes")
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--entry-bytes", type=int, default=1024)
+    parser.add_argument("--segment-mb", type=float, default=SEGMENT_MIB)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        offload(*given.child, given.budget_mb[0], given.seconds, given.entry_bytes)
+        offload(
+            *given.child,
+            budget_mib=given.budget_mb[0],
+            segment_mib=given.segment_mb,
+            seconds=given.seconds,
+            entry_bytes=given.entry_bytes,
+        )
         return
     rows: dict[str, object] = {}
     with rig(given.server) as running:
@@ -96,7 +109,8 @@ def main() -> None:
                 with slowed(running.endpoint.url, mb_per_s=mb_per_s) as url:
                     keys = [running.endpoint.access_key, running.endpoint.secret_key]
                     options = ["--budget-mb", str(budget_mib), "--seconds", str(given.seconds)]
-                    options += ["--entry-bytes", str(given.entry_bytes), "--child", url, *keys]
+                    options += ["--entry-bytes", str(given.entry_bytes), "--segment-mb", str(given.segment_mb)]
+                    options += ["--child", url, *keys]
                     answer = subprocess.run(
                         [sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True, check=True
                     )

@@ -8,9 +8,10 @@ entries. What was sent is given back by the last view of it that goes, so an att
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections import deque
-from mmap import mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,19 +19,36 @@ from formats.buffers import Bytes
 
 __all__ = ["BlockMemory"]
 
+#: Buffers are cut from stretches of this size, which the system fills with a few huge pages instead of thousands.
+_STRETCH_BYTES = 8 * 1024 * 1024
+
+
+class _Buffer(NamedTuple):
+    """One buffer, and where it lies in its stretch."""
+
+    data: Bytes
+    stretch: mmap.mmap
+    offset: int
+
+    def empty(self) -> None:
+        """Gives its pages back to the system; the addresses stay."""
+        self.stretch.madvise(mmap.MADV_DONTNEED, self.offset, _paged(len(self.data)))
+
 
 class BlockMemory:
     """Buffers of ``buffer_bytes``. Thread-safe.
 
     Args:
         buffer_bytes: length of each.
-        kept_bytes_max: unused buffers that are kept, together; more are given back to the system.
+        kept_bytes_max: unused buffers that are kept, together; the memory of more is given back to the system.
     """
 
     def __init__(self, buffer_bytes: int, kept_bytes_max: int) -> None:
         self.buffer_bytes = buffer_bytes
         self._kept_max = kept_bytes_max // buffer_bytes
-        self._unused: deque[Bytes] = deque()
+        self._unused: deque[_Buffer] = deque()
+        #: Without memory: addresses only, as many as there ever were buffers at once.
+        self._empty: deque[_Buffer] = deque()
 
     def __repr__(self) -> str:
         return f"<BlockMemory {len(self._unused)} unused of {self.buffer_bytes} bytes>"
@@ -42,18 +60,41 @@ class BlockMemory:
 
     def take(self) -> Bytes:
         """A buffer, uint8, shape (``buffer_bytes``,), with whatever it holds; back in here when its last view goes."""
-        try:
-            buffer = self._unused.pop()
-        except IndexError:
-            # From the system itself: in between the small things of the heap, large ones leave holes when they go.
-            buffer = np.frombuffer(mmap(-1, self.buffer_bytes), dtype=np.uint8)
-        return np.asarray(_Loan(self, buffer))
+        for buffers in (self._unused, self._empty):
+            with contextlib.suppress(IndexError):
+                return np.asarray(_Loan(self, buffers.pop()))
+        # Two threads may both find none and make more: those are addresses, and get memory when they are used.
+        first, *others = self._made()
+        self._empty.extend(reversed(others))
+        return np.asarray(_Loan(self, first))
 
-    def give_back(self, buffer: Bytes) -> None:
+    def give_back(self, buffer: _Buffer) -> None:
         """Takes a buffer that nobody looks at any more; called by itself."""
         # Two threads may both find room for the last one: that is one buffer above the limit, for a moment.
         if len(self._unused) < self._kept_max:
             self._unused.append(buffer)
+            return
+        buffer.empty()
+        self._empty.append(buffer)
+
+    def _made(self) -> list[_Buffer]:
+        """A stretch of new buffers.
+
+        From the system itself: in between the small things of the heap, large ones leave holes when they go. And
+        private: what Python maps by default is shared with forked processes, which would write into each other's
+        blocks, and can't be had in huge pages.
+        """
+        step = _paged(self.buffer_bytes)
+        count = max(1, _STRETCH_BYTES // step)
+        stretch = mmap.mmap(-1, count * step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without them
+                stretch.madvise(mmap.MADV_HUGEPAGE)
+        everything = np.frombuffer(stretch, dtype=np.uint8)
+        return [
+            _Buffer(everything[offset : offset + self.buffer_bytes], stretch, offset)
+            for offset in range(0, count * step, step)
+        ]
 
 
 class _Loan:
@@ -61,10 +102,15 @@ class _Loan:
 
     __slots__ = ("__array_interface__", "_buffer", "_memory")
 
-    def __init__(self, memory: BlockMemory, buffer: Bytes) -> None:
+    def __init__(self, memory: BlockMemory, buffer: _Buffer) -> None:
         self._memory = memory
         self._buffer = buffer
-        self.__array_interface__: dict[str, Any] = dict(buffer.__array_interface__)
+        self.__array_interface__: dict[str, Any] = dict(buffer.data.__array_interface__)
 
     def __del__(self) -> None:
         self._memory.give_back(self._buffer)
+
+
+def _paged(size_bytes: int) -> int:
+    """In whole pages."""
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -26,6 +26,10 @@ from offloader.write.workers import SerialTask, Workers
 
 __all__ = ["OffloadHandle", "OffloadResult"]
 
+#: Parts made ahead of a connection. Making one takes a small part of the time that sending it takes; more of them would
+#: be memory that the system has to clear first, and that the next block finds outside the processor's cache.
+READY_PARTS_MAX = 2
+
 
 class OffloadHandle:
     """A segment that takes entries until it is closed (PIP-76 ``OffloadHandle``).
@@ -281,7 +285,7 @@ class OffloadHandle:
     def _next_pieces(self) -> list[Piece]:
         with self._lock:
             # Parts that wait for a connection hold back the encoder, so that bytes wait small and in one place.
-            if self._failure is not None or len(self._ready) >= self._settings.parts_in_flight_max:
+            if self._failure is not None or len(self._ready) >= READY_PARTS_MAX:
                 return []
             pieces, self._encoding_bytes = self._intake.take()
             # Counted already: it moves from what waits to what is encoded.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import mmap
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +47,31 @@ def test_no_more_unused_memory_is_kept_than_asked() -> None:
     taken.clear()
     assert memory.kept_bytes == 2 * KIB
     assert BlockMemory(KIB, 0).kept_bytes == 0
+
+
+def test_memory_that_is_not_kept_goes_back_to_the_system_and_serves_again() -> None:
+    memory = BlockMemory(mmap.PAGESIZE + 1, 2 * (mmap.PAGESIZE + 1))
+    taken = [memory.take() for _ in range(5)]
+    addresses = {address(buffer) for buffer in taken}
+    for buffer in taken:
+        buffer[:] = 0xFF
+    del buffer
+    taken.clear()
+    again = [memory.take() for _ in range(5)]
+    assert {address(each) for each in again} == addresses, "no new memory while there are addresses of old"
+    assert sorted(int(each.max()) for each in again) == [0, 0, 0, 0xFF, 0xFF], "the system clears what it gives"
+
+
+def test_a_forked_process_does_not_write_into_the_blocks_of_its_parent() -> None:
+    memory = BlockMemory(KIB, 4 * KIB)
+    buffer = memory.take()
+    buffer[:] = 1
+    child = os.fork()
+    if child == 0:
+        buffer[:] = 2
+        os._exit(int(buffer[0]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert (buffer == 1).all()
 
 
 def test_a_part_keeps_its_bytes_while_its_memory_is_wanted_for_others() -> None:
