@@ -208,7 +208,8 @@ def _clean(
     if not large:
         for doomed in plan.doomed:
             (sweeper.retire if doomed.action is Action.RETIRE else sweeper.release)(doomed)
-    report.pending = list(read_batches(store, report.stream, done=False))
+    if batches or sweeper.swept.purged or sweeper.swept.released:
+        report.pending = list(read_batches(store, report.stream, done=False))
     report.expired = expire_audit(store, report.stream, settings.cleanup, now_ms=now)
     forget_readers(store, log.state, retired_groups(log.state))
     if large:

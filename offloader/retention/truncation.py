@@ -223,6 +223,12 @@ def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Po
 def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo], ends: dict[int, int]) -> Truncation:
     """With what isn't offloaded before the head given up."""
     end = state.committed_end()
+    if state.method == "ledger" and plan.head.entry_id > 0 and plan.head.ledger_id not in plan.ledgers:
+        raise InvalidCall(
+            f"stream {state.stream}: {plan.head} is inside a ledger that isn't offloaded, and the ledger method "
+            "offloads whole ledgers only",
+            hint=f"give {plan.head.ledger_id}:0, or the beginning of a later ledger",
+        )
     failed = [segment for segment in state.assigned() if segment.begin < plan.head]
     if end is None:
         begins = [segment.begin for segment in state.segments.in_order()[:1]]

@@ -91,6 +91,27 @@ def test_undo_brings_back_what_is_retired_and_audit_says_what_went(
     assert offloader("cleanup", "audit", "nobody").code == 3
 
 
+def test_segments_whose_entries_are_in_others_go_and_everything_stays_readable(
+    offloader: Offloader, store: ObjectStore, tmp_path: Path
+) -> None:
+    writer = written(store)
+    before = offloader("read", "orders", "--json").rows
+    old = {key for uuid in writer.uuids for key in writer.keys(uuid)}
+    assert offloader("rollback", "apply", "orders", "--take-over").code == 0
+    soon = ("--config", str(tmp_path / "soon.toml"))
+    planned = offloader("cleanup", "plan", "orders", *soon, "--json").rows[:-1]
+    assert {(row["action"], row["first"], row["when"]) for row in planned} == {("purge", None, "now")}
+    assert {row["segment"] for row in planned} == {str(uuid) for uuid in writer.uuids}
+    refused = offloader("cleanup", "undo", "orders")
+    assert (refused.code, "nothing is retired" in refused.err) == (2, True)
+    [summary] = offloader("cleanup", "run", "orders", *soon, "--json").rows[-1:]
+    assert (summary["purged"], summary["deleted_objects"]) == (5, 10)
+    assert not old & {info.key for info in store.list("").objects}
+    assert offloader("read", "orders", "--json").rows == before
+    rules = {row["rule"] for row in offloader("cleanup", "audit", "--json").rows}
+    assert all(rule.startswith("its entries are in other segments since record ") for rule in rules)
+
+
 def test_a_stream_is_deleted_only_when_that_is_said_twice(
     offloader: Offloader, store: ObjectStore, tmp_path: Path
 ) -> None:

@@ -159,6 +159,20 @@ def test_a_head_past_everything_that_was_written_is_refused() -> None:
     assert bench.truncate(3, 10, force=True, take_over=True).head == Position(3, 10)
 
 
+def test_by_the_ledger_method_nothing_is_cut_off_inside_a_ledger_that_isn_t_offloaded() -> None:
+    """The rest of it could never be offloaded: a ledger goes into one object, as a whole."""
+    bench = Bench(offloaded=[1])
+    log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
+    log.load()
+    log.amend([SetMethod("ledger")])
+    with pytest.raises(InvalidCall, match="whole ledgers only") as raised:
+        bench.truncate(2, 4, force=True, take_over=True)
+    assert "2:0" in raised.value.hint
+    assert bench.truncate(1, 4).head == Position(1, 4)
+    assert bench.truncate(2, 10, force=True, take_over=True).ledgers == (1, 2)
+    assert bench.truncate(3, 0).head == Position(3, 0)
+
+
 def test_without_a_method_only_the_hot_tier_is_truncated() -> None:
     bench = Bench(offloaded=[])
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
