@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from offloader.errors import InvalidCall, NotFound
-from offloader.settings import Settings
+from offloader.settings import RetentionSettings, Settings
 
 __all__ = ["EffectiveValue", "SettingsFile", "read_settings_file", "settings_for"]
 
@@ -32,7 +32,7 @@ STREAMING = "streaming_offload"
 #: Sections that hold for the whole process: what they describe is shared by all streams.
 PROCESS_SECTIONS = frozenset({"store", "limits", "telemetry", "manifest"})
 #: Settings of other sections that do.
-PROCESS_SETTINGS = frozenset({"offload.workers_max", "offload.offload_memory_bytes_max"})
+PROCESS_SETTINGS = frozenset({"offload.workers_max", "offload.offload_memory_bytes_max", "retention.cycle_minutes"})
 #: Settings that only one method looks at.
 METHOD_OF = {
     "offload.offload_threshold_bytes": "ledger",
@@ -241,6 +241,7 @@ def _conflicts(found: SettingsFile, *, methods_are_known: bool) -> Iterator[str]
             yield from _ineffective(scope, layer, _methods_below(found, scope))
     for scope in found.layers:
         yield from _size_conflicts(found, scope)
+        yield from _retention_conflicts(found, scope)
 
 
 def _ineffective(scope: str, layer: Mapping[str, Any], methods: set[str]) -> Iterator[str]:
@@ -283,6 +284,18 @@ def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
     segment_bytes = values[segment].value * 1024 * 1024
     if (key in layer or segment in layer) and values[key].value > segment_bytes:
         yield f"{_key(scope, key)} = {values[key].value} is above the segment size ({segment_bytes:g} bytes)"
+
+
+def _retention_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
+    """What a layer makes of retention where it doesn't fit together."""
+    if not any(name.startswith("retention.") for name in found.layers[scope]):
+        return
+    kind, _, name = scope.partition(".")
+    stream = name if kind == "topics" else f"{name}/persistent/any" if kind else ""
+    values = {each.name: each.value for each in found.values_of(stream).values() if each.name.startswith("retention.")}
+    section = RetentionSettings(**{each.partition(".")[2]: value for each, value in values.items()})
+    for problem in section.problems():
+        yield f"{_key(scope, 'retention')}.{problem}"
 
 
 def _key(scope: str, name: str) -> str:

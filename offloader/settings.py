@@ -20,6 +20,7 @@ __all__ = [
     "OffloadSettings",
     "Pairs",
     "ReadSettings",
+    "RetentionSettings",
     "Settings",
     "StoreSettings",
     "TelemetrySettings",
@@ -222,6 +223,86 @@ class ManifestSettings:
     )
 
 
+_MBYTES_MAX = 2**40
+_MINUTES_MAX = 100 * 365 * 24 * 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    """What of a stream is kept, and how often that is decided. Sizes are payload before compression; 0 = not set."""
+
+    policy: str = _choice(
+        "none",
+        "what may go: nothing, what is above a size, what is older than a time, or what all subscribers have read",
+        ("none", "size", "time", "consumption"),
+    )
+    min_mbytes: float = _setting(0.0, "kept always", low=0, high=_MBYTES_MAX)
+    max_mbytes: float = _setting(0.0, "kept for subscribers at most", low=0, high=_MBYTES_MAX)
+    min_minutes: float = _setting(0.0, "age below which everything is kept", low=0, high=_MINUTES_MAX)
+    max_minutes: float = _setting(0.0, "age up to which data is kept for subscribers", low=0, high=_MINUTES_MAX)
+    subscriber_timeout_minutes: float = _setting(
+        0.0, "a subscriber silent for longer holds nothing back; 0: it always does", low=0, high=_MINUTES_MAX
+    )
+    fallback_after_minutes: float = _setting(
+        0.0, "silence of all subscribers after which none of them counts; 0: never", low=0, high=_MINUTES_MAX
+    )
+    fallback_min_mbytes: float = _setting(0.0, "consumption: kept then", low=0, high=_MBYTES_MAX)
+    fallback_max_mbytes: float = _setting(0.0, "consumption: kept at most then", low=0, high=_MBYTES_MAX)
+    fallback_min_minutes: float = _setting(0.0, "consumption: age kept then", low=0, high=_MINUTES_MAX)
+    fallback_max_minutes: float = _setting(0.0, "consumption: age kept at most then", low=0, high=_MINUTES_MAX)
+    protect_unpublished: bool = _flag(False, "subscribers that never published hold back what they haven't read")
+    record_minutes: float = _setting(
+        30.0, "time between two recorded cuts, between which a decision can choose", low=0.001, high=_MINUTES_MAX
+    )
+    cycle_minutes: float = _setting(30.0, "time between two decisions about a stream", low=0.001, high=_MINUTES_MAX)
+
+    def problems(self) -> list[str]:
+        """What of it contradicts itself, or has no effect; empty: nothing."""
+        found: list[str] = []
+        if self.policy == "none":
+            idle = [each.name for each in fields(self) if each.name not in _WITHOUT_POLICY]
+            return [f"{name}: has no effect, the policy is none" for name in idle if getattr(self, name)]
+        wanted = {"size": "mbytes", "time": "minutes"}.get(self.policy)
+        for prefix in ("", "fallback_"):
+            units = [unit for unit in ("mbytes", "minutes") if self._has_limits(prefix, unit)]
+            if len(units) > 1:
+                found.append(f"{prefix}min_mbytes and {prefix}min_minutes: limits are by size or by time, not both")
+            if not prefix and wanted and wanted not in units:
+                found.append(f"min_{wanted}: the policy {self.policy} needs to know what is kept always")
+            for unit in units:
+                if not prefix and wanted and unit != wanted:
+                    found.append(f"min_{unit}: has no effect, the policy is {self.policy}")
+                found += self._limit_problems(prefix, unit)
+        return found + self._silence_problems()
+
+    def _has_limits(self, prefix: str, unit: str) -> bool:
+        return bool(getattr(self, f"{prefix}min_{unit}") or getattr(self, f"{prefix}max_{unit}"))
+
+    def _limit_problems(self, prefix: str, unit: str) -> list[str]:
+        least, most = getattr(self, f"{prefix}min_{unit}"), getattr(self, f"{prefix}max_{unit}")
+        if not least:
+            # All that was recorded would go as soon as nobody holds it back.
+            return [f"{prefix}min_{unit}: missing beside {prefix}max_{unit}; what is kept always?"]
+        return [f"{prefix}min_{unit} = {least:g} is above {prefix}max_{unit} = {most:g}"] if 0 < most < least else []
+
+    def _silence_problems(self) -> list[str]:
+        x, y = self.subscriber_timeout_minutes, self.fallback_after_minutes
+        has_fallback = any(self._has_limits("fallback_", unit) for unit in ("mbytes", "minutes"))
+        is_queue = self.policy == "consumption"
+        found = [
+            (y and not x, "fallback_after_minutes: has no effect without subscriber_timeout_minutes"),
+            (x and 0 < y < x, f"fallback_after_minutes = {y:g} is below subscriber_timeout_minutes = {x:g}"),
+            (has_fallback and not is_queue, "fallback_min_*: has no effect, only the policy consumption looks at it"),
+            (has_fallback and is_queue and not y, "fallback_min_*: has no effect without fallback_after_minutes"),
+            (is_queue and y and not has_fallback, "fallback_after_minutes: needs fallback_min_mbytes or _minutes"),
+        ]
+        return [text for is_wrong, text in found if is_wrong]
+
+
+#: Settings of retention that mean something without a policy.
+_WITHOUT_POLICY = frozenset({"policy", "record_minutes", "cycle_minutes"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupSettings:
     """When objects that no stream needs are deleted, and what is remembered of it."""
@@ -251,6 +332,7 @@ class Settings:
     telemetry: TelemetrySettings = TelemetrySettings()
     manifest: ManifestSettings = ManifestSettings()
     cleanup: CleanupSettings = CleanupSettings()
+    retention: RetentionSettings = RetentionSettings()
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:

@@ -103,6 +103,18 @@ _ALL = (
     Metric("pace_requests_per_second", "gauge", "Request rate while slowed down; absent when free.", (), merge=min),
     Metric("turns_waiting", "gauge", "Requests that wait for their turn, by priority.", ("priority",), merge=max),
     Metric("turns_waited_seconds_total", "counter", "Time that requests waited for their turn.", ()),
+    Metric("unconsumed_bytes", "gauge", "Payload bytes that not all subscribers have read."),
+    Metric("unconsumed_entries", "gauge", "Entries that not all subscribers have read."),
+    Metric("streams_without_subscribers", "gauge", "Streams kept by consumption that nobody subscribes to."),
+    Metric("subscriber_lag_bytes", "gauge", "Payload bytes a subscriber hasn't read.", (*_STREAM, "subscriber")),
+    Metric("subscriber_lag_entries", "gauge", "Entries a subscriber hasn't read.", (*_STREAM, "subscriber")),
+    Metric("subscriber_read_bytes_total", "counter", "Payload bytes a subscriber has read.", (*_STREAM, "subscriber")),
+    Metric("retention_cycles_total", "counter", "Cycles of retention by how they ended.", (*_STREAM, "result")),
+    Metric("streams_retention_failing", "gauge", "Streams whose newest cycle of retention failed."),
+    Metric("retention_truncations_total", "counter", "Times retention let a stream begin later."),
+    Metric("retention_truncated_bytes_total", "counter", "Payload bytes that retention let go."),
+    Metric("subscribers_overridden_total", "counter", "Times a subscriber lost what it hadn't read."),
+    Metric("retention_refusals_total", "counter", "Cycles that changed nothing, by kind of error.", (*_STREAM, "kind")),
     Metric("label_sets_refused_total", "counter", "Label sets above the limit, counted as other.", ()),
 )
 #: Name without the prefix ``offloader_`` -> metric.

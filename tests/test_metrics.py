@@ -144,7 +144,7 @@ def test_counters_end_in_total_and_everything_that_has_a_unit_says_it() -> None:
             assert name.endswith("_seconds")
         units = {"bytes", "seconds", "dollars", "entries", "second"}
         counts = {"segments", "offers", "gaps", "fenced", "streams", "requests", "errors", "objects", "throttles"}
-        counts |= {"retries", "hits", "misses", "waiting", "sets"}
+        counts |= {"retries", "hits", "misses", "waiting", "sets", "cycles", "truncations", "refusals", "subscribers"}
         assert (units | counts) & set(name.split("_")), f"{name} says neither a unit nor what it counts"
 
 

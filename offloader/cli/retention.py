@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from offloader.cli import retention_groups, retention_subscribers
+from offloader.cli import retention_cycle, retention_groups, retention_subscribers
 
 __all__ = ["ACTIONS"]
 
 #: Action -> what runs it, in the order of the help.
 ACTIONS: Mapping[str, Callable[..., Any]] = {
+    "explain": retention_cycle.explain_stream,
+    "plan": retention_cycle.plan,
+    "run": retention_cycle.run,
     "subscribers": retention_subscribers.show,
     "add": retention_subscribers.add,
     "publish": retention_subscribers.publish,

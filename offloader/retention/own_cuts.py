@@ -268,6 +268,11 @@ class OwnCuts:
         heads = {number: each.head for number, each in self.partitions.items()}
         return Cut({partition_segment(number): head for number, head in heads.items() if head is not None})
 
+    def begin(self) -> Cut:
+        """Where the partitions begin: their heads, or the first entries; those without an entry aren't in it."""
+        firsts = {number: each.head or each.first for number, each in self.partitions.items()}
+        return Cut({partition_segment(number): first for number, first in firsts.items() if first is not None})
+
     def total(self) -> Size:
         """What lies before the tail."""
         return _sum_of(each.total() for each in self.partitions.values())

@@ -1,0 +1,182 @@
+"""``offloader retention plan | run | explain``: what would go, what goes, and why.
+
+Owns what is printed of a cycle. Must never let a plan write anything, nor say another thing than the run would do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from offloader.cli.options import Config, EndpointUrl, Json, Ledgers, Region, Store, open_configured_store
+from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.cli.retention_subscribers import opening_sources
+from offloader.clock import SystemClock
+from offloader.effective_settings import SettingsFile, read_settings_file
+from offloader.errors import NotFound, OffloaderError
+from offloader.read.times import time_text
+from offloader.retention.cycle import CycleOutcome, RetentionCycle
+from offloader.retention.explain import cut_words, explain
+from offloader.retention.policies import policy_text
+from offloader.retention.recorded_state import read_decisions
+from offloader.retention.service import retained_streams
+from offloader.retention.stream_retention import open_retention
+
+__all__ = ["explain_stream", "plan", "run"]
+
+Streams = Annotated[
+    list[str] | None, typer.Argument(metavar="[STREAM]...", help="Streams, or partitioned topics.", show_default="all")
+]
+Stream = Annotated[str, typer.Argument(help="The stream's name, or a partitioned topic's.", show_default=False)]
+
+
+def plan(
+    streams: Streams = None,
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    config: Config = "",
+    ledgers: Ledgers = "",
+    json: Json = False,
+) -> int:
+    """Say what the next cycle would do to each stream; change nothing.
+
+    The policies are those of the settings file: see `offloader config explain`.
+    """
+    with _cycles(store, endpoint_url, region, config, ledgers, read_only=True) as (cycle, _):
+        return _print_each(cycle, streams, cycle.plan, json, done=False)
+
+
+def run(
+    streams: Streams = None,
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    config: Config = "",
+    ledgers: Ledgers = "",
+    json: Json = False,
+) -> int:
+    """Run one cycle now: record where the streams end, decide, and let streams begin later.
+
+    Objects are deleted by `offloader cleanup run`, after its grace period. A stream that fails keeps no other from its
+    turn.
+    """
+    with _cycles(store, endpoint_url, region, config, ledgers, read_only=False) as (cycle, _):
+        return _print_each(cycle, streams, cycle.run, json, done=True)
+
+
+def explain_stream(
+    stream: Stream,
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    config: Config = "",
+    ledgers: Ledgers = "",
+    decisions: Annotated[bool, typer.Option("--decisions", help="List the decisions of past cycles instead.")] = False,
+    json: Json = False,
+) -> None:
+    """Explain in words and as a picture what would go of a stream now, by which rule, and who isn't done with it."""
+    with _cycles(store, endpoint_url, region, config, ledgers, read_only=True) as (cycle, file):
+        if decisions:
+            retention = open_retention(cycle.store, stream)
+            kept = read_decisions(retention, retention.place())
+            print_rows(map(_decision_row, kept), _DECISIONS, as_json=json, empty=f"stream {stream} has no decision yet")
+            return
+        outcome = cycle.plan(stream)
+    if json:
+        print(json_line(_facts(outcome, done=False)))
+        return
+    for line in explain(outcome):
+        print(line)
+    if outcome.policy is None and not file.name:
+        print("\nno settings file was named: --config FILE says which policies there are", file=sys.stderr)
+
+
+@contextmanager
+def _cycles(
+    url: str, endpoint_url: str, region: str, config: str, ledgers: str, *, read_only: bool
+) -> Iterator[tuple[RetentionCycle, SettingsFile]]:
+    file = read_settings_file(config) if config else SettingsFile()
+    opened = open_configured_store(url, endpoint_url, region, file.settings_of(""), read_only=read_only)
+    with opening_sources(ledgers) as source_of:
+        yield RetentionCycle(opened, clock=SystemClock(), settings_of=file.settings_of, source_of=source_of), file
+
+
+def _print_each(
+    cycle: RetentionCycle,
+    streams: Sequence[str] | None,
+    turn: Callable[[str], CycleOutcome],
+    as_json: bool,
+    *,
+    done: bool,
+) -> int:
+    """The exit code: that of the first stream that failed."""
+    failed: list[OffloaderError] = []
+
+    def rows() -> Iterator[Mapping[str, object]]:
+        for stream in streams or retained_streams(cycle.store):
+            try:
+                yield _facts(turn(stream), done=done)
+            except NotFound:
+                if streams:
+                    raise  # one that nobody named was deleted meanwhile
+            except OffloaderError as error:
+                if streams is not None and len(streams) == 1:
+                    raise
+                failed.append(error)
+                yield {"stream": stream, "error": str(error), "retryable": error.retryable}
+
+    print_rows(rows(), _COLUMNS, as_json=as_json, empty=f"no stream in {cycle.store.url}")
+    for error in failed:
+        print(f"error: {error}", file=sys.stderr)
+    return failed[0].kind.value if failed else 0
+
+
+def _facts(outcome: CycleOutcome, *, done: bool) -> Mapping[str, object]:
+    decision = outcome.decision
+    found: dict[str, object] = {
+        "stream": outcome.stream,
+        "policy": policy_text(outcome.policy),
+        "begin": outcome.begin.as_json(),
+        "tail": outcome.tail.as_json(),
+        "recorded_cuts": len(outcome.records),
+        "unread_entries": outcome.unread_entries,
+        "unread_bytes": outcome.unread_bytes,
+        "rule": None if decision is None else decision.rule.value,
+        "new_head": None if decision is None or decision.cut is None else cut_words(decision.cut),
+        "entries": 0 if decision is None else decision.removed_entries or 0,
+        "bytes": 0 if decision is None else decision.removed_bytes or 0,
+        "overridden": [] if decision is None else [each.name for each in decision.overridden],
+        "decision": None if decision is None else decision.as_json(),
+    }
+    return found | ({"truncated": sorted(outcome.truncations)} if done else {})
+
+
+def _decision_row(row: Mapping[str, object]) -> Mapping[str, object]:
+    cut = row.get("cut")
+    overridden = row.get("overridden")
+    names = [str(each["name"]) for each in overridden] if isinstance(overridden, list) else []
+    shown = ",".join(f"{name}={at}" for name, at in cut.items()) if isinstance(cut, dict) else None
+    return {**row, "shown": shown, "loses": ", ".join(names) or None}
+
+
+_COLUMNS = [
+    Column("stream", "STREAM"),
+    Column("new_head", "BEGINS AT", right=True),
+    Column("entries", "ENTRIES GO", right=True),
+    Column("bytes", "BYTES GO", lambda count: "-" if count is None else bytes_text(count), right=True),
+    Column("overridden", "LOSES", lambda names: ", ".join(names or ()) or "-"),
+    Column("rule", "RULE"),
+]
+_DECISIONS = [
+    Column("at_ms", "TIME", time_text),
+    Column("shown", "BEGINS AT"),
+    Column("removed_entries", "ENTRIES", right=True),
+    Column("removed_bytes", "BYTES", lambda count: "-" if count is None else bytes_text(count), right=True),
+    Column("loses", "LOSES"),
+    Column("why", "RULE"),
+]

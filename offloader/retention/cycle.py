@@ -1,0 +1,360 @@
+"""One cycle of retention over one stream: look, decide, truncate.
+
+Owns the order: what is remembered first, then the head, and that the run does what the plan said. Must never truncate
+by a registry that changed since the decision, nor by a clock that can't be trusted.
+
+Rules: the retention specification, sections 2 and 4. The decision itself is ``offloader.retention.decide``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from formats.entries import Position
+from offloader.clock import Clock
+from offloader.errors import StoreUnavailable
+from offloader.manifest.leases import user_at_host
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.store_time import time_for_deletion_ms
+from offloader.retention.cuts import Cut
+from offloader.retention.decide import Situation, Subscription, decide
+from offloader.retention.decision import Decision, Lag
+from offloader.retention.documents import DocumentStore
+from offloader.retention.lineage import Lineage
+from offloader.retention.own_cuts import OwnCuts
+from offloader.retention.partitions import LoadedPartitions, SourceOf
+from offloader.retention.place import Place, find_place
+from offloader.retention.policies import policy_of
+from offloader.retention.policy import Policy, PolicyKind
+from offloader.retention.recorded import Record
+from offloader.retention.recorded_state import (
+    RecordedCuts,
+    RecordedState,
+    change_records,
+    lineage_of,
+    read_decisions,
+    read_records,
+    remember_decision,
+)
+from offloader.retention.rows import partition_segment
+from offloader.retention.stream_retention import StreamRetention
+from offloader.retention.subscribers import Activity, Registry
+from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
+from offloader.retention.truncation import Truncation, truncate_stream
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+
+__all__ = ["CycleOutcome", "RetentionCycle", "no_source"]
+
+#: Times a decision is made again because subscribers changed before it was carried out.
+DECISIONS_MAX = 5
+_MS_PER_MINUTE = 60_000
+#: What two decisions have in common of which the second isn't kept.
+_SAME = ("cut", "rule", "is_held", "bound_kind", "limits")
+
+
+#: What lags are counted by where no policy rules; it decides nothing.
+_LOOKING = Policy(kind=PolicyKind.CONSUMPTION)
+
+
+def no_source(stream: str) -> None:
+    """The hot tier of a stream, for who hasn't got it: the stream then ends at its committed end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CycleOutcome:
+    """What a cycle saw, decided and did.
+
+    Attributes:
+        stream: the stream or partitioned topic.
+        policy: what rules; ``None``: nothing goes by itself.
+        decision: what was decided; ``None``: no policy, or there is nothing in the stream.
+        records: the recorded cuts that it was decided by, this cycle's among them.
+        begin, tail: where the stream begins and ends.
+        lags: of all subscribers.
+        sizes: bytes before ``begin``, each record's and candidate's cut, and the tail, for pictures.
+        unread_bytes, unread_entries: from what all have read, or from the beginning, to the tail.
+        is_recorded: whether the tail was recorded by this cycle, or in a dry run would be.
+        subscribers: how many are registered.
+        truncations: what was truncated, by stream; empty: nothing.
+    """
+
+    stream: str
+    policy: Policy | None
+    decision: Decision | None
+    records: tuple[Record, ...] = ()
+    begin: Cut = field(default_factory=Cut)
+    tail: Cut = field(default_factory=Cut)
+    lags: tuple[Lag, ...] = ()
+    sizes: Mapping[Cut, int] = field(default_factory=dict)
+    unread_bytes: int = 0
+    unread_entries: int = 0
+    is_recorded: bool = False
+    subscribers: int = 0
+    truncations: Mapping[str, Truncation] = field(default_factory=dict)
+
+    @property
+    def bytes_truncated(self) -> int:
+        """Payload bytes that the head moved over."""
+        if not self.truncations or self.decision is None:
+            return 0
+        return self.decision.removed_bytes or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """A stream as it is, and what is remembered of it."""
+
+    retention: StreamRetention
+    place: Place
+    past: RecordedState
+    own: OwnCuts
+    partitions: LoadedPartitions
+    registry: Registry
+    now_ms: int
+
+    @property
+    def lineage(self) -> Lineage:
+        return lineage_of(self.place)
+
+
+class RetentionCycle:
+    """Runs cycles. Thread-safe; holds nothing of a stream.
+
+    Args:
+        store: where the streams are; open for writing, for everything but plans.
+        clock: of this machine; what deletes takes the store's if that is earlier.
+        settings_of: the settings of a stream or topic.
+        source_of: the hot tier of a stream.
+        by: who runs the cycles, for people.
+        entropy: source of random bytes.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        clock: Clock,
+        settings_of: Callable[[str], Settings] = lambda _: Settings(),
+        source_of: SourceOf = no_source,
+        by: str = "",
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self._settings_of = settings_of
+        self._source_of = source_of
+        self._by = by or user_at_host()
+        self._entropy = entropy
+        self._documents = DocumentStore(store, clock, entropy)
+
+    def plan(self, stream: str) -> CycleOutcome:
+        """What ``run`` would do now; writes nothing.
+
+        Raises:
+            NotFound: no such stream.
+            InvalidCall: its settings contradict each other, or it is one partition of a topic.
+            Corrupt, Unsupported: a document or a manifest can't be read.
+        """
+        policy = policy_of(stream, self._settings_of(stream).retention)
+        look = self._look(stream, create=False, now_ms=self.clock.now_ms())
+        return self._decided(stream, policy, look)
+
+    def run(self, stream: str) -> CycleOutcome:
+        """One cycle: records the tail if that is due, decides, and truncates.
+
+        Safe to interrupt and to repeat, and for several to run at once: the head never moves back.
+
+        Raises:
+            NotFound, InvalidCall, Corrupt, Unsupported: as ``plan``; nothing was deleted.
+            ClockSkew: the clocks can't be trusted; nothing was deleted.
+            DeletionStopped, EditRefused: the store or the stream is on hold.
+            StoreUnavailable, OutcomeUnknown: it ended early; the next cycle goes on.
+        """
+        settings = self._settings_of(stream)
+        policy = policy_of(stream, settings.retention)
+        if find_place(self.store, stream).is_topic:
+            resume_topic_truncation(self.store, stream, clock=self.clock, source_of=self._source_of)
+        if policy is None:
+            return self._decided(stream, None, self._look(stream, create=False, now_ms=self.clock.now_ms()))
+        now_ms = time_for_deletion_ms(
+            self.store, self.clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000
+        )
+        for _ in range(DECISIONS_MAX):
+            look = self._look(stream, create=True, now_ms=now_ms)
+            outcome = self._decided(stream, policy, look)
+            done = self._carried_out(outcome, look, policy)
+            if done is not None:
+                if done.decision is not None:
+                    _keep(look, done.decision)
+                return done
+        raise StoreUnavailable(f"stream {stream}: its subscribers changed {DECISIONS_MAX} times while it was decided")
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def _look(self, stream: str, *, create: bool, now_ms: int) -> _Look:
+        retention = StreamRetention(self._documents, stream, self._source_of, self._entropy)
+        place = retention.place(create=create)
+        past = read_records(retention, place)
+        partitions = LoadedPartitions(self.store, place, self._source_of, past.known)
+        partitions.load(place.partitions)
+        return _Look(
+            retention=retention,
+            place=place,
+            past=past,
+            own=OwnCuts(partitions),
+            partitions=partitions,
+            # Last, so that who publishes meanwhile counts.
+            registry=retention.registry(place),
+            now_ms=now_ms,
+        )
+
+    def _decided(self, stream: str, policy: Policy | None, look: _Look) -> CycleOutcome:
+        own, tail, begin = look.own, look.own.canonical(look.own.tail()), look.own.canonical(look.own.begin())
+        is_recorded = policy is not None and self._is_due(stream, look, tail, begin)
+        past = _with_records(look, begin, is_recorded=is_recorded)
+        records = replace(
+            past.records, records=tuple(replace(each, cut=own.canonical(each.cut)) for each in past.records.records)
+        )
+        outcome = CycleOutcome(
+            stream=stream,
+            policy=policy,
+            decision=None,
+            records=records.records,
+            begin=begin,
+            tail=tail,
+            is_recorded=is_recorded,
+            subscribers=len(look.registry.subscribers),
+        )
+        if not tail.offsets:
+            return outcome
+        ruling, measure = policy or _LOOKING, RecordedCuts(own, records)
+        decision = decide(
+            Situation(
+                policy=ruling,
+                lineage=look.lineage,
+                measure=measure,
+                records=records,
+                head=begin,
+                now_ms=look.now_ms,
+                head_time_ms=past.head_ms,
+                subscriptions=_subscriptions(look, ruling, tail),
+                tail=tail,
+                offloaded=_offloaded(look),
+            )
+        )
+        unread_from = decision.bound or begin
+        total, read = own.total(), own.size_before(unread_from)
+        cuts = {begin, tail, unread_from, *(record.cut for record in records.records)}
+        cuts |= {candidate.cut for candidate in decision.candidates} | {lag.cut for lag in decision.lags}
+        return replace(
+            outcome,
+            decision=None if policy is None else decision,
+            lags=decision.lags,
+            sizes={cut: measure.bytes_before(cut) for cut in cuts},
+            unread_bytes=max(total.payload_bytes - read.payload_bytes, 0),
+            unread_entries=max(total.entries - read.entries, 0),
+        )
+
+    def _is_due(self, stream: str, look: _Look, tail: Cut, begin: Cut) -> bool:
+        """Whether the tail is to be recorded."""
+        records = look.past.records
+        period_ms = int(self._settings_of(stream).retention.record_minutes * _MS_PER_MINUTE)
+        # A tail that hasn't moved needs no second record: the older one keeps as much and is older.
+        newest = records.newest
+        has_moved = newest is None or not look.lineage.equal(look.own.canonical(newest.cut), tail)
+        return has_moved and not look.lineage.reaches(begin, tail) and records.is_due(look.now_ms, period_ms)
+
+    # --- acting --------------------------------------------------------------------------------------------------
+
+    def _carried_out(self, outcome: CycleOutcome, look: _Look, policy: Policy) -> CycleOutcome | None:
+        """The outcome with what was done; ``None``: subscribers changed, nothing was truncated."""
+        decision, place, lineage = outcome.decision, look.place, look.lineage
+        if decision is None:
+            return outcome
+        limits = [each for each in (policy.limits, policy.fallback) if each is not None]
+
+        def before(state: RecordedState) -> RecordedState:
+            found = _with_records(replace(look, past=state), outcome.begin, is_recorded=outcome.is_recorded)
+            found = replace(found, records=found.records.thinned(look.now_ms, limits, decision.used_ms))
+            # What lies before the new head is counted durably before it can vanish.
+            return found.before_truncation(look.own, decision.cut or look.own.head())
+
+        change_records(look.retention, place, before)
+        cut = decision.cut
+        if cut is None:
+            return outcome
+        if look.retention.registry(place) != look.registry:
+            return None
+        truncations = self._truncate(place, cut)
+        change_records(look.retention, place, lambda state: state.truncated(cut, lineage, decision.cut_time_ms))
+        return replace(outcome, truncations=truncations)
+
+    def _truncate(self, place: Place, cut: Cut) -> Mapping[str, Truncation]:
+        heads = {
+            partition.stream: position
+            for number, partition in place.partitions.items()
+            if isinstance(position := cut.offsets.get(partition_segment(number)), Position)
+        }
+        if place.is_topic:
+            return truncate_topic(
+                self.store, place.name, heads, clock=self.clock, by=self._by, source_of=self._source_of
+            )
+        return {
+            stream: truncate_stream(
+                ManifestLog(self.store, stream, clock=self.clock),
+                position,
+                clock=self.clock,
+                source=self._source_of(stream),
+            )
+            for stream, position in heads.items()
+        }
+
+
+def _subscriptions(look: _Look, policy: Policy, tail: Cut) -> tuple[Subscription, ...]:
+    """The registry as decisions see it."""
+    own, timeout_ms = look.own, policy.subscriber_timeout_ms
+    activities = look.registry.active(now_ms=look.now_ms, timeout_ms=timeout_ms, tail=tail, rules=own)
+    found = []
+    for name in look.registry.names():
+        each = look.registry.subscribers[name]
+        is_silent = timeout_ms is not None and look.now_ms - each.active_ms > timeout_ms
+        activity = activities[name]
+        is_active = activity is Activity.ACTIVE or (activity is Activity.UNPUBLISHED and not is_silent)
+        cut, start = (None if one is None else own.canonical(one) for one in (each.cut, each.start))
+        found.append(Subscription(name=name, cut=cut, start=start, is_active=is_active, active_ms=each.active_ms))
+    return tuple(found)
+
+
+def _offloaded(look: _Look) -> Cut:
+    """Up to where the head may move: the committed end, or of partitions that aren't offloaded the tail."""
+    found = {}
+    for number in look.place.partitions:
+        state, entries = look.partitions.state(number), look.own.partitions[number]
+        end = state.prefix_end()
+        if state.method == "none":
+            position = entries.tail
+        else:
+            position = None if end is None else entries.canonical(Position(end.ledger_id, end.entry_id + 1))
+        if position is not None:
+            found[partition_segment(number)] = position
+    return Cut(found)
+
+
+def _with_records(look: _Look, begin: Cut, *, is_recorded: bool) -> RecordedState:
+    """What is remembered, fit to the head as it is, whoever moved it there; with the tail if that is recorded."""
+    past = look.past
+    if past.records.up_to(begin, look.lineage):
+        past = past.truncated(begin, look.lineage, None)
+    return past.with_tail(look.own, look.now_ms) if is_recorded else past
+
+
+def _keep(look: _Look, decision: Decision) -> None:
+    """Keeps a decision, unless it says what the newest one says: nothing goes, by the same rule."""
+    if decision.cut is None:
+        newest, now = read_decisions(look.retention, look.place)[:1], decision.as_json()
+        if newest and all(newest[0].get(name) == now[name] for name in _SAME):
+            return
+    remember_decision(look.retention, look.place, decision)

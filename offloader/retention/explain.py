@@ -1,0 +1,179 @@
+"""A cycle of retention in words and as a picture of characters.
+
+Owns the text. Must never decide anything, nor ask for what the outcome doesn't hold: what is explained is what would be
+done.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from offloader.retention.cuts import Cut
+from offloader.retention.cycle import CycleOutcome
+from offloader.retention.decision import Decision, Lag, Role
+from offloader.retention.policies import limits_text, policy_text, size_text, span_text
+from offloader.retention.policy import Limits, Unit
+
+__all__ = ["cut_words", "explain", "picture"]
+
+WIDTH = 79
+#: Characters in front of each text.
+_NAME = 9
+#: Characters in front of the picture, and of the longest name there.
+_LEFT = 16
+#: Partitions of a cut that are written out.
+_PARTITIONS_SHOWN = 3
+_ROLES = {Role.MIN: "min", Role.MAX: "max", Role.OLD: "old"}
+
+
+def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
+    """The lines, no longer than ``WIDTH`` where names allow it.
+
+    Args:
+        outcome: of a plan or a run.
+        done: whether it was carried out; a plan says what would be done.
+    """
+    yield from _said("stream", outcome.stream)
+    yield from _said("policy", policy_text(outcome.policy))
+    if not outcome.tail.offsets:
+        yield "the stream has no entry"
+        return
+    yield ""
+    yield from picture(outcome)
+    yield ""
+    for lag in outcome.lags:
+        yield from _said("reader", _lag_text(lag))
+    if not outcome.lags:
+        yield "nobody subscribes"
+    decision = outcome.decision
+    if decision is None:
+        return
+    yield ""
+    yield from _said("bound", decision.bound_kind.value)
+    if decision.is_fallback and decision.limits is not None:
+        yield from _said("fallback", limits_text(decision.limits))
+    yield from _said("rule", decision.rule.value)
+    if decision.is_held:
+        yield from _said("held", "at the committed end: the rest isn't offloaded yet")
+    yield from _verdict(outcome, decision, done=done)
+
+
+def _said(name: str, text: str) -> list[str]:
+    """A line, or several: what follows the first is indented like its text."""
+    indent = " " * _NAME
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=f"{name:<{_NAME}}", subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def _verdict(outcome: CycleOutcome, decision: Decision, *, done: bool) -> Iterator[str]:
+    if decision.cut is None:
+        yield from _said("result", "nothing goes")
+        return
+    amount = []
+    if decision.removed_entries is not None:
+        amount.append(f"{decision.removed_entries:,} entries")
+    if decision.removed_bytes is not None:
+        amount.append(size_text(decision.removed_bytes))
+    verb = "went" if done and outcome.truncations else "would go"
+    yield from _said(
+        "result", f"what lies before {cut_words(decision.cut)} {verb}: {', '.join(amount) or 'amount unknown'}"
+    )
+    for each in decision.overridden:
+        lost = "" if each.lost_entries is None else f"{each.lost_entries:,} entries that "
+        yield from _said("loses", f"{each.name}: {lost}it hasn't read, because {each.reason.value}")
+
+
+def _lag_text(lag: Lag) -> str:
+    state = "holds data back" if lag.is_counted else "never published" if not lag.has_published else "doesn't count"
+    if not lag.is_active:
+        state = f"silent, {state}"
+    behind = "at the tail"
+    if lag.unread_entries or lag.unread_bytes:
+        behind = f"{lag.unread_entries or 0:,} entries, {size_text(lag.unread_bytes or 0)} behind"
+    return f"{lag.name}: {behind}; {state}"
+
+
+def cut_words(cut: Cut) -> str:
+    """``7:12``, or of a topic ``7:12 in partition 0, 9:0 in partition 1``."""
+    if len(cut.offsets) == 1 and cut.segments[0].number == 0:
+        return str(cut.offsets[cut.segments[0]])
+    parts = [f"{cut.offsets[each]} in partition {each.number}" for each in cut.segments[:_PARTITIONS_SHOWN]]
+    rest = len(cut.offsets) - len(parts)
+    return ", ".join(parts) + (f" and {rest} more" if rest > 0 else "") or "the beginning"
+
+
+# --- the picture ----------------------------------------------------------------------------------------------------
+
+
+def picture(outcome: CycleOutcome) -> Iterator[str]:
+    """The stream from its head to its tail by bytes: recorded cuts, candidates, readers, what goes and what stays.
+
+    A row of ``#`` is data that goes, of ``=`` data that stays.
+    """
+    scale = _Scale(outcome)
+    first, last = cut_words(outcome.begin), cut_words(outcome.tail)
+    gap = max(WIDTH - _LEFT - len(first) - len(last), 1)
+    yield " " * _LEFT + first + " " * gap + last
+    yield _row("stream", scale.bar(outcome.decision))
+    marks = [" "] * scale.width
+    for record in outcome.records:
+        marks[scale.column(record.cut)] = "|"
+    yield _row("recorded", "".join(marks)) + ("" if outcome.records else "none")
+    for name, cut, note in _candidates(outcome):
+        yield _pointer(scale, name, cut, note)
+    for lag in outcome.lags:
+        yield _pointer(scale, lag.name, lag.cut, "" if lag.is_counted else "(doesn't count)")
+
+
+def _candidates(outcome: CycleOutcome) -> Iterator[tuple[str, Cut, str]]:
+    decision = outcome.decision
+    if decision is None:
+        return
+    for candidate in decision.candidates:
+        name = _ROLES.get(candidate.role)
+        if name is not None:
+            yield name, candidate.cut, _kept(decision, decision.limits, candidate.keeps_bytes, candidate.time_ms)
+    if decision.bound is not None:
+        yield "bound", decision.bound, "read by all that count"
+    if decision.cut is not None:
+        yield "new head", decision.cut, ""
+
+
+def _kept(decision: Decision, limits: Limits | None, keeps_bytes: int | None, time_ms: int | None) -> str:
+    if limits is not None and limits.unit is Unit.TIME and time_ms is not None:
+        return f"{span_text(decision.at_ms - time_ms)} old"
+    return "" if keeps_bytes is None else f"keeps {size_text(keeps_bytes)}"
+
+
+def _row(name: str, content: str) -> str:
+    shown = name if len(name) < _LEFT else f"{name[: _LEFT - 2]}…"
+    return f"{shown:<{_LEFT}}{content}".rstrip()
+
+
+def _pointer(scale: _Scale, name: str, cut: Cut, note: str) -> str:
+    column = scale.column(cut)
+    # The note stands where there is room: behind the mark, or before it.
+    if column + 2 + len(note) <= scale.width:
+        return _row(name, " " * column + "^" + (f" {note}" if note else ""))
+    return _row(name, f"{note} ".rjust(column) + "^" if note else " " * column + "^")
+
+
+class _Scale:
+    """Cuts -> columns."""
+
+    def __init__(self, outcome: CycleOutcome) -> None:
+        self.width = WIDTH - _LEFT
+        self._sizes = outcome.sizes
+        self._start = outcome.sizes.get(outcome.begin, 0)
+        self._span = max(outcome.sizes.get(outcome.tail, 0) - self._start, 1)
+
+    def column(self, cut: Cut) -> int:
+        part = (self._sizes.get(cut, self._start) - self._start) / self._span
+        return min(max(int(part * (self.width - 1) + 0.5), 0), self.width - 1)
+
+    def bar(self, decision: Decision | None) -> str:
+        goes = 0 if decision is None or decision.cut is None else max(self.column(decision.cut), 1)
+        return "#" * goes + "=" * (self.width - goes)

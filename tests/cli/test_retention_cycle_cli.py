@@ -1,0 +1,113 @@
+"""``offloader retention plan | run | explain``: what is said is what is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from offloader.manifest.log import load_manifest
+from offloader.store import open_store
+from offloader.store.base import ObjectStore
+from tests.cli.reading_verbs import Offloader
+from tests.support.streams import StreamWriter, batch_of
+
+POLICIES = """
+[retention]
+policy = "consumption"
+[topics."a/b/persistent/aged".retention]
+policy = "time"
+min_minutes = 60
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    made = open_store(f"file://{tmp_path}/store")
+    settings = tmp_path / "offloader.toml"
+    settings.write_text(POLICIES)
+    monkeypatch.setenv("OFFLOADER_STORE", made.url)
+    monkeypatch.setenv("OFFLOADER_CONFIG", str(settings))
+    return made
+
+
+@pytest.fixture
+def offloader(capsys: pytest.CaptureFixture[str], store: ObjectStore) -> Offloader:
+    for name in ("a/b/persistent/orders", "a/b/persistent/aged", "a/b/persistent/t-partition-0"):
+        writer = StreamWriter(store, name)
+        writer.add([batch_of(1, 0, 50)], closes=[1])
+        writer.add([batch_of(2, 0, 50)])
+    return Offloader(capsys)
+
+
+def test_a_plan_and_the_run_say_the_same_and_only_the_run_does_it(offloader: Offloader, store: ObjectStore) -> None:
+    orders = "a/b/persistent/orders"
+    offloader("retention", "add", orders, "audit")
+    offloader("retention", "publish", orders, "audit", "--at", "2:5")
+    before = {info.key: info.etag for info in store.list("").objects}
+    planned = {row["stream"]: row for row in offloader("retention", "plan", "--json").rows}
+    assert {info.key: info.etag for info in store.list("").objects} == before
+    assert set(planned) == {orders, "a/b/persistent/aged", "a/b/persistent/t"}
+    assert (planned[orders]["new_head"], planned[orders]["entries"]) == ("2:5", 55)
+    assert planned["a/b/persistent/aged"]["policy"].startswith("by time: keeps at least 1 h")
+    [done] = offloader("retention", "run", orders, "--json").rows
+    assert done["truncated"] == [orders]
+    assert done["rule"] == planned[orders]["rule"]
+    assert load_manifest(store, orders).head == Position(2, 5)
+    table = offloader("retention", "run").out.splitlines()
+    assert table[0].split() == ["STREAM", "BEGINS", "AT", "ENTRIES", "GO", "BYTES", "GO", "LOSES", "RULE"]
+    assert len(table) == 4
+
+
+def test_explaining_shows_the_stream_its_readers_and_past_decisions(offloader: Offloader) -> None:
+    orders = "a/b/persistent/orders"
+    offloader("retention", "add", orders, "audit")
+    offloader("retention", "publish", orders, "audit", "--at", "2:5")
+    lines = offloader("retention", "explain", orders).out.splitlines()
+    assert lines[0] == f"stream   {orders}"
+    assert [line for line in lines if line.startswith("result   what lies before 2:5 would go: 55 entries, ")]
+    assert max(map(len, lines)) < 80
+    assert offloader("retention", "explain", orders, "--decisions").out == f"stream {orders} has no decision yet\n"
+    offloader("retention", "run", orders)
+    offloader("retention", "run", orders)
+    offloader("retention", "run", orders)
+    rows = offloader("retention", "explain", orders, "--decisions", "--json").rows
+    # The one that truncated, and one of those after which nothing went.
+    assert [row["cut"] for row in rows] == [None, {"0.0": "2:5"}]
+    [row] = offloader("retention", "explain", orders, "--json").rows
+    assert row["decision"]["lags"][0]["unread_entries"] == 45
+
+
+def test_one_stream_that_fails_is_named_and_the_others_have_their_turn(
+    offloader: Offloader, store: ObjectStore
+) -> None:
+    offloader("retention", "add", "a/b/persistent/orders", "audit")
+    key = next(info.key for info in store.list("").objects if info.key.endswith("/subscribers"))
+    store.put(key, b"{}")
+    done = offloader("retention", "run")
+    assert done.code == 6
+    assert len(done.out.splitlines()) == 4
+    assert "persistent/orders" in done.err
+    assert "nothing of the stream is deleted by retention" in done.err
+
+
+def test_bad_calls_change_nothing(offloader: Offloader, store: ObjectStore, tmp_path: Path) -> None:
+    before = {info.key: info.etag for info in store.list("").objects}
+    unknown = offloader("retention", "run", "a/b/persistent/nowhere")
+    assert (unknown.code, "isn't in" in unknown.err) == (3, True)
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(
+        '[retention]\npolicy = "size"\nmin_mbytes = 10\nmax_mbytes = 5\n'
+        '[namespaces."a/b".retention]\npolicy = "time"\nmin_minutes = -1\n'
+        '[topics."a/b/persistent/orders".retention]\nfallback_min_mbytes = 3\n'
+    )
+    found = offloader("retention", "plan", "--config", str(wrong))
+    assert found.code == 2
+    for text in (
+        "retention.min_mbytes = 10 is above max_mbytes = 5",
+        'namespaces."a/b".retention.min_minutes: -1 is not between',
+        'topics."a/b/persistent/orders".retention.fallback_min_*: has no effect',
+    ):
+        assert text in found.err
+    assert {info.key: info.etag for info in store.list("").objects} == before

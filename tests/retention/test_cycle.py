@@ -1,0 +1,253 @@
+"""Cycles over real manifests: what is recorded, decided, truncated and remembered, whatever fails on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import Hold
+from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.store_time import ClockSkew
+from offloader.read.reader import open_reader
+from offloader.retention.cycle import RetentionCycle
+from offloader.retention.decision import OverrideReason, Rule
+from offloader.retention.recorded_state import read_decisions
+from offloader.retention.stream_retention import open_retention
+from offloader.retention.truncation import truncate_stream
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault
+from offloader.testing.manual_clock import ManualClock
+from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb
+
+
+def test_a_stream_above_its_size_loses_its_oldest_ledgers_and_no_more_than_it_must() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(30))
+    outcome = bench.grow_and_run(6)
+    # 60 KiB were written, each cycle leaves at least 30 behind the newest recorded cut.
+    assert bench.head() == Position(4, 0)
+    assert outcome.decision is not None
+    assert outcome.decision.rule is Rule.MIN_WITHOUT_BOUND
+    assert outcome.bytes_truncated == 10 * KIB
+    reader = open_reader(bench.memory, STREAM)
+    assert reader.first_position == Position(4, 0)
+    assert reader.last_position == Position(6, ENTRIES - 1)
+
+
+def test_a_plan_says_what_the_run_then_does_and_writes_nothing() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench.grow(ledgers=2)
+    bench.run()
+    bench.grow(ledgers=2)
+    before = bench.objects()
+    plan = bench.cycle().plan(STREAM)
+    assert bench.objects() == before
+    assert bench.head() is None
+    assert plan.decision is not None
+    assert plan.decision.cut is not None
+    done = bench.run()
+    assert done.decision == plan.decision
+    assert done.truncations[STREAM].head == Position(3, 0) == bench.head()
+
+
+def test_without_a_policy_nothing_goes_and_nothing_is_written() -> None:
+    bench = Bench()
+    bench.grow(ledgers=3)
+    before = bench.objects()
+    outcome = bench.run()
+    assert outcome.policy is None
+    assert outcome.decision is None
+    assert bench.objects() == before
+
+
+def test_streams_that_brokers_keep_for_themselves_are_exempt() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(1))
+    bench.grow("public/default/persistent/__change_events", 3)
+    assert bench.run("public/default/persistent/__change_events").decision is None
+
+
+def test_what_all_have_read_goes_and_what_one_hasnt_stays() -> None:
+    bench = Bench(policy="consumption")
+    bench.grow(ledgers=3)
+    for name in ("fast", "slow"):
+        bench.subscribe(name)
+    bench.publish("fast", Position(3, 0))
+    bench.publish("slow", Position(2, 4))
+    outcome = bench.run()
+    # A position inside a block: the head is exact, the segment stays until all of it is before the head.
+    assert bench.head() == Position(2, 4)
+    assert outcome.unread_entries == 16
+    assert {lag.name: lag.unread_entries for lag in outcome.lags} == {"fast": 10, "slow": 16}
+    assert bench.run().decision is not None
+    assert bench.head() == Position(2, 4)
+
+
+def test_unread_data_above_max_goes_and_the_decision_says_who_lost_it() -> None:
+    bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
+    bench.grow()
+    bench.subscribe("slow")
+    bench.publish("slow", Position(1, 2))
+    bench.grow_and_run(5)
+    retention = open_retention(bench.memory, STREAM, clock=bench.clock)
+    lost = [each for each in read_decisions(retention, retention.place()) if each["overridden"]]
+    assert bench.head() is not None
+    assert Position(2, 0) < bench.head()
+    assert [each["name"] for each in lost[0]["overridden"]] == ["slow"]
+    assert lost[0]["overridden"][0]["reason"] == OverrideReason.ABOVE_MAX.name.lower()
+
+
+def test_age_decides_by_the_records_and_is_counted_from_the_head_on() -> None:
+    bench = Bench(policy="time", min_minutes=3)
+    bench.grow_and_run(8)
+    # Recorded a minute apart: the newest cut that is three minutes old.
+    assert bench.head() == Position(6, 0)
+    past = bench.remembered()
+    assert past.head_ms == bench.clock.now_ms() - 180_000
+    assert [record.cut.offsets for record in past.records.records]
+    assert past.records.records[0].time_ms > past.head_ms
+
+
+def test_a_tail_that_doesnt_move_is_recorded_once() -> None:
+    bench = Bench(policy="time", min_minutes=1000)
+    bench.grow(ledgers=2)
+    assert bench.run().is_recorded
+    before = bench.objects()
+    for _ in range(3):
+        bench.clock.advance(3600)
+        assert not bench.run().is_recorded
+    assert bench.objects() == before
+
+
+def test_nothing_is_recorded_sooner_than_the_period_allows() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(1000), record_minutes=5)
+    recorded = []
+    for _ in range(11):
+        bench.grow()
+        recorded.append(bench.run().is_recorded)
+    assert recorded.count(True) == 2
+    assert len(bench.remembered().records.records) == 2
+
+
+def test_a_truncation_by_hand_takes_used_records_along() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(1000))
+    bench.grow_and_run(4)
+    log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
+    truncate_stream(log, Position(3, 0), clock=bench.clock)
+    bench.grow()
+    bench.run()
+    past = bench.remembered()
+    assert len(past.records.records) == 3
+    assert past.head_ms is not None
+    assert past.head_ms < past.records.records[0].time_ms
+
+
+def test_a_topic_is_truncated_as_one_stream() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(40))
+    for _ in range(4):
+        for number in range(3):
+            bench.grow(f"{TOPIC}-partition-{number}")
+        bench.run(TOPIC)
+    # 30 KiB each time: the newest cut that keeps 40 is the one before the last.
+    assert [bench.head(f"{TOPIC}-partition-{number}") for number in range(3)] == [Position(3, 0)] * 3
+    with pytest.raises(InvalidCall, match="is partition 0 of a topic"):
+        bench.run(f"{TOPIC}-partition-0")
+
+
+def test_a_subscriber_who_registers_while_it_is_decided_counts() -> None:
+    bench = Bench(policy="consumption", protect_unpublished=True)
+    bench.grow(ledgers=3)
+    bench.subscribe("fast")
+    bench.publish("fast", Position(3, 0))
+    real, seen = bench.memory.get, []
+
+    class Meddling(MemoryStore):
+        def __init__(self) -> None:
+            self.__dict__ = bench.memory.__dict__
+
+        def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+            found = real(key, *args, **kwargs)
+            if key.endswith("/subscribers") and not seen:
+                seen.append(key)
+                bench.subscribe("late")
+            return found
+
+    RetentionCycle(Meddling(), clock=bench.clock, settings_of=lambda _: bench.settings).run(STREAM)
+    assert seen
+    assert bench.head() is None
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_one_that_stops_at_any_request_goes_on_in_the_next_cycle(after: bool) -> None:
+    failed = 0
+    for call in range(1, 100):
+        bench = Bench(policy="size", min_mbytes=mb(20))
+        for is_last in (False, False, True):
+            for number in range(2):
+                bench.grow(f"{TOPIC}-partition-{number}")
+            if not is_last:
+                bench.run(TOPIC)
+        heads = [bench.head(f"{TOPIC}-partition-{number}") for number in range(2)]
+        bench.store.set_faults([Fault(call=call, after=after)])
+        try:
+            bench.run(TOPIC)
+        except OffloaderError:
+            failed += 1
+        was_called = len(bench.store.calls) >= call
+        bench.store.set_faults([])
+        for number, before in enumerate(heads):
+            now = bench.head(f"{TOPIC}-partition-{number}")
+            assert before is None or (now is not None and now >= before)
+        bench.run(TOPIC)
+        assert [bench.head(f"{TOPIC}-partition-{number}") for number in range(2)] == [Position(3, 0)] * 2
+        past = bench.remembered(TOPIC)
+        assert past.records.newest.size_bytes == 60 * KIB
+        if not was_called:
+            break
+    assert failed > 10
+
+
+def test_what_is_on_hold_stays() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench.grow(ledgers=2)
+    bench.run()
+    bench.grow(ledgers=2)
+    bench.writers[STREAM].log.amend([Hold(on=True, reason="audit")])
+    with pytest.raises(OffloaderError, match="hold"):
+        bench.run()
+    assert bench.head() is None
+
+
+def test_a_clock_that_is_far_ahead_deletes_nothing() -> None:
+    bench = Bench(policy="time", min_minutes=1)
+    bench.grow_and_run(3)
+    head = bench.head()
+    ahead = ManualClock()
+    ahead.advance(bench.clock.monotonic_s() + 10 * 365 * 24 * 3600)
+    cycle = RetentionCycle(bench.memory, clock=ahead, settings_of=lambda _: bench.settings)
+    with pytest.raises(ClockSkew):
+        cycle.run(STREAM)
+    assert bench.head() == head
+
+
+def test_damaged_subscribers_stop_retention_of_their_stream() -> None:
+    bench = Bench(policy="consumption")
+    bench.grow(ledgers=2)
+    bench.subscribe("one")
+    bench.publish("one", Position(2, 0))
+    key = next(key for key in bench.objects() if key.endswith("/subscribers"))
+    bench.memory.put(key, b"{}")
+    with pytest.raises(Corrupt):
+        bench.run()
+    assert bench.head() is None
+
+
+def test_bad_calls_are_refused_by_name() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(20), max_mbytes=mb(10))
+    bench.grow(ledgers=2)
+    with pytest.raises(InvalidCall, match=r"retention\.min_mbytes = .* is above max_mbytes"):
+        bench.run()
+    with pytest.raises(NotFound, match="nowhere"):
+        Bench(policy="consumption").run("public/default/persistent/nowhere")
+    assert bench.head() is None
