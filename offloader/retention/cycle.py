@@ -9,17 +9,19 @@ Rules: the retention specification, sections 2 and 4. The decision itself is ``o
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from formats.entries import Position
 from offloader.clock import Clock
 from offloader.errors import StoreUnavailable
+from offloader.manifest.catalog import read_entry
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.store_time import time_for_deletion_ms
+from offloader.manifest.store_time import DeletionClock
 from offloader.retention.cuts import Cut
-from offloader.retention.decide import Situation, Subscription, decide
+from offloader.retention.decide import decide
 from offloader.retention.decision import Decision, Lag
 from offloader.retention.documents import DocumentStore
 from offloader.retention.lineage import Lineage
@@ -39,6 +41,7 @@ from offloader.retention.recorded_state import (
     remember_decision,
 )
 from offloader.retention.rows import partition_segment
+from offloader.retention.situation import Situation, Subscription
 from offloader.retention.stream_retention import StreamRetention
 from offloader.retention.subscribers import Activity, Registry
 from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
@@ -121,7 +124,7 @@ class _Look:
 
 
 class RetentionCycle:
-    """Runs cycles. Thread-safe; holds nothing of a stream.
+    """Runs cycles. Thread-safe; holds nothing of a stream. Keep one for a process: it notices a clock that jumps.
 
     Args:
         store: where the streams are; open for writing, for everything but plans.
@@ -149,6 +152,8 @@ class RetentionCycle:
         self._by = by or user_at_host()
         self._entropy = entropy
         self._documents = DocumentStore(store, clock, entropy)
+        self._lock = threading.Lock()
+        self._deletion_clock: DeletionClock | None = None
 
     def plan(self, stream: str) -> CycleOutcome:
         """What ``run`` would do now; writes nothing.
@@ -159,7 +164,7 @@ class RetentionCycle:
             Corrupt, Unsupported: a document or a manifest can't be read.
         """
         policy = policy_of(stream, self._settings_of(stream).retention)
-        look = self._look(stream, create=False, now_ms=self.clock.now_ms())
+        look = self._look(stream, create=False)
         return self._decided(stream, policy, look)
 
     def run(self, stream: str) -> CycleOutcome:
@@ -178,12 +183,9 @@ class RetentionCycle:
         if find_place(self.store, stream).is_topic:
             resume_topic_truncation(self.store, stream, clock=self.clock, source_of=self._source_of)
         if policy is None:
-            return self._decided(stream, None, self._look(stream, create=False, now_ms=self.clock.now_ms()))
-        now_ms = time_for_deletion_ms(
-            self.store, self.clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000
-        )
+            return self._decided(stream, None, self._look(stream, create=False))
         for _ in range(DECISIONS_MAX):
-            look = self._look(stream, create=True, now_ms=now_ms)
+            look = self._look(stream, create=True)
             outcome = self._decided(stream, policy, look)
             done = self._carried_out(outcome, look, policy)
             if done is not None:
@@ -192,12 +194,24 @@ class RetentionCycle:
                 return done
         raise StoreUnavailable(f"stream {stream}: its subscribers changed {DECISIONS_MAX} times while it was decided")
 
+    def _times(self, stream: str) -> DeletionClock:
+        """One for the life of this object, so that a clock that jumps is noticed."""
+        with self._lock:
+            if self._deletion_clock is None:
+                skew_ms_max = self._settings_of(stream).manifest.clock_skew_seconds_max * 1000
+                self._deletion_clock = DeletionClock(self.store, self.clock, skew_ms_max=skew_ms_max)
+            return self._deletion_clock
+
     # --- looking -------------------------------------------------------------------------------------------------
 
-    def _look(self, stream: str, *, create: bool, now_ms: int) -> _Look:
+    def _look(self, stream: str, *, create: bool) -> _Look:
         retention = StreamRetention(self._documents, stream, self._source_of, self._entropy)
         place = retention.place(create=create)
         past = read_records(retention, place)
+        newest = past.records.newest
+        now_ms = self.clock.now_ms()
+        if create:
+            now_ms = self._times(stream).now_ms(newest_ms=0 if newest is None else newest.time_ms)
         partitions = LoadedPartitions(self.store, place, self._source_of, past.known)
         partitions.load(place.partitions)
         return _Look(
@@ -239,6 +253,7 @@ class RetentionCycle:
                 records=records,
                 head=begin,
                 now_ms=look.now_ms,
+                created_ms=self._created_ms(look, ruling),
                 head_time_ms=past.head_ms,
                 subscriptions=_subscriptions(look, ruling, tail),
                 tail=tail,
@@ -257,6 +272,13 @@ class RetentionCycle:
             unread_bytes=max(total.payload_bytes - read.payload_bytes, 0),
             unread_entries=max(total.entries - read.entries, 0),
         )
+
+    def _created_ms(self, look: _Look, policy: Policy) -> int | None:
+        """When the stream was created, where silence counts from then; else nobody has to ask."""
+        if policy.fallback_after_ms is None or look.registry.subscribers:
+            return None
+        entries = [read_entry(self.store, partition.stream) for partition in look.place.partitions.values()]
+        return min((entry.created_ms for entry in entries if entry is not None), default=None)
 
     def _is_due(self, stream: str, look: _Look, tail: Cut, begin: Cut) -> bool:
         """Whether the tail is to be recorded."""

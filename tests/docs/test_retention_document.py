@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from offloader.effective_settings import read_settings_file
 from offloader.retention.decision import Rule
+from offloader.retention.policies import policy_of
+from offloader.retention.policy import Limits, Unit
+from tests.retention.test_explain import EXPECTED
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "RETENTION.md").read_text(encoding="utf-8")
@@ -22,6 +26,21 @@ def test_the_example_prints_what_the_text_shows() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert [shown for _, shown in samples] == done.stdout.split("--end--\n")
+
+
+def test_the_picture_is_the_one_that_a_test_of_the_command_sees() -> None:
+    """tests/retention/test_explain.py makes it."""
+    assert EXPECTED.strip("\n") in TEXT
+
+
+def test_the_settings_are_taken(tmp_path: Path) -> None:
+    [sample] = re.findall(r"^```toml\n(.*?)^```$", TEXT, re.M | re.S)
+    path = tmp_path / "offloader.toml"
+    path.write_text(sample, encoding="utf-8")
+    file = read_settings_file(str(path))
+    audit = policy_of("audit", file.settings_of("public/default/persistent/audit").retention)
+    assert audit is not None
+    assert audit.limits == Limits(Unit.TIME, 525600 * 60_000)
 
 
 def test_every_rule_is_explained() -> None:

@@ -179,3 +179,25 @@ def test_contradictory_settings_are_that_streams_error() -> None:
     for error in errors:
         assert isinstance(error, InvalidCall)
         assert "retention.min_mbytes" in error.message
+
+
+def test_a_queue_that_nobody_ever_subscribed_to_falls_back_at_last() -> None:
+    stream = "a/b/persistent/topic0"
+    bench = Bench(
+        policy="consumption",
+        subscriber_timeout_minutes=10,
+        fallback_after_minutes=60,
+        fallback_min_mbytes=150 / 1024**2,
+    )
+    for number in range(3):
+        bench.grow(stream, number)
+        bench.pass_time(PERIOD_S * 0.6)
+    assert load_manifest(bench.memory, stream).head is None
+    for number in range(3, 6):
+        bench.grow(stream, number)
+        bench.pass_time(PERIOD_S * 1.2)
+    decision = bench.service.latest[stream].outcome.decision  # type: ignore[union-attr]
+    assert decision is not None
+    assert decision.is_fallback
+    # Of 600 bytes the newest recorded cut that leaves 150.
+    assert load_manifest(bench.memory, stream).head == Position(1, 40)
