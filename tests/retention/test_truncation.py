@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from random import Random
 from uuid import UUID
 
 import pytest
@@ -339,6 +340,34 @@ def test_a_living_writer_elsewhere_is_fenced_and_goes_on_at_the_head(
         status = topic.status()
         assert status is not None
         assert status.mode is Mode.LIVE
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_a_stream_that_is_truncated_again_and_again_while_it_is_written(
+    tmp_path: Path, store: MemoryStore, seed: int
+) -> None:
+    random = Random(seed)
+    with _topic(tmp_path, store, max_size_per_offload_segment_mbytes=0.002) as topic:
+        positions: list[Position] = []
+        head = Position(0, 0)
+        for turn in range(60):
+            positions += [topic.append(random.randbytes(100)) for _ in range(random.randint(1, 8))]
+            status = topic.status()
+            assert status is not None
+            if turn % 4 or status.committed is None:
+                continue
+            end = load_manifest(store, STREAM).committed_end()
+            is_forced = random.random() < 0.2
+            committed = [position for position in positions if end is not None and position <= end]
+            chosen = random.choice(positions[-10:] if is_forced else committed[-40:])
+            head = topic.truncate(chosen, force=is_forced).head
+        topic.offload()
+        assert load_manifest(store, STREAM).committed_end() == positions[-1]
+        kept = [position for position in positions if position >= head]
+        assert [entry.position for entry in topic.read(kept[0], positions[-1])] == kept
+        if kept[0] > positions[0]:
+            with pytest.raises(Trimmed):
+                topic.read(positions[0], positions[-1])
 
 
 def test_a_managed_ledger_without_a_method_loses_its_hot_ledgers(tmp_path: Path, store: MemoryStore) -> None:
