@@ -6,6 +6,7 @@ ranges of objects that the partition names (and a manifest, to explain an object
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from formats.entries import TIME_UNKNOWN_MS, EntryBatch
 from formats.segment_map import SegmentMap
 from offloader.errors import Corrupt, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
 from offloader.read import plan
+from offloader.read.cache import Cache
 from offloader.read.fetch import Fetcher
 from offloader.read.messages import decode_messages, published_between
 from offloader.settings import ReadSettings
@@ -32,7 +34,7 @@ from offloader.spark.planning import SegmentSlice, wanted_blocks
 from offloader.spark.schema import Needs, Projection
 from offloader.store.base import ObjectStore
 
-__all__ = ["BATCH_BYTES_MAX", "BATCH_ROWS_MAX", "read_slices"]
+__all__ = ["BATCH_BYTES_MAX", "BATCH_ROWS_MAX", "INDEXES_KEPT_BYTES_MAX", "read_slices"]
 
 _log = logging.getLogger("offloader.spark")
 
@@ -45,8 +47,16 @@ _US_PER_MS = 1000
 _REMEDY = (
     "option onBadMessage=null makes rows of bad entries that say what is wrong, messageBytesMax allows larger ones"
 )
+#: Indexes that a Python worker keeps: of a hundred segments of 1 GiB.
+INDEXES_KEPT_BYTES_MAX = 16 * 1024 * 1024
 #: Blocks whose positions one step makes out of the index: enough to be worth a thread's attention.
 _BLOCKS_PER_STEP = 64
+
+
+@functools.cache
+def _indexes() -> Cache:
+    """Of this process: the next task that reads the same segment neither fetches its index nor parses it."""
+    return Cache(INDEXES_KEPT_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +123,8 @@ def read_slices(
         Corrupt, ObjectChanged, ObjectMissing, Trimmed: unless the options say to leave that out.
         StoreUnavailable: the store doesn't answer; Spark runs the task again.
     """
-    task = _Task(options, predicates, projection, Fetcher(store, settings or ReadSettings()))
+    fetcher = Fetcher(store, settings or ReadSettings(), cache=_indexes())
+    task = _Task(options, predicates, projection, fetcher)
     with closing(task.rows(slices)) as rows:
         if options.content == "messages":
             yield from _merged(_message_batches(rows, projection.schema, options))
@@ -156,7 +167,7 @@ class _Task:
 
     def _index(self, piece: SegmentSlice) -> SegmentMap | None:
         try:
-            return self._fetcher.index(piece.objects, keep=False)
+            return self._fetcher.index(piece.objects)
         except OffloaderError as error:
             self._skip(error)
             return None

@@ -209,3 +209,13 @@ def test_slices_survive_pickling_and_keep_what_their_objects_must_be(writer: Str
         summary.index_crc32c,
         summary.blocks,
     )
+
+
+def test_tasks_of_one_process_fetch_an_index_once(writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 900)])
+    first, second = plan_slices(options(writer, split_bytes=5000), (), Needs.PAYLOADS, writer.store)[:2]
+    assert first[0].objects == second[0].objects
+    store = FaultyStore(writer.store)
+    for slices in (first, second):
+        assert rows(slices, writer, store)
+        assert [key for _, key in store.calls].count(first[0].objects.index_key) == 1
