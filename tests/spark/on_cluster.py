@@ -55,6 +55,15 @@ class KillingLedgers(EmbeddedLedgers):
         super().close()
 
 
+class ElsewhereLedgers(EmbeddedLedgers):
+    """For executors a database that isn't there."""
+
+    def __init__(self, url: str) -> None:
+        from pyspark import TaskContext
+
+        super().__init__(url if TaskContext.get() is None else f"{url}.elsewhere", create=False)
+
+
 def _executor() -> int:
     """The JVM, whose child is the daemon that this worker was forked from."""
     status = Path(f"/proc/{os.getppid()}/status").read_text()
@@ -99,12 +108,14 @@ def executors(spark: SparkSession) -> dict[str, Any]:
 
 
 def jobs(spark: SparkSession, options: dict[str, str], ledgers: str, folder: Path) -> dict[str, Any]:
+    (refused,) = backfill(spark, ["hot/a"], options, ledgers=ledgers, open_hot=ElsewhereLedgers)
     open_hot = partial(KillingLedgers, marker=str(folder / "killed"))
-    done = backfill(spark, ["hot/*"], options, ledgers=ledgers, open_hot=open_hot)
+    done = backfill(spark, ["hot/*"], options, ledgers=ledgers, take_over=True, open_hot=open_hot)
     scrub = verify(spark, ["shop/*", "hot/*"], options)
     exported = export(spark, ["shop/*"], options, to=f"file://{folder}/export")
     again = export(spark, ["shop/*"], options, to=f"file://{folder}/export")
     return {
+        "refused": f"{type(refused.error).__name__}: {refused.error}",
         "backfilled": {each.stream: [sum(s.entries for _, s in each.offloaded), str(each.error)] for each in done},
         "verified": {each.stream: each.totals.entries for each in scrub.streams},
         "findings": [str(row) for row in scrub.frame.collect()],

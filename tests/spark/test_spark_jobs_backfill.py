@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -31,6 +34,7 @@ from tests.cli.reading_verbs import Offloader
 from tests.spark.hot_tier import HotTier, LosingLedgers, MisbehavingLedgers, another_database, edits_of, settings_of
 from tests.spark.victim import Victim
 from tests.support.readback import stored_entries, unaccounted_keys
+from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -181,6 +185,43 @@ def test_a_killed_driver_is_followed_by_one_that_adopts_what_is_complete(
             assert (uuid in kept) == ((stream, uuid) in complete)
             failed = {edit.uuid for edit in edits_of(store, stream) if isinstance(edit, Failed)}
             assert (uuid in failed) == ((stream, uuid) not in complete)
+
+
+def test_an_interrupted_run_ends_its_tasks_and_the_next_one_goes_on(
+    run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    open_hot = partial(MisbehavingLedgers, folder=tmp_path / "tasks", hang_reading=range(2, 100))
+
+    def interrupt() -> None:
+        """When both tasks wait for ever."""
+        eventually((tmp_path / "tasks" / "task-3").exists, within_s=120)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run("t/*", open_hot=open_hot)
+    thread.join()
+    before = {stream: load_manifest(store, stream) for stream in ("t/a", "t/b")}
+    assert sum(len(state.offloaded()) for state in before.values()) == 2
+    assert sum(len(state.assigned()) for state in before.values()) >= 2
+    assert all(each.error is None for each in run("t/*", take_over=True).values())
+    require_whole(store, hot, "t/a", "t/b")
+
+
+def test_copies_of_long_tasks_are_refused(spark: SparkSession, run: Any, store: ObjectStore) -> None:
+    conf = spark.sparkContext._conf
+    given = {"spark.speculation": "true", "spark.speculation.task.duration.threshold": "1h"}
+    try:
+        conf.setAll(list(given.items()))
+        with pytest.raises(InvalidCall, match="copies of long tasks") as caught:
+            run("t/a")
+    finally:
+        for name in given:
+            conf._jconf.remove(name)
+    assert caught.value.hint == "--conf spark.speculation=false"
+    assert not store.list("").objects
 
 
 def test_a_living_writer_keeps_its_stream_unless_it_is_taken_over(run: Any, hot: HotTier, store: ObjectStore) -> None:

@@ -173,7 +173,9 @@ def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[st
 def _require_single_copies(spark: SparkSession) -> None:
     """A copy of a running task makes Spark end the original, and neither uploads: it would go on like that."""
     conf = spark.sparkContext.getConf()
-    if conf.get("spark.speculation") == "true" and conf.get("spark.speculation.task.duration.threshold"):
+    if (conf.get("spark.speculation") or "").lower() == "true" and conf.get(
+        "spark.speculation.task.duration.threshold"
+    ):
         raise InvalidCall(
             "Spark is set to run copies of long tasks, and a segment is uploaded once",
             hint="--conf spark.speculation=false",
@@ -227,9 +229,12 @@ class _Executors:
         )
         self._context.setJobGroup(self._group, f"backfill of {what}", interruptOnCancel=True)
         with translated(f"Spark's upload of {what}", hint="run it again: it goes on with what is missing"):
-            (summary,) = self._context.parallelize([task], 1).map(carry_out).collect()
-        if summary is None:
+            (answer,) = self._context.parallelize([task], 1).map(carry_out).collect()
+        if answer is None:
             raise ExecutorLost(f"{what}: the first attempt was lost", hint="it is done again under another uuid")
+        if isinstance(answer, OffloaderError):
+            raise answer
+        summary: SegmentSummary = answer
         try:
             confirm_stored(self.store, order.stream, order.uuid, summary)
         except ObjectMissing as error:

@@ -6,19 +6,22 @@ a task: the next one would write under the same uuid. The driver has the segment
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 from formats.segment import SegmentSummary
-from offloader.errors import Corrupt, NotFound
+from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, Ledgers
 from offloader.settings import LimitSettings, OffloadSettings, StoreSettings
 from offloader.spark.options import SourceOptions
 from offloader.write.segment_order import SegmentOrder, upload_order
 
 __all__ = ["UploadTask", "carry_out"]
+
+_log = logging.getLogger("offloader.spark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +47,26 @@ class UploadTask:
     offload: OffloadSettings
 
 
-def carry_out(task: UploadTask) -> SegmentSummary | None:
+def carry_out(task: UploadTask) -> SegmentSummary | OffloaderError | None:
     """Uploads the segment; ``None`` when Spark tried it before: nobody knows what that attempt still writes.
 
-    Runs on an executor.
-
-    Raises:
-        Corrupt, NotFound: what is here at ``hot_url`` isn't the hot tier that the driver sees.
-        OffloaderError: as ``upload_order``.
+    Runs on an executor. An error is an answer like any other: if it were raised, Spark would try again, and hide it.
     """
     from pyspark import TaskContext
 
     context = TaskContext.get()
     if context is None or context.attemptNumber() > 0:
         return None
+    try:
+        return _uploaded(task)
+    except OffloaderError as error:
+        return error
+    except Exception as error:
+        _log.exception("stream %s: a task failed", task.order.stream)
+        return OffloaderError(f"on executor {socket.gethostname()}: {type(error).__name__}: {error}")
+
+
+def _uploaded(task: UploadTask) -> SegmentSummary:
     order = task.order
     try:
         with closing(task.open_hot(task.hot_url)) as hot:
