@@ -554,7 +554,7 @@ def test_an_entry_that_was_only_just_made_names_nothing_and_is_no_error() -> Non
     """Its creator got no further, or is about to: nothing can have been written under it."""
     bucket = Bucket()
     stream, incarnation = "public/default/persistent/half-made", UUID(int=9)
-    create_entry(bucket.inner, stream, incarnation, 5)
+    create_entry(bucket.inner, stream, lambda: incarnation, 5)
     key = data_key(stream, new_segment_uuid(incarnation, 1))
     bucket.inner.put(key, b"from nowhere")
     bucket.clock.advance(DAY_S)
