@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "formats" / "metadata"
-NAMES = ("pulsar_ledger", "bookkeeper_ledger", "pulsar_message")
+NAMES = ("pulsar_ledger", "bookkeeper_ledger", "pulsar_message", "pulsar_protocol")
 
 
 def regenerate() -> None:

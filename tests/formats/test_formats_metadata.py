@@ -126,7 +126,7 @@ def test_numbers_beyond_64_bits_are_inconsistent() -> None:
         PulsarLedger(ledger_id=1, entries=2**63).encode()
 
 
-@pytest.mark.parametrize("name", ["pulsar_ledger", "bookkeeper_ledger", "pulsar_message"])
+@pytest.mark.parametrize("name", ["pulsar_ledger", "bookkeeper_ledger", "pulsar_message", "pulsar_protocol"])
 def test_the_generated_code_says_what_the_proto_file_says(name: str, tmp_path: Path) -> None:
     described = tmp_path / "described"
     source = f"formats/metadata/{name}.proto"
@@ -141,6 +141,6 @@ def test_the_generated_code_says_what_the_proto_file_says(name: str, tmp_path: P
     assert descriptor_pb2.FileDescriptorProto.FromString(generated.DESCRIPTOR.serialized_pb) == fresh
 
 
-@pytest.mark.parametrize("name", ["pulsar_ledger", "bookkeeper_ledger", "pulsar_message"])
+@pytest.mark.parametrize("name", ["pulsar_ledger", "bookkeeper_ledger", "pulsar_message", "pulsar_protocol"])
 def test_the_generated_code_asks_for_no_exact_protobuf_release(name: str) -> None:
     assert "runtime_version" not in (ROOT / "formats" / "metadata" / f"{name}_pb2.py").read_text()

@@ -1,0 +1,190 @@
+"""Commands of Pulsar's binary protocol, in frames: ``[total size][command size][command][entry]``.
+
+Owns the bytes between a client and a broker, both ways, and their limits. Must never look into an entry: that is
+``formats.pulsar.frame``.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+
+from formats.entries import Position
+from formats.errors import Inconsistent, LimitExceeded
+from formats.metadata import pulsar_protocol_pb2
+from formats.pulsar.frame import signed64
+
+__all__ = [
+    "FRAME_BYTES_MAX",
+    "FRAME_PADDING_BYTES",
+    "Command",
+    "CommandType",
+    "FrameSplitter",
+    "decode_command",
+    "encode_command",
+    "message_id",
+    "position_of",
+]
+
+_PROTOCOL: Any = pulsar_protocol_pb2
+_BaseCommand: Any = _PROTOCOL.BaseCommand
+
+#: What a frame may be longer than the largest message, as brokers have it.
+FRAME_PADDING_BYTES = 10 * 1024
+#: The largest frame of a broker that isn't configured otherwise, without the size in front of it.
+FRAME_BYTES_MAX = 5 * 1024 * 1024 + FRAME_PADDING_BYTES
+
+_SIZE = struct.Struct(">I")
+_SIZES = struct.Struct(">II")
+
+
+class CommandType(enum.IntEnum):
+    """The commands this project speaks; numbers of Pulsar's ``BaseCommand.Type``, also of the fields they lie in."""
+
+    CONNECT = 2
+    CONNECTED = 3
+    SUBSCRIBE = 4
+    MESSAGE = 9
+    ACK = 10
+    FLOW = 11
+    SUCCESS = 13
+    ERROR = 14
+    CLOSE_CONSUMER = 16
+    PING = 18
+    PONG = 19
+    PARTITIONED_METADATA = 21
+    PARTITIONED_METADATA_RESPONSE = 22
+    LOOKUP = 23
+    LOOKUP_RESPONSE = 24
+    REACHED_END_OF_TOPIC = 27
+    SEEK = 28
+    GET_LAST_MESSAGE_ID = 29
+    GET_LAST_MESSAGE_ID_RESPONSE = 30
+    ACTIVE_CONSUMER_CHANGE = 31
+    AUTH_CHALLENGE = 36
+    AUTH_RESPONSE = 37
+    ACK_RESPONSE = 38
+
+
+_TYPES = {int(kind): kind for kind in CommandType}
+_FIELDS = {kind: kind.name.lower() for kind in CommandType}
+
+
+class Command(NamedTuple):
+    """What a frame holds.
+
+    Attributes:
+        type: which command; ``None``: one that this project doesn't speak, and may ignore.
+        body: the protobuf message of that command, complete; ``None`` where the type is.
+        entry: the bytes after the command: of ``MESSAGE`` the entry as it is stored, otherwise usually none.
+    """
+
+    type: CommandType | None
+    body: Any
+    entry: bytes = b""
+
+
+def encode_command(kind: CommandType, entry: bytes = b"", **fields: Any) -> bytes:
+    """One frame.
+
+    Args:
+        kind: the command.
+        entry: what comes after it.
+        fields: of the command; fields that are messages as mappings. ``None`` leaves one out.
+
+    Raises:
+        Inconsistent: a field's value isn't of its type, or a required one is missing.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    name = _FIELDS[kind]
+    try:
+        base = _BaseCommand(type=int(kind), **{name: given})
+        encoded = base.SerializeToString()
+    except (TypeError, ValueError, EncodeError) as cause:
+        raise Inconsistent(f"Pulsar command {kind.name}", expected="its fields", found=cause) from cause
+    return b"".join((_SIZES.pack(4 + len(encoded) + len(entry), len(encoded)), encoded, entry))
+
+
+def decode_command(frame: bytes) -> Command:
+    """What is in a frame, without the total size in front of it.
+
+    Raises:
+        Inconsistent: sizes contradict each other, or the command isn't one, or lacks a required field.
+    """
+    size = _SIZE.unpack_from(frame)[0] if len(frame) >= 4 else -1
+    if not 0 <= size <= len(frame) - 4:
+        raise Inconsistent("size of a Pulsar command", offset=0, expected=f"at most {len(frame) - 4}", found=size)
+    try:
+        base = _BaseCommand.FromString(frame[4 : 4 + size])
+    except DecodeError as cause:
+        raise _bad_command(str(cause)) from cause
+    if not base.IsInitialized():
+        raise _bad_command("no " + ", ".join(base.FindInitializationErrors()))
+    kind = _TYPES.get(base.type)
+    if kind is None:
+        return Command(None, None)
+    name = _FIELDS[kind]
+    if not base.HasField(name):
+        raise _bad_command(f"{kind.name} without its field")
+    return Command(kind, getattr(base, name), frame[4 + size :])
+
+
+def _bad_command(found: str) -> Inconsistent:
+    return Inconsistent("Pulsar command", offset=4, expected="protobuf BaseCommand", found=found)
+
+
+class FrameSplitter:
+    """Cuts what a connection receives into commands, however the bytes arrive.
+
+    After an error it is of no use any more: nobody knows where the next frame begins.
+
+    Args:
+        frame_bytes_max: longer frames are refused before they are received; may be changed at any time.
+    """
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self._received = bytearray()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Received, and not a whole frame yet; never more than a frame and what was fed last."""
+        return len(self._received)
+
+    def feed(self, data: bytes) -> Iterator[Command]:
+        """The commands that ``data`` completes; to be used up before more is fed.
+
+        Raises:
+            LimitExceeded: a frame says that it is longer than ``frame_bytes_max``.
+            Inconsistent: as ``decode_command``.
+        """
+        received = self._received
+        received += data
+        at = 0
+        try:
+            while len(received) - at >= 4:
+                size = int(_SIZE.unpack_from(received, at)[0])
+                if size > self.frame_bytes_max:
+                    raise LimitExceeded(
+                        "size of a Pulsar frame", offset=0, expected=f"at most {self.frame_bytes_max}", found=size
+                    )
+                if len(received) - at - 4 < size:
+                    break
+                start, at = at + 4, at + 4 + size
+                yield decode_command(bytes(received[start:at]))
+        finally:
+            del received[:at]
+
+
+def message_id(position: Position) -> dict[str, int]:
+    """A position as the fields of a message's id."""
+    return {"ledger_id": position.ledger_id % 2**64, "entry_id": position.entry_id % 2**64}
+
+
+def position_of(body: Any) -> Position:
+    """The position in a ``MessageId``; -1 where Pulsar says "none" or "before the first"."""
+    return Position(signed64(body.ledger_id), signed64(body.entry_id))
