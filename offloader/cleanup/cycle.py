@@ -24,6 +24,7 @@ from offloader.manifest.global_hold import DeletionStopped, require_no_global_ho
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.store_time import DeletionClock
+from offloader.manifest.topics import release_topics_of
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 
@@ -45,7 +46,7 @@ class CleanupReport:
         swept: what was done.
         pending: batches that are recorded as purged, or were on the way to it, and whose objects aren't all gone.
         held: the stream is on hold: nothing was done.
-        is_deleted: the stream itself is being deleted.
+        is_deleted: the stream itself is being deleted; ``is_finished``: nothing of it is left.
         expired: batches of the audit that were forgotten.
         error: why the round ended early.
     """
@@ -57,6 +58,7 @@ class CleanupReport:
     pending: Sequence[DeletionRecord] = ()
     held: bool = False
     is_deleted: bool = False
+    is_finished: bool = False
     expired: int = 0
     error: OffloaderError | None = None
 
@@ -102,6 +104,8 @@ def cleanup_stream(
             on_plan=on_plan,
             entropy=entropy,
         )
+        if report.is_finished:
+            release_topics_of(store, [stream])
     return report
 
 
@@ -129,6 +133,7 @@ def cleanup_all(
     if not dry_run:
         require_no_global_hold(store)
     kept = deletion_clock
+    deleted = []
     for stream in list_streams(store, prefix=prefix):
         settings = settings_of(stream)
         kept = kept or _deletion_clock(store, clock, settings)
@@ -147,7 +152,12 @@ def cleanup_all(
             raise
         except OffloaderError as error:
             report.error = error
+        deleted += [stream] if report.is_finished else []
         yield report
+    # After all of them: a topic's last partition tells.
+    if deleted:
+        require_no_global_hold(store)
+        release_topics_of(store, deleted)
 
 
 def _deletion_clock(store: ObjectStore, clock: Clock, settings: Settings) -> DeletionClock:
@@ -177,13 +187,14 @@ def _clean(
     if state.stream_deleted:
         if not dry_run:
             with suppress(NotFound):
-                remove_stream(
+                removal = remove_stream(
                     *(store, report.stream),
                     clock=clock,
                     settings=settings.manifest,
                     deletion_clock=times,
                     despite_readers=True,
                 )
+                report.is_finished = removal.deletion is not None and removal.deletion.is_finished
         return
 
     def now_ms() -> int:

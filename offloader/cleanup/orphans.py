@@ -9,20 +9,34 @@ A page of a listing is judged in columns: what the manifest names, which is near
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
 
+from formats.deletion_record import awaited_number, deletion_name
 from formats.keys import is_segment_uuid_of, parse_object_key, stream_prefix
 from formats.lease import lease_uuid
+from formats.retention_state import incarnation_of_retention_key, topic_key
+from formats.truncation_intent import intent_key
 from offloader.manifest.named_uuids import NamedUuids, Words
 from offloader.manifest.objects import is_manifest_object
+from offloader.manifest.topics import TopicState
 from offloader.store.base import ObjectInfo, UploadInfo
 
-__all__ = ["Knowledge", "Leftover", "Outcome", "Place", "Reason", "judge_page", "judge_upload", "judged_again"]
+__all__ = [
+    "Knowledge",
+    "Leftover",
+    "Outcome",
+    "Place",
+    "Reason",
+    "judge_page",
+    "judge_upload",
+    "judged_again",
+    "retention_reason",
+]
 
 
 class Place(StrEnum):
@@ -117,6 +131,8 @@ class Knowledge:
         doubtful: other incarnations below whose prefix something lies: given up, damaged, or nobody knows.
         old_ms: what was last written then or earlier is old enough, by the earlier of both clocks.
         stopped: nothing of any stream may be deleted.
+        topic: what is kept of a partitioned topic of that name, read when ``names`` were.
+        is_stream: False: it is such a topic's name alone.
     """
 
     stream: str
@@ -125,6 +141,8 @@ class Knowledge:
     doubtful: frozenset[UUID]
     old_ms: int
     stopped: bool = False
+    topic: TopicState = field(default_factory=TopicState)
+    is_stream: bool = True
 
     @property
     def held(self) -> bool:
@@ -212,8 +230,9 @@ def _judge_other(info: ObjectInfo, known: Knowledge, name: str) -> tuple[Place, 
     folder, _, below = name.partition("/")
     place = Place.OTHER
     if folder == "retention" and below:
-        if known.names is None:
-            return _leftover(known, Place.RETENTION, info, Reason.UNLISTED)
+        reason = _retention_reason(info, known)
+        if reason is not None:
+            return _leftover(known, Place.OTHER if reason is Reason.FOREIGN else Place.RETENTION, info, reason)
         place = Place.RETENTION
     elif folder == "leases" and lease_uuid(info.key, known.stream) is not None:
         place = Place.LEASE
@@ -225,6 +244,35 @@ def _judge_other(info: ObjectInfo, known: Knowledge, name: str) -> tuple[Place, 
             elif any(incarnation == str(each) for each in known.dead | known.doubtful):
                 return _leftover(known, Place.OLD_MANIFEST, info, known.kept_or(Reason.DEAD_MANIFEST, info.modified_ms))
     return _leftover(known, place, info, Reason.FOREIGN) if place is Place.OTHER else (place, 1, info.size_bytes)
+
+
+def _retention_reason(info: ObjectInfo, known: Knowledge) -> Reason | None:
+    """Why something below a ``retention/`` folder is left over, or stays although it isn't needed; ``None``: it is.
+
+    Documents are of one incarnation, which their keys name; a stream's catalogue entry, or a topic's, is written before
+    the first of them. So what was listed before these were read, and isn't of an incarnation that they name, never will
+    be. Keys of everything else tell no incarnation.
+    """
+    key, topic = info.key, known.topic
+    incarnation = incarnation_of_retention_key(key, known.stream)
+    if incarnation is not None:
+        if incarnation in (known.incarnation, topic.incarnation):
+            return None
+        is_told = not topic.is_damaged and (known.is_stream or topic.is_there)
+        if incarnation in known.doubtful or not is_told:
+            return Reason.DOUBTFUL
+        return known.kept_or(Reason.DEAD, info.modified_ms)
+    if key in (topic_key(known.stream), intent_key(known.stream)):
+        is_over = topic.entry_is_over if key == topic_key(known.stream) else topic.intent_is_over
+        return known.kept_or(Reason.DEAD, info.modified_ms) if info.size_bytes and is_over else None
+    batches = (deletion_name(key, known.stream, done=done) for done in (True, False))
+    if all(name is None for name in batches) and awaited_number(key, known.stream) is None:
+        return Reason.FOREIGN
+    if known.names is not None:
+        return None
+    if not known.is_stream:
+        return Reason.UNLISTED
+    return Reason.DOUBTFUL if known.doubtful else known.kept_or(Reason.DEAD, info.modified_ms)
 
 
 def judge_upload(upload: UploadInfo, known: Knowledge) -> Leftover | None:
@@ -257,6 +305,8 @@ def judged_again(leftover: Leftover, known: Knowledge) -> Leftover:
     if leftover.place is Place.UPLOAD:
         again = judge_upload(UploadInfo(leftover.key, leftover.upload_id, leftover.modified_ms), known)
         return replace(leftover, reason=Reason.NAMED_SINCE if again is None else again.reason)
+    if leftover.place is Place.RETENTION:
+        return replace(leftover, reason=_retention_reason(info, known) or Reason.NAMED_SINCE)
     return replace(leftover, reason=known.kept_or(leftover.reason, info.modified_ms))
 
 

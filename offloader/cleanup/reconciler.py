@@ -19,6 +19,8 @@ from uuid import UUID
 from formats.errors import FormatError
 from formats.keys import encode_stream, is_segment_uuid_of, manifest_prefix, parse_object_key
 from formats.lease import lease_key
+from formats.retention_state import retention_prefix, topic_key
+from formats.truncation_intent import intent_key
 from offloader.cleanup.orphans import (
     Knowledge,
     Leftover,
@@ -39,6 +41,7 @@ from offloader.manifest.named_uuids import NamedUuids, load_named_uuids, refresh
 from offloader.manifest.objects import DELETE_KEYS_MAX, incarnations_in
 from offloader.manifest.store_time import time_for_deletion_ms
 from offloader.manifest.stream_deletion import DeadIncarnation, sweep_dead_incarnations
+from offloader.manifest.topics import release_intent, release_topic, topic_state
 from offloader.settings import ManifestSettings
 from offloader.store.base import DeleteFailure, ListPage, ObjectStore, UploadInfo
 from offloader.store.probe import finds_uploads_by_prefix
@@ -71,6 +74,7 @@ class Reconciliation:
     Attributes:
         store: must be open for writing when ``delete``.
         stream: its name.
+        is_topic: it is the name of a partitioned topic, which has what retention keeps of it and nothing else.
         clock: the local one.
         settings: ``orphan_age_hours_min`` and ``clock_skew_seconds_max``.
         delete: False: a dry run, which finds the same and writes nothing.
@@ -87,6 +91,7 @@ class Reconciliation:
     delete: bool = False
     now_ms: int | None = None
     finds_by_prefix: bool | None = None
+    is_topic: bool = False
     needed: dict[Place, Tally] = field(default_factory=dict)
     _known: Knowledge = field(init=False)
     _entry: UUID | None = field(init=False, default=None)
@@ -104,12 +109,12 @@ class Reconciliation:
             StoreUnavailable: the store doesn't answer, or the stream was deleted or created anew meanwhile: run again.
         """
         try:
-            prefix = f"{encode_stream(self.stream)}/"
+            prefix = retention_prefix(self.stream) if self.is_topic else f"{encode_stream(self.stream)}/"
         except FormatError as error:
             raise InvalidCall(str(error)) from error
         now_ms = self._time_ms()
         # Listed first, read after. Whatever was listed and is needed has been named before.
-        uploads = uploads_below(self.store, self.stream)
+        uploads = [] if self.is_topic else uploads_below(self.store, self.stream)
         incarnations = incarnations_in(self.store, self.stream)
         page = self.store.list(prefix)
         self._known = self._knowledge(incarnations, now_ms - int(self.settings.orphan_age_hours_min * _MS_PER_HOUR))
@@ -137,7 +142,7 @@ class Reconciliation:
 
     def _knowledge(self, incarnations: Iterable[UUID], old_ms: int) -> Knowledge:
         entry = read_entry(self.store, self.stream)
-        if entry is None and not is_released(self.store, self.stream):
+        if entry is None and not self.is_topic and not is_released(self.store, self.stream):
             raise NotFound(
                 f"stream {self.stream} has no catalogue entry in {self.store.url}: nothing says what is needed",
                 hint="`offloader ls` lists the streams; `offloader manifest rebuild` where an entry was lost",
@@ -167,10 +172,12 @@ class Reconciliation:
             doubtful=frozenset(doubtful),
             old_ms=old_ms,
             stopped=global_hold(self.store) is not None,
+            topic=topic_state(self.store, self.stream),
+            is_stream=not self.is_topic,
         )
 
     def _look_again(self) -> None:
-        """Reads the stop for everything, the catalogue's entry, the manifest's tail and its boundary again."""
+        """Reads the stop for everything, the entries of stream and topic, the manifest's tail and boundary again."""
         stopped = global_hold(self.store) is not None
         entry = read_entry(self.store, self.stream)
         names = self._known.names
@@ -183,7 +190,8 @@ class Reconciliation:
             raise StoreUnavailable(
                 f"{error.message} meanwhile: nothing more of it is deleted", hint="run it again"
             ) from error
-        self._known = replace(self._known, names=names, stopped=stopped)
+        topic = topic_state(self.store, self.stream)
+        self._known = replace(self._known, names=names, stopped=stopped, topic=topic)
 
     # -- what is left over
 
@@ -280,7 +288,12 @@ class Reconciliation:
                 self.store.abort_upload(leftover.key, leftover.upload_id)
         # A listing may show a key twice.
         keys = list(dict.fromkeys(each.key for each in doomed if each.place is not Place.UPLOAD))
-        return {failure.key: failure for failure in self.store.delete(keys)} if keys else {}
+        # These have one key for all incarnations: they go only if they still are what was judged.
+        shared = {topic_key(self.stream): release_topic, intent_key(self.stream): release_intent}
+        failed = [key for key in keys if key in shared and not shared[key](self.store, self.stream)]
+        failures = {key: DeleteFailure(key, "it was changed meanwhile", retryable=True) for key in failed}
+        keys = [key for key in keys if key not in shared]
+        return failures | {failure.key: failure for failure in (self.store.delete(keys) if keys else ())}
 
     def _done(self, leftover: Leftover) -> Leftover:
         """Remembers the dead incarnations that something is left of: only their manifests tell whose it is."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from formats.keys import data_key, is_segment_uuid_of, parse_object_key, stream_prefix
 from formats.lease import lease_uuid
+from formats.retention_state import incarnation_of_retention_key, retention_prefix, topic_key
+from formats.truncation_intent import intent_key
 from offloader.clock import Clock
 from offloader.errors import InvalidCall, NotFound, StoreUnavailable
 from offloader.manifest.catalog import read_entry
@@ -157,7 +159,7 @@ def _objects(store: ObjectStore, state: ManifestState) -> Iterator[tuple[str, in
     """Key, size and whether it is ours, of everything of a stream but its manifest."""
     prefix = stream_prefix(state.stream)
     for info in listed(store, prefix):
-        if not info.key.startswith(f"{prefix}manifest/"):
+        if not info.key.startswith(f"{prefix}manifest/") and not _is_of_others(info.key, state):
             yield info.key, info.size_bytes, _is_ours(info.key, state)
     for segment in state.segments.values():
         if segment.owned and segment.summary is not None and is_at_root(segment.driver):
@@ -175,10 +177,20 @@ def _is_there(store: ObjectStore, key: str) -> bool:
     return True
 
 
+def _is_of_others(key: str, state: ManifestState) -> bool:
+    """Whether a key is of what this project keeps of another incarnation, or of a partitioned topic of that name.
+
+    Documents name their incarnation: however late this deletes, it never takes those of a stream that was created
+    again. What is kept of a topic is let go of by who asks whether its partitions live (``release_topic``).
+    """
+    found = incarnation_of_retention_key(key, state.stream)
+    return found not in (None, state.incarnation) or key in (topic_key(state.stream), intent_key(state.stream))
+
+
 def _is_ours(key: str, state: ManifestState) -> bool:
-    stream, prefix = state.stream, stream_prefix(state.stream)
+    stream = state.stream
     # The names of these two folders are reserved: no stream and nobody else has objects there.
-    if key.startswith(f"{prefix}retention/") or lease_uuid(key, stream) is not None:
+    if key.startswith(retention_prefix(stream)) or lease_uuid(key, stream) is not None:
         return True
     parsed = parse_object_key(key, stream)
     if parsed is None:

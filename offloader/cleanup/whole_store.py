@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from formats.errors import FormatError
 from formats.global_hold import GLOBAL_HOLD_KEY
 from formats.keys import catalog_prefix, encode_stream, stream_of_catalog_key
+from formats.retention_state import group_of_key, group_prefix
 from formats.stream_names import RESERVED_LEVELS, decode_stream
 from offloader.cleanup.orphans import Leftover, Place, Reason
 from offloader.cleanup.reconciler import Reconciliation, Tally
@@ -57,32 +58,46 @@ class StoreReconciliation:
         now_ms = time_for_deletion_ms(self.store, self.clock, skew_ms_max=skew_ms_max, ask_store=self.delete)
         by_prefix = finds_uploads_by_prefix(self.store) if self.delete else None
         for stream in list_streams(self.store, released=True):
-            run = Reconciliation(
-                self.store,
-                stream,
-                clock=self.clock,
-                settings=self.settings_of(stream),
-                delete=self.delete,
-                now_ms=now_ms,
-                finds_by_prefix=by_prefix,
-            )
-            try:
-                yield from run.leftovers()
-            except OffloaderError as error:
-                self.failed(stream, error)
-            for place, tally in run.needed.items():
-                self.needed.setdefault(place, Tally()).add(tally.objects, tally.size_bytes)
-        yield from self._outside()
+            yield from self._of(stream, now_ms, by_prefix)
+        yield from self._outside(now_ms)
 
-    def _outside(self) -> Iterator[Leftover]:
+    def _of(
+        self, name: str, now_ms: int, finds_by_prefix: bool | None = None, *, is_topic: bool = False
+    ) -> Iterator[Leftover]:
+        run = Reconciliation(
+            self.store,
+            name,
+            clock=self.clock,
+            settings=self.settings_of(name),
+            delete=self.delete,
+            now_ms=now_ms,
+            finds_by_prefix=finds_by_prefix,
+            is_topic=is_topic,
+        )
+        try:
+            yield from run.leftovers()
+        except OffloaderError as error:
+            self.failed(name, error)
+        for place, tally in run.needed.items():
+            self.needed.setdefault(place, Tally()).add(tally.objects, tally.size_bytes)
+
+    def _outside(self, now_ms: int) -> Iterator[Leftover]:
         # Read again: streams that were created meanwhile aren't outside.
         below = _Below(list_streams(self.store, released=True))
         for upload in self.store.list_uploads(""):
             if not below.holds(upload.key) and not upload.key.startswith(PROBE_PREFIX):
                 info = ObjectInfo(upload.key, 0, "", upload.started_ms)
                 yield _foreign(info, Place.UPLOAD, Reason.FOREIGN, upload.upload_id)
+        topics: set[str] = set()
         for info in listed(self.store, ""):
             if below.holds(info.key):
+                continue
+            topic = _topic_of(info.key)
+            if topic is not None:
+                # All of it at once: it is listed once more before its entry is read.
+                if topic not in topics:
+                    topics.add(topic)
+                    yield from self._of(topic, now_ms, is_topic=True)
                 continue
             place = _place_outside(info)
             if place is not None:
@@ -116,12 +131,18 @@ def _place_outside(info: ObjectInfo) -> Place | None:
         except FormatError:
             return None
         return Place.CATALOGUE
+    # A reader group; one that was deleted keeps its generation, so nothing of them is ever left over.
+    if info.key.startswith(group_prefix()) and group_of_key(info.key) is not None:
+        return Place.RETENTION
     # Scratch objects that couldn't be removed, and the stop for everything.
-    if info.key in (TIME_KEY, GLOBAL_HOLD_KEY) or info.key.startswith(PROBE_PREFIX):
-        return Place.STORE
-    # Of a partitioned topic: its partitions are the streams.
-    name, separator, _ = info.key.partition("/retention/")
-    return Place.RETENTION if separator and _is_stream(name) else None
+    is_scratch = info.key in (TIME_KEY, GLOBAL_HOLD_KEY) or info.key.startswith(PROBE_PREFIX)
+    return Place.STORE if is_scratch else None
+
+
+def _topic_of(key: str) -> str | None:
+    """The partitioned topic below whose name retention keeps what has that key: its partitions are the streams."""
+    name, separator, _ = key.partition("/retention/")
+    return decode_stream(name) if separator and _is_stream(name) else None
 
 
 def _is_of_some_manifest(key: str) -> bool:

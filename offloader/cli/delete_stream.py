@@ -18,8 +18,8 @@ from offloader.clock import SystemClock
 from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall
 from offloader.manifest.catalog import read_entry
-from offloader.retention.place import find_place, release_topic
-from offloader.retention.topic_truncation import release_intent
+from offloader.manifest.topics import release_topics_of
+from offloader.retention.place import find_place
 from offloader.store.base import ObjectStore
 
 __all__ = ["run"]
@@ -59,9 +59,7 @@ def run(
         remove_stream(opened, each, clock=clock, settings=settings.manifest, despite_readers=despite_readers)
         for each in streams
     ]
-    if streams != [stream]:
-        release_topic(opened, stream)
-        release_intent(opened, stream)
+    release_topics_of(opened, streams)
     _print(done, as_json=json)
 
 

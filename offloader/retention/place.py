@@ -13,48 +13,29 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from formats.errors import FormatError
-from formats.keys import catalog_key, stream_of_catalog_key
-from formats.retention_state import (
-    PartitionRow,
-    TopicEntry,
-    decode_topic_entry,
-    document_keys,
-    encode_topic_entry,
-    topic_key,
-)
+from formats.retention_state import PartitionRow, TopicEntry, encode_topic_entry, topic_key
 from offloader.errors import InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.manifest.catalog import list_streams, read_entry
-from offloader.manifest.objects import delete_keys, listed
-from offloader.manifest.unreadable import unreadable
+from offloader.manifest.topics import forget_documents, partition_of, partition_streams, read_topic_entry
 from offloader.retention.at_once import at_once
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
 __all__ = [
-    "PARTITIONS_MAX",
     "Partition",
     "Place",
     "find_place",
-    "forget_documents",
     "home_of",
     "partition_of",
-    "partition_streams",
-    "release_topic",
 ]
 
-#: Partitions of one topic.
-PARTITIONS_MAX = 10_000
 #: Times an entry is tried to be changed while others change it.
 ATTEMPTS_MAX = 20
 #: Names that an error about an unknown stream suggests.
 SUGGESTIONS_MAX = 3
-_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})")
-_VOID = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +72,6 @@ class Place:
         """Whether positions of that partition are still positions of the same stream."""
         found = self.partitions.get(row.number)
         return found is not None and found.incarnation == row.incarnation
-
-
-def partition_of(stream: str) -> tuple[str, int] | None:
-    """Topic and number of a stream that is named like a partition; ``None`` for any other name."""
-    match = _PARTITION.fullmatch(stream)
-    return None if match is None else (match[1], int(match[2]))
 
 
 def home_of(store: ObjectStore, stream: str) -> tuple[str, int]:
@@ -138,7 +113,7 @@ def find_place(
         raise NotFound(f"stream {name} isn't in {store.url}", hint=hint)
     place = Place(name=name, incarnation=None, partitions=partitions, is_topic=True)
     for _ in range(ATTEMPTS_MAX):
-        entry, etag = _topic_entry(store, name)
+        entry, etag = read_topic_entry(store, name)
         gone = None
         if entry is not None and not any(map(place.is_alive, entry.partitions)):
             gone, entry = entry.incarnation, None
@@ -157,64 +132,8 @@ def find_place(
     raise StoreUnavailable(f"the retention entry of topic {name} changes all the time")
 
 
-def release_topic(store: ObjectStore, topic: str) -> bool:
-    """After partitions of a topic were deleted: lets go of its entry when none of those it names lives.
-
-    By If-Match on what was read, so that a topic that is created again meanwhile keeps its own; what stays is an empty
-    object, as of a stream's catalogue entry. The documents that the entry named go with it.
-
-    Returns:
-        Whether no entry stands for partitions that are gone.
-    """
-    entry, etag = _topic_entry(store, topic)
-    if entry is None or etag is None:
-        return True
-    place = Place(name=topic, incarnation=None, partitions=_partitions(store, topic), is_topic=True)
-    if any(map(place.is_alive, entry.partitions)):
-        return False
-    try:
-        store.put(topic_key(topic), _VOID, mode=IfMatch(etag))
-    except PreconditionFailed:
-        return False
-    forget_documents(store, topic, entry.incarnation)
-    return True
-
-
-def forget_documents(store: ObjectStore, name: str, incarnation: UUID) -> None:
-    """Deletes what retention keeps of one incarnation that is gone, of a stream or of a topic.
-
-    Raises:
-        StoreUnavailable: not all of it was deleted; call again.
-    """
-    delete_keys(store, document_keys(name, incarnation))
-
-
 def _only(stream: str, incarnation: UUID) -> Mapping[int, Partition]:
     return {0: Partition(stream, incarnation)}
-
-
-def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
-    """Number -> stream of a topic's partitions, ascending; empty: it has none here. One listing.
-
-    Raises:
-        InvalidCall: not a stream's name, or more than ``PARTITIONS_MAX`` partitions.
-    """
-    try:
-        prefix = f"{catalog_key(topic)}-partition-"
-    except FormatError as error:
-        raise InvalidCall(str(error)) from error
-    found: dict[int, str] = {}
-    for info in listed(store, prefix):
-        try:
-            stream = stream_of_catalog_key(info.key)
-        except FormatError:
-            continue
-        split = partition_of(stream)
-        if info.size_bytes and split is not None and split[0] == topic:
-            found[split[1]] = stream
-        if len(found) > PARTITIONS_MAX:
-            raise InvalidCall(f"topic {topic} has more than {PARTITIONS_MAX} partitions")
-    return dict(sorted(found.items()))
 
 
 def _partitions(store: ObjectStore, topic: str) -> Mapping[int, Partition]:
@@ -225,18 +144,3 @@ def _partitions(store: ObjectStore, topic: str) -> Mapping[int, Partition]:
         for (number, stream), entry in zip(streams.items(), entries, strict=True)
         if entry is not None
     }
-
-
-def _topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None, str | None]:
-    key = topic_key(topic)
-    try:
-        data, info = store.get(key)
-    except NotFound:
-        return None, None
-    if data == _VOID:
-        return None, info.etag
-    try:
-        entry = decode_topic_entry(data, object_name=key)
-    except FormatError as error:
-        raise unreadable(f"{key} in {store.url}", error, hint="put an earlier version of this object back") from error
-    return entry, info.etag

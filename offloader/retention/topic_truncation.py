@@ -11,24 +11,21 @@ from dataclasses import replace
 from uuid import UUID
 
 from formats.entries import Position
-from formats.errors import FormatError
-from formats.truncation_intent import PartitionHead, TruncationIntent, decode_intent, encode_intent, intent_key
+from formats.truncation_intent import PartitionHead, TruncationIntent, encode_intent, intent_key
 from offloader.clock import Clock
 from offloader.errors import Fenced, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.unreadable import unreadable
-from offloader.retention.place import partition_of
+from offloader.manifest.topics import partition_of, read_intent
 from offloader.retention.truncation import Truncation, truncate_stream
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
-__all__ = ["release_intent", "resume_topic_truncation", "truncate_topic"]
+__all__ = ["resume_topic_truncation", "truncate_topic"]
 
 #: How often an intent is written again because others wrote theirs meanwhile.
 ATTEMPTS_MAX = 10
-_VOID = b""
 
 #: The hot tier of a partition; ``None``: somebody else's.
 SourceOf = Callable[[str], LedgerSource | None]
@@ -93,32 +90,11 @@ def resume_topic_truncation(
     takeover_after_s: float = 60.0,
 ) -> Mapping[str, Truncation]:
     """Finishes a truncation that was begun; empty: there is none. Raises as ``truncate_topic``."""
-    found, _ = _read(store, topic)
+    found, _ = read_intent(store, topic)
     if found is None or found.is_done:
         return {}
     how = _How(store, clock, source_of, force=found.forced, take_over=take_over, takeover_after_s=takeover_after_s)
     return _apply(how, found)
-
-
-def release_intent(store: ObjectStore, topic: str) -> bool:
-    """After partitions of a topic were deleted: lets go of its last truncation when none that it names is left.
-
-    By If-Match on what was read, so that a topic that is created again meanwhile keeps its own; what stays is an empty
-    object.
-
-    Returns:
-        Whether none stands for partitions that are gone.
-    """
-    found, etag = _read(store, topic)
-    if found is None or etag is None:
-        return True
-    if any(_is_alive(store, each) for each in found.heads):
-        return False
-    try:
-        store.put(intent_key(topic), _VOID, mode=IfMatch(etag))
-    except PreconditionFailed:
-        return False
-    return True
 
 
 class _How:
@@ -176,25 +152,10 @@ def _is_alive(store: ObjectStore, wanted: PartitionHead) -> bool:
     return entry is not None and entry.incarnation == wanted.incarnation
 
 
-def _read(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None, str | None]:
-    """The intent, and the ETag of its object where there is one, be it empty."""
-    key = intent_key(topic)
-    try:
-        data, info = store.get(key)
-    except NotFound:
-        return None, None
-    if data == _VOID:
-        return None, info.etag
-    try:
-        return decode_intent(data, object_name=key), info.etag
-    except FormatError as error:
-        raise unreadable(f"the truncation under way of {topic}, {key},", error) from error
-
-
 def _write(store: ObjectStore, intent: TruncationIntent, *, over: TruncationIntent | None = None) -> None:
     """Writes an intent over one that is done, or over ``over``; of that, nothing when it is another by now."""
     for _ in range(ATTEMPTS_MAX):
-        found, etag = _read(store, intent.topic)
+        found, etag = read_intent(store, intent.topic)
         if found == intent:
             return
         if over is not None and found != over:

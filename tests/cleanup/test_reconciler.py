@@ -14,6 +14,7 @@ from formats.global_hold import GLOBAL_HOLD_KEY
 from formats.keys import boundary_key, data_key, index_key, manifest_prefix, new_segment_uuid, record_key
 from formats.lease import Lease, encode_lease, lease_key
 from formats.manifest import Assign, Failed, Hold, LedgersDeleted, Purged, Retire, Rewrite
+from formats.retention_state import Subscribers, document_key
 from offloader.cleanup.orphans import Outcome, Place, Reason
 from offloader.cleanup.reconciler import Reconciliation
 from offloader.errors import Corrupt, Fenced, NotFound, StoreUnavailable
@@ -75,7 +76,7 @@ def test_only_what_is_ours_unnamed_and_old_goes_and_a_dry_run_says_the_same() ->
 def test_what_is_needed_is_counted_by_kind() -> None:
     bucket = Bucket()
     bucket.offload(2)
-    bucket.put(f"{STREAM}/retention/set")
+    bucket.put(document_key(Subscribers, STREAM, bucket.writer.log.state.incarnation))
     lease = UUID(int=5)
     bucket.inner.put(lease_key(STREAM, lease), encode_lease(Lease(lease, STREAM, "r", 60)))
     run = Reconciliation(bucket.store, STREAM, clock=bucket.clock)
@@ -572,11 +573,11 @@ def test_a_store_that_goes_away_while_pages_are_judged_is_an_error_and_nothing_e
 
 
 def test_nothing_is_asked_for_twice_when_nothing_is_left_over() -> None:
-    """The price of a run over a stream in order: lists, and the manifest once."""
+    """The price of a run over a stream in order: lists, the manifest once, and what a topic of that name may have."""
     bucket = Bucket()
     bucket.offload(2)
     bucket.writer.log.checkpoint()
     bucket.reconcile(finds_by_prefix=True, now_ms=bucket.clock.now_ms())
     verbs = [verb for verb, _ in bucket.store.calls]
     assert (verbs.count("list_uploads"), verbs.count("list"), verbs.count("put")) == (1, 3, 0)
-    assert len(verbs) == 11, bucket.store.calls
+    assert len(verbs) == 13, bucket.store.calls

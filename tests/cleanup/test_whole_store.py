@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from formats.global_hold import GLOBAL_HOLD_KEY
 from formats.keys import data_key, manifest_prefix, new_segment_uuid, stream_prefix
+from formats.truncation_intent import intent_key
 from offloader.cleanup.orphans import Leftover, Outcome, Place
 from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.errors import Corrupt, OffloaderError
@@ -59,7 +60,8 @@ def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> Non
     unlisted = [info.key for info in listed(bucket.inner, stream_prefix(lost.stream))]
     foreign = [*BROKERS_KEYS, "notes.txt", f"elsewhere/{uuid4()}", "_catalog/%", f"{STREAM}/below/x"]
     bucket.put(orphan, *foreign)
-    bucket.put("_time/now", "_probe/5", "public/default/persistent/topic/retention/set")
+    topic = intent_key("public/default/persistent/topic")
+    bucket.put("_time/now", "_probe/5", "_groups/dash%20boards", topic)
     upload = bucket.inner.begin_upload(BROKERS_KEYS[0])
     before = {info.key for info in listed(bucket.inner, "")}
     bucket.clock.advance(DAY_S)
@@ -83,6 +85,7 @@ def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> Non
     assert [each.upload_id for each in bucket.inner.list_uploads("")] == [upload]
     assert sum(world.needed.values()) + len(foreign) + len(unlisted) == len(left) - 1
     assert (world.needed[Place.SEGMENT], world.needed[Place.CATALOGUE], world.needed[Place.STORE]) == (6, 3, 1)
+    assert world.needed[Place.RETENTION] == 2
 
 
 def test_nothing_of_a_broker_that_shares_the_bucket_is_touched_at_any_age() -> None:

@@ -31,8 +31,9 @@ from offloader.errors import (
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.stream_deletion import delete_stream
+from offloader.manifest.topics import forget_documents, release_topic
 from offloader.retention.documents import CONFLICTS_MAX, UNKNOWN_REPEATS_MAX, DocumentStore
-from offloader.retention.place import find_place, forget_documents, release_topic
+from offloader.retention.place import find_place
 from offloader.retention.stream_retention import StreamRetention, open_retention
 from offloader.retention.subscribers import Activity, PublishStatus
 from offloader.store.base import IfMatch, ObjectStore

@@ -12,7 +12,8 @@ from offloader.cleanup.removal import remove_stream
 from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.log import load_manifest
 from offloader.manifest.state import EditRefused
-from offloader.retention.topic_truncation import release_intent, resume_topic_truncation, truncate_topic
+from offloader.manifest.topics import release_intent
+from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock

@@ -1,0 +1,237 @@
+"""Partitioned topics: which streams make one up, and what is kept under its name beside their manifests.
+
+Owns telling whether that still is of streams that live, and letting go of what isn't. Must never let go of a topic's
+state while one of the streams that it names lives, or may come back.
+
+A partitioned topic is the streams ``<topic>-partition-0``, ``-1``, ...; it has no manifest and no catalogue entry of
+its own. Its entry and its last truncation lie under keys that all its incarnations share: they are let go of by
+If-Match on what was read, so that a topic that is created again meanwhile keeps its own, and what stays is an empty
+object, as of a stream's catalogue entry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from uuid import UUID
+
+from formats.errors import FormatError
+from formats.keys import catalog_key, stream_of_catalog_key
+from formats.retention_state import TopicEntry, decode_topic_entry, document_keys, topic_key
+from formats.truncation_intent import TruncationIntent, decode_intent, intent_key
+from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, Unsupported
+from offloader.manifest.catalog import is_released, read_entry
+from offloader.manifest.objects import delete_keys, listed
+from offloader.manifest.unreadable import unreadable
+from offloader.store.base import IfMatch, ObjectStore
+
+__all__ = [
+    "PARTITIONS_MAX",
+    "VOID",
+    "TopicState",
+    "forget_documents",
+    "partition_of",
+    "partition_streams",
+    "read_intent",
+    "read_topic_entry",
+    "release_intent",
+    "release_topic",
+    "release_topics_of",
+    "topic_state",
+]
+
+#: Partitions of one topic.
+PARTITIONS_MAX = 10_000
+#: What an entry or a truncation is after it was let go of.
+VOID = b""
+_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})")
+
+
+def partition_of(stream: str) -> tuple[str, int] | None:
+    """Topic and number of a stream that is named like a partition; ``None`` for any other name."""
+    match = _PARTITION.fullmatch(stream)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
+    """Number -> stream of a topic's partitions, ascending; empty: it has none here. One listing.
+
+    Raises:
+        InvalidCall: not a stream's name, or more than ``PARTITIONS_MAX`` partitions.
+    """
+    try:
+        prefix = f"{catalog_key(topic)}-partition-"
+    except FormatError as error:
+        raise InvalidCall(str(error)) from error
+    found: dict[int, str] = {}
+    for info in listed(store, prefix):
+        try:
+            stream = stream_of_catalog_key(info.key)
+        except FormatError:
+            continue
+        split = partition_of(stream)
+        if info.size_bytes and split is not None and split[0] == topic:
+            found[split[1]] = stream
+        if len(found) > PARTITIONS_MAX:
+            raise InvalidCall(f"topic {topic} has more than {PARTITIONS_MAX} partitions")
+    return dict(sorted(found.items()))
+
+
+def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None, str | None]:
+    """A topic's entry, and the ETag of its object where there is one, be it empty.
+
+    Raises:
+        Corrupt, Unsupported: it can't be read.
+    """
+    data, etag = _read(store, topic_key(topic))
+    if not data:
+        return None, etag
+    try:
+        return decode_topic_entry(data, object_name=topic_key(topic)), etag
+    except FormatError as error:
+        what = f"{topic_key(topic)} in {store.url}"
+        raise unreadable(what, error, hint="put an earlier version of this object back") from error
+
+
+def read_intent(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None, str | None]:
+    """A topic's last truncation likewise."""
+    data, etag = _read(store, intent_key(topic))
+    if not data:
+        return None, etag
+    try:
+        return decode_intent(data, object_name=intent_key(topic)), etag
+    except FormatError as error:
+        raise unreadable(f"the truncation under way of {topic}, {intent_key(topic)},", error) from error
+
+
+def forget_documents(store: ObjectStore, name: str, incarnation: UUID) -> None:
+    """Deletes what retention keeps of one incarnation that is gone, of a stream or of a topic.
+
+    Raises:
+        StoreUnavailable: not all of it was deleted; call again.
+    """
+    delete_keys(store, document_keys(name, incarnation))
+
+
+def release_topic(store: ObjectStore, topic: str) -> bool:
+    """Lets go of a topic's entry when none of the partitions it names is left; its documents go with it.
+
+    Returns:
+        Whether no entry stands for partitions that are gone.
+
+    Raises:
+        Corrupt, Unsupported: it can't be read.
+        StoreUnavailable: not all documents were deleted; ``cleanup orphans`` finds them.
+    """
+    entry, etag = read_topic_entry(store, topic)
+    if entry is None or etag is None:
+        return True
+    if not _are_gone(store, _named_by_entry(entry)) or not _void(store, topic_key(topic), etag):
+        return False
+    forget_documents(store, topic, entry.incarnation)
+    return True
+
+
+def release_intent(store: ObjectStore, topic: str) -> bool:
+    """Lets go of a topic's last truncation when none of the partitions that it names is left.
+
+    Returns:
+        Whether none stands for partitions that are gone.
+
+    Raises:
+        Corrupt, Unsupported: it can't be read.
+    """
+    intent, etag = read_intent(store, topic)
+    if intent is None or etag is None:
+        return True
+    return _are_gone(store, _named_by_intent(intent)) and _void(store, intent_key(topic), etag)
+
+
+def release_topics_of(store: ObjectStore, streams: Iterable[str]) -> None:
+    """After streams were deleted: lets go of what is kept under the names of topics that they were the last ones of.
+
+    Also under the streams' own names, which may have been those of topics once. What a crash before leaves is found by
+    ``cleanup orphans`` later.
+    """
+    names = {name for stream in streams for name in (stream, (partition_of(stream) or (stream,))[0])}
+    for topic in sorted(names):
+        release_topic(store, topic)
+        release_intent(store, topic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicState:
+    """What is kept under a topic's name now.
+
+    Attributes:
+        incarnation: of the documents in use; ``None``: none are.
+        is_there: whether there is an entry, or was one that was let go of.
+        is_damaged: whether it can't be read: an earlier version of it may be put back.
+        entry_is_over, intent_is_over: every partition that is named is gone for good.
+    """
+
+    incarnation: UUID | None = None
+    is_there: bool = False
+    is_damaged: bool = False
+    entry_is_over: bool = False
+    intent_is_over: bool = False
+
+
+def topic_state(store: ObjectStore, topic: str) -> TopicState:
+    """Reads it; what can't be read is never over."""
+    incarnation, is_there, is_damaged, entry_is_over, intent_is_over = None, True, False, False, False
+    try:
+        entry, etag = read_topic_entry(store, topic)
+    except (Corrupt, Unsupported):
+        is_damaged = True
+    else:
+        is_there = etag is not None
+        if entry is not None:
+            entry_is_over = _are_gone(store, _named_by_entry(entry))
+            incarnation = None if entry_is_over else entry.incarnation
+    with suppress(Corrupt, Unsupported):
+        intent, _ = read_intent(store, topic)
+        intent_is_over = intent is not None and _are_gone(store, _named_by_intent(intent))
+    return TopicState(
+        incarnation=incarnation,
+        is_there=is_there,
+        is_damaged=is_damaged,
+        entry_is_over=entry_is_over,
+        intent_is_over=intent_is_over,
+    )
+
+
+def _named_by_entry(entry: TopicEntry) -> Iterable[tuple[str, UUID]]:
+    return ((f"{entry.topic}-partition-{row.number}", row.incarnation) for row in entry.partitions)
+
+
+def _named_by_intent(intent: TruncationIntent) -> Iterable[tuple[str, UUID]]:
+    return ((each.stream, each.incarnation) for each in intent.heads)
+
+
+def _are_gone(store: ObjectStore, streams: Iterable[tuple[str, UUID]]) -> bool:
+    return all(_is_gone(store, stream, incarnation) for stream, incarnation in streams)
+
+
+def _is_gone(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
+    """Whether an incarnation was let go of. A catalogue entry that is lost can be brought back with the same one."""
+    entry = read_entry(store, stream)
+    return is_released(store, stream) if entry is None else entry.incarnation != incarnation
+
+
+def _void(store: ObjectStore, key: str, etag: str) -> bool:
+    try:
+        store.put(key, VOID, mode=IfMatch(etag))
+    except PreconditionFailed:
+        return False
+    return True
+
+
+def _read(store: ObjectStore, key: str) -> tuple[bytes, str | None]:
+    try:
+        data, info = store.get(key)
+    except NotFound:
+        return VOID, None
+    return data, info.etag
