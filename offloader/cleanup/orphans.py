@@ -35,7 +35,6 @@ __all__ = [
     "judge_page",
     "judge_upload",
     "judged_again",
-    "retention_reason",
 ]
 
 
