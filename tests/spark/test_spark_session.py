@@ -140,7 +140,7 @@ def test_a_worker_that_reads_again_no_longer_collects_what_it_imported(
     spark: SparkSession, orders: StreamWriter
 ) -> None:
     for _ in range(3):
-        assert load(spark, orders, splitBytes="10000").count()
+        assert load(spark, orders, splitBytes="40000").count()
     assert frozen_in_workers(spark) > 10_000
 
 

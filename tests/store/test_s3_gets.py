@@ -12,8 +12,9 @@ import pytest
 
 from offloader.errors import AccessDenied, NotFound, OffloaderError, StoreUnavailable, Throttled
 from offloader.settings import StoreSettings
+from offloader.store import s3_gets
 from offloader.store.base import ByteRange, ObjectStore, open_store
-from offloader.store.s3_gets import SIGNATURE_SECONDS, SIGNATURES_KEPT_MAX
+from offloader.store.s3_gets import SIGNATURE_SECONDS
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.servers import Answer, ScriptedServer
 from tests.support.holding_proxy import HoldingProxy
@@ -118,13 +119,13 @@ def test_threads_get_each_its_own_range(store: ObjectStore) -> None:
     assert found == [BODY[start : start + 1000] for start in starts]
 
 
-def test_as_many_signatures_are_kept_as_the_limit_says() -> None:
-    part = Answer(206, b"x", {"ETag": '"e"', "Last-Modified": MODIFIED, "Content-Range": "bytes 0-0/1"})
-    with ScriptedServer([part] * (SIGNATURES_KEPT_MAX + 2)) as server:
+def test_as_many_signatures_are_kept_as_the_limit_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_gets, "SIGNATURES_KEPT_MAX", 8)
+    with ScriptedServer([PART] * 12) as server:
         store = opened(server)
-        for number in range(SIGNATURES_KEPT_MAX + 2):
-            store.get(f"k{number}", ByteRange(0, 1))
-        assert len(gets_of(store)._signed) == SIGNATURES_KEPT_MAX
+        for number in (*range(10), 9, 2):
+            store.get(f"k{number}", ByteRange(0, 5))
+        assert [key.rpartition("/")[2] for key in gets_of(store)._signed] == [f"k{n}" for n in (3, 4, 5, 6, 7, 8, 9, 2)]
         store.close()
 
 
