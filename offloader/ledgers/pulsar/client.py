@@ -1,0 +1,239 @@
+"""A Pulsar cluster as a client sees it: which broker has a topic, and one connection to each broker.
+
+Owns lookups, the connections, and when a broker that failed may be tried again. Must never give a connection for a
+topic that the cluster didn't name for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+from formats.pulsar.commands import CommandType
+from offloader.clock import Clock, SystemClock
+from offloader.errors import Closed, LimitReached, OffloaderError, StoreUnavailable
+from offloader.ledgers.pulsar.addresses import BrokerAddress, parse_service_url
+from offloader.ledgers.pulsar.connection import Connection, ConnectionLimits, open_connection
+from offloader.ledgers.pulsar.refusals import refusal
+from offloader.ledgers.pulsar.security import Security
+
+__all__ = ["ClientLimits", "PulsarClient"]
+
+_Result = TypeVar("_Result")
+
+#: Answers "ask another broker" before a lookup is given up.
+REDIRECTS_MAX = 20
+#: Brokers of one cluster that a process is connected to.
+CONNECTIONS_MAX = 256
+#: More partitions than any topic has.
+PARTITIONS_MAX = 100_000
+
+_REDIRECT, _CONNECT = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientLimits:
+    """Of one client.
+
+    Attributes:
+        connection: of each connection.
+        retry_s: how long a call goes on trying before it raises.
+        delay_first_s: how long a broker that failed is left alone; doubles with each failure.
+        delay_s_max: the longest such time.
+    """
+
+    connection: ConnectionLimits = ConnectionLimits()  # noqa: RUF009 - frozen
+    retry_s: float = 60.0
+    delay_first_s: float = 0.2
+    delay_s_max: float = 10.0
+
+
+class _Line:
+    """The connection to one broker, or when to try again."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.connection: Connection | None = None
+        self.error: OffloaderError | None = None
+        self.delay_s = 0.0
+        self.not_before_s = 0.0
+        self.is_forgotten = False
+
+
+class PulsarClient:
+    """Thread-safe.
+
+    Args:
+        service_url: of brokers or proxies; of several, the first that answers is asked.
+        security: token and TLS.
+        limits: of everything here.
+        clock: of deadlines and delays.
+
+    Raises:
+        InvalidCall: ``service_url`` isn't one.
+    """
+
+    def __init__(
+        self,
+        service_url: str,
+        *,
+        security: Security | None = None,
+        limits: ClientLimits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.service_url = service_url
+        self._service = parse_service_url(service_url)
+        self._security = security or Security()
+        self._limits = limits or ClientLimits()
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._lines: dict[tuple[BrokerAddress, str], _Line] = {}
+        self._closed = threading.Event()
+
+    def __enter__(self) -> PulsarClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions ``persistent://tenant/namespace/topic`` has; 0: it isn't partitioned, or isn't there.
+
+        Raises:
+            AccessDenied, InvalidCall, StoreUnavailable: as for every call here.
+        """
+
+        def ask() -> int:
+            body = self._service_connection().request(CommandType.PARTITIONED_METADATA, topic=topic)
+            if body.partitions > PARTITIONS_MAX:
+                raise LimitReached(f"{topic} has {body.partitions} partitions, above {PARTITIONS_MAX}")
+            return int(body.partitions)
+
+        return self._retrying(ask)
+
+    def connection(self, topic: str) -> Connection:
+        """To the broker that has ``topic`` now; asked for again once that connection is lost, or the broker gave the
+        topic up. Topics of one broker share one.
+
+        Raises:
+            AccessDenied, InvalidCall, NotFound, StoreUnavailable: no broker has it.
+            Closed: this client was closed.
+        """
+        return self._retrying(lambda: self._look_up(topic))
+
+    def close(self) -> None:
+        """Ends all connections. Closing twice is fine."""
+        self._closed.set()
+        with self._lock:
+            lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            with line.lock:
+                if line.connection is not None:
+                    line.connection.close()
+
+    def _retrying(self, call: Callable[[], _Result]) -> _Result:
+        deadline_s = self._clock.monotonic_s() + self._limits.retry_s
+        delay_s = self._limits.delay_first_s
+        while True:
+            try:
+                return call()
+            except OffloaderError as error:
+                left_s = deadline_s - self._clock.monotonic_s()
+                if not error.retryable or left_s <= 0:
+                    raise
+            self._clock.wait(self._closed, min(delay_s, left_s))
+            delay_s = min(2 * delay_s, self._limits.delay_s_max)
+
+    def _look_up(self, topic: str) -> Connection:
+        asked, authoritative = self._service_connection(), False
+        service = asked
+        for _ in range(REDIRECTS_MAX + 1):
+            body = asked.request(CommandType.LOOKUP, topic=topic, authoritative=authoritative)
+            if body.response not in (_REDIRECT, _CONNECT):
+                raise refusal(asked.name, CommandType.LOOKUP.name, body.error, body.message)
+            named = self._named(asked, body)
+            # Behind a proxy only the proxy can be reached.
+            if body.proxy_through_service_url:
+                asked = self._connection_to(self._address_of(service), named.host_and_port)
+            else:
+                asked = self._connection_to(named)
+            if body.response == _CONNECT:
+                return asked
+            authoritative = body.authoritative
+        raise StoreUnavailable(f"{topic}: more than {REDIRECTS_MAX} brokers in a row name another one")
+
+    def _named(self, asked: Connection, body: Any) -> BrokerAddress:
+        """The broker that an answer names, with TLS when the service has it."""
+        url = body.broker_url_tls if self._service[0].tls else body.broker_url
+        if not url:
+            raise refusal(asked.name, CommandType.LOOKUP.name, 0, "the answer names no broker that can be used")
+        return parse_service_url(url)[0]
+
+    def _service_connection(self) -> Connection:
+        error: OffloaderError | None = None
+        for address in self._service:
+            try:
+                return self._connection_to(address)
+            except StoreUnavailable as cause:
+                error = cause
+        assert error is not None
+        raise error
+
+    def _address_of(self, service: Connection) -> BrokerAddress:
+        return next(address for address in self._service if str(address) == service.name)
+
+    def _connection_to(self, address: BrokerAddress, proxy_to: str = "") -> Connection:
+        """The one there is, or a new one; a broker that failed just now isn't bothered, whoever asks."""
+        while True:
+            line = self._line(address, proxy_to)
+            with line.lock:
+                if not line.is_forgotten:
+                    return self._connection_of(line, address, proxy_to)
+
+    def _connection_of(self, line: _Line, address: BrokerAddress, proxy_to: str) -> Connection:
+        """The caller has the line's lock."""
+        if self._closed.is_set():
+            raise Closed(f"the client of {self.service_url} was closed")
+        if line.connection is not None and line.connection.is_open:
+            return line.connection
+        now_s = self._clock.monotonic_s()
+        if line.error is not None and now_s < line.not_before_s:
+            raise StoreUnavailable(line.error.message, hint=line.error.hint) from line.error
+        try:
+            line.connection = open_connection(
+                address,
+                security=self._security,
+                limits=self._limits.connection,
+                clock=self._clock,
+                proxy_to=proxy_to,
+            )
+        except StoreUnavailable as error:
+            line.delay_s = min(max(2 * line.delay_s, self._limits.delay_first_s), self._limits.delay_s_max)
+            line.not_before_s = self._clock.monotonic_s() + line.delay_s
+            line.error = error
+            raise
+        line.error, line.delay_s = None, 0.0
+        return line.connection
+
+    def _line(self, address: BrokerAddress, proxy_to: str) -> _Line:
+        with self._lock:
+            if (address, proxy_to) not in self._lines:
+                if len(self._lines) >= CONNECTIONS_MAX:
+                    self._forget_lost()
+                if len(self._lines) >= CONNECTIONS_MAX:
+                    raise LimitReached(f"more than {CONNECTIONS_MAX} brokers behind {self.service_url}")
+                self._lines[address, proxy_to] = _Line()
+            return self._lines[address, proxy_to]
+
+    def _forget_lost(self) -> None:
+        for key, line in list(self._lines.items()):
+            if line.lock.acquire(blocking=False):
+                if line.connection is None or not line.connection.is_open:
+                    line.is_forgotten = True
+                    del self._lines[key]
+                line.lock.release()

@@ -1,0 +1,267 @@
+"""Which broker has a topic, over brokers that redirect, fail, come back, and stand behind a proxy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from formats.pulsar.commands import Command, CommandType
+from offloader.errors import (
+    AccessDenied,
+    Closed,
+    ErrorKind,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    OffloaderError,
+    StoreUnavailable,
+)
+from offloader.ledgers.pulsar import client as client_module
+from offloader.ledgers.pulsar.addresses import BrokerAddress, parse_service_url
+from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
+from offloader.ledgers.pulsar.connection import Connection
+from offloader.ledgers.pulsar.security import open_security
+from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
+from tests.support.waiting import eventually
+
+TOPIC = "persistent://public/default/orders"
+#: Raises at the first failure.
+ONCE = ClientLimits(retry_s=0.0)
+EAGER = ClientLimits(delay_first_s=0.001, delay_s_max=0.01)
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker({TOPIC: 3}) as running:
+        yield running
+
+
+@pytest.fixture
+def other() -> Iterator[FakeBroker]:
+    with FakeBroker() as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses"),
+    [
+        ("pulsar://b", [BrokerAddress("b", 6650)]),
+        ("pulsar://b:1/", [BrokerAddress("b", 1)]),
+        ("PULSAR+SSL://b", [BrokerAddress("b", 6651, tls=True)]),
+        ("pulsar://a:1,b,[::1]:7", [BrokerAddress("a", 1), BrokerAddress("b", 6650), BrokerAddress("::1", 7)]),
+    ],
+)
+def test_service_urls(url: str, addresses: list[BrokerAddress]) -> None:
+    assert list(parse_service_url(url)) == addresses
+    assert [parse_service_url(str(address)) for address in addresses] == [(address,) for address in addresses]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "b:6650", "http://b", "pulsar://", "pulsar://b:x", "pulsar://b:0", "pulsar://b:70000", "pulsar://a,,b",
+     "pulsar://u@b", "pulsar://b/path", "pulsar://b?q", "pulsar://[::1", "pulsar://" + "a," * 200],
+)  # fmt: skip
+def test_what_is_no_service_url_is_refused(url: str) -> None:
+    with pytest.raises(InvalidCall, match="is no Pulsar service URL"):
+        PulsarClient(url)
+
+
+def test_topics_of_a_broker_share_a_connection(broker: FakeBroker) -> None:
+    with PulsarClient(broker.url, limits=ONCE) as client:
+        assert client.partitions(TOPIC) == 3
+        assert client.partitions("persistent://public/default/plain") == 0
+        assert client.connection(TOPIC) is client.connection(TOPIC + "2")
+    assert len(broker.of(CommandType.CONNECT)) == 1
+    with pytest.raises(Closed):
+        client.connection(TOPIC)
+
+
+def test_callers_at_once_open_one_connection(broker: FakeBroker) -> None:
+    found: list[Connection] = []
+    with PulsarClient(broker.url, limits=ONCE) as client:
+        threads = [threading.Thread(target=lambda: found.append(client.connection(TOPIC))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert len(found) == 8
+    assert len(set(map(id, found))) == len(broker.of(CommandType.CONNECT)) == 1
+
+
+def test_a_lookup_goes_where_it_is_sent(broker: FakeBroker, other: FakeBroker) -> None:
+    broker.lookups.append({"response": 0, "broker_url": other.url, "authoritative": True})
+    with PulsarClient(broker.url, limits=ONCE) as client:
+        assert client.connection(TOPIC).name == other.url
+    assert [body.authoritative for body in (*broker.of(CommandType.LOOKUP), *other.of(CommandType.LOOKUP))] == [
+        False,
+        True,
+    ]
+
+
+def test_brokers_that_name_each_other_are_left(broker: FakeBroker, other: FakeBroker) -> None:
+    broker.lookups.extend([{"response": 0, "broker_url": other.url}] * 50)
+    other.lookups.extend([{"response": 0, "broker_url": broker.url}] * 50)
+    with PulsarClient(broker.url, limits=ONCE) as client, pytest.raises(StoreUnavailable, match="20 brokers in a row"):
+        client.connection(TOPIC)
+    assert len(broker.of(CommandType.LOOKUP)) + len(other.of(CommandType.LOOKUP)) == 21
+
+
+def test_behind_a_proxy_only_the_proxy_is_asked(broker: FakeBroker) -> None:
+    hidden = {"broker_url": "pulsar://hidden.example:1234", "proxy_through_service_url": True}
+    broker.lookups.extend([{"response": 0, **hidden}, {"response": 1, **hidden}])
+    with PulsarClient(broker.url, limits=ONCE) as client:
+        connection = client.connection(TOPIC)
+        assert connection.is_open
+        assert connection is not client.connection("persistent://public/default/another")
+    asked = [body.proxy_to_broker_url for body in broker.of(CommandType.CONNECT)]
+    assert asked == ["", "hidden.example:1234"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ({"response": 2, "error": 11, "message": "gone"}, NotFound),
+        ({"response": 2, "error": 4, "message": "not you"}, AccessDenied),
+        ({"response": 2}, StoreUnavailable),
+        ({"response": 9, "broker_url": "pulsar://b"}, StoreUnavailable),
+        ({"response": 1}, StoreUnavailable),
+        ({"response": 1, "broker_url_tls": "pulsar+ssl://b"}, StoreUnavailable),
+        ({"response": 1, "broker_url": "http://b"}, InvalidCall),
+    ],
+)
+def test_lookups_that_fail_are_named(
+    broker: FakeBroker, answer: dict[str, object], error: type[OffloaderError]
+) -> None:
+    broker.lookups.append(answer)
+    with PulsarClient(broker.url, limits=ONCE) as client, pytest.raises(error):
+        client.connection(TOPIC)
+
+
+def test_more_partitions_than_there_can_be_are_refused(broker: FakeBroker) -> None:
+    broker.topics[TOPIC] = 2**32 - 1
+    with PulsarClient(broker.url, limits=ONCE) as client, pytest.raises(LimitReached, match="4294967295 partitions"):
+        client.partitions(TOPIC)
+
+
+def test_a_broker_that_comes_back_is_found(broker: FakeBroker) -> None:
+    with PulsarClient(broker.url, limits=EAGER) as client:
+        first = client.connection(TOPIC)
+        broker.stop()
+        eventually(lambda: not first.is_open)
+        found: list[Connection] = []
+        thread = threading.Thread(target=lambda: found.append(client.connection(TOPIC)))
+        thread.start()
+        broker.start()
+        thread.join(30)
+        assert len(found) == 1
+        assert found[0].is_open
+        assert found[0] is not first
+
+
+def test_a_broker_that_failed_is_left_alone_for_a_while(broker: FakeBroker) -> None:
+    with PulsarClient(broker.url, limits=ClientLimits(retry_s=0.0, delay_first_s=1e6, delay_s_max=1e6)) as client:
+        first = client.connection(TOPIC)
+        broker.stop()
+        eventually(lambda: not first.is_open)
+        with pytest.raises(StoreUnavailable, match="can't be reached"):
+            client.connection(TOPIC)
+        broker.start()
+        with pytest.raises(StoreUnavailable, match="can't be reached"):
+            client.connection(TOPIC)
+    assert len(broker.of(CommandType.CONNECT)) == 1
+
+
+def test_a_refusal_that_passes_is_tried_again_until_it_is_late(broker: FakeBroker) -> None:
+    broker.lookups.extend([{"response": 2, "error": 6, "message": "not ready"}] * 3)
+    with PulsarClient(broker.url, limits=EAGER) as client:
+        assert client.connection(TOPIC).is_open
+    assert len(broker.of(CommandType.LOOKUP)) == 4
+
+
+def test_a_refusal_that_stays_is_not_tried_again(broker: FakeBroker) -> None:
+    broker.token = "another"
+    with PulsarClient(broker.url, limits=EAGER) as client, pytest.raises(AccessDenied) as raised:
+        client.connection(TOPIC)
+    assert raised.value.kind is ErrorKind.DENIED
+    assert len(broker.of(CommandType.CONNECT)) == 1
+
+
+def test_of_several_brokers_one_that_answers_is_asked(broker: FakeBroker, other: FakeBroker) -> None:
+    other.stop()
+    with PulsarClient(f"pulsar://{other.address},{broker.address}", limits=ONCE) as client:
+        assert client.partitions(TOPIC) == 3
+
+
+def test_closing_ends_who_waits(broker: FakeBroker) -> None:
+    raised: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            client.connection(TOPIC)
+        except OffloaderError as error:
+            raised.append(error)
+
+    broker.stop()
+    client = PulsarClient(broker.url, limits=ClientLimits(delay_first_s=1000, delay_s_max=1000, retry_s=2000))
+    thread = threading.Thread(target=ask)
+    thread.start()
+    client.close()
+    thread.join(30)
+    assert isinstance(raised[0], Closed)
+
+
+def test_connections_have_a_limit_that_lost_ones_don_t_count_for(
+    broker: FakeBroker, other: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "CONNECTIONS_MAX", 1)
+    with PulsarClient(broker.url, limits=ONCE) as client:
+        first = client.connection(TOPIC)
+        broker.lookups.append({"response": 1, "broker_url": other.url})
+        with pytest.raises(LimitReached, match="more than 1 brokers"):
+            client.connection(TOPIC)
+        broker.cut()
+        eventually(lambda: not first.is_open)
+        assert client.connection(TOPIC).is_open
+
+
+def test_a_connection_that_breaks_in_a_lookup_is_made_again(broker: FakeBroker) -> None:
+    cut: list[BrokerClient] = []
+
+    def cut_once(client: BrokerClient, command: Command) -> bool:
+        if command.type is not CommandType.LOOKUP or cut:
+            return False
+        cut.append(client)
+        broker.cut()
+        return True
+
+    broker.answer = cut_once
+    with PulsarClient(broker.url, limits=EAGER) as client:
+        assert client.connection(TOPIC).is_open
+    assert len(broker.of(CommandType.CONNECT)) == 2
+
+
+def test_tokens_come_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OFFLOADER_PULSAR_TOKEN", raising=False)
+    assert open_security().token is None
+    monkeypatch.setenv("OFFLOADER_PULSAR_TOKEN", " from-environment\n")
+    found = open_security().token
+    assert found is not None
+    assert found() == "from-environment"
+    file = tmp_path / "token"
+    file.write_text("from-file\n")
+    found = open_security(token_file=file).token
+    assert found is not None
+    assert found() == "from-file"
+    for content in (b"", b"\xff\xfetoken", b"x" * 70_000):
+        file.write_bytes(content)
+        with pytest.raises(AccessDenied, match="no token in") as raised:
+            found()
+        assert raised.value.__cause__ is None
+        assert "token'" not in str(raised.value)
+    with pytest.raises(AccessDenied, match="No such file"):
+        open_security(token_file=tmp_path / "none")
+    with pytest.raises(InvalidCall, match="holds no certificate authorities"):
+        open_security(ca_file=str(file))
