@@ -32,7 +32,15 @@ STREAMING = "streaming_offload"
 #: Sections that hold for the whole process: what they describe is shared by all streams.
 PROCESS_SECTIONS = frozenset({"store", "limits", "telemetry", "manifest"})
 #: Settings of other sections that do.
-PROCESS_SETTINGS = frozenset({"offload.workers_max", "offload.offload_memory_bytes_max", "retention.cycle_minutes"})
+PROCESS_SETTINGS = frozenset(
+    {
+        "cleanup.cycle_minutes",
+        "cleanup.orphans_hours",
+        "offload.offload_memory_bytes_max",
+        "offload.workers_max",
+        "retention.cycle_minutes",
+    }
+)
 #: Settings that only one method looks at.
 METHOD_OF = {
     "offload.offload_threshold_bytes": "ledger",

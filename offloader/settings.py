@@ -318,6 +318,8 @@ class CleanupSettings:
     audit_records_max: int = _setting(
         10_000, "batches of deletions remembered of one stream; the oldest go first", low=1, high=10**6
     )
+    cycle_minutes: float = _setting(60.0, "time between two rounds of cleanup", low=0.001, high=_MINUTES_MAX)
+    orphans_hours: float = _setting(24.0, "time between two searches for orphans; 0: none", low=0, high=87600)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -115,6 +115,18 @@ _ALL = (
     Metric("retention_truncated_bytes_total", "counter", "Payload bytes that retention let go."),
     Metric("subscribers_overridden_total", "counter", "Times a subscriber lost what it hadn't read."),
     Metric("retention_refusals_total", "counter", "Cycles that changed nothing, by kind of error.", (*_STREAM, "kind")),
+    Metric("cleanup_cycles_total", "counter", "Rounds of cleanup by how they ended.", (*_STREAM, "result")),
+    Metric("cleanup_segments_total", "counter", "Segments that cleanup took a step further.", (*_STREAM, "status")),
+    Metric("cleanup_deleted_objects_total", "counter", "Objects of purged segments that are gone."),
+    Metric("cleanup_deleted_bytes_total", "counter", "Bytes of purged segments whose objects are gone."),
+    Metric("cleanup_pending_objects", "gauge", "Objects of purged segments that aren't deleted yet."),
+    Metric("cleanup_pending_retries", "gauge", "Batches of them that the store refused to delete."),
+    Metric("orphan_objects", "gauge", "Objects and uploads that no manifest names and that stay.", ("owner",)),
+    Metric("orphan_bytes", "gauge", "Their bytes.", ("owner",)),
+    Metric("orphan_oldest_seconds", "gauge", "Age of the oldest of them.", ("owner",), merge=max),
+    Metric("orphan_deleted_objects_total", "counter", "Objects and uploads that no manifest named and that are gone."),
+    Metric("orphan_deleted_bytes_total", "counter", "Bytes of objects that no manifest named and that are gone."),
+    Metric("upkeep_last_success_timestamp_seconds", "gauge", "When upkeep last ended in order.", ("job",), merge=max),
     Metric("label_sets_refused_total", "counter", "Label sets above the limit, counted as other.", ()),
 )
 #: Name without the prefix ``offloader_`` -> metric.

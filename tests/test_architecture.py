@@ -42,7 +42,7 @@ LAYERS = [
         "offloader.watchdog",
         "offloader.write",
     },
-    {"offloader.managed_ledger"},
+    {"offloader.managed_ledger", "offloader.upkeep"},
     {"offloader.spark", "pyspark_offloader"},
     {"offloader.demo"},
     {"offloader.cli"},

@@ -1,0 +1,299 @@
+"""The upkeep of a store by itself: retention, cleanup and the search for orphans, each now and then.
+
+Owns when each has its turn, and what is told of it. Must never let one's failure keep the others from their turns, nor
+delete what they wouldn't delete by hand.
+
+Several processes may do this for one store at once: each step is safe then, and merely done twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from zlib import crc32
+
+from offloader.cleanup.cycle import CleanupReport, cleanup_all
+from offloader.cleanup.orphans import Leftover, Outcome
+from offloader.cleanup.whole_store import StoreReconciliation
+from offloader.clock import Clock
+from offloader.errors import OffloaderError
+from offloader.limits import Priority, working_at
+from offloader.manifest.global_hold import require_no_global_hold
+from offloader.manifest.store_time import DeletionClock
+from offloader.retention.cycle import RetentionCycle, no_source
+from offloader.retention.partitions import SourceOf
+from offloader.retention.service import JITTER, RETRY, RETRY_S_MIN, RetentionService
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.telemetry import NO_TELEMETRY, Reading, Recorder
+
+__all__ = ["CLEANUP", "ORPHANS", "JobRun", "Upkeep"]
+
+_log = logging.getLogger("offloader.upkeep")
+
+CLEANUP = "cleanup"
+ORPHANS = "orphans"
+#: The first turn comes after a part of the period, but not later than this: processes that live shorter have one too.
+FIRST_S_MAX = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """The newest run of cleanup or of the search for orphans: when it ended, and why early, if so."""
+
+    at_ms: int
+    error: OffloaderError | None
+
+
+@dataclass(slots=True)
+class _Job:
+    """Something done now and then.
+
+    Attributes:
+        period_s: between two runs; 0: never.
+        due_s: when the next one is, by the monotonic clock.
+    """
+
+    name: str
+    period_s: float
+    run: Callable[[], None]
+    due_s: float
+    runs: int = 0
+    latest: JobRun | None = None
+    succeeded_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """Orphans that a search left: how many, their bytes, and when the oldest was written."""
+
+    objects: int = 0
+    size_bytes: int = 0
+    oldest_ms: int | None = None
+
+    def plus(self, each: Leftover) -> _Left:
+        oldest_ms = each.modified_ms if self.oldest_ms is None else min(self.oldest_ms, each.modified_ms)
+        return _Left(self.objects + each.objects, self.size_bytes + each.size_bytes, oldest_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Of one stream: objects of purged segments that aren't deleted yet, and batches that were refused."""
+
+    objects: int = 0
+    refused: int = 0
+
+
+class Upkeep:
+    """Keeps a store in order until it is closed.
+
+    Args:
+        store: open for writing.
+        clock: decides who is due; what deletes takes the store's time if that is earlier.
+        settings_of: the settings of a stream or topic; of the name "": the periods.
+        source_of: the hot tier of a stream, for what isn't offloaded yet.
+        recorder: takes the measurements.
+        by: who runs this, for the audit; default: user and machine.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        clock: Clock,
+        settings_of: Callable[[str], Settings] = lambda _: Settings(),
+        source_of: SourceOf = no_source,
+        recorder: Recorder = NO_TELEMETRY,
+        by: str = "",
+    ) -> None:
+        settings = settings_of("")
+        self._store, self._clock, self._settings_of = store, clock, settings_of
+        self._recorder, self._by = recorder, by
+        cycle = RetentionCycle(store, clock=clock, settings_of=settings_of, source_of=source_of, by=by)
+        #: Has a turn for each stream.
+        self.retention = RetentionService(
+            cycle, clock=clock, period_s=settings.retention.cycle_minutes * 60, recorder=recorder
+        )
+        self._times = DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
+        self._jobs = [
+            self._job(CLEANUP, settings.cleanup.cycle_minutes * 60, self._clean),
+            self._job(ORPHANS, settings.cleanup.orphans_hours * 3600, self._find_orphans),
+        ]
+        # Guards what gauges tell of the newest runs.
+        self._lock = threading.Lock()
+        self._pending: dict[str, _Pending] = {}
+        self._left: Mapping[str, _Left] = {}
+        self._running = threading.Lock()
+        self._started = False
+        self._closed = False
+        self._unwatch = recorder.watch(self._readings)
+
+    def _job(self, name: str, period_s: float, run: Callable[[], None]) -> _Job:
+        first_s = min(period_s, FIRST_S_MAX) * self._phase(name)
+        return _Job(name, period_s, run, due_s=self._clock.monotonic_s() + first_s)
+
+    def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
+        """Runs what is due from now on; a second call changes nothing.
+
+        Args:
+            call_after: runs something after so many seconds, on another thread. A run may take long: nothing that has
+                to be on time should be waiting behind it.
+        """
+        with self._running:
+            if self._started or self._closed:
+                return
+            self._started = True
+        self.retention.start(call_after)
+
+        def turn() -> None:
+            wait_s = self.run_due()
+            if not self._closed:
+                call_after(wait_s, turn)
+
+        call_after(0.0, turn)
+
+    def close(self) -> None:
+        """Nothing further begins; waits for the step that runs. Closing twice is fine."""
+        closed, self._closed = self._closed, True
+        self.retention.close()
+        with self._running:
+            pass
+        if not closed:
+            self._unwatch()
+
+    @property
+    def latest(self) -> Mapping[str, JobRun]:
+        """The newest run of cleanup and of the search for orphans, where there was one."""
+        return {job.name: job.latest for job in self._jobs if job.latest is not None}
+
+    def run_due(self) -> float:
+        """Runs cleanup and the search for orphans where they are due; seconds until one is again."""
+        with self._running:
+            for job in self._jobs:
+                if job.period_s and job.due_s <= self._clock.monotonic_s() and not self._closed:
+                    self._run(job)
+            due_s = [job.due_s for job in self._jobs if job.period_s]
+            return max(min(due_s, default=FIRST_S_MAX + self._clock.monotonic_s()) - self._clock.monotonic_s(), 0.0)
+
+    def _run(self, job: _Job) -> None:
+        error: OffloaderError | None = None
+        failed = False
+        try:
+            with working_at(Priority.DELETION):
+                require_no_global_hold(self._store)
+                job.run()
+        except OffloaderError as found:
+            error, failed = found, True
+            self._warn(job.name, "", found)
+        except Exception:
+            # Upkeep must outlive whatever is wrong with one stream.
+            failed = True
+            _log.exception("a run of %s failed; it is tried again", job.name)
+        job.runs += 1
+        job.latest = JobRun(self._clock.now_ms(), error)
+        if not failed:
+            job.succeeded_ms = job.latest.at_ms
+        wait_s = job.period_s * (1 + (self._phase(f"{job.name} {job.runs}") * 2 - 1) * JITTER)
+        if failed:
+            wait_s = min(max(job.period_s * RETRY, RETRY_S_MIN), wait_s)
+        job.due_s = self._clock.monotonic_s() + wait_s
+
+    def _phase(self, text: str) -> float:
+        """A number in [0, 1) that is always the same for the same text and store."""
+        return crc32(f"{self._store.url} {text}".encode()) / 2**32
+
+    # --- cleanup -------------------------------------------------------------------------------------------------
+
+    def _clean(self) -> None:
+        seen: set[str] = set()
+        reports = cleanup_all(
+            self._store, clock=self._clock, settings_of=self._settings_of, deletion_clock=self._times, by=self._by
+        )
+        for report in reports:
+            self._tell(report)
+            seen.add(report.stream)
+            pending = _Pending(
+                sum(len(segment.keys) for batch in report.pending for segment in batch.segments),
+                sum(batch.attempts > 0 for batch in report.pending),
+            )
+            with self._lock:
+                self._pending[report.stream] = pending
+            if self._closed:
+                return
+        with self._lock:
+            self._pending = {stream: each for stream, each in self._pending.items() if stream in seen}
+
+    def _tell(self, report: CleanupReport) -> None:
+        add, stream, swept = self._recorder.add, report.stream, report.swept
+        result = "failed" if report.error else "held" if report.held else "done"
+        add("cleanup_cycles_total", stream=stream, label=result)
+        for status, count in (("retired", swept.retired), ("released", swept.released), ("purged", swept.purged)):
+            add("cleanup_segments_total", float(count), stream=stream, label=status)
+        add("cleanup_deleted_objects_total", float(swept.deleted_objects), stream=stream)
+        add("cleanup_deleted_bytes_total", float(swept.deleted_bytes), stream=stream)
+        if report.error is not None:
+            self._warn(CLEANUP, stream, report.error)
+        for batch in report.pending:
+            if batch.attempts:
+                text = "stream %s: objects of batch %s aren't deleted after %d attempts: %s"
+                extra = {"event": "delete_failed", "stream": stream, "attempts": batch.attempts}
+                _log.warning(text, stream, batch.name, batch.attempts, batch.problem, extra=extra)
+        if swept.purged or swept.retired or swept.released:
+            text = "stream %s: %d segments retired, %d released, %d purged; %d objects deleted"
+            extra = {"event": "cleaned", "stream": stream}
+            counts = (swept.retired, swept.released, swept.purged, swept.deleted_objects)
+            _log.info(text, stream, *counts, extra=extra)
+
+    # --- orphans -------------------------------------------------------------------------------------------------
+
+    def _find_orphans(self) -> None:
+        failures: list[OffloaderError] = []
+
+        def fail(stream: str, error: OffloaderError) -> None:
+            failures.append(error)
+            self._warn(ORPHANS, stream, error)
+
+        left = {"ours": _Left(), "foreign": _Left()}
+        search = StoreReconciliation(
+            self._store,
+            clock=self._clock,
+            settings_of=lambda name: self._settings_of(name).manifest,
+            failed=fail,
+            delete=True,
+        )
+        for each in search.leftovers():
+            if each.outcome is Outcome.DELETED:
+                self._recorder.add("orphan_deleted_objects_total", float(each.objects), stream=each.stream)
+                self._recorder.add("orphan_deleted_bytes_total", float(each.size_bytes), stream=each.stream)
+            else:
+                owner = "ours" if each.reason.is_ours else "foreign"
+                left[owner] = left[owner].plus(each)
+            if self._closed:
+                return
+        self._left = left
+        if failures:
+            raise failures[0]
+
+    # --- telling -------------------------------------------------------------------------------------------------
+
+    def _warn(self, job: str, stream: str, error: OffloaderError) -> None:
+        where = f" of stream {stream}" if stream else ""
+        extra = {"event": f"{job}_failed", "stream": stream, "retryable": error.retryable}
+        _log.warning("%s%s: %s", job, where, error, extra=extra)
+
+    def _readings(self) -> Iterator[Reading]:
+        with self._lock:
+            now = dict(self._pending)
+        for stream, pending in now.items():
+            yield Reading("cleanup_pending_objects", float(pending.objects), stream)
+            yield Reading("cleanup_pending_retries", float(pending.refused), stream)
+        for owner, left in self._left.items():
+            yield Reading("orphan_objects", float(left.objects), label=owner)
+            yield Reading("orphan_bytes", float(left.size_bytes), label=owner)
+            age_ms = 0 if left.oldest_ms is None else max(self._clock.now_ms() - left.oldest_ms, 0)
+            yield Reading("orphan_oldest_seconds", age_ms / 1000, label=owner)
+        for job in self._jobs:
+            if job.succeeded_ms is not None:
+                yield Reading("upkeep_last_success_timestamp_seconds", job.succeeded_ms / 1000, label=job.name)

@@ -1,0 +1,238 @@
+"""Upkeep by itself: who has a turn when, what a failure or a stop keeps from happening, what is measured."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from typing import Any
+
+import pytest
+
+from formats.entries import Position
+from formats.keys import data_key, new_segment_uuid
+from offloader.errors import StoreUnavailable
+from offloader.manifest.global_hold import DeletionStopped, lift_global_hold, set_global_hold
+from offloader.manifest.log import load_manifest
+from offloader.metrics import Metrics
+from offloader.retention.service import JITTER, RETRY
+from offloader.retention.stream_retention import open_retention
+from offloader.settings import Settings, TelemetrySettings
+from offloader.store.base import DeleteFailure
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.upkeep import CLEANUP, FIRST_S_MAX, ORPHANS, Upkeep
+from tests.support.metrics import exposed
+from tests.support.streams import StreamWriter, batch_of
+
+STREAM = "a/b/persistent/orders"
+HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+_names = itertools.count()
+
+
+class Refusing(FaultyStore):
+    """Answers deletes of some keys with success of the request and failures of the keys."""
+
+    refused = ""
+
+    def delete(self, keys: Any) -> Any:
+        kept = [key for key in keys if self.refused and self.refused in key]
+        found = super().delete([key for key in keys if key not in kept])
+        return [*found, *(DeleteFailure(key, "locked", retryable=False) for key in kept)]
+
+
+class Bench:
+    """One stream of four segments whose subscriber has read three; upkeep on a clock that the test moves."""
+
+    def __init__(self, **sections: Any) -> None:
+        self.clock = ManualClock()
+        self.memory = MemoryStore(f"upkeep-{next(_names)}", "", self.clock)
+        self.store = Refusing(self.memory)
+        self.settings = Settings.of(
+            {
+                "retention": {"policy": "consumption", "record_minutes": 1},
+                "cleanup": {"allow_large_delete": True},
+                **sections,
+            }
+        )
+        self.metrics = Metrics(TelemetrySettings(labels="topic"), clock=self.clock)
+        self.writer = StreamWriter(self.memory, STREAM, clock=self.clock)
+        for ledger in range(1, 5):
+            self.writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+        retention = open_retention(self.memory, STREAM, clock=self.clock)
+        retention.add("billing")
+        retention.publish("billing", Position(4, 0))
+        self.upkeep = Upkeep(
+            self.store, clock=self.clock, settings_of=lambda _: self.settings, recorder=self.metrics, by="upkeep"
+        )
+
+    def pass_time(self, seconds: float) -> list[float]:
+        """Runs what is due, as the timer would; when something was."""
+        end_s, found = self.clock.monotonic_s() + seconds, []
+        while True:
+            wait_s = min(self.upkeep.run_due(), self.upkeep.retention.run_due())
+            if self.clock.monotonic_s() + wait_s > end_s:
+                self.clock.advance(end_s - self.clock.monotonic_s())
+                return found
+            self.clock.advance(wait_s)
+            found.append(self.clock.monotonic_s())
+
+    def value(self, name: str, **labels: str) -> float | None:
+        of_stream = {"namespace": "a/b", "topic": STREAM} if "owner" not in labels and "job" not in labels else {}
+        return self.metrics.registry.get_sample_value(f"offloader_{name}", {**of_stream, **labels})
+
+    def orphan(self, number: int) -> str:
+        key = data_key(STREAM, new_segment_uuid(self.writer.log.state.incarnation, number))
+        self.memory.put(key, b"five!")
+        return key
+
+    def segment_keys(self) -> set[str]:
+        return {
+            info.key for info in self.memory.list(f"{STREAM}/").objects if info.key.count("/") == STREAM.count("/") + 1
+        }
+
+
+def test_what_all_have_read_is_retired_purged_and_deleted_without_anybody_asking() -> None:
+    bench = Bench()
+    before = bench.segment_keys()
+    sizes = {info.key: info.size_bytes for info in bench.memory.list("").objects}
+    bench.pass_time(2 * HOUR_S)
+    state = load_manifest(bench.memory, STREAM)
+    assert state.head == Position(4, 0)
+    assert bench.value("cleanup_segments_total", status="retired") == 3
+    assert bench.value("cleanup_deleted_objects_total") == 0
+    assert bench.segment_keys() == before
+    bench.pass_time(DAY_S + 2 * HOUR_S)
+    assert bench.value("cleanup_segments_total", status="purged") == 3
+    assert bench.value("cleanup_segments_total", status="released") == 0
+    assert bench.value("cleanup_deleted_objects_total") == 6
+    gone = before - bench.segment_keys()
+    assert (len(before), len(gone)) == (8, 6)
+    assert bench.value("cleanup_deleted_bytes_total") == sum(sizes[key] for key in gone)
+    assert bench.value("cleanup_pending_objects") == 0
+    assert bench.value("cleanup_cycles_total", result="done") == pytest.approx(28, abs=4)
+
+
+def test_turns_come_once_in_a_period_more_or_less() -> None:
+    bench = Bench(retention={"cycle_minutes": 10**6}, cleanup={"cycle_minutes": 60, "orphans_hours": 6})
+    runs: dict[str, list[float]] = {CLEANUP: [], ORPHANS: []}
+    latest: dict[str, Any] = {}
+    for _ in range(24 * 60):
+        bench.pass_time(60)
+        for name, run in bench.upkeep.latest.items():
+            if latest.get(name) is not run:
+                runs[name].append(bench.clock.monotonic_s())
+                latest[name] = run
+    for name, period_s in ((CLEANUP, HOUR_S), (ORPHANS, 6 * HOUR_S)):
+        assert runs[name][0] <= min(period_s, FIRST_S_MAX) + 60
+        gaps = [after - before for before, after in itertools.pairwise(runs[name])]
+        assert all(period_s * (1 - JITTER) - 60 <= gap <= period_s * (1 + JITTER) + 60 for gap in gaps)
+        assert len(set(gaps)) > 1, "the same in each period"
+    assert len(runs[CLEANUP]) == pytest.approx(24, abs=2)
+    assert bench.value("upkeep_last_success_timestamp_seconds", job=CLEANUP) == pytest.approx(
+        bench.clock.now_ms() / 1000, abs=2 * HOUR_S
+    )
+
+
+def test_no_search_for_orphans_when_its_period_is_zero() -> None:
+    bench = Bench(cleanup={"orphans_hours": 0})
+    bench.pass_time(5 * DAY_S)
+    assert set(bench.upkeep.latest) == {CLEANUP}
+
+
+def test_orphans_go_when_they_are_old_and_those_that_stay_are_counted() -> None:
+    bench = Bench(cleanup={"grace_hours": 10**4, "orphans_hours": 12})
+    old = bench.orphan(1)
+    bench.pass_time(DAY_S - 2 * HOUR_S)
+    young = bench.orphan(2)
+    bench.memory.put(f"{STREAM}/notes", b"somebody's")
+    bench.pass_time(14 * HOUR_S)
+    assert old not in bench.segment_keys()
+    assert young in bench.segment_keys()
+    assert bench.value("orphan_deleted_objects_total") == 1
+    assert bench.value("orphan_deleted_bytes_total") == 5
+    assert bench.value("orphan_objects", owner="ours") == 1
+    assert bench.value("orphan_bytes", owner="ours") == 5
+    assert bench.value("orphan_oldest_seconds", owner="ours") == pytest.approx(14 * HOUR_S, abs=1)
+    assert bench.value("orphan_objects", owner="foreign") == 1
+    assert bench.value("orphan_bytes", owner="foreign") == len(b"somebody's")
+    bench.pass_time(DAY_S)
+    assert (bench.value("orphan_objects", owner="ours"), bench.value("orphan_bytes", owner="ours")) == (0, 0)
+
+
+def test_what_the_store_refuses_to_delete_is_seen_until_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(cleanup={"grace_hours": 1, "allow_large_delete": True})
+    bench.store.refused = "-index"
+    with caplog.at_level(logging.WARNING, "offloader.upkeep"):
+        bench.pass_time(5 * HOUR_S)
+    assert bench.value("cleanup_pending_objects") == 6
+    assert bench.value("cleanup_pending_retries") == 1
+    assert bench.value("cleanup_deleted_objects_total") == 0
+    told = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "delete_failed"]
+    assert told
+    assert "locked" in told[0]
+    bench.store.refused = ""
+    bench.pass_time(3 * HOUR_S)
+    assert (bench.value("cleanup_pending_objects"), bench.value("cleanup_pending_retries")) == (0, 0)
+    assert bench.value("cleanup_deleted_objects_total") == 6
+
+
+def test_a_stop_of_everything_is_seen_and_nothing_goes(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(cleanup={"grace_hours": 0, "allow_large_delete": True})
+    orphan = bench.orphan(1)
+    set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
+    before = bench.segment_keys()
+    with caplog.at_level(logging.WARNING, "offloader.upkeep"):
+        bench.pass_time(6 * HOUR_S)
+    assert {type(run.error) for run in bench.upkeep.latest.values()} == {DeletionStopped}
+    assert bench.segment_keys() == before
+    assert load_manifest(bench.memory, STREAM).head is None
+    assert any("stopped by ops: restore" in record.getMessage() for record in caplog.records)
+    assert bench.value("upkeep_last_success_timestamp_seconds", job=CLEANUP) is None
+    lift_global_hold(bench.memory)
+    bench.pass_time(2 * DAY_S)
+    assert {run.error for run in bench.upkeep.latest.values()} == {None}
+    assert orphan not in bench.segment_keys()
+    assert len(bench.segment_keys()) == 2
+
+
+def test_a_failure_is_told_and_tried_again_soon_and_others_have_their_turn() -> None:
+    bench = Bench(cleanup={"cycle_minutes": 100, "orphans_hours": 6})
+    other = StreamWriter(bench.memory, "a/b/persistent/zz", clock=bench.clock)
+    other.add([batch_of(1, 0, 10)], closes=[1])
+    bench.store.set_faults([Fault(call=1, calls=10**6, key_part="_catalog/", error=StoreUnavailable)])
+    runs = bench.pass_time(DAY_S)
+    assert all(isinstance(run.error, StoreUnavailable) for run in bench.upkeep.latest.values())
+    assert len(runs) > DAY_S / (100 * 60 * RETRY) / 2
+    bench.store.set_faults([Fault(call=1, calls=10**6, key_part=f"{STREAM}/manifest/", error=StoreUnavailable)])
+    bench.pass_time(DAY_S)
+    assert bench.upkeep.latest[CLEANUP].error is None
+    assert isinstance(bench.upkeep.latest[ORPHANS].error, StoreUnavailable)
+    assert (bench.value("cleanup_cycles_total", result="failed") or 0) > 5
+    done = {key: value for key, value in exposed(bench.metrics).items() if key.startswith("cleanup_cycles_total")}
+    assert next(value for key, value in done.items() if other.stream in key and 'result="done"' in key) > 5
+
+
+def test_it_starts_once_outlives_a_bug_and_ends_when_it_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench()
+    waiting: list[tuple[float, Any]] = []
+
+    def call_after(delay_s: float, run: Any) -> None:
+        waiting.append((delay_s, run))
+
+    bench.upkeep.start(call_after)
+    bench.upkeep.start(call_after)
+    assert len(waiting) == 2, "retention's turn, and that of the rest"
+    bench.clock.advance(DAY_S)
+    bench.settings = None  # type: ignore[assignment]
+    for _, run in [waiting.pop() for _ in range(2)]:
+        run()
+    assert len(waiting) == 2
+    assert any("a run of cleanup failed" in record.getMessage() for record in caplog.records)
+    bench.upkeep.close()
+    bench.upkeep.close()
+    for _, run in [waiting.pop() for _ in range(2)]:
+        run()
+    assert waiting == []
+    assert not [key for key in exposed(bench.metrics) if key.startswith(("orphan", "upkeep"))]
