@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.endless_ledger import EndlessLedger
 from benchmarks.s3_rig import BUCKET, MIB, rig
+from offloader.cli.main import ALLOCATOR
 from offloader.settings import Settings
 from offloader.store.base import open_store
 from offloader.write.offloader import LedgerOffloader
@@ -112,7 +114,11 @@ def main() -> None:
                     options += ["--entry-bytes", str(given.entry_bytes), "--segment-mb", str(given.segment_mb)]
                     options += ["--child", url, *keys]
                     answer = subprocess.run(
-                        [sys.executable, __file__, *options], stdout=subprocess.PIPE, text=True, check=True
+                        [sys.executable, __file__, *options],
+                        stdout=subprocess.PIPE,
+                        text=True,
+                        check=True,
+                        env={**ALLOCATOR, **os.environ},  # as commands do
                     )
                     row = json.loads(answer.stdout)
                     rows[f"{budget_mib} MiB, {mb_per_s:g} MB/s"] = row

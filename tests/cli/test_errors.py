@@ -155,6 +155,22 @@ sys.exit(code)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_command_tells_the_allocator_to_give_memory_back_before_arrow_is_loaded_unless_told_otherwise() -> None:
+    program = """
+import os, sys
+from offloader.cli.main import ALLOCATOR, main
+assert "pyarrow" not in sys.modules
+main(["--version"])
+print({name: os.environ[name] for name in ALLOCATOR})
+"""
+    for given, seen in (({}, "0"), ({"MIMALLOC_PURGE_DELAY": "7"}, "7")):
+        env = {name: value for name, value in os.environ.items() if name != "MIMALLOC_PURGE_DELAY"} | given
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=env
+        )
+        assert done.stdout.splitlines()[-1] == str({"MIMALLOC_PURGE_DELAY": seen})
+
+
 def test_ctrl_c_is_one_line_and_130() -> None:
     process = subprocess.Popen(
         command("wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
