@@ -233,7 +233,17 @@ class ManifestLog:
             raise InvalidCall(
                 f"stream {self.stream}: {kind} is for the owner of an epoch", hint="call open_epoch() first"
             )
+        if not self.state.record_id:
+            self._require_begun()
         return self._commit(Requirement(incarnation=self.state.incarnation, epoch=None), edits)
+
+    def _require_begun(self) -> None:
+        """Before the first record: there is a boundary. Whoever began the stream may not have come as far."""
+        entry = read_entry(self.store, self.stream)
+        if entry is None or entry.incarnation != self.state.incarnation:
+            raise NotFound(f"stream {self.stream} was deleted meanwhile")
+        if create_boundary(self.store, self.stream, entry.incarnation):
+            self._require_alive(entry)
 
     def checkpoint(self) -> ManifestState:
         """Writes a checkpoint of the newest view now, unless there is one."""

@@ -11,7 +11,7 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, record_key
-from formats.manifest import Assign, Boundary, LedgerClosed, OpenEpoch, Retire, decode_record
+from formats.manifest import Assign, Boundary, Hold, LedgerClosed, OpenEpoch, Retire, decode_record
 from offloader.clock import SystemClock
 from offloader.errors import (
     AccessDenied,
@@ -366,3 +366,25 @@ def test_a_boundary_is_never_lowered(new_log: Callable[..., ManifestLog], memory
         with pytest.raises(AssertionError, match="never lowered"):
             raise_boundary(*where, raised, lower)
     assert read_boundary(*where) == raised
+
+
+def test_whoever_amends_a_stream_that_is_only_begun_finishes_its_beginning(memory: ObjectStore) -> None:
+    """Its first writer died after the catalogue's entry: a record without a boundary would damage the manifest."""
+    store = FaultyStore(memory)
+    store.set_faults([Fault(call=1, verb="put", key_part="boundary", error=StoreUnavailable)])
+    with pytest.raises(StoreUnavailable):
+        ManifestLog(store, STREAM, clock=ManualClock()).load(create=True)
+    log = ManifestLog(memory, STREAM, clock=ManualClock())
+    log.load()
+    log.amend([Hold(True, "")])
+    assert load_manifest(memory, STREAM).held
+    assert ManifestLog(memory, STREAM, clock=ManualClock()).open_epoch() == 1
+
+
+def test_whoever_amends_a_stream_that_was_begun_and_deleted_makes_nothing(memory: ObjectStore) -> None:
+    log = ManifestLog(memory, STREAM, clock=ManualClock())
+    incarnation = log.load(create=True).incarnation
+    memory.delete([catalog_key(STREAM), boundary_key(STREAM, incarnation)])
+    with pytest.raises(NotFound, match="was deleted meanwhile"):
+        log.amend([Hold(True, "")])
+    assert not memory.list("").objects
