@@ -49,6 +49,10 @@ def _require_chain(draft: Draft, edit: Restore, first: Position, head: Position)
     for segment in draft.segments.table().in_order(first, before):
         if segment.status is not SegmentStatus.OFFLOADED or segment.end is None:
             raise draft.refused(edit, f"segment {segment.uuid} at {segment.begin} is {segment.status.value}")
+        spans = () if segment.summary is None else segment.summary.ledgers
+        if spans and all(draft.fact(span.ledger_id).flags & DELETED for span in spans):
+            # A truncation that came in between: with the marks cleanup would retire it again, behind the head.
+            raise draft.refused(edit, f"ledger {spans[0].ledger_id} is still marked as gone from the stream")
         ranges.append((segment.begin, segment.end))
     reached: Position | None = None
     for begin, end in sorted(ranges):

@@ -8,8 +8,11 @@ from formats.entries import Position
 from formats.manifest import LedgersDeleted
 from offloader.cleanup.undo import Undone, undo_retirements
 from offloader.errors import InvalidCall
+from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused
 from offloader.read.reader import open_reader
+from offloader.settings import ManifestSettings
+from offloader.testing.schedule import Schedule
 from tests.cleanup.cleaning import STREAM, Bench
 
 
@@ -99,3 +102,23 @@ def test_a_dry_run_changes_nothing_and_says_the_same() -> None:
     done = undo(bench)
     assert (said.segments, said.head, said.ledgers) == (done.segments, done.head, done.ledgers)
     assert (said.record_id, done.record_id) == (None, bench.state.record_id)
+
+
+def test_a_truncation_in_between_leaves_no_hole_behind_the_head() -> None:
+    """Its ledgers would stay marked: the next round would retire them again, and the stream begin before them."""
+    bench = Bench()
+    bench.truncate(3)
+    bench.run()
+    schedule = Schedule(bench.memory)
+    one_by_one = ManifestSettings(record_requests_max=1)
+    schedule.start(
+        "undo",
+        lambda store: undo_retirements(ManifestLog(store, STREAM, clock=bench.clock, settings=one_by_one)),
+    )
+    schedule.until("undo", "put", "manifest/")
+    bench.truncate(4, 5)
+    with pytest.raises(EditRefused, match="ledger 3 is still marked as gone"):
+        schedule.finish("undo")
+    assert bench.state.head == Position(4, 5)
+    assert undo(bench).head == Position(1, 0), "planned anew, the newer truncation is taken back as well"
+    assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
