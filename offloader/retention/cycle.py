@@ -189,7 +189,7 @@ class RetentionCycle:
             outcome = self._decided(stream, policy, look)
             done = self._carried_out(outcome, look, policy)
             if done is not None:
-                if done.decision is not None:
+                if done.decision is not None and done.decision.cut is None:
                     _keep(look, done.decision)
                 return done
         raise StoreUnavailable(f"stream {stream}: its subscribers changed {DECISIONS_MAX} times while it was decided")
@@ -310,6 +310,8 @@ class RetentionCycle:
             return outcome
         if look.retention.registry(place) != look.registry:
             return None
+        # First: whoever lost something finds it written down, wherever this ends.
+        _keep(look, decision)
         truncations = self._truncate(place, cut)
         change_records(look.retention, place, lambda state: state.truncated(cut, lineage, decision.cut_time_ms))
         return replace(outcome, truncations=truncations)
@@ -326,7 +328,13 @@ class RetentionCycle:
             )
         return {
             stream: truncate_stream(
-                ManifestLog(self.store, stream, clock=self.clock),
+                ManifestLog(
+                    self.store,
+                    stream,
+                    clock=self.clock,
+                    entropy=self._entropy,
+                    settings=self._settings_of(stream).manifest,
+                ),
                 position,
                 clock=self.clock,
                 source=self._source_of(stream),

@@ -98,6 +98,33 @@ def test_unread_data_above_max_goes_and_the_decision_says_who_lost_it() -> None:
     assert lost[0]["overridden"][0]["reason"] == OverrideReason.ABOVE_MAX.name.lower()
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_whoever_loses_something_is_named_wherever_a_cycle_dies(after: bool) -> None:
+    died_after_truncation = False
+    for call in range(1, 100):
+        bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
+        bench.grow()
+        bench.subscribe("slow")
+        bench.publish("slow", Position(1, 2))
+        bench.grow_and_run(1)
+        bench.grow(ledgers=3)
+        assert bench.head() == Position(1, 2)
+        bench.store.set_faults([Fault(call=call, after=after), Fault(call=call + 1, calls=10**6)])
+        died = False
+        try:
+            bench.run()
+        except OffloaderError:
+            died = True
+        if bench.head() != Position(1, 2):
+            died_after_truncation |= died
+            retention = open_retention(bench.memory, STREAM, clock=bench.clock)
+            named = [each["name"] for one in read_decisions(retention, retention.place()) for each in one["overridden"]]
+            assert named == ["slow"]
+        if len(bench.store.calls) < call:
+            break
+    assert died_after_truncation
+
+
 def test_age_decides_by_the_records_and_is_counted_from_the_head_on() -> None:
     bench = Bench(policy="time", min_minutes=3)
     bench.grow_and_run(8)
