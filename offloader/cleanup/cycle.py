@@ -193,6 +193,7 @@ def _clean(
                     settings=settings.manifest,
                     deletion_clock=times,
                     despite_readers=True,
+                    entropy=entropy,
                 )
                 report.is_finished = removal.deletion is not None and removal.deletion.is_finished
         return

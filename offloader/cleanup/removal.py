@@ -6,7 +6,8 @@ be of this incarnation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from formats.keys import data_key, is_segment_uuid_of, parse_object_key, stream_prefix
@@ -82,6 +83,7 @@ def remove_stream(
     settings: ManifestSettings | None = None,
     deletion_clock: DeletionClock | None = None,
     despite_readers: bool = False,
+    entropy: Callable[[int], bytes] = os.urandom,
 ) -> StreamRemoval:
     """Deletes a stream as far as that is safe now; call it again after ``orphan_age_hours_min`` to finish.
 
@@ -113,7 +115,9 @@ def remove_stream(
         done.adopted = _adopted(state)
         _delete_everything(store, state, done)
 
-    done.deletion = delete_stream(store, stream, clock=clock, delete_objects=delete_objects, settings=chosen)
+    done.deletion = delete_stream(
+        store, stream, clock=clock, delete_objects=delete_objects, settings=chosen, entropy=entropy
+    )
     return done
 
 

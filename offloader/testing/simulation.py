@@ -7,12 +7,12 @@ Owns what happens when. Must never depend on anything but the seed: the same see
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 
 from offloader.settings import Settings
+from offloader.testing.quiet_log import quiet_log
 from offloader.testing.simulated_store import FaultPlan
 from offloader.testing.simulated_world import InvariantBroken, World
 
@@ -160,16 +160,11 @@ def simulate(seed: int, *, crash_call: int | None = None, crash_after: bool = Fa
     Raises:
         InvariantBroken: with the command that shows it again.
     """
-    logger = logging.getLogger("offloader")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
+    with quiet_log():
         run = Simulation(seed, crash_call=crash_call, crash_after=crash_after)
         digest = run.run()
         run.world.erase()
         return digest
-    finally:
-        logger.setLevel(level)
 
 
 def _drawn_habits(random: Random) -> _Habits:

@@ -9,40 +9,53 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 from offloader.testing.simulation import InvariantBroken, simulate
+from offloader.testing.tended_simulation import simulate_tended
 
 __all__ = ["broken_seeds", "main"]
 
 #: Seeds that one worker process takes at once.
 CHUNK_SEEDS = 50
+#: One in so many seeds is also run as a world that is tended: they take much longer.
+TENDED_EVERY = 4
 
 
-def broken_seeds(seeds: range, *, processes: int = 1) -> Iterator[tuple[int, str]]:
+def broken_seeds(seeds: range, *, processes: int = 1, tended: bool = False) -> Iterator[tuple[int, str]]:
     """Runs all ``seeds``; the broken ones and what was wrong, as they are found.
 
     Args:
         processes: how many run at once; 1: in this process.
+        tended: the worlds in which streams are also truncated, swept and deleted.
     """
+    broken_of = _broken_tended if tended else _broken_written
     chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
     if processes == 1:
-        yield from itertools.chain.from_iterable(map(_broken_of, chunks))
+        yield from itertools.chain.from_iterable(map(broken_of, chunks))
         return
     with ProcessPoolExecutor(processes) as pool:
-        yield from itertools.chain.from_iterable(pool.map(_broken_of, chunks))
+        yield from itertools.chain.from_iterable(pool.map(broken_of, chunks))
 
 
-def _broken_of(seeds: range) -> list[tuple[int, str]]:
+def _broken_written(seeds: range) -> list[tuple[int, str]]:
+    return _broken_of(seeds, simulate, "")
+
+
+def _broken_tended(seeds: range) -> list[tuple[int, str]]:
+    return _broken_of(seeds, simulate_tended, "--tended ")
+
+
+def _broken_of(seeds: range, run: Callable[[int], object], option: str) -> list[tuple[int, str]]:
     found = []
     for seed in seeds:
         try:
-            simulate(seed)
+            run(seed)
         except InvariantBroken as broken:
             found.append((seed, str(broken)))
         except Exception as error:
-            found.append((seed, f"{type(error).__name__}: {error}; again: ./dev soak --seed {seed}"))
+            found.append((seed, f"{type(error).__name__}: {error}; again: ./dev soak {option}--seed {seed}"))
     return found
 
 
@@ -57,13 +70,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=10_000, help="how many (default: 10,000)")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--tended", action="store_true", help="with --seed: as a world with retention and cleanup")
     parser.add_argument("--crash-call", type=int, help="with --seed: the first process dies at that storage call")
     parser.add_argument("--crash-after", action="store_true", help="... after it took effect")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     if options.seed is not None:
         try:
-            digest = simulate(options.seed, crash_call=options.crash_call, crash_after=options.crash_after)
+            run = simulate_tended if options.tended else simulate
+            digest = run(options.seed, crash_call=options.crash_call, crash_after=options.crash_after)
         except InvariantBroken as broken:
             _say(str(broken))
             return 1
@@ -71,9 +86,10 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     seeds = range(options.first, options.first + options.seeds)
     count = 0
-    for _, what in broken_seeds(seeds, processes=options.processes):
-        count += 1
-        _say(what)
+    for some, tended in ((seeds, False), (seeds[::TENDED_EVERY], True)):
+        for _, what in broken_seeds(some, processes=options.processes, tended=tended):
+            count += 1
+            _say(what)
     _say(f"{options.seeds} seeds, {count} broken")
     return 1 if count else 0
 

@@ -1,0 +1,50 @@
+"""Worlds in which a stream is also read with leases, truncated, swept, undone, held, deleted and made again."""
+
+from __future__ import annotations
+
+import pytest
+
+from formats.entries import Position
+from offloader.testing.quiet_log import quiet_log
+from offloader.testing.simulated_world import InvariantBroken
+from offloader.testing.soak import broken_seeds, main
+from offloader.testing.tended_simulation import TendedSimulation, simulate_tended
+
+SEEDS = 500
+PARTS = 5
+
+
+class _Seeds:
+    """A part of the seeds, as in ``test_simulation``."""
+
+    part: int
+
+    def test_no_seed_breaks_an_invariant(self) -> None:
+        length = SEEDS // PARTS
+        assert list(broken_seeds(range(self.part * length, (self.part + 1) * length), tended=True)) == []
+
+
+for _part in range(PARTS):
+    globals()[f"TestTended{_part}"] = type(f"TestTended{_part}", (_Seeds,), {"part": _part})
+
+
+def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
+    traces = {seed: {simulate_tended(seed), simulate_tended(seed)} for seed in range(8)}
+    assert all(len(found) == 1 for found in traces.values())
+    assert len(set.union(*traces.values())) == 8
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_each_kind_of_act_dies_at_each_of_its_first_requests(after: bool) -> None:
+    for call in range(1, 31):
+        simulate_tended(call % 4 + 20, crash_call=call, crash_after=after)
+
+
+def test_a_broken_invariant_names_the_command_that_shows_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+    run = TendedSimulation(3)
+    run.world.ledgers.release(Position(99, 0))
+    with quiet_log(), pytest.raises(InvariantBroken, match=r"released, .*; again: \./dev soak --tended --seed 3$"):
+        run.run()
+    run.world.erase()
+    assert main(["--tended", "--seed", "3"]) == 0
+    assert "seed 3: all invariants hold" in capsys.readouterr().out
