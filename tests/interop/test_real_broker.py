@@ -21,8 +21,10 @@ from formats.segment_map import SegmentMap
 from offloader.cleanup.orphans import Outcome
 from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.clock import SystemClock
+from offloader.errors import NotFound
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.topics import TopicLedgers
 from offloader.manifest.store_time import store_time_ms
 from offloader.read.adopt import adopt
@@ -33,7 +35,8 @@ from offloader.store.catalogued import ObjectsPlace, create_catalogue
 from offloader.write.offloader import LedgerOffloader
 from services.pulsar.broker import Broker, BrokerRefused, offload_settings, running_broker
 from services.servers import make_bucket
-from tests.interop.broker_topics import KINDS, NAMESPACE, Produced, command, offloaded, produce
+from tests.interop.broker_topics import KINDS, NAMESPACE, Produced, command, offloaded, produce, topic_of
+from tests.interop.raw_reader import read_raw
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
@@ -179,6 +182,21 @@ def test_the_brokers_word_decides_where_no_metadata_does(place: Place, tmp_path:
         each = found[produced.stream]
         assert (each.left_out, each.missing, each.unreadable) == ([], [], 0)
         assert read_entries(open_reader(copy, produced.stream)) == place.hot(kind)
+
+
+def test_raw_entries_of_our_client_are_the_bookies(place: Place, exercises: Any) -> None:
+    exercises("pulsar")
+    with PulsarClient(place.broker.service_url) as client:
+        for kind, produced in place.produced.items():
+            hot = place.hot(kind)
+            assert read_raw(client, produced.topic, hot[0][0], hot[-1][0]) == hot, kind
+            assert client.partitions(produced.topic) == 0
+        position = hot[len(hot) // 2][0]
+        assert read_raw(client, produced.topic, position, position) == [hot[len(hot) // 2]]
+        with pytest.raises(NotFound, match="no such topic"):
+            read_raw(client, topic_of("nobody wrote this"), position, position)
+        with pytest.raises(NotFound, match="no such topic"):
+            client.connection("persistent://public/nowhere/topic")
 
 
 def test_indexes_say_the_same_to_us_and_to_the_broker(place: Place) -> None:

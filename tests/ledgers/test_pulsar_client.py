@@ -120,6 +120,13 @@ def test_behind_a_proxy_only_the_proxy_is_asked(broker: FakeBroker) -> None:
     assert asked == ["", "hidden.example:1234"]
 
 
+def test_a_broker_that_says_it_is_its_own_proxy_needs_no_second_connection(broker: FakeBroker) -> None:
+    broker.lookups.append({"response": 1, "broker_url": broker.url, "proxy_through_service_url": True})
+    with PulsarClient(broker.url, limits=ONCE) as client:
+        assert client.connection(TOPIC).name == broker.url
+    assert len(broker.of(CommandType.CONNECT)) == 1
+
+
 @pytest.mark.parametrize(
     ("answer", "error"),
     [

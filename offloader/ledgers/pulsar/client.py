@@ -157,9 +157,10 @@ class PulsarClient:
             if body.response not in (_REDIRECT, _CONNECT):
                 raise refusal(asked.name, CommandType.LOOKUP.name, body.error, body.message)
             named = self._named(asked, body)
-            # Behind a proxy only the proxy can be reached.
-            if body.proxy_through_service_url:
-                asked = self._connection_to(self._address_of(service), named.host_and_port)
+            # Behind a proxy only the proxy can be reached; a broker that names itself is no proxy.
+            through = self._address_of(service)
+            if body.proxy_through_service_url and named != through:
+                asked = self._connection_to(through, named.host_and_port)
             else:
                 asked = self._connection_to(named)
             if body.response == _CONNECT:
