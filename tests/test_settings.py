@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Mapping
 from contextlib import closing
@@ -249,15 +250,24 @@ def test_settings_that_what_was_opened_before_does_not_obey_are_refused(
             open_managed_ledger(ORDERS, ledgers=other, store=obeying, settings=settings).close()
 
 
+#: What is called settings, in expressions.
+SETTINGS = re.compile(r"settings(\.\w+)?$|^chosen$|settings_of\(\w+\)\.\w+$")
+
+
 def test_every_setting_is_read_somewhere_and_described() -> None:
-    """A setting that nothing looks at is worse than none. Rates are looked up by their names, see ``turns.RATES``."""
+    """A setting that nothing looks at is worse than none.
+
+    Rates are looked up by their names, see ``turns.RATES``, and so are limits, see ``retention.policies``.
+    """
     read = set(RATES)
+    limits = itertools.product(("", "fallback_"), ("min", "max"), ("mbytes", "minutes"))
+    read |= {f"{prefix}{which}_{unit}" for prefix, which, unit in limits}
     for path in (Path(__file__).parents[1] / "offloader").rglob("*.py"):
         if path.name in ("settings.py", "effective_settings.py") or "testing" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             # Of something that is called settings: other values may have attributes of the same name.
-            if isinstance(node, ast.Attribute) and re.search(r"settings(\.\w+)?$|^chosen$", ast.unparse(node.value)):
+            if isinstance(node, ast.Attribute) and re.search(SETTINGS, ast.unparse(node.value)):
                 read.add(node.attr)
     sections = {each.name: fields(getattr(Settings(), each.name)) for each in fields(Settings)}
     assert [f"{s}.{each.name}" for s, all_of in sections.items() for each in all_of if each.name not in read] == []
