@@ -38,11 +38,11 @@ __all__ = ["TendedSimulation", "simulate_tended"]
 
 STEPS = 220
 #: Steps between two looks at all that is readable.
-LOOK_STEPS = 30
+LOOK_STEPS = 55
 WARM_TURNS = 12
 PROCESSES_MAX = 4
 #: Rounds in quiet time within which everything that nobody needs has to be gone.
-QUIET_ROUNDS = 5
+QUIET_ROUNDS = 4
 QUIET_S = 40 * 3600.0
 LAPS_S = (30.0, 600.0, 2 * 3600.0, 9 * 3600.0, 30 * 3600.0)
 NAMES = ("ann", "ben", "cem")
