@@ -106,6 +106,10 @@ class FakeBroker:
         with self._lock:
             return [command.body for _, command in self.received if command.type is kind]
 
+    def has(self, client: BrokerClient) -> bool:
+        """Whether its connection is open."""
+        return client in self._open_clients()
+
     def send(self, kind: CommandType, entry: bytes = b"", **fields: Any) -> None:
         """To every client."""
         self.send_bytes(encode_command(kind, entry, **fields))

@@ -25,6 +25,7 @@ from offloader.errors import NotFound
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.topics import TopicLedgers
 from offloader.manifest.store_time import store_time_ms
 from offloader.read.adopt import adopt
@@ -36,7 +37,6 @@ from offloader.write.offloader import LedgerOffloader
 from services.pulsar.broker import Broker, BrokerRefused, offload_settings, running_broker
 from services.servers import make_bucket
 from tests.interop.broker_topics import KINDS, NAMESPACE, Produced, command, offloaded, produce, topic_of
-from tests.interop.raw_reader import read_raw
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
@@ -184,19 +184,48 @@ def test_the_brokers_word_decides_where_no_metadata_does(place: Place, tmp_path:
         assert read_entries(open_reader(copy, produced.stream)) == place.hot(kind)
 
 
+def taken(consumer: Consumer, last: Position) -> list[tuple[Position, bytes]]:
+    """What a consumer gives until ``last``, without what follows."""
+    found: list[tuple[Position, bytes]] = []
+
+    def is_done() -> bool:
+        found.extend((each.position, each.entry) for each in consumer.take(1.0))
+        return bool(found) and found[-1][0] >= last
+
+    eventually(is_done, within_s=120)
+    return [each for each in found if each[0] <= last]
+
+
 def test_raw_entries_of_our_client_are_the_bookies(place: Place, exercises: Any) -> None:
     exercises("pulsar")
     with PulsarClient(place.broker.service_url) as client:
         for kind, produced in place.produced.items():
             hot = place.hot(kind)
-            assert read_raw(client, produced.topic, hot[0][0], hot[-1][0]) == hot, kind
+            for begin in (0, len(hot) // 2):
+                reader = Consumer(client, produced.topic, "reader", start=hot[begin][0])
+                assert taken(reader, hot[-1][0]) == hot[begin:], kind
+                reader.close()
             assert client.partitions(produced.topic) == 0
-        position = hot[len(hot) // 2][0]
-        assert read_raw(client, produced.topic, position, position) == [hot[len(hot) // 2]]
         with pytest.raises(NotFound, match="no such topic"):
-            read_raw(client, topic_of("nobody wrote this"), position, position)
+            Consumer(client, topic_of("nobody wrote this"), "reader").take()
         with pytest.raises(NotFound, match="no such topic"):
             client.connection("persistent://public/nowhere/topic")
+
+
+def test_a_subscription_goes_on_behind_what_was_acknowledged(place: Place, exercises: Any) -> None:
+    exercises("pulsar")
+    topic, hot = place.produced["batched-lz4"].topic, place.hot("batched-lz4")
+    half = len(hot) // 2
+    with PulsarClient(place.broker.service_url) as client:
+        first = Consumer(client, topic, "offloader")
+        assert taken(first, hot[-1][0]) == hot
+        assert first.is_active
+        first.acknowledge(hot[half][0])
+        standby = Consumer(client, topic, "offloader")
+        assert standby.take() == []
+        first.close()
+        assert taken(standby, hot[-1][0]) == hot[half + 1 :]
+        standby.close()
 
 
 def test_indexes_say_the_same_to_us_and_to_the_broker(place: Place) -> None:

@@ -1,0 +1,293 @@
+"""Raw entries of one topic, as its broker sends them: a durable subscription, or a reader that leaves no trace.
+
+Owns one consumer, over whatever connections it takes. Must never hand out an entry twice or out of order, nor
+acknowledge anything that it wasn't told to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from formats.entries import Position
+from formats.pulsar.commands import Command, CommandType, message_id, position_of
+from formats.pulsar.frame import decode_frame, signed64
+from offloader.clock import Clock, SystemClock
+from offloader.errors import BeyondEnd, Closed, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.connection import Connection
+from offloader.ledgers.pulsar.flow import FlowWindow
+
+__all__ = ["Consumer", "ConsumerLimits", "Delivery"]
+
+_EXCLUSIVE, _FAILOVER = 0, 2
+_EARLIEST = 1
+_CUMULATIVE = 1
+
+
+class Delivery(NamedTuple):
+    """One stored entry: everything after the command, its CRC-32C checked.
+
+    Attributes:
+        position: where it is stored.
+        entry: its bytes.
+        messages: how many are in it.
+        publish_time_ms: when it was sent, ms since 1970 UTC.
+    """
+
+    position: Position
+    entry: bytes
+    messages: int
+    publish_time_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerLimits:
+    """Of what one consumer has received and nobody took: messages, and about as many bytes."""
+
+    messages_max: int = 10_000
+    bytes_max: int = 16 * 1024 * 1024
+
+
+class _Session:
+    """One consumer as a broker knows it; what comes for an earlier one is nobody's."""
+
+    def __init__(self, consumer: Consumer, connection: Connection) -> None:
+        self._consumer = consumer
+        self.connection = connection
+        self.consumer_id = connection.attach(self)
+        self.is_known = True
+        self.is_broken = False
+
+    def received(self, command: Command) -> None:
+        if command.type is CommandType.CLOSE_CONSUMER:
+            self.is_known = False
+            self.connection.detach(self.consumer_id)
+        self._consumer.heard(self, command)
+
+    def lost(self, error: OffloaderError) -> None:
+        self._consumer.ended(self, error)
+
+    def leave(self) -> None:
+        """The broker is told, if it can be."""
+        with contextlib.suppress(OffloaderError):
+            if self.is_known and self.connection.is_open:
+                self.connection.request(CommandType.CLOSE_CONSUMER, consumer_id=self.consumer_id)
+        self.connection.detach(self.consumer_id)
+
+
+class Consumer:
+    """Thread-safe; one caller at a time takes entries. Nothing is asked of a broker before the first ``take``.
+
+    Args:
+        client: of the cluster.
+        topic: ``persistent://tenant/namespace/topic``, a partition's where there are partitions.
+        subscription: its name. A durable one is made at the topic's beginning if there is none; of several consumers
+            with one name, the broker chooses one that works.
+        start: where a reader without a trace begins, instead of a durable subscription.
+        after: the last entry that nobody needs any more; it and earlier ones are dropped when they come.
+        limits: of what waits.
+        clock: of waits.
+        ready: called by another thread when there is something to take; must return quickly.
+    """
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        topic: str,
+        subscription: str,
+        *,
+        start: Position | None = None,
+        after: Position | None = None,
+        limits: ConsumerLimits | None = None,
+        clock: Clock | None = None,
+        ready: Callable[[], object] | None = None,
+    ) -> None:
+        self.topic = topic
+        self._client = client
+        self._subscription = subscription
+        self._start = start
+        self._clock = clock or SystemClock()
+        self._ready = ready
+        limits = limits or ConsumerLimits()
+        self._flow = FlowWindow(limits.messages_max, limits.bytes_max)
+        self._subscribing = threading.Lock()
+        self._lock = threading.Lock()
+        self._session: _Session | None = None
+        self._arrived = threading.Event()
+        self._kept: list[Delivery] = []
+        self._last = after
+        self._taken = after
+        self._acknowledged: Position | None = None
+        self._error: OffloaderError | None = None
+        self._is_active = False
+        self._is_closed = False
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the broker chose this consumer of the subscription; a reader always is."""
+        return self._is_active
+
+    def take(self, wait_s: float = 0.0) -> list[Delivery]:
+        """Entries that nobody took yet, in order; none: nothing came within ``wait_s``.
+
+        Subscribes first, and again after the broker or the connection was lost: what was taken isn't repeated, what
+        lies between doesn't get lost.
+
+        Raises:
+            StoreUnavailable: no broker has the topic now, or an entry arrived damaged; try again later.
+            AccessDenied, NotFound, InvalidCall: the broker refuses.
+            BeyondEnd: a reader's broker began before ``start``, as brokers do when nothing is stored from there on.
+            Closed: this consumer was closed.
+        """
+        self._raise_error()
+        session = self._subscribed()
+        self._permit(session)
+        self._clock.wait(self._arrived, wait_s)
+        self._raise_error()
+        with self._lock:
+            taken, self._kept = self._kept, []
+            self._flow.emptied()
+            if taken:
+                self._taken = taken[-1].position
+            self._arrived.clear()
+        self._permit(session)
+        return taken
+
+    def acknowledge(self, position: Position) -> None:
+        """The broker may delete everything up to ``position``. Repeating, or going back, asks for nothing.
+
+        Raises:
+            InvalidCall: it is a reader, or ``position`` is after what was taken.
+            StoreUnavailable: try again later.
+        """
+        if self._start is not None:
+            raise InvalidCall(f"{self.topic}: a reader acknowledges nothing")
+        if self._taken is None or position > self._taken:
+            raise InvalidCall(f"{self.topic}: {position} wasn't taken yet; that is {self._taken}")
+        if self._acknowledged is not None and position <= self._acknowledged:
+            return
+        session = self._subscribed()
+        session.connection.request(
+            CommandType.ACK,
+            consumer_id=session.consumer_id,
+            type=_CUMULATIVE,
+            message_id=[message_id(position)],
+        )
+        self._acknowledged = position
+
+    def close(self) -> None:
+        """Leaves the broker; a durable subscription stays. Closing twice is fine."""
+        with self._subscribing:
+            self._is_closed = True
+            with self._lock:
+                session, self._session = self._session, None
+            if session is not None:
+                session.leave()
+        self._arrived.set()
+
+    def heard(self, session: _Session, command: Command) -> None:
+        """For the session: a command of the broker."""
+        with self._lock:
+            if session is not self._session or session.is_broken:
+                return
+            if command.type is CommandType.MESSAGE:
+                self._keep(session, command)
+            elif command.type is CommandType.ACTIVE_CONSUMER_CHANGE:
+                self._is_active = bool(command.body.is_active)
+            if self._kept or session.is_broken or not session.is_known:
+                self._arrived.set()
+        if self._ready is not None:
+            self._ready()
+
+    def ended(self, session: _Session, error: OffloaderError) -> None:
+        """For the session: its connection is gone, or what it heard was damaged."""
+        with self._lock:
+            if session is not self._session:
+                return
+            # A lost connection is made again; damage has to be told.
+            if session.connection.is_open:
+                self._error = error
+            session.is_broken = True
+            self._arrived.set()
+        if self._ready is not None:
+            self._ready()
+
+    def _keep(self, session: _Session, command: Command) -> None:
+        """One entry, with the lock held. ``FormatError``: damaged."""
+        position = position_of(command.body.message_id)
+        metadata = decode_frame(command.entry).metadata
+        messages = max(metadata.num_messages_in_batch, 1)
+        if self._last is None and self._start is not None and position < self._start:
+            self._error = BeyondEnd(f"{self.topic}: asked for {self._start}, its broker began at {position}")
+            session.is_broken = True
+            return
+        # After a change of consumers or connections, brokers begin again behind what was acknowledged.
+        is_new = self._last is None or position > self._last
+        self._flow.arrived(messages, len(command.entry), kept=is_new)
+        if is_new:
+            self._last = position
+            self._kept.append(Delivery(position, command.entry, messages, signed64(metadata.publish_time)))
+
+    def _raise_error(self) -> None:
+        """What went wrong, once, when everything before it was taken."""
+        with self._lock:
+            if self._error is None or self._kept:
+                return
+            error, self._error = self._error, None
+        raise error
+
+    def _permit(self, session: _Session) -> None:
+        with self._lock:
+            usable = session is self._session and session.is_known and not session.is_broken
+            permits = self._flow.grant() if usable else 0
+        if permits:
+            # A connection that breaks now is made again by the next take.
+            with contextlib.suppress(StoreUnavailable):
+                session.connection.send(CommandType.FLOW, consumer_id=session.consumer_id, permits=permits)
+
+    def _subscribed(self) -> _Session:
+        """The session there is, or a new one."""
+        with self._subscribing:
+            if self._is_closed:
+                raise Closed(f"the consumer of {self.topic} was closed")
+            with self._lock:
+                session = self._session
+                if session is not None and session.is_known and not session.is_broken:
+                    return session
+                self._session = None
+            if session is not None:
+                session.leave()
+            return self._subscribe()
+
+    def _subscribe(self) -> _Session:
+        """With the lock of subscribing held."""
+        connection = self._client.connection(self.topic)
+        session = _Session(self, connection)
+        is_reader = self._start is not None
+        with self._lock:
+            self._session = session
+            self._is_active = is_reader
+            self._flow.restarted()
+            begin = self._last or self._start
+        try:
+            connection.request(
+                CommandType.SUBSCRIBE,
+                topic=self.topic,
+                subscription=self._subscription,
+                type=_EXCLUSIVE if is_reader else _FAILOVER,
+                consumer_id=session.consumer_id,
+                durable=not is_reader,
+                start_message_id=message_id(begin) if is_reader and begin is not None else None,
+                initial_position=_EARLIEST,
+                force_topic_creation=False,
+            )
+        except BaseException:
+            with self._lock:
+                self._session = None
+            session.leave()
+            raise
+        return session
