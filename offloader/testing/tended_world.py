@@ -215,6 +215,9 @@ class TendedWorld(World):
                 self.must_not(f"{by or 'a writer'} moved the head back from {before} to {head}")
             return
         assert head is not None
+        end = self.view.committed_end() if self.view else None
+        lost = [each for each, _ in self.ledgers.appended if each < head and (end is None or each > end)]
+        self.must_not(f"{by} truncated {lost[0]}, which isn't offloaded" if lost else "")
         self.on_head(by, head)
 
     # -- deletion and re-creation
