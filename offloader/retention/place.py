@@ -29,7 +29,6 @@ __all__ = [
     "Place",
     "find_place",
     "home_of",
-    "partition_of",
 ]
 
 #: Times an entry is tried to be changed while others change it.

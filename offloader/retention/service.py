@@ -20,9 +20,9 @@ from offloader.clock import Clock
 from offloader.errors import NotFound, OffloaderError
 from offloader.limits import Priority, working_at
 from offloader.manifest.catalog import list_streams
+from offloader.manifest.topics import partition_of
 from offloader.retention.cycle import CycleOutcome, RetentionCycle
 from offloader.retention.decision import Decision
-from offloader.retention.place import partition_of
 from offloader.retention.policies import is_internal
 from offloader.retention.policy import PolicyKind
 from offloader.store.base import ObjectStore
