@@ -53,7 +53,7 @@ __all__ = [
 
 RETENTION_FORMAT = 1
 #: Nonces of earlier changes that a document remembers: who lost an answer finds its own among them.
-NONCES_KEPT = 32
+NONCES_KEPT = 128
 _GROUPS = "_groups/"
 
 

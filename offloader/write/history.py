@@ -238,6 +238,9 @@ class HistoryOffload:
     def _judge(self, attempt: _Attempt, error: BaseException) -> list[_Attempt]:
         """Decides what becomes of a failed attempt; itself, when the manifest is to forget it."""
         planned = attempt.planned
+        # After a record that was refused this is decided anew: what is assigned in place of a segment must come in one
+        # record with its failure, and a run that was stopped meanwhile records neither.
+        self._proposed = [each for each in self._proposed if each.planned != planned]
         if self._stopped or self._paused:
             return []
         if not attempt.ledger_ids <= {info.ledger_id for info in self._ledgers}:
@@ -249,8 +252,7 @@ class HistoryOffload:
             self._ends = True
             return []
         if isinstance(error, OffloaderError) and error.retryable and attempt.number < self._attempts_max:
-            if not any(each.planned == planned for each in self._proposed):
-                self._proposed.append(self._attempt(planned, attempt.number + 1))
+            self._proposed.append(self._attempt(planned, attempt.number + 1))
             return [attempt]
         if error not in self._result.errors:
             self._result.errors.append(error)
