@@ -21,7 +21,7 @@ from formats.segment_map import SegmentMap
 from offloader.cleanup.orphans import Outcome
 from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.clock import SystemClock
-from offloader.errors import NotFound, StoreUnavailable
+from offloader.errors import NotFound
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
@@ -189,10 +189,7 @@ def taken(consumer: Consumer, last: Position) -> list[tuple[Position, bytes]]:
     found: list[tuple[Position, bytes]] = []
 
     def is_done() -> bool:
-        try:
-            found.extend((each.position, each.entry) for each in consumer.take(1.0))
-        except StoreUnavailable:
-            return False  # a subscription of that name is only just being closed: asked again
+        found.extend((each.position, each.entry) for each in consumer.take(1.0))
         return bool(found) and found[-1][0] >= last
 
     eventually(is_done, within_s=120)

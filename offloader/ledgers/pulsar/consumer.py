@@ -7,6 +7,7 @@ acknowledge anything that it wasn't told to.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -268,6 +269,9 @@ class Consumer:
         connection = self._client.connection(self.topic)
         session = _Session(self, connection)
         is_reader = self._start is not None
+        # A broker is a while at closing a subscription: a reader that comes back under its name is refused, or begins
+        # where the earlier one did.
+        name = f"{self._subscription}-{os.urandom(8).hex()}" if is_reader else self._subscription
         with self._lock:
             self._session = session
             self._is_active = is_reader
@@ -277,7 +281,7 @@ class Consumer:
             connection.request(
                 CommandType.SUBSCRIBE,
                 topic=self.topic,
-                subscription=self._subscription,
+                subscription=name,
                 type=_EXCLUSIVE if is_reader else _FAILOVER,
                 consumer_id=session.consumer_id,
                 durable=not is_reader,
