@@ -156,7 +156,7 @@ class ManifestLog:
                 self.store, self.stream, lambda: UUID(bytes=self._entropy(16), version=4), self._clock.now_ms()
             )
         if entry is None:
-            raise NotFound(f"stream {self.stream} isn't in {self.store.url}")
+            raise NotFound(f"stream {self.stream} isn't in {self.store.url}", hint="`offloader ls` lists the streams")
         if not create or not create_boundary(self.store, self.stream, entry.incarnation, is_new=is_new):
             return entry.incarnation, False
         self._require_alive(entry)

@@ -90,7 +90,7 @@ def delete_stream(
     chosen = settings or ManifestSettings()
     entry = read_entry(store, stream)
     if entry is None:
-        raise NotFound(f"stream {stream} isn't in {store.url}")
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
     if create_boundary(store, stream, entry.incarnation) and read_entry(store, stream) != entry:
         raise NotFound(f"stream {stream} isn't in {store.url} any more")
     # Whoever stalls here and wakes up after a re-creation must go on with the incarnation that it meant.

@@ -55,7 +55,7 @@ __all__ = ["CycleOutcome", "RetentionCycle", "no_source"]
 DECISIONS_MAX = 5
 _MS_PER_MINUTE = 60_000
 #: What two decisions have in common of which the second isn't kept.
-_SAME = ("cut", "rule", "is_held", "bound_kind", "limits")
+_SAME = ("head", "cut", "rule", "is_held", "bound_kind", "limits", "overridden")
 
 
 #: What lags are counted by where no policy rules; it decides nothing.
@@ -382,9 +382,12 @@ def _with_records(look: _Look, begin: Cut, *, is_recorded: bool) -> RecordedStat
 
 
 def _keep(look: _Look, decision: Decision) -> None:
-    """Keeps a decision, unless it says what the newest one says: nothing goes, by the same rule."""
-    if decision.cut is None:
-        newest, now = read_decisions(look.retention, look.place)[:1], decision.as_json()
-        if newest and all(newest[0].get(name) == now[name] for name in _SAME):
-            return
+    """Keeps a decision, unless it says what the newest one says.
+
+    Nothing goes by the same rule; or what was to go still can't, of a stream on hold for example: said again each cycle
+    it would push out who lost something before.
+    """
+    newest, now = read_decisions(look.retention, look.place)[:1], decision.as_json()
+    if newest and all(newest[0].get(name) == now[name] for name in _SAME):
+        return
     remember_decision(look.retention, look.place, decision)

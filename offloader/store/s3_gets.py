@@ -14,7 +14,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -40,10 +40,13 @@ _MESSAGE = re.compile(rb"<Message>([^<]*)</Message>")
 
 @dataclass(frozen=True, slots=True)
 class _Signed:
-    """A request that was answered, without its range."""
+    """A request that was answered, without its range.
+
+    Its headers have the signature, and a token where credentials are for a time: nothing that is ever shown.
+    """
 
     url: str
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     until_s: float
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from formats.entries import Position
+from offloader.cli.main import main
 from offloader.clock import SystemClock
 from offloader.manifest.leases import take_lease
 from offloader.manifest.log import load_manifest
@@ -155,3 +156,14 @@ def test_every_action_says_what_it_does(offloader: Offloader, action: str) -> No
     assert done.code == 0
     assert "--store" in done.out
     assert offloader("cleanup").code in (0, 2)
+
+
+@pytest.mark.parametrize("words", [["cleanup", "run"], ["cleanup", "undo"], ["cleanup", "audit"], ["delete-stream"]])
+def test_a_stream_that_isnt_there_is_said_with_where_to_look(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    StreamWriter(open_store(f"file://{tmp_path}/store"), "orders").add([batch_of(1, 0, 5)])
+    assert main([*words, "nobody", "--store", f"file://{tmp_path}/store"]) == 3
+    error = capsys.readouterr().err
+    assert "stream nobody isn't in" in error
+    assert "`offloader ls` lists the streams" in error

@@ -14,7 +14,7 @@ from offloader.errors import AccessDenied, NotFound, OffloaderError, StoreUnavai
 from offloader.settings import StoreSettings
 from offloader.store import s3_gets
 from offloader.store.base import ByteRange, ObjectStore, open_store
-from offloader.store.s3_gets import SIGNATURE_SECONDS
+from offloader.store.s3_gets import SIGNATURE_SECONDS, _Signed
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.servers import Answer, ScriptedServer
 from tests.support.holding_proxy import HoldingProxy
@@ -207,3 +207,9 @@ def test_the_sdks_connections_are_where_they_are_looked_for() -> None:
     send: Callable[..., object] = gets_of(store)._connections.send
     assert callable(send)
     store.close()
+
+
+def test_what_is_kept_to_sign_with_is_never_shown() -> None:
+    signed = _Signed("http://127.0.0.1/b/k", {"Authorization": "sig-0f3a", "X-Amz-Security-Token": "tok-77"}, 1.0)
+    assert "sig-0f3a" not in repr(signed)
+    assert "tok-77" not in repr(signed)
