@@ -1,0 +1,94 @@
+"""What a setting is: a field with its doc and what it may be.
+
+Owns the kinds of settings and the check of one value. Must never know a section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import field
+from typing import Any
+
+__all__ = [
+    "KIB",
+    "MBYTES_MAX",
+    "MIB",
+    "MINUTES_MAX",
+    "Pairs",
+    "choice",
+    "flag",
+    "pairs",
+    "problem",
+    "setting",
+    "text",
+    "texts",
+]
+
+KIB = 1024
+MIB = 1024 * KIB
+MBYTES_MAX = 2**40
+MINUTES_MAX = 100 * 365 * 24 * 60
+
+
+def setting(default: Any, doc: str, *, low: float, high: float) -> Any:
+    """A number between ``low`` and ``high``; its default says whether a whole one."""
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high})
+
+
+def choice(default: str, doc: str, choices: tuple[str, ...]) -> Any:
+    """One of some words."""
+    return field(default=default, metadata={"doc": doc, "choices": choices})
+
+
+def text(default: str, doc: str) -> Any:
+    """Any text."""
+    return field(default=default, metadata={"doc": doc, "text": True})
+
+
+class Pairs(tuple[tuple[str, str], ...]):
+    """A table of texts as a value: pairs in the names' order, made of a mapping or of pairs."""
+
+    __slots__ = ()
+
+    def __new__(cls, values: Mapping[str, str] | Iterable[tuple[str, str]] = ()) -> Pairs:
+        return super().__new__(cls, sorted(dict(values).items()))
+
+    def get(self, name: str) -> str | None:
+        """What stands for ``name``, if anything does."""
+        return dict(self).get(name)
+
+
+def pairs(doc: str) -> Any:
+    """A table of texts, empty by default."""
+    return field(default=Pairs(), metadata={"doc": doc, "pairs": True})
+
+
+def texts(doc: str) -> Any:
+    """A list of texts, empty by default; a tuple as a value."""
+    return field(default=(), metadata={"doc": doc, "texts": True})
+
+
+def flag(default: bool, doc: str) -> Any:
+    """Yes or no."""
+    return field(default=default, metadata={"doc": doc, "flag": True})
+
+
+def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
+    """What is wrong with ``value`` for a field of this metadata and default; empty: nothing."""
+    if "choices" in metadata:
+        return "" if value in metadata["choices"] else f"{value!r} is none of {', '.join(metadata['choices'])}"
+    if "text" in metadata:
+        return "" if isinstance(value, str) else f"{value!r} is not a text"
+    if "pairs" in metadata:
+        known = isinstance(value, (Mapping, Pairs)) and all(isinstance(each, str) for each in dict(value).values())
+        return "" if known else f"{value!r} is not a table of texts"
+    if "texts" in metadata:
+        known = isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
+        return "" if known else f"{value!r} is not a list of texts"
+    if "flag" in metadata:
+        return "" if isinstance(value, bool) else f"{value!r} is neither true nor false"
+    wanted = "a whole number" if isinstance(default, int) else "a number"
+    if isinstance(value, bool) or not isinstance(value, int if isinstance(default, int) else (int, float)):
+        return f"{value!r} is not {wanted}"
+    low, high = metadata["low"], metadata["high"]
+    return "" if low <= value <= high else f"{value} is not between {low} and {high}"
