@@ -32,8 +32,8 @@ from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, open_store
 from offloader.store.metered import requests_of
-from offloader.write.by_ledger import READ_BYTES
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.segment.by_ledger import READ_BYTES
 
 MIB = 1024 * 1024
 ROUNDS = 3

@@ -29,7 +29,7 @@ from offloader.store.base import ObjectInfo
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.streaming import StreamOffload
+from offloader.write.stream.streaming import StreamOffload
 
 KIB, MIB = 1024, 1024 * 1024
 IDLE_S = 5.0

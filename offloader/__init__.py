@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from offloader.retention.stream_retention import open_retention
     from offloader.settings import Settings
     from offloader.store.base import open_store
-    from offloader.write.handle import OffloadHandle
     from offloader.write.offloader import LedgerOffloader
+    from offloader.write.segment.handle import OffloadHandle
 
 __version__ = "0.1.0"
 
@@ -47,7 +47,7 @@ _HOMES = {
     "Entry": ("formats.entries", "Entry"),
     "EntryBatch": ("formats.entries", "EntryBatch"),
     "LedgerOffloader": ("offloader.write.offloader", "LedgerOffloader"),
-    "OffloadHandle": ("offloader.write.handle", "OffloadHandle"),
+    "OffloadHandle": ("offloader.write.segment.handle", "OffloadHandle"),
     "Position": ("formats.entries", "Position"),
     "Settings": ("offloader.settings", "Settings"),
     "errors": ("offloader.errors", ""),

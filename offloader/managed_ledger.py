@@ -33,11 +33,11 @@ from offloader.settings import LedgerSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
 from offloader.store.retrying import require_store_settings
-from offloader.write.hot_release import HotRelease
-from offloader.write.ledger_trigger import LedgerTrigger
+from offloader.write.history.ledger_trigger import LedgerTrigger
+from offloader.write.hot.release import HotRelease
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.status import StreamStatus
-from offloader.write.streaming import StreamOffload
+from offloader.write.stream.status import StreamStatus
+from offloader.write.stream.streaming import StreamOffload
 
 __all__ = ["ManagedLedger", "open_managed_ledger"]
 

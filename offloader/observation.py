@@ -24,8 +24,8 @@ from offloader.store.observed import stream_of
 from offloader.store.throttled import limits_of
 from offloader.telemetry import NO_TELEMETRY, Reading, Recorder
 from offloader.watchdog import Stall, Watchdog
-from offloader.write.progress import Lag
-from offloader.write.status import StreamStatus
+from offloader.write.stream.progress import Lag
+from offloader.write.stream.status import StreamStatus
 
 __all__ = ["Observation", "ObservedStream"]
 

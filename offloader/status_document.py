@@ -23,8 +23,8 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.metered import open_requests_of
 from offloader.watchdog import Stall
-from offloader.write.progress import Lag
-from offloader.write.status import Mode, StreamStatus
+from offloader.write.stream.progress import Lag
+from offloader.write.stream.status import Mode, StreamStatus
 
 __all__ = [
     "VERSION",

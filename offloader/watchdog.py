@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from formats.entries import Position
-from offloader.write.status import Mode, StreamStatus
+from offloader.write.stream.status import Mode, StreamStatus
 
 __all__ = ["Stall", "Watchdog"]
 

@@ -61,6 +61,9 @@ APART = {
     ("offloader.service", "offloader.spark"),
     ("offloader.spark", "offloader.service"),
 }
+#: The rooms of the write side, from the bottom up; what stands beside them may see them all, and ``BESIDE`` is for all.
+WRITE_ROOMS = ["hot", "segment", "ownership", "history", "stream"]
+BESIDE = {"offloader.write.backoff", "offloader.write.workers"}
 #: Shipped for tests of others: may see everything but is seen by nobody.
 TESTING = "offloader.testing"
 
@@ -179,6 +182,23 @@ def test_imports_point_downwards() -> None:
             upwards = layer_of(imported) > layer_of(module) or imported.startswith(TESTING)
             if upwards or (area(module), area(imported)) in APART:
                 wrong.append(f"{module}:{line} imports {imported}")
+    assert not wrong
+
+
+def room_of(module: str) -> int:
+    """The number of a room of the write side; behind the last one for what stands beside them."""
+    parts = module.split(".")
+    return WRITE_ROOMS.index(parts[2]) if len(parts) > 2 and parts[2] in WRITE_ROOMS else len(WRITE_ROOMS)
+
+
+def test_the_write_side_flows_forward() -> None:
+    wrong = []
+    for module, path in modules().items():
+        if area(module) == "offloader.write":
+            for imported, line in imports(module, path):
+                ahead = area(imported) == "offloader.write" and room_of(imported) > room_of(module)
+                if ahead and imported not in BESIDE:
+                    wrong.append(f"{module}:{line} imports {imported}")
     assert not wrong
 
 

@@ -34,7 +34,7 @@ from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, ObjectStore
-from offloader.write.handle import OffloadHandle
+from offloader.write.segment.handle import OffloadHandle
 from tests.support.readback import stored_entries
 
 STREAM = "public/default/persistent/orders"

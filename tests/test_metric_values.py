@@ -24,7 +24,7 @@ from offloader.store.observed import histogram_of, stream_of
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.status import Mode
+from offloader.write.stream.status import Mode
 from tests.support.metrics import exposed
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

@@ -24,9 +24,9 @@ from offloader.store.base import ObjectStore, open_store
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.progress import Lag
-from offloader.write.status import Mode, StreamStatus
-from offloader.write.streaming import StreamOffload
+from offloader.write.stream.progress import Lag
+from offloader.write.stream.status import Mode, StreamStatus
+from offloader.write.stream.streaming import StreamOffload
 from tests.support.metrics import exposed, of_namespace
 from tests.support.waiting import eventually
 

@@ -32,10 +32,10 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.buffer import StreamBuffer
-from offloader.write.by_ledger import SourceLedger
-from offloader.write.handle import OffloadHandle
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.segment.buffer import StreamBuffer
+from offloader.write.segment.by_ledger import SourceLedger
+from offloader.write.segment.handle import OffloadHandle
 from tests.support.streams import StreamWriter, batch_of
 
 KIB, MIB = 1024, 1024 * 1024

@@ -37,12 +37,12 @@ from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.read.streams import load_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
-from offloader.write.backfill import BackfillPlan
 from offloader.write.by_hand import method_by_hand, offload_by_hand
-from offloader.write.history import HistoryResult
-from offloader.write.ledger_method import LedgerMethodPlan
+from offloader.write.history.backfill import BackfillPlan
+from offloader.write.history.history import HistoryResult
+from offloader.write.history.ledger_method import LedgerMethodPlan
+from offloader.write.hot.split import HistoryBytes, position_leaving
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.split import HistoryBytes, position_leaving
 
 __all__ = ["run"]
 

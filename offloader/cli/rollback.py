@@ -34,9 +34,9 @@ from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall, Unsupported
 from offloader.read.streams import load_stream
 from offloader.store.base import ObjectStore
+from offloader.write.history.rewrite import RewriteResult
+from offloader.write.history.rollback import StreamedLedger, streamed_ledgers
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.rewrite import RewriteResult
-from offloader.write.rollback import StreamedLedger, streamed_ledgers
 
 __all__ = ["Action", "run"]
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from formats.segment import SegmentSummary
 from offloader.cli.output import Column, bytes_text
 from offloader.store.base import ObjectStore
-from offloader.write.confirmation import confirm_stored
+from offloader.write.hot.confirmation import confirm_stored
 
 __all__ = ["STORED_COLUMNS", "stored_rows", "stored_totals", "totals_text"]
 

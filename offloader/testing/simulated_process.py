@@ -15,8 +15,8 @@ from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.testing.simulated_store import SimulatedStore
 from offloader.testing.simulated_workers import SimulatedWorkers
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.status import Mode
-from offloader.write.streaming import StreamOffload
+from offloader.write.stream.status import Mode
+from offloader.write.stream.streaming import StreamOffload
 
 __all__ = ["SimulatedProcess"]
 

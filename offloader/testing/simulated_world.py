@@ -28,7 +28,7 @@ from offloader.testing.simulation_checks import (
     what_is_unaccounted,
     what_is_unreadable,
 )
-from offloader.write.status import Mode
+from offloader.write.stream.status import Mode
 
 __all__ = ["STREAM", "InvariantBroken", "World"]
 

@@ -1,7 +1,7 @@
 """The write side's front door: the proposal's ``LedgerOffloader``.
 
 Owns the worker pool, the names of the segments under way and the streams that are offloaded. Must never decide when a
-segment closes or what is committed: that is ``offloader.write.streaming``.
+segment closes or what is committed: that is ``offloader.write.stream.streaming``.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from offloader.store.base import ObjectStore
 from offloader.store.observed import recorder_of
 from offloader.store.throttled import require_limits
 from offloader.telemetry import NO_TELEMETRY
-from offloader.write.backfill import HistoryTools
-from offloader.write.buffer import StreamBuffer
-from offloader.write.by_ledger import LedgerHandle, offload_ledger
-from offloader.write.handle import OffloadHandle, OffloadResult
-from offloader.write.history import HistoryResult
-from offloader.write.ledger_trigger import LedgerTrigger
-from offloader.write.memory import MemoryBudget
+from offloader.write.history.backfill import HistoryTools
+from offloader.write.history.history import HistoryResult
+from offloader.write.history.ledger_trigger import LedgerTrigger
+from offloader.write.history.order import upload_order
 from offloader.write.runs import HistoryRuns
-from offloader.write.segment_order import upload_order
-from offloader.write.streaming import StreamOffload
-from offloader.write.upload import SegmentUpload, upload_of
+from offloader.write.segment.buffer import StreamBuffer
+from offloader.write.segment.by_ledger import LedgerHandle, offload_ledger
+from offloader.write.segment.handle import OffloadHandle, OffloadResult
+from offloader.write.segment.memory import MemoryBudget
+from offloader.write.segment.upload import SegmentUpload, upload_of
+from offloader.write.stream.streaming import StreamOffload
 from offloader.write.workers import SerialTask, Workers
 
 __all__ = ["NO_INCARNATION", "LedgerOffloader"]

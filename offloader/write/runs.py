@@ -20,7 +20,7 @@ from offloader.manifest.state import ManifestState, StreamPaused
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 from offloader.store.observed import recorder_of
-from offloader.write.backfill import (
+from offloader.write.history.backfill import (
     ATTEMPTS_MAX,
     BackfillPlan,
     FixedPlan,
@@ -30,12 +30,12 @@ from offloader.write.backfill import (
     plan_of_history,
     start_of_history,
 )
-from offloader.write.gaps import allowed_gaps, blocked_at
-from offloader.write.history import HistoryOffload, HistoryResult, PlannedSegment
-from offloader.write.holes import find_holes
-from offloader.write.hot_release import HotRelease
-from offloader.write.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
-from offloader.write.rewrite import LedgerRewrite, RewriteResult
+from offloader.write.history.history import HistoryOffload, HistoryResult, PlannedSegment
+from offloader.write.history.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
+from offloader.write.history.rewrite import LedgerRewrite, RewriteResult
+from offloader.write.hot.gaps import allowed_gaps, blocked_at
+from offloader.write.hot.holes import find_holes
+from offloader.write.hot.release import HotRelease
 
 __all__ = ["HistoryRuns"]
 

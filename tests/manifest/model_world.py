@@ -39,8 +39,8 @@ from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.schedule import Schedule
-from offloader.write.takeover import settle_leftover
-from offloader.write.upload import SegmentUpload
+from offloader.write.ownership.takeover import settle_leftover
+from offloader.write.segment.upload import SegmentUpload
 from tests.support.streams import batch_of, build
 
 STREAM = "public/default/persistent/orders"

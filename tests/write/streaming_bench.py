@@ -17,7 +17,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.streaming import StreamOffload
+from offloader.write.stream.streaming import StreamOffload
 
 STREAM = "public/default/persistent/orders"
 KIB = 1024

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from formats.entries import EntryBatch
 from offloader.settings import OffloadSettings, Settings
-from offloader.write.assignment import (
+from offloader.write.segment.assignment import (
     PARTS_MAX,
     entries_that_fit,
     part_bytes_for,

@@ -21,8 +21,8 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
 from offloader.watchdog import Watchdog
-from offloader.write.status import Mode
-from offloader.write.streaming import StreamOffload
+from offloader.write.stream.status import Mode
+from offloader.write.stream.streaming import StreamOffload
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import KIB, STREAM, Bench, settings

@@ -17,7 +17,7 @@ from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.simulated_world import World
-from offloader.write.gaps import proven_gap
+from offloader.write.hot.gaps import proven_gap
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually

@@ -20,7 +20,7 @@ from offloader.settings import ReadSettings, Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.hot_release import HotRelease, ReleasedLedgers, release_hot_ledgers
+from offloader.write.hot.release import HotRelease, ReleasedLedgers, release_hot_ledgers
 from offloader.write.offloader import LedgerOffloader
 from tests.support.waiting import eventually
 

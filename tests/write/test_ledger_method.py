@@ -22,9 +22,9 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.by_ledger import SourceLedger
-from offloader.write.ledger_method import due_ledgers
+from offloader.write.history.ledger_method import due_ledgers
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.segment.by_ledger import SourceLedger
 from tests.support.readback import stored_entries, unaccounted_keys
 
 STREAM = "a/b"

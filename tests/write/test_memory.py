@@ -19,9 +19,9 @@ from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.testing.simulated_workers import SimulatedWorkers
-from offloader.write.buffer import StreamBuffer
-from offloader.write.memory import MemoryBudget
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.segment.buffer import StreamBuffer
+from offloader.write.segment.memory import MemoryBudget
 from tests.support.readback import stored_entries
 
 KIB = 1024

@@ -19,7 +19,7 @@ from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.write.history_memory import HISTORY_SHARE, parts_at_once, segment_memory_bytes
+from offloader.write.history.memory import HISTORY_SHARE, parts_at_once, segment_memory_bytes
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually

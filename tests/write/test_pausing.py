@@ -21,8 +21,8 @@ from offloader.status_document import manifest_document, stream_document, with_m
 from offloader.store.memory import MemoryStore
 from offloader.testing.simulated_world import STREAM, World
 from offloader.watchdog import Watchdog
-from offloader.write.pausing import LOOK_MAX_S
-from offloader.write.status import Mode, StreamStatus
+from offloader.write.stream.pausing import LOOK_MAX_S
+from offloader.write.stream.status import Mode, StreamStatus
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 

@@ -34,10 +34,10 @@ from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.cold_ledger import EntryDigest
+from offloader.write.history.rewrite import RewriteResult
+from offloader.write.history.rollback import next_group, streamed_ledgers
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.rewrite import RewriteResult
-from offloader.write.rollback import next_group, streamed_ledgers
+from offloader.write.segment.cold_ledger import EntryDigest
 from tests.support.manifests import summary_of
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of

@@ -14,8 +14,8 @@ from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.state import ManifestState
-from offloader.write.coverage import acknowledged_end, partly_offloaded, uncovered, uncovered_ranges
-from offloader.write.split import HistoryBytes, HistoryRange, position_leaving
+from offloader.write.hot.coverage import acknowledged_end, partly_offloaded, uncovered, uncovered_ranges
+from offloader.write.hot.split import HistoryBytes, HistoryRange, position_leaving
 
 EMPTY = ManifestState(stream="a/b", incarnation=UUID(int=7))
 

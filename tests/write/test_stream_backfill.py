@@ -14,8 +14,8 @@ from offloader.errors import Corrupt, OffloaderError, OutcomeUnknown, StoreUnava
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.testing.faulty_store import Fault
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.status import Mode
-from offloader.write.stream_backfill import BEHIND_SEGMENTS_MIN
+from offloader.write.stream.status import Mode
+from offloader.write.stream.stream_backfill import BEHIND_SEGMENTS_MIN
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

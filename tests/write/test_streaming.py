@@ -13,7 +13,7 @@ from offloader.errors import Fenced, OffloaderError, OutcomeUnknown, StoreUnavai
 from offloader.manifest.log import load_manifest
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.status import Mode
+from offloader.write.stream.status import Mode
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import KIB, STREAM, Bench, settings

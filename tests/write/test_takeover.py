@@ -19,7 +19,7 @@ from offloader.manifest.state import ManifestState
 from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.status import Mode
+from offloader.write.stream.status import Mode
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

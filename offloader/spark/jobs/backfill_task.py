@@ -17,7 +17,7 @@ from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, Ledgers
 from offloader.settings import LimitSettings, OffloadSettings, StoreSettings
 from offloader.spark.options import SourceOptions
-from offloader.write.segment_order import SegmentOrder, upload_order
+from offloader.write.history.order import SegmentOrder, upload_order
 
 __all__ = ["UploadTask", "carry_out"]
 

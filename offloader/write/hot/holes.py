@@ -1,0 +1,197 @@
+"""Which positions neither the manifest covers nor the hot tier has, inside of what a stream ever promised; pure.
+
+Owns that comparison. Must never take an entry that the hot tier lists for lost, nor what was never promised: a stream
+begins with the first entry that is actually there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from itertools import islice, takewhile
+from uuid import UUID
+
+from formats.entries import Position
+from formats.manifest import Gap, LedgerClosed
+from offloader.errors import Corrupt
+from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.state import ManifestState
+from offloader.write.hot.coverage import uncovered
+from offloader.write.hot.split import HistoryRange
+
+__all__ = ["BEFORE_HEAD", "Holes", "find_holes"]
+
+#: Why there is nothing before a head that moved on while the stream wasn't offloaded: nobody has to be asked for it.
+BEFORE_HEAD = "truncated while the stream wasn't offloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class Holes:
+    """What the manifest has to be told before everything in it is consecutive.
+
+    Attributes:
+        gaps: in the stream's order.
+        ends: of ledgers, as the source knows or knew them; where the next range begins nothing is missing.
+    """
+
+    gaps: list[Gap]
+    ends: list[LedgerClosed]
+
+
+def find_holes(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    *,
+    last: Position | None = None,
+    given_up: Collection[UUID] = (),
+    seen: Mapping[int, int | None] | None = None,
+) -> Holes:
+    """What has to be recorded so that everything up to ``last`` can be committed.
+
+    A hole lies between two ranges that are covered or still in the hot tier, or where the stream promised something
+    that neither has any more. Nobody knows how long a lost ledger was: a gap reaches up to what follows it.
+
+    Args:
+        state: the manifest; whatever isn't given up counts as covered.
+        ledgers: the hot tier's, ascending, read after ``state``.
+        last: ignore holes that begin after it.
+        given_up: segments that don't count; their ranges were promised.
+        seen: ledgers that had entries once -> the last one, ``None``: not known; they may not be listed any more.
+
+    Raises:
+        Corrupt: the source lists entries in a hole that must not be there: nothing is decided.
+    """
+    ends = _LedgerEnds(state, ledgers, seen or {})
+    reached = state.prefix_end()
+    promised = ends.first_promised() if reached is None else None
+    claims = _claims(state, given_up)
+    found: list[Gap] = []
+
+    def hole(first: Position | None, end: Position) -> None:
+        if first is not None and first <= end:
+            found.extend(_split_at_head(state, ledgers, first, end))
+
+    for item in _present(state, ledgers, last, given_up):
+        before = Position(item.begin.ledger_id, item.begin.entry_id - 1)
+        if reached is None:
+            hole(promised, before)
+        elif not ends.follow(reached, item.begin):
+            hole(_successor(reached), before)
+        elif (claim := bisect_right(claims, reached)) < len(claims):
+            # No fact tells of that ledger, but it was there when the range was assigned.
+            hole(max(_successor(reached), Position(claims[claim].ledger_id, 0)), before)
+        reached = item.end if reached is None else max(reached, item.end)
+    newest = state.newest_end
+    if newest is not None and (last is None or newest <= last) and (reached is None or reached < newest):
+        hole(promised if reached is None else _successor(reached), newest)
+    return Holes([gap for gap in found if last is None or gap.first <= last], ends.unrecorded)
+
+
+class _LedgerEnds:
+    """What the manifest and the source together know of where ledgers end."""
+
+    def __init__(self, state: ManifestState, ledgers: Iterable[LedgerInfo], seen: Mapping[int, int | None]) -> None:
+        self._state = state
+        self._recorded = state.closed_ledgers
+        self._listed = {**seen, **{info.ledger_id: info.last_entry_id for info in ledgers if info.closed}}
+        self.unrecorded: list[LedgerClosed] = []
+        self._filled = sorted(
+            each for each, end in self._listed.items() if end != -1 and each not in state.deleted_ledgers
+        )
+
+    def follow(self, end: Position, begin: Position) -> bool:
+        """As ``offloader.manifest.state.follows``, without a walk over all ledgers.
+
+        That a ledger ended there counts though its hot copy is gone: it was released, or trimmed when it was safe.
+        """
+        if begin.ledger_id == end.ledger_id:
+            return begin.entry_id == end.entry_id + 1
+        listed = self._listed.get(end.ledger_id)
+        recorded = self._recorded.get(end.ledger_id)
+        if begin.entry_id != 0 or end.entry_id not in (recorded, listed):
+            return False
+        between = bisect_left(self._filled, begin.ledger_id) - bisect_right(self._filled, end.ledger_id)
+        if between or self._recorded.has_entries_between(end.ledger_id, begin.ledger_id):
+            return False
+        if recorded is None:
+            self.unrecorded.append(LedgerClosed(end.ledger_id, end.entry_id))
+        return True
+
+    def first_promised(self) -> Position | None:
+        """Where the stream began once, whatever became of it: its first range, or the first ledger that had entries."""
+        state = self._state
+        begins = [segment.begin for segment in state.segments.in_order()[:1]] + [gap.first for gap in state.gaps[:1]]
+        gone = state.deleted_ledgers
+        filled = [each for each, last in self._recorded.items() if last >= 0 and each not in gone] + self._filled[:1]
+        begins += [Position(each, 0) for each in filled]
+        return min(begins, default=None)
+
+
+def _present(
+    state: ManifestState, ledgers: Sequence[LedgerInfo], last: Position | None, given_up: Collection[UUID]
+) -> Iterator[HistoryRange]:
+    """Covered ranges after the prefix, and runs of entries that the hot tier still has, by their begins."""
+    prefix = state.prefix_end()
+    first = None if prefix is None else _successor(prefix)
+    covered = (
+        HistoryRange(segment.begin, segment.end)
+        for segment in state.segments.in_order(first)
+        if segment.end is not None and segment.uuid not in given_up
+    )
+    gaps = (HistoryRange(gap.first, gap.last) for gap in state.gaps if first is None or gap.first >= first)
+    hot = uncovered(state, ledgers, last=last, given_up=given_up)
+    runs = (run for run in _of_each_ledger(hot, ledgers, state) if first is None or run.begin >= first)
+    together = merge(covered, gaps, runs, key=lambda each: each.begin)
+    return together if last is None else takewhile(lambda each: each.begin <= last, together)
+
+
+def _claims(state: ManifestState, given_up: Collection[UUID]) -> list[Position]:
+    """Positions that were there once, as the ranges that are given up say, ascending."""
+    left = [segment for segment in state.assigned() if segment.uuid in given_up]
+    return sorted({each.begin for each in left} | {each.end for each in left if each.end is not None})
+
+
+def _of_each_ledger(
+    runs: Iterable[HistoryRange], ledgers: Sequence[LedgerInfo], state: ManifestState
+) -> Iterator[HistoryRange]:
+    """The runs, cut where a ledger ends: whether the next one follows it is to be proven."""
+    filled = [info for info in ledgers if info.entries and info.ledger_id not in state.deleted_ledgers]
+    at = 0
+    for run in runs:
+        while filled[at].ledger_id < run.begin.ledger_id:
+            at += 1
+        for info in takewhile(lambda each: each.ledger_id <= run.end.ledger_id, islice(filled, at, None)):  # noqa: B023
+            begin, end = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+            yield HistoryRange(max(run.begin, begin), min(run.end, end))
+
+
+def _split_at_head(state: ManifestState, ledgers: Sequence[LedgerInfo], first: Position, end: Position) -> list[Gap]:
+    found: list[Gap] = []
+    head = state.head
+    if head is not None and first < head:
+        before = min(end, Position(head.ledger_id, head.entry_id - 1))
+        found.append(Gap(first, before, BEFORE_HEAD))
+        first = head
+    if first <= end:
+        _require_absent(state, ledgers, first, end)
+        reason = f"the hot tier has nothing from {first} to {end}: its ledgers were deleted before they were offloaded"
+        found.append(Gap(first, end, reason))
+    return found
+
+
+def _require_absent(state: ManifestState, ledgers: Sequence[LedgerInfo], first: Position, end: Position) -> None:
+    for info in ledgers:
+        begins, ends = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+        may_grow = info.ledger_id == first.ledger_id and not info.closed
+        if info.ledger_id not in state.deleted_ledgers and (may_grow or first <= ends >= begins <= end):
+            raise Corrupt(
+                f"stream {state.stream}: {first} up to {end} isn't offloaded, and ledger {info.ledger_id} is still "
+                "listed there",
+                hint="nothing was committed beyond the hole: repair the hot tier",
+            )
+
+
+def _successor(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)

@@ -1,0 +1,190 @@
+"""Deleting hot copies of ledgers whose every entry is in the cold tier, after the deletion lag.
+
+Owns that decision and its order: proven in the store, recorded as released, then deleted, again until it is done. Must
+never let go of a ledger with an entry that no offloaded segment holds, nor delete anything on doubt.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from formats.entries import Position
+from formats.manifest import Edit, HotReleased, LedgerClosed
+from offloader.clock import Clock
+from offloader.errors import NotFound, OffloaderError
+from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.segment_record import is_at_root
+from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.write.hot.confirmation import confirm_stored
+from offloader.write.hot.coverage import uncovered_ranges
+from offloader.write.workers import Timer, Workers
+
+__all__ = ["HotRelease", "ReleasedLedgers", "holding_segments", "releasable_ledgers", "release_hot_ledgers"]
+
+_log = logging.getLogger("offloader.hot_release")
+
+_MS_PER_MINUTE = 60_000
+#: Time between two looks: a fraction of the lag, within these bounds.
+LOOK_S_MIN, LOOK_S_MAX = 1.0, 1800.0
+
+
+@dataclass(slots=True)
+class ReleasedLedgers:
+    """What one look did.
+
+    Attributes:
+        deleted: ledgers whose hot copies are gone.
+        errors: why others stayed; they are tried again at the next look.
+    """
+
+    deleted: list[int] = field(default_factory=list)
+    errors: list[OffloaderError] = field(default_factory=list)
+
+
+def holding_segments(state: ManifestState, info: LedgerInfo) -> Sequence[SegmentRecord] | None:
+    """The offloaded segments that together hold every entry of a ledger, ``None`` when they don't."""
+    segments = state.offloaded(Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id))
+    missing = uncovered_ranges([info], [(segment.begin, segment.end) for segment in segments])
+    return None if missing or not info.entries else segments
+
+
+def releasable_ledgers(
+    state: ManifestState, ledgers: Sequence[LedgerInfo], *, now_ms: int, lag_ms: int
+) -> list[LedgerInfo]:
+    """Closed ledgers, every entry of which has been in the cold tier for ``lag_ms`` or longer, ascending.
+
+    Args:
+        state: the manifest.
+        ledgers: the hot tier's.
+        now_ms: ms since 1970 UTC.
+        lag_ms: negative: none.
+    """
+    end = state.committed_end()
+    if lag_ms < 0 or end is None:
+        return []
+    found = []
+    for info in ledgers:
+        if not info.closed or not info.entries or Position(info.ledger_id, info.last_entry_id) > end:
+            continue
+        segments = holding_segments(state, info)
+        if segments is not None and all((s.offloaded_ms or now_ms) + lag_ms <= now_ms for s in segments):
+            found.append(info)
+    return found
+
+
+def release_hot_ledgers(source: LedgerSource, log: ManifestLog, *, now_ms: int, lag_ms: int) -> ReleasedLedgers:
+    """Deletes the hot copies that may go: HEAD of every object, the record, then the deletions.
+
+    Ledgers that are gone from the stream go as well, whatever was offloaded of them.
+
+    Safe to interrupt: what was recorded and not deleted is deleted at the next call. Takes no ownership.
+
+    Raises:
+        StoreUnavailable, OutcomeUnknown, EditRefused: the manifest can't be read or took no record; nothing was
+            deleted.
+    """
+    done = ReleasedLedgers()
+    ledgers = source.ledgers()
+    state = log.load()
+    due = [
+        info
+        for info in releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
+        if _is_confirmed(log, state, info, done)
+    ]
+    fresh = [info for info in due if info.ledger_id not in state.hot_released_ledgers]
+    if fresh:
+        known = state.closed_ledgers
+        facts: list[Edit] = [
+            LedgerClosed(info.ledger_id, info.last_entry_id) for info in fresh if info.ledger_id not in known
+        ]
+        log.amend([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
+    # What a truncation took from the stream goes too, if nobody has deleted it yet.
+    gone = [info for info in ledgers if info.closed and info.ledger_id in state.deleted_ledgers and info not in due]
+    for info in [*due, *gone]:
+        try:
+            source.delete(info.ledger_id)
+        except OffloaderError as error:
+            done.errors.append(error)
+        else:
+            done.deleted.append(info.ledger_id)
+    return done
+
+
+def _is_confirmed(log: ManifestLog, state: ManifestState, info: LedgerInfo, done: ReleasedLedgers) -> bool:
+    segments = holding_segments(state, info)
+    assert segments is not None
+    confirmed: set[UUID] = set()
+    for segment in segments:
+        if segment.uuid in confirmed or segment.summary is None:
+            continue
+        try:
+            confirm_stored(log.store, log.stream, segment.uuid, segment.summary, at_root=is_at_root(segment.driver))
+        except OffloaderError as error:
+            done.errors.append(error)
+            return False
+        confirmed.add(segment.uuid)
+    return True
+
+
+class HotRelease:
+    """Looks at a stream now and then and deletes the hot copies that may go. Costs no request while none may.
+
+    Args:
+        source: the hot tier.
+        log: a manifest log of its own.
+        lag_minutes: negative: does nothing.
+    """
+
+    def __init__(
+        self,
+        source: LedgerSource,
+        log: ManifestLog,
+        *,
+        lag_minutes: float,
+        workers: Workers,
+        clock: Clock,
+    ) -> None:
+        self._source, self._log, self._workers, self._clock = source, log, workers, clock
+        self._lag_ms = int(lag_minutes * _MS_PER_MINUTE) if lag_minutes >= 0 else -1
+        self._lock = threading.Lock()
+        self._timer: Timer | None = None
+        self._stopped = self._lag_ms < 0
+
+    def start(self) -> None:
+        """Looks for the first time after a while."""
+        with self._lock:
+            if not self._stopped:
+                wait_s = min(max(self._lag_ms / 4000, LOOK_S_MIN), LOOK_S_MAX)
+                self._timer = self._workers.call_after(wait_s, self._tick)
+
+    def stop(self) -> None:
+        """No look begins after this returns."""
+        with self._lock:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def look(self) -> ReleasedLedgers:
+        """Looks now; raises like ``release_hot_ledgers``."""
+        now_ms = self._clock.now_ms()
+        old = [i for i in self._source.ledgers() if i.closed and (i.closed_ms or now_ms) + self._lag_ms <= now_ms]
+        if self._lag_ms < 0 or not old:
+            return ReleasedLedgers()
+        return release_hot_ledgers(self._source, self._log, now_ms=now_ms, lag_ms=self._lag_ms)
+
+    def _tick(self) -> None:
+        errors: list[OffloaderError] = []
+        try:
+            errors = self.look().errors
+        except NotFound:
+            pass  # nothing was ever offloaded
+        except OffloaderError as cause:
+            errors = [cause]
+        for error in errors:
+            _log.warning("stream %s: hot copies stay for now: %s", self._log.stream, error)
+        self.start()

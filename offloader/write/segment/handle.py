@@ -1,0 +1,399 @@
+"""One segment being written: entries in, two objects out.
+
+Owns the way from an offered entry to a finished upload, and the bytes held meanwhile. Must never block the caller who
+offers, take an entry that doesn't follow the last one, or touch the manifest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from uuid import UUID
+
+from formats.block_memory import BlockMemory
+from formats.compression import Codec
+from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
+from formats.segment import FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder
+from offloader.errors import Closed, InvalidCall, OffloaderError
+from offloader.settings import OffloadSettings
+from offloader.write.segment.assignment import part_bytes_for
+from offloader.write.segment.buffer import StreamBuffer
+from offloader.write.segment.intake import SINGLES_MAX, Intake, Piece, joined
+from offloader.write.segment.result import OffloadResult
+from offloader.write.segment.upload import SegmentUpload
+from offloader.write.workers import SerialTask, Workers
+
+__all__ = ["OffloadHandle", "OffloadResult"]
+
+#: Parts made ahead of a connection. Making one takes a small part of the time that sending it takes; more of them would
+#: be memory that the system has to clear first, and that the next block finds outside the processor's cache.
+READY_PARTS_MAX = 2
+
+
+class OffloadHandle:
+    """A segment that takes entries until it is closed (PIP-76 ``OffloadHandle``).
+
+    Entries are copied when they are offered, encoded and uploaded by workers, and counted in ``buffer`` until the part
+    they are in is acknowledged. The result arrives when both objects are in the store; recording it in the manifest is
+    the caller's.
+
+    Args:
+        uuid: the segment's name.
+        upload: where its objects go.
+        workers: who encodes and sends.
+        buffer: the stream's count of held bytes.
+        settings: block, part, entry and in-flight sizes.
+        after: the position the first entry has to follow, ``None``: any.
+        sending: whether parts go out at once; else after ``start_sending``.
+        on_change: called (from a worker) whenever bytes left the buffer or the result arrived.
+        memory: where blocks are written; ``None``: new memory for each.
+    """
+
+    def __init__(
+        self,
+        *,
+        uuid: UUID,
+        upload: SegmentUpload,
+        workers: Workers,
+        buffer: StreamBuffer,
+        settings: OffloadSettings,
+        after: Position | None = None,
+        sending: bool = True,
+        on_change: Callable[[], None] = lambda: None,
+        memory: BlockMemory | None = None,
+    ) -> None:
+        self.uuid = uuid
+        self._upload = upload
+        self._workers = workers
+        self._buffer = buffer
+        self._settings = settings
+        self._on_change = on_change
+        self._builder = SegmentBuilder(
+            layout=Layout.V2,
+            block_bytes=settings.block_bytes,
+            part_bytes=part_bytes_for(settings),
+            codec=Codec[settings.codec.upper()],
+            memory=memory,
+        )
+        self._encode_task = SerialTask(workers, self._encode)
+        self._result: Future[OffloadResult] = Future()
+
+        # One lock for all segments of a stream and their buffer: an offer takes just that one.
+        self._lock = buffer.lock
+        self._open = True
+        self._sending = sending
+        self._failure: BaseException | None = None
+        # Held bytes, by where they are: waiting, being encoded, in the open block and part, in parts not acknowledged.
+        limits = {"entry_bytes_max": settings.entry_bytes_max}
+        limits |= {name: limit - ENTRY_HEADER_BYTES for name, limit in buffer.limits.items()}
+        self._intake = Intake(str(uuid), after, limits)
+        self._single_wire_max = min(limits.values()) + ENTRY_HEADER_BYTES
+        self._encoding_bytes = 0
+        self._builder_bytes = 0
+        self._ready: deque[Part] = deque()
+        self._unsent_bytes = 0
+        self._in_flight = 0
+        self._counted_bytes = 0
+        self._parts_made = 0
+        self._multipart = False
+        self._finished: FinishedSegment | None = None
+        self._completing = False
+        self._settled = False
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "failed" if self._failure else "done" if self._result.done() else "closing"
+        return f"<OffloadHandle {self.uuid} {state} {self._intake.first or ''}..{self._intake.last or ''}>"
+
+    def last_offered(self) -> Position | None:
+        """The newest entry taken, ``None`` before the first."""
+        return self._intake.last
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes taken so far: payloads and a 12-byte header each."""
+        return self._intake.wire_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of this segment in memory now."""
+        with self._lock:
+            return self._held()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    @property
+    def can_drain(self) -> bool:
+        """Whether held bytes will leave without another offer: parts are on their way or being made."""
+        with self._lock:
+            if not self._sending:
+                return False
+            worth_a_turn = self._intake.is_worth_a_turn(self._settings.block_bytes)
+            moving = self._ready or self._in_flight or self._encoding_bytes or worth_a_turn
+            return bool(moving) or not self._open
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether some held bytes are on their way into the store, or will be without another event: then they are
+        given back one day. Bytes that are only being encoded may stay."""
+        with self._lock:
+            closing = not self._open and self._held() > 0
+            return closing or bool(self._sending and (self._ready or self._in_flight))
+
+    def can_offer(self, size: int) -> bool:
+        """Whether an entry of ``size`` payload bytes would be taken now."""
+        return self._open and self._failure is None and self._buffer.room_bytes >= size + ENTRY_HEADER_BYTES
+
+    def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
+        """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
+        with self._lock:
+            self._intake.ledger_closed(facts, last_entry_id)
+
+    def offer_entry(self, entry: Entry) -> bool:
+        """Takes a copy of one entry, or answers False when the buffer is full.
+
+        Raises:
+            Closed: the handle was closed, or its upload failed.
+            InvalidCall: the entry doesn't follow the last one; the segment is as before.
+            LimitReached: the entry is larger than ``entry_bytes_max``.
+        """
+        ledger_id, entry_id, payload, _ = entry
+        size_bytes = len(payload) + ENTRY_HEADER_BYTES
+        intake, buffer = self._intake, self._buffer
+        with self._lock:
+            held_bytes = buffer.held_bytes + size_bytes
+            # The usual case, without a call: the next entry of the ledger, into bytes that were granted already.
+            if (
+                entry_id == intake.next_entry_id
+                and ledger_id == intake.next_ledger_id
+                and size_bytes <= self._single_wire_max
+                and held_bytes <= buffer.granted_bytes
+                and held_bytes <= buffer.limit_bytes
+                and self._open
+                and type(payload) is bytes
+            ):
+                buffer.held_bytes = held_bytes
+                intake.singles.append(entry)
+                intake.next_entry_id = entry_id + 1
+                intake.wire_bytes += size_bytes
+                intake.waiting_bytes += size_bytes
+            else:
+                self._require_takes(Position(ledger_id, entry_id), len(payload))
+                if not buffer.take(size_bytes):
+                    return False
+                intake.add_entry(entry._replace(payload=bytes(payload)), size_bytes)
+            # Without a call: what ``is_worth_a_turn`` says of entries that come one by one.
+            if intake.waiting_bytes < self._settings.block_bytes and len(intake.singles) < SINGLES_MAX:
+                return True
+        self._encode_task.schedule()
+        return True
+
+    def offer_batch(self, batch: EntryBatch, *, own: bool = False) -> int:
+        """Takes copies of as many leading entries as there is room for; how many.
+
+        Args:
+            batch: entries of one ledger, without holes.
+            own: nobody changes the batch's memory any more: then it is kept, unless most of it is of other entries.
+
+        Raises: like ``offer_entry``, and then nothing of the batch was taken.
+        """
+        if len(batch) == 0:
+            return 0
+        if int(batch.entry_ids[-1] - batch.entry_ids[0]) != len(batch) - 1:
+            raise InvalidCall(f"a batch of ledger {batch.ledger_id} has holes between {batch.first} and {batch.last}")
+        if len(batch) == 1:
+            # As an entry it waits for others: a batch of one costs more than what is in it, here and in the encoder.
+            return int(self.offer_entry(next(batch.entries())))
+        wire_bytes = batch.wire_bytes
+        largest_bytes = wire_bytes if wire_bytes <= self._single_wire_max else int(batch.lengths.max())
+        with self._lock:
+            self._require_takes(batch.first, largest_bytes)
+            # Usually there is room for all of it, and nothing of it has to be looked at.
+            count = len(batch) if self._buffer.take(wire_bytes) else self._buffer.take_leading(batch.lengths)
+            if count == 0:
+                return 0
+            taken = batch.slice(0, count) if count < len(batch) else batch
+            self._intake.add_batch(taken.compact() if own else taken.copy(), taken.wire_bytes)
+            if self._intake.is_worth_a_turn(self._settings.block_bytes):
+                self._encode_task.schedule()
+        return count
+
+    def get_offload_result_async(self) -> Future[OffloadResult]:
+        """The result, when both objects are in the store and their lengths proven, or the reason why not."""
+        return self._result
+
+    def start_sending(self) -> None:
+        """Lets parts go out: the segment is recorded as assigned now."""
+        with self._lock:
+            self._sending = True
+        self._launch()
+
+    def close(self) -> bool:
+        """No entry is taken any more; what was taken is completed. True if the handle was still open."""
+        with self._lock:
+            was_open, self._open = self._open, False
+        if was_open:
+            self._encode_task.schedule()
+        return was_open
+
+    def abandon(self, reason: OffloaderError, *, abort: bool) -> None:
+        """Gives the segment up: bytes are dropped, the result is ``reason``.
+
+        ``abort``: also drop the unfinished upload. A fenced writer doesn't: nothing there is its own any more.
+        """
+        self._fail(reason, abort=abort)
+
+    def _require_takes(self, first: Position, size_max: int) -> None:
+        if not self._open:
+            raise Closed(f"segment {self.uuid} is closed: {first} was offered")
+        if self._failure is not None:
+            raise Closed(f"segment {self.uuid} failed: {self._failure}") from self._failure
+        self._intake.check(first, size_max)
+
+    def _held(self) -> int:
+        return self._intake.waiting_bytes + self._encoding_bytes + self._builder_bytes + self._unsent_bytes
+
+    def _count(self) -> None:
+        """Tells the stream's buffer what this segment holds now; under the lock, after anything moved.
+
+        What waits in the intake was counted when it was offered and isn't part of ``_counted_bytes``.
+        """
+        held = self._encoding_bytes + self._builder_bytes + self._unsent_bytes
+        self._buffer.adjust(held - self._counted_bytes)
+        self._counted_bytes = held
+
+    def _encode(self) -> None:
+        try:
+            while pieces := self._next_pieces():
+                parts = [part for batch in joined(pieces) for part in self._builder.append(batch)]
+                with self._lock:
+                    if self._failure is not None:
+                        return
+                    self._encoding_bytes = 0
+                    self._builder_bytes = self._builder.held_bytes
+                    self._add_parts(parts)
+                self._launch()
+            self._finish_if_closed()
+            # What is encoded now may sit in an unfinished part: whoever waits for room has to know that it will stay.
+            self._on_change()
+        except BaseException as error:
+            # Whatever it is (memory, a bug): the segment failed and its stream must hear of it, never a silent stall.
+            self._fail(error, abort=True)
+
+    def _next_pieces(self) -> list[Piece]:
+        with self._lock:
+            # Parts that wait for a connection hold back the encoder, so that bytes wait small and in one place.
+            if self._failure is not None or len(self._ready) >= READY_PARTS_MAX:
+                return []
+            pieces, self._encoding_bytes = self._intake.take()
+            # Counted already: it moves from what waits to what is encoded.
+            self._counted_bytes += self._encoding_bytes
+            return pieces
+
+    def _add_parts(self, parts: list[Part]) -> None:
+        self._ready.extend(parts)
+        self._parts_made += len(parts)
+        self._unsent_bytes += sum(part.size_bytes for part in parts)
+        self._count()
+
+    def _finish_if_closed(self) -> None:
+        with self._lock:
+            blocked = self._open or self._intake.waiting_bytes or self._failure or self._finished
+            if blocked:
+                return
+            empty = self._intake.first is None
+        if empty:
+            self._resolve(OffloadResult(self.uuid, None))
+            return
+        finished = self._builder.finish(self._intake.facts)
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._builder_bytes = 0
+            self._finished = finished
+            self._add_parts(finished.parts)
+        self._launch()
+
+    def _launch(self) -> None:
+        """Starts what may start now: parts up to the limit, or the completion after the last of them."""
+        start: list[Part] = []
+        with self._lock:
+            if self._failure is not None or not self._sending:
+                return
+            while self._ready and self._in_flight < self._settings.parts_in_flight_max:
+                start.append(self._ready.popleft())
+                self._in_flight += 1
+            finished = self._finished
+            complete = finished is not None and not self._ready and not self._in_flight and not self._completing
+            if complete:
+                self._completing = True
+            # A segment below one part is a single PUT; a first part that is full while entries still come is not.
+            whole = finished is not None and self._parts_made == 1 and not self._multipart
+            if start and not whole:
+                self._multipart = True
+        for part in start:
+            self._workers.submit(lambda part=part: self._send(part, whole))  # type: ignore[misc]
+        if complete and finished is not None:
+            self._workers.submit(lambda: self._complete(finished))
+
+    def _send(self, part: Part, whole: bool) -> None:
+        try:
+            if whole:
+                self._upload.send_whole(part)
+            else:
+                self._upload.send_part(part)
+        except BaseException as error:
+            self._fail(error, abort=True)
+            return
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+                if self._failure is None:
+                    self._unsent_bytes -= part.size_bytes
+                    self._count()
+        self._launch()
+        self._encode_task.schedule()
+        self._on_change()
+
+    def _complete(self, finished: FinishedSegment) -> None:
+        try:
+            if self._multipart:
+                self._upload.complete()
+            self._upload.prove(finished.summary.data_bytes)
+            self._upload.send_index(finished.index)
+        except BaseException as error:
+            self._fail(error, abort=True)
+            return
+        self._resolve(OffloadResult(self.uuid, finished.summary))
+
+    def _resolve(self, result: OffloadResult) -> None:
+        with self._lock:
+            if self._settled:
+                return
+            self._settled = True
+        self._result.set_result(result)
+        self._on_change()
+
+    def _fail(self, error: BaseException, *, abort: bool) -> None:
+        with self._lock:
+            if self._settled:
+                return
+            self._settled = True
+            self._failure = error
+            self._open = False
+            self._buffer.adjust(-self._intake.waiting_bytes)
+            self._intake.clear()
+            self._ready.clear()
+            self._encoding_bytes = self._builder_bytes = self._unsent_bytes = 0
+            self._count()
+        try:
+            if abort:
+                self._upload.abort()
+        except OffloaderError as left:
+            # The cause matters more than the parts it leaves: those are swept later.
+            error.add_note(f"its unfinished upload couldn't be aborted: {left}")
+        finally:
+            self._result.set_exception(error)
+            self._on_change()

@@ -1,0 +1,208 @@
+"""The one or two segments of a stream that are being written: one completing, one gathering entries.
+
+Owns which segment an entry goes to, and what was offered last. Must never do I/O; its caller holds the stream's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
+from formats.manifest import Gap
+from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.state import ManifestState, follows
+from offloader.settings import OffloadSettings
+from offloader.write.hot.gaps import gap_before
+from offloader.write.hot.ledger_facts import facts_of
+from offloader.write.hot.reading import HotRead
+from offloader.write.segment.assignment import entries_that_fit, segment_is_full
+from offloader.write.segment.buffer import StreamBuffer
+from offloader.write.segment.handle import OffloadHandle
+
+__all__ = ["SEGMENTS_MAX", "SegmentQueue", "WritingSegment"]
+
+#: One completes while the next gathers; more would only move the wait from the hot tier into memory.
+SEGMENTS_MAX = 2
+
+
+@dataclass(slots=True)
+class WritingSegment:
+    """A segment on its way. ``assigned``: the manifest knows it, so its parts may go out."""
+
+    handle: OffloadHandle
+    begin: Position
+    assigned: bool = False
+
+
+class SegmentQueue:
+    """Segments in the stream's order, entries offered to the last one.
+
+    Args:
+        open_handle: gives the handle of a new segment that follows a position (``None``: the stream's first).
+        buffer: the bytes of all of them.
+        settings: when a segment is full.
+    """
+
+    def __init__(
+        self,
+        open_handle: Callable[[Position | None], OffloadHandle],
+        buffer: StreamBuffer,
+        settings: OffloadSettings,
+    ) -> None:
+        self._open_handle = open_handle
+        self._buffer = buffer
+        self._settings = settings
+        self._segments: list[WritingSegment] = []
+        self._ledgers: dict[int, LedgerInfo] = {}
+        self._refused_bytes = 0
+        #: The newest entry that any segment took.
+        self.offered: Position | None = None
+
+    @property
+    def first(self) -> WritingSegment | None:
+        """The segment to be committed next."""
+        return self._segments[0] if self._segments else None
+
+    @property
+    def following(self) -> WritingSegment | None:
+        """The segment after that one."""
+        return self._segments[1] if len(self._segments) > 1 else None
+
+    @property
+    def gathering(self) -> WritingSegment | None:
+        """The segment that takes entries now."""
+        return self._segments[-1] if self._segments and self._segments[-1].handle.is_open else None
+
+    def offer(self, batch: EntryBatch) -> int:
+        """Offers ``batch`` to the gathering segment and, when that is full, to the next; how many entries were taken.
+
+        Nobody changes the batch's memory any more: sources promise that of what they tell and of what they read.
+
+        None are taken when they don't follow what was offered last, as far as the facts learnt so far tell.
+        """
+        if not self.follows(batch.first):
+            return 0
+        taken = 0
+        self._refused_bytes = 0
+        while taken < len(batch):
+            # Most batches fit as they are: no slice of them is made.
+            rest = batch.slice(taken, len(batch)) if taken else batch
+            segment = self.gathering or self._open(rest.first)
+            if segment is None:
+                break
+            fit = entries_that_fit(rest, segment.handle.wire_bytes, self._settings)
+            count = segment.handle.offer_batch(rest.slice(0, fit) if fit < len(rest) else rest, own=True)
+            if count < fit:
+                self._refused_bytes = int(rest.lengths[count]) + ENTRY_HEADER_BYTES
+            if count == 0:
+                if segment.handle.last_offered() is None:
+                    # Opened for an entry that there was no room for: nothing of it will ever be assigned or sent.
+                    self._segments.remove(segment)
+                    segment.handle.close()
+                break
+            taken += count
+            self.offered = Position(batch.ledger_id, int(batch.entry_ids[taken - 1]))
+            if segment_is_full(segment.handle.wire_bytes, self._settings):
+                segment.handle.close()
+            elif count < fit:
+                break
+        return taken
+
+    def follows(self, begin: Position) -> bool:
+        """Whether ``begin`` comes right after what was offered last, as far as the facts learnt so far tell."""
+        if self.offered is None:
+            return True
+        known = {} if begin.ledger_id == self.offered.ledger_id else self.closed_ledgers()
+        return follows(self.offered, begin, known)
+
+    def gap_before(self, read: HotRead, state: ManifestState) -> Gap | None:
+        """See the function of that name."""
+        begin, seen = read.batch.first, self.closed_ledgers()
+        return gap_before(state.stream, read, self.offered, state, seen, is_next=self.follows(begin))
+
+    def learn(self, infos: Iterable[LedgerInfo]) -> None:
+        """Takes the source's word on its ledgers."""
+        for info in infos:
+            self._ledgers[info.ledger_id] = info
+            if info.closed:
+                for segment in self._segments:
+                    segment.handle.ledger_closed(facts_of(info), info.last_entry_id)
+
+    def go_on_after_committed(self, state: ManifestState) -> Position | None:
+        """Offering goes on after the committed end of the manifest, which is answered.
+
+        How that ledger ends may be known to nobody but the manifest any more: its hot copy may have been released.
+        """
+        end = self.offered = state.committed_end()
+        if end is None:
+            return None
+        self.forget_before(end.ledger_id)
+        last = state.closed_ledgers.get(end.ledger_id)
+        if last is not None and end.ledger_id not in self._ledgers:
+            info = LedgerInfo(ledger_id=end.ledger_id, closed=True, entries=last + 1, size_bytes=0, created_ms=0)
+            self._ledgers[end.ledger_id] = info
+        return end
+
+    def forget_before(self, ledger_id: int) -> None:
+        """Drops facts that the manifest has by now."""
+        self._ledgers = {key: info for key, info in self._ledgers.items() if key >= ledger_id}
+
+    def closed_ledgers(self) -> dict[int, int]:
+        """Ledger id -> last entry id of the closed ones."""
+        return {info.ledger_id: info.last_entry_id for info in self._ledgers.values() if info.closed}
+
+    def wait_for_room(self, size_bytes: int) -> bool:
+        """Whether reading up to ``size_bytes`` more from the hot tier makes sense now; else the buffer tells when."""
+        if self.gathering is None and len(self._segments) >= SEGMENTS_MAX:
+            return False
+        return self._buffer.wait_for_room(self._turn_bytes(size_bytes))
+
+    def is_stuck(self, size_bytes: int) -> bool:
+        """Whether the buffer is full and nothing will free it but closing the gathering segment."""
+        if self.gathering is None or self.can_drain:
+            return False
+        return self._buffer.limit_bytes - self._buffer.held_bytes < self._turn_bytes(size_bytes)
+
+    @property
+    def can_drain(self) -> bool:
+        """Whether held bytes will leave without another offer or a close."""
+        return any(segment.handle.can_drain for segment in self._segments)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether some held bytes will be given back without another close."""
+        return any(segment.handle.is_leaving for segment in self._segments)
+
+    def _turn_bytes(self, size_bytes: int) -> int:
+        return max(self._refused_bytes, self._buffer.turn_bytes(size_bytes))
+
+    def pop_first(self) -> None:
+        """The first segment is committed."""
+        self._segments.pop(0)
+
+    def clear(self, offered: Position | None) -> list[WritingSegment]:
+        """Forgets all segments, which the caller abandons; offering starts again after ``offered``."""
+        segments, self._segments = self._segments, []
+        self.offered = offered
+        return segments
+
+    def keep_assigned(self, committed: Position | None) -> list[WritingSegment]:
+        """Forgets the segments that no record has assigned, which the caller abandons; offering starts again after the
+        others, or after ``committed``."""
+        dropped = [segment for segment in self._segments if not segment.assigned]
+        if dropped:
+            self._segments = [segment for segment in self._segments if segment.assigned]
+            self.offered = self._segments[-1].handle.last_offered() if self._segments else committed
+        return dropped
+
+    def _open(self, begin: Position) -> WritingSegment | None:
+        if len(self._segments) >= SEGMENTS_MAX:
+            return None
+        handle = self._open_handle(self.offered)
+        for info in self._ledgers.values():
+            if info.closed:
+                handle.ledger_closed(facts_of(info), info.last_entry_id)
+        segment = WritingSegment(handle, begin)
+        self._segments.append(segment)
+        return segment
