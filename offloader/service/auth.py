@@ -1,0 +1,346 @@
+"""Who may do what at the doors of a process: bearer tokens, client certificates, roles, and where it is safe to listen.
+
+Owns the comparison of tokens and the rule that nobody unknown comes in from another machine. Must never keep a token
+itself, only its digest, nor show one: not in a log, an error, a ``repr``, a status or a pickle.
+
+Tokens come from files and environment variables, ``file:/run/secrets/read`` or ``env:READ_TOKEN``: a command line can
+be read by every process of the machine. A file holds one token a line, so that a new one counts before the old one goes.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from offloader.errors import AccessDenied, InvalidCall
+from offloader.service.listen import ListenAddress
+
+__all__ = ["Caller", "Credentials", "Guard", "NotAllowed", "NotAuthenticated", "Role", "bearer_token", "guard_for"]
+
+#: Bytes of one token: shorter ones can be guessed, longer ones don't fit into a header.
+TOKEN_BYTES_MIN = 16
+TOKEN_BYTES_MAX = 4096
+#: Larger files hold something else.
+TOKEN_FILE_BYTES_MAX = 256 * 1024
+#: Of one process; a caller's token is compared with each of them.
+TOKENS_MAX = 64
+#: In ``certificates``: whoever has a certificate that our authorities signed.
+ANY_CERTIFICATE = "*"
+
+#: RFC 6750, b64token: what can stand in a header.
+_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+class Role(enum.IntEnum):
+    """What a caller may do; each includes the ones before it.
+
+    ``READ``: look at everything but secrets, read entries. ``WRITE``: bring entries, offload now, pause and resume,
+    publish a subscriber's progress. ``ADMIN``: what lets data go.
+    """
+
+    READ = 1
+    WRITE = 2
+    ADMIN = 3
+
+    @classmethod
+    def of(cls, name: str) -> Role:
+        """``read``, ``write`` or ``admin``.
+
+        Raises:
+            InvalidCall: another word.
+        """
+        try:
+            return cls[name.upper()]
+        except KeyError:
+            raise InvalidCall(f"{ascii(name)[:80]} is no role", hint="roles: read, write, admin") from None
+
+
+class NotAuthenticated(AccessDenied):
+    """Nobody known: neither token nor certificate, or a wrong one."""
+
+
+class NotAllowed(AccessDenied):
+    """Somebody known, whose role doesn't reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls.
+
+    Attributes:
+        name: for logs and the audit: ``token of env:READ_TOKEN``, ``certificate prometheus``, ``anyone``. No secret.
+        role: ``None``: may only ask whether the process lives.
+    """
+
+    name: str
+    role: Role | None
+
+    def require(self, role: Role) -> None:
+        """Passes whoever has ``role`` or more.
+
+        Raises:
+            NotAuthenticated: nobody known.
+            NotAllowed: the role doesn't reach.
+        """
+        if self.role is None:
+            raise NotAuthenticated(
+                "this needs a token or a client certificate",
+                hint="send the header Authorization: Bearer TOKEN",
+            )
+        if self.role < role:
+            raise NotAllowed(
+                f"{self.name} has the role {self.role.name.lower()}, this needs {role.name.lower()}",
+                hint="ask whoever runs the process for a token of that role",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A token that counts: its digest, where it comes from, and what it is good for."""
+
+    digest: bytes
+    source: str
+    role: Role
+
+
+class Credentials:
+    """The tokens and certificates of a process, shared by its doors. Thread-safe.
+
+    Args:
+        tokens: role -> where its tokens are: ``file:PATH`` or ``env:NAME``.
+        certificates: common name or DNS name of a client's certificate -> its role; ``*``: any other that was signed
+            by the authorities of the door.
+        environ: where variables are looked up; default: the process's environment.
+
+    Raises:
+        InvalidCall: a source of another kind; a token that is too short, too long or not one, or stands for two roles;
+            nothing in a source. Every problem at once; a token is never in it.
+        AccessDenied: a file that can't be read.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokens: Mapping[Role, Sequence[str]] | None = None,
+        certificates: Mapping[str, Role] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._sources = {role: tuple(sources) for role, sources in (tokens or {}).items() if sources}
+        self._certificates = dict(certificates or {})
+        self._environ = environ
+        self._known: tuple[_Known, ...] = ()
+        self.reload()
+
+    def reload(self) -> None:
+        """Reads the tokens again; what was wrong changes nothing.
+
+        Raises:
+            InvalidCall, AccessDenied: as the constructor.
+        """
+        environ = os.environ if self._environ is None else self._environ
+        known: dict[bytes, _Known] = {}
+        problems: list[str] = []
+        denied = False
+        for role, sources in self._sources.items():
+            for source in sources:
+                try:
+                    found = _tokens_in(source, environ)
+                except (AccessDenied, InvalidCall) as error:
+                    denied |= isinstance(error, AccessDenied)
+                    problems.append(error.message)
+                    continue
+                for digest in found:
+                    other = known.setdefault(digest, _Known(digest, source, role))
+                    if other.role != role:
+                        problems.append(f"{other.source} and {source} hold the same token, for two roles")
+        if len(known) > TOKENS_MAX:
+            problems.append(f"{len(known)} tokens are above {TOKENS_MAX}")
+        if problems:
+            kind = AccessDenied if denied else InvalidCall
+            raise kind(
+                "; ".join(problems), hint="one token a line, of at least 16 letters and digits; nothing was changed"
+            )
+        self._known = tuple(known.values())
+
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._sources)
+
+    @property
+    def has_certificates(self) -> bool:
+        """Whether certificates of clients mean anything here."""
+        return bool(self._certificates)
+
+    def of_token(self, token: str) -> Caller:
+        """Whose token it is. Takes as long for a wrong one as for a right one.
+
+        Raises:
+            NotAuthenticated: nobody's.
+        """
+        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        found: _Known | None = None
+        for each in self._known:  # all of them, so that time doesn't say which one was nearly right
+            if hmac.compare_digest(each.digest, digest):
+                found = each
+        if found is None:
+            raise NotAuthenticated("the token isn't known here", hint="it may have been replaced: get the new one")
+        return Caller(f"token of {found.source}", found.role)
+
+    def of_certificate(self, names: Collection[str]) -> Caller:
+        """Whose certificate it is, by the names in it; the transport has checked who signed it.
+
+        Raises:
+            NotAuthenticated: none of its names means anything here.
+        """
+        known = [name for name in names if name != ANY_CERTIFICATE and name in self._certificates]
+        best = max(known, key=lambda name: self._certificates[name], default="")
+        if best:
+            return Caller(f"certificate {best}", self._certificates[best])
+        if ANY_CERTIFICATE in self._certificates:
+            return Caller(f"certificate {min(names, default='without a name')}", self._certificates[ANY_CERTIFICATE])
+        raise NotAuthenticated(
+            "the client certificate's name isn't known here", hint="name it with a role in access.certificates"
+        )
+
+    def __repr__(self) -> str:
+        return f"Credentials({len(self._known)} tokens, {len(self._certificates)} certificates)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("credentials stay in their process")
+
+
+class Guard:
+    """Who comes in at one door.
+
+    Args:
+        credentials: tokens and certificates that count.
+        anonymous: the role of whoever shows nothing; ``None``: none. ``guard_for`` knows when that is safe.
+    """
+
+    def __init__(self, credentials: Credentials, anonymous: Role | None = None) -> None:
+        self.credentials = credentials
+        self.anonymous = anonymous
+
+    def caller(self, authorization: str | None, certificate_names: Collection[str] | None = None) -> Caller:
+        """Who calls. A wrong token is refused even where none is needed: whoever sends one believes that it counts.
+
+        Args:
+            authorization: the header of that name, as sent; ``None``: there was none.
+            certificate_names: of the client's certificate, which the transport has checked; ``None``: it showed none.
+
+        Raises:
+            NotAuthenticated: a token or certificate that isn't known, or another kind of authentication.
+        """
+        if authorization is not None:
+            return self.credentials.of_token(bearer_token(authorization))
+        if certificate_names is not None and self.credentials.has_certificates:
+            return self.credentials.of_certificate(certificate_names)
+        return Caller("anyone", self.anonymous)
+
+    def __repr__(self) -> str:
+        return f"Guard({self.credentials!r}, anonymous={self.anonymous!r})"
+
+
+def bearer_token(authorization: str) -> str:
+    """The token of a header ``Bearer TOKEN``.
+
+    Raises:
+        NotAuthenticated: another kind, or nothing that is a token.
+    """
+    kind, _, token = authorization.partition(" ")
+    token = token.strip()
+    if kind.lower() != "bearer" or len(token) > TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
+        raise NotAuthenticated("the authorization isn't a bearer token", hint="send Authorization: Bearer TOKEN")
+    return token
+
+
+def guard_for(
+    address: ListenAddress,
+    credentials: Credentials,
+    *,
+    has_tls: bool,
+    anonymous: Role | None = None,
+    tokens_without_tls: bool = False,
+    setting: str = "listen",
+) -> Guard:
+    """The guard of a door at ``address``, if it is safe to open it there.
+
+    On loopback without tokens and certificates everyone may do everything, unless ``anonymous`` says what.
+
+    Args:
+        has_tls: whether what goes through the door is encrypted.
+        anonymous: said by name: the role of whoever shows nothing, wherever the call comes from.
+        tokens_without_tls: said by name: tokens may cross the network as they are, something else encrypts them.
+        setting: of the address, for the error.
+
+    Raises:
+        InvalidCall: other machines would come in without authentication, or tokens would cross the network readable.
+    """
+    has_authentication = credentials.has_tokens or credentials.has_certificates
+    if credentials.has_certificates and not has_tls:
+        raise InvalidCall(
+            f"{setting} {address}: client certificates need TLS",
+            hint="set access.certificate_file and access.key_file",
+        )
+    if not address.is_loopback:
+        if not has_authentication and anonymous is None:
+            raise InvalidCall(
+                f"{setting} {address} can be reached from other machines, and nobody would be asked who they are",
+                hint="set access.read_tokens, write_tokens, admin_tokens or certificates, or listen on 127.0.0.1; "
+                "access.anonymous lets anyone in by name",
+            )
+        if credentials.has_tokens and not has_tls and not tokens_without_tls:
+            raise InvalidCall(
+                f"{setting} {address}: tokens would cross the network readable",
+                hint="set access.certificate_file and access.key_file, or access.tokens_without_tls = true if something "
+                "else encrypts",
+            )
+    if not has_authentication and anonymous is None:
+        anonymous = Role.ADMIN
+    return Guard(credentials, anonymous)
+
+
+def _tokens_in(source: str, environ: Mapping[str, str]) -> Iterable[bytes]:
+    """Digests of the tokens of one source."""
+    kind, _, place = source.partition(":")
+    if kind == "env" and _VARIABLE.fullmatch(place):
+        text = environ.get(place, "")
+    elif kind == "file" and place:
+        text = _file_text(Path(place))
+    else:
+        # What stands there may be a token that somebody put there: it isn't repeated.
+        raise InvalidCall("a token's source is neither file:PATH nor env:NAME")
+    lines = [line.strip() for line in text.splitlines()]
+    tokens = [line for line in lines if line and not line.startswith("#")]
+    if not tokens:
+        raise InvalidCall(f"{source} holds no token")
+    for number, token in enumerate(tokens, 1):
+        which = f"token {number} of {source}" if len(tokens) > 1 else f"the token of {source}"
+        if not TOKEN_BYTES_MIN <= len(token) <= TOKEN_BYTES_MAX:
+            raise InvalidCall(f"{which} is shorter than {TOKEN_BYTES_MIN} characters or longer than {TOKEN_BYTES_MAX}")
+        if not _TOKEN.fullmatch(token):
+            raise InvalidCall(f"{which} has characters that can't stand in a header")
+    return [hashlib.sha256(token.encode()).digest() for token in tokens]
+
+
+def _file_text(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(TOKEN_FILE_BYTES_MAX + 1)
+    except OSError as cause:
+        raise AccessDenied(f"no token in {file}: {cause.strerror}") from None
+    if len(raw) > TOKEN_FILE_BYTES_MAX:
+        raise InvalidCall(f"{file} is longer than {TOKEN_FILE_BYTES_MAX} bytes: no file of tokens")
+    try:
+        return raw.decode("ascii")
+    except UnicodeDecodeError:
+        # The cause would show what was read, which may be a token.
+        raise InvalidCall(f"{file} isn't ASCII: no file of tokens") from None

@@ -1,0 +1,220 @@
+"""Who comes in: addresses, tokens, certificates, roles, and that no token can be seen anywhere."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import traceback
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offloader.errors import AccessDenied, InvalidCall
+from offloader.service.auth import (
+    TOKENS_MAX,
+    Caller,
+    Credentials,
+    Guard,
+    NotAllowed,
+    NotAuthenticated,
+    Role,
+    bearer_token,
+    guard_for,
+)
+from offloader.service.listen import ListenAddress, parse_listen
+
+READ, WRITE, ADMIN = (f"{name}-token-0123456789" for name in ("read", "write", "admin"))
+ENVIRON = {"READ": READ, "WRITE": WRITE, "ADMIN": ADMIN}
+HERE, EVERYWHERE = parse_listen("127.0.0.1:8080"), parse_listen(":8080")
+
+
+def credentials() -> Credentials:
+    return Credentials(
+        tokens={Role.READ: ["env:READ"], Role.WRITE: ["env:WRITE"], Role.ADMIN: ["env:ADMIN"]}, environ=ENVIRON
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port", "loopback"),
+    [
+        ("127.0.0.1:8080", "127.0.0.1", 8080, True),
+        ("127.8.9.1:1", "127.8.9.1", 1, True),
+        ("localhost:0", "127.0.0.1", 0, True),
+        ("[::1]:8080", "::1", 8080, True),
+        ("[::ffff:127.0.0.1]:80", "::ffff:127.0.0.1", 80, True),
+        ("[::ffff:10.0.0.1]:80", "::ffff:10.0.0.1", 80, False),
+        (":8080", "0.0.0.0", 8080, False),
+        ("[::]:8080", "::", 8080, False),
+        ("10.1.2.3:65535", "10.1.2.3", 65535, False),
+        ("localhost.example.org:1", "localhost.example.org", 1, False),
+        ("loopback:1", "loopback", 1, False),
+    ],
+)
+def test_an_address_is_loopback_only_if_nothing_else_can_be_meant(
+    text: str, host: str, port: int, loopback: bool
+) -> None:
+    address = parse_listen(text)
+    assert (address, address.is_loopback) == (ListenAddress(host, port), loopback)
+    assert parse_listen(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "8080", "127.0.0.1", "a:65536", "a:b", "::1:80", "[:::1]:8", "a b:1", "é:1", "a:-1"]
+)
+def test_what_is_no_address_is_refused_with_the_settings_name(text: str) -> None:
+    with pytest.raises(InvalidCall, match=r"http\.listen: .* is no "):
+        parse_listen(text, setting="http.listen")
+
+
+def test_other_machines_come_in_only_with_authentication_or_by_name() -> None:
+    nothing = Credentials()
+    for address in (EVERYWHERE, parse_listen("[::]:1"), parse_listen("broker:1")):
+        with pytest.raises(InvalidCall, match="nobody would be asked who they are"):
+            guard_for(address, nothing, has_tls=True)
+        with pytest.raises(InvalidCall, match="tokens would cross the network readable"):
+            guard_for(address, credentials(), has_tls=False)
+        assert guard_for(address, credentials(), has_tls=False, tokens_without_tls=True).caller(None).role is None
+        assert guard_for(address, credentials(), has_tls=True).caller(None).role is None
+        assert guard_for(address, nothing, has_tls=False, anonymous=Role.READ).caller(None).role is Role.READ
+    with pytest.raises(InvalidCall, match="client certificates need TLS"):
+        guard_for(HERE, Credentials(certificates={"a": Role.READ}), has_tls=False)
+
+
+def test_on_loopback_everybody_is_admin_until_there_is_a_token() -> None:
+    assert guard_for(HERE, Credentials(), has_tls=False).caller(None) == Caller("anyone", Role.ADMIN)
+    assert guard_for(HERE, Credentials(), has_tls=False, anonymous=Role.READ).caller(None).role is Role.READ
+    assert guard_for(HERE, credentials(), has_tls=False).caller(None).role is None
+    assert Guard(Credentials()).caller(None).role is None, "without guard_for nobody comes in"
+
+
+def test_each_role_includes_the_ones_before_it() -> None:
+    guard = Guard(credentials())
+    may = {
+        token: [role for role in Role if allowed(guard.caller(f"Bearer {token}"), role)]
+        for token in (READ, WRITE, ADMIN)
+    }
+    assert may == {READ: [Role.READ], WRITE: [Role.READ, Role.WRITE], ADMIN: list(Role)}
+    with pytest.raises(NotAuthenticated, match="needs a token"):
+        guard.caller(None).require(Role.READ)
+    with pytest.raises(NotAllowed, match="token of env:READ has the role read, this needs admin"):
+        guard.caller(f"Bearer {READ}").require(Role.ADMIN)
+
+
+def allowed(caller: Caller, role: Role) -> bool:
+    try:
+        caller.require(role)
+    except NotAllowed:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer ", f"Basic {READ}", READ, f"Bearer {READ} x", f"Bearer {READ}é", "Bearer " + "a" * 5000],
+)
+def test_what_is_no_bearer_token_is_refused_even_where_none_is_needed(header: str) -> None:
+    with pytest.raises(NotAuthenticated, match="isn't a bearer token"):
+        guard_for(HERE, Credentials(), has_tls=False).caller(header)
+
+
+def test_a_wrong_token_is_refused_even_where_none_is_needed() -> None:
+    with pytest.raises(NotAuthenticated, match="isn't known here"):
+        guard_for(HERE, Credentials(), has_tls=False).caller("Bearer something-else-0123")
+    assert bearer_token("bearer  abc==") == "abc=="
+
+
+@given(st.text(max_size=40))
+def test_only_the_whole_token_is_one(text: str) -> None:
+    guard = Guard(credentials())
+    try:
+        caller = guard.caller(f"Bearer {text}")
+    except NotAuthenticated:
+        assert text.strip() not in ENVIRON.values()
+    else:
+        assert text.strip() in ENVIRON.values()
+        assert caller.role is not None
+
+
+def test_a_new_token_counts_before_the_old_one_goes(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"# made in May\n{READ}\n")
+    known = Credentials(tokens={Role.READ: [f"file:{file}", "env:WRITE"]}, environ=ENVIRON)
+    guard = Guard(known)
+    file.write_text(f"{READ}\n\n{ADMIN}\r\n")
+    with pytest.raises(NotAuthenticated):
+        guard.caller(f"Bearer {ADMIN}")
+    known.reload()
+    assert {guard.caller(f"Bearer {token}").role for token in (READ, WRITE, ADMIN)} == {Role.READ}
+    file.write_text(ADMIN)
+    known.reload()
+    with pytest.raises(NotAuthenticated):
+        guard.caller(f"Bearer {READ}")
+    for wrong in ("", "short", "with spaces in it, too long"):
+        file.write_text(wrong)
+        with pytest.raises(InvalidCall, match="nothing was changed"):
+            known.reload()
+    file.unlink()
+    with pytest.raises(AccessDenied, match="No such file"):
+        known.reload()
+    assert guard.caller(f"Bearer {ADMIN}").role is Role.READ, "the tokens that were good stay"
+
+
+def test_every_problem_is_named_and_no_token_is(tmp_path: Path) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"secret-secret-\xff\n")
+    sources = [READ, "env:NONE", f"env:{ADMIN}!", f"file:{tmp_path}/none", f"file:{binary}", "env:SHORT", "env:ODD", ""]
+    environ = {**ENVIRON, "SHORT": "abc-short", "ODD": "odd token, with spaces", "SAME": READ}
+    with pytest.raises(AccessDenied) as raised:
+        Credentials(tokens={Role.READ: [*sources, "env:READ"], Role.ADMIN: ["env:SAME"]}, environ=environ)
+    text = str(raised.value)
+    for part in (
+        "neither file:PATH nor env:NAME",
+        "env:NONE holds no token",
+        "none: No such file",
+        "isn't ASCII",
+        "the token of env:SHORT is shorter than 16",
+        "the token of env:ODD has characters",
+        "env:READ and env:SAME hold the same token, for two roles",
+    ):
+        assert part in text
+    shown = text + "".join(traceback.format_exception(raised.value))
+    assert not [secret for secret in (READ, ADMIN, "abc-short", "odd token", "secret-") if secret in shown]
+
+
+def test_tokens_are_in_no_representation_and_leave_no_process() -> None:
+    known = credentials()
+    guard = Guard(known)
+    caller = guard.caller(f"Bearer {ADMIN}")
+    shown = repr(known) + str(known) + repr(guard) + repr(caller) + repr(vars(guard)) + repr(known._known)
+    assert not [token for token in ENVIRON.values() if token in shown]
+    for keep in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="stay in their process"):
+            keep(guard)
+
+
+def test_there_are_not_more_tokens_than_a_caller_is_compared_with() -> None:
+    environ = {f"T{number}": f"token-number-{number:06}" for number in range(TOKENS_MAX + 1)}
+    with pytest.raises(InvalidCall, match=f"{TOKENS_MAX + 1} tokens are above {TOKENS_MAX}"):
+        Credentials(tokens={Role.READ: [f"env:{name}" for name in environ]}, environ=environ)
+
+
+def test_a_certificate_has_the_role_of_its_name() -> None:
+    named = Credentials(certificates={"prometheus": Role.READ, "ops": Role.ADMIN})
+    assert Guard(named).caller(None, ["prometheus", "ops"]) == Caller("certificate ops", Role.ADMIN)
+    for names in (["stranger"], [], ["*"]):
+        with pytest.raises(NotAuthenticated, match="name isn't known here"):
+            Guard(named).caller(None, names)
+    anyone = Guard(Credentials(certificates={"*": Role.READ, "ops": Role.ADMIN}))
+    assert anyone.caller(None, ["stranger"]) == Caller("certificate stranger", Role.READ)
+    assert anyone.caller(None, []).role is Role.READ
+    assert anyone.caller(None, ["ops"]).role is Role.ADMIN
+    assert anyone.caller(None, None).role is None, "no certificate was shown"
+    assert Guard(Credentials()).caller(None, ["x"]).role is None, "certificates mean nothing where none is named"
+
+
+def test_roles_are_known_by_name() -> None:
+    assert [Role.of(name) for name in ("read", "WRITE", "admin")] == list(Role)
+    with pytest.raises(InvalidCall, match="'root' is no role"):
+        Role.of("root")
