@@ -4,7 +4,7 @@ Owns the comparison of tokens and the rule that nobody unknown comes in from ano
 itself, only its digest, nor show one: not in a log, an error, a ``repr``, a status or a pickle.
 
 Tokens come from files and environment variables, ``file:/run/secrets/read`` or ``env:READ_TOKEN``: a command line can
-be read by every process of the machine. A file holds one token a line, so that a new one counts before the old one goes.
+be read by every process of the machine. A file holds a token a line, so that a new one counts before the old one goes.
 """
 
 from __future__ import annotations
@@ -300,8 +300,8 @@ def guard_for(
         if credentials.has_tokens and not has_tls and not tokens_without_tls:
             raise InvalidCall(
                 f"{setting} {address}: tokens would cross the network readable",
-                hint="set access.certificate_file and access.key_file, or access.tokens_without_tls = true if something "
-                "else encrypts",
+                hint="set access.certificate_file and access.key_file, or access.tokens_without_tls = true where "
+                "something else encrypts",
             )
     if not has_authentication and anonymous is None:
         anonymous = Role.ADMIN

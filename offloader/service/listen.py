@@ -64,5 +64,5 @@ def parse_listen(text: str, *, setting: str = "listen") -> ListenAddress:
         try:
             ipaddress.IPv6Address(host)
         except ValueError:
-            raise InvalidCall(f"{setting}: {ascii(host)} is no IPv6 address", hint="give [::1]:8080") from None
+            raise InvalidCall(f"{setting}: {host!a} is no IPv6 address", hint="give [::1]:8080") from None
     return ListenAddress("127.0.0.1" if host == "localhost" else host, port)
