@@ -29,7 +29,7 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.telemetry import NO_TELEMETRY, Reading, Recorder
 
-__all__ = ["CLEANUP", "ORPHANS", "JobRun", "Upkeep"]
+__all__ = ["CLEANUP", "ORPHANS", "JobRun", "Left", "Upkeep"]
 
 _log = logging.getLogger("offloader.upkeep")
 
@@ -66,16 +66,16 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
+class Left:
     """Orphans that a search left: how many, their bytes, and when the oldest was written."""
 
     objects: int = 0
     size_bytes: int = 0
     oldest_ms: int | None = None
 
-    def plus(self, each: Leftover) -> _Left:
+    def plus(self, each: Leftover) -> Left:
         oldest_ms = each.modified_ms if self.oldest_ms is None else min(self.oldest_ms, each.modified_ms)
-        return _Left(self.objects + each.objects, self.size_bytes + each.size_bytes, oldest_ms)
+        return Left(self.objects + each.objects, self.size_bytes + each.size_bytes, oldest_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Upkeep:
         # Guards what gauges tell of the newest runs.
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
-        self._left: Mapping[str, _Left] = {}
+        self._left: Mapping[str, Left] = {}
         self._running = threading.Lock()
         self._started = False
         self._closed = False
@@ -167,6 +167,11 @@ class Upkeep:
     def latest(self) -> Mapping[str, JobRun]:
         """The newest run of cleanup and of the search for orphans, where there was one."""
         return {job.name: job.latest for job in self._jobs if job.latest is not None}
+
+    @property
+    def leftovers(self) -> Mapping[str, Left]:
+        """What the newest search for orphans left, by owner: ``ours`` and ``foreign``; empty before the first."""
+        return self._left
 
     def run_due(self) -> float:
         """Runs cleanup and the search for orphans where they are due; seconds until one is again."""
@@ -255,7 +260,7 @@ class Upkeep:
             failures.append(error)
             self._warn(ORPHANS, stream, error)
 
-        left = {"ours": _Left(), "foreign": _Left()}
+        left = {"ours": Left(), "foreign": Left()}
         search = StoreReconciliation(
             self._store,
             clock=self._clock,

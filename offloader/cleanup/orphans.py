@@ -118,6 +118,21 @@ class Leftover:
     outcome: Outcome = Outcome.KEPT
     problem: str = ""
 
+    def as_json(self, now_ms: int) -> dict[str, object]:
+        """For programs, with its age at ``now_ms``."""
+        return {
+            "stream": self.stream,
+            "key": self.key,
+            "what": self.place.value,
+            "upload_id": self.upload_id or None,
+            "objects": self.objects,
+            "age_s": (now_ms - self.modified_ms) / 1000,
+            "bytes": self.size_bytes,
+            "ours": self.reason.is_ours,
+            "reason": self.reason.value,
+            "outcome": f"{self.outcome.value}: {self.problem}" if self.problem else self.outcome.value,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:

@@ -110,6 +110,20 @@ class PlannedDeletion:
     waits_for: str = ""
     until_ms: int | None = None
 
+    def as_json(self) -> dict[str, object]:
+        """For programs; positions as text."""
+        return {
+            "action": self.action.value,
+            "segment": str(self.uuid),
+            "first": None if self.first is None else str(self.first),
+            "last": None if self.last is None else str(self.last),
+            "entries": self.entries,
+            "object_bytes": self.object_bytes,
+            "rule": self.rule,
+            "waits_for": self.waits_for or None,
+            "until_ms": self.until_ms,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupPlan:

@@ -112,18 +112,7 @@ class _Said:
             if each.outcome is Outcome.FAILED:
                 self.exit_code = self.exit_code or ErrorKind.RETRY_LATER.value
             if ours or not self.ours_only:
-                yield {
-                    "stream": each.stream,
-                    "key": each.key,
-                    "what": each.place.value,
-                    "upload_id": each.upload_id or None,
-                    "objects": each.objects,
-                    "age_s": (now_ms - each.modified_ms) / 1000,
-                    "bytes": each.size_bytes,
-                    "ours": ours,
-                    "reason": each.reason.value,
-                    "outcome": f"{each.outcome.value}: {each.problem}" if each.problem else each.outcome.value,
-                }
+                yield each.as_json(now_ms)
 
     def fail(self, stream: str, error: OffloaderError) -> None:
         """Says why a stream couldn't be finished; the others go on."""

@@ -133,19 +133,8 @@ def _settings_of(config: str) -> Callable[[str], Settings]:
 def _rows(planned: CleanupPlan) -> Iterator[Mapping[str, object]]:
     for line in planned.lines():
         until = "" if line.until_ms is None else f" until {time_text(line.until_ms)}"
-        yield {
-            "stream": planned.state.stream,
-            "action": line.action.value,
-            "segment": str(line.uuid),
-            "first": line.first,
-            "last": line.last,
-            "entries": line.entries,
-            "object_bytes": line.object_bytes,
-            "rule": line.rule,
-            "waits_for": line.waits_for or None,
-            "until_ms": line.until_ms,
-            "when": f"waits for {line.waits_for}{until}" if line.waits_for else "now",
-        }
+        when = f"waits for {line.waits_for}{until}" if line.waits_for else "now"
+        yield {"stream": planned.state.stream, **line.as_json(), "when": when}
 
 
 def _print(report: CleanupReport, *, as_json: bool) -> None:

@@ -20,8 +20,7 @@ from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import NotFound, OffloaderError
 from offloader.read.times import time_text
 from offloader.retention.cycle import CycleOutcome, RetentionCycle
-from offloader.retention.explain import cut_words, explain
-from offloader.retention.policies import policy_text
+from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.recorded_state import read_decisions
 from offloader.retention.service import retained_streams
 from offloader.retention.stream_retention import open_retention
@@ -88,7 +87,7 @@ def explain_stream(
             return
         outcome = cycle.plan(stream)
     if json:
-        print(json_line(_facts(outcome, done=False)))
+        print(json_line(outcome_facts(outcome, done=False)))
         return
     for line in explain(outcome):
         print(line)
@@ -120,7 +119,7 @@ def _print_each(
     def rows() -> Iterator[Mapping[str, object]]:
         for stream in streams or retained_streams(cycle.store):
             try:
-                yield _facts(turn(stream), done=done)
+                yield outcome_facts(turn(stream), done=done)
             except NotFound:
                 if streams:
                     raise  # one that nobody named was deleted meanwhile
@@ -134,26 +133,6 @@ def _print_each(
     for error in failed:
         print(f"error: {error}", file=sys.stderr)
     return failed[0].kind.value if failed else 0
-
-
-def _facts(outcome: CycleOutcome, *, done: bool) -> Mapping[str, object]:
-    decision = outcome.decision
-    found: dict[str, object] = {
-        "stream": outcome.stream,
-        "policy": policy_text(outcome.policy),
-        "begin": outcome.begin.as_json(),
-        "tail": outcome.tail.as_json(),
-        "recorded_cuts": len(outcome.records),
-        "unread_entries": outcome.unread_entries,
-        "unread_bytes": outcome.unread_bytes,
-        "rule": None if decision is None else decision.rule.value,
-        "new_head": None if decision is None or decision.cut is None else cut_words(decision.cut),
-        "entries": 0 if decision is None else decision.removed_entries or 0,
-        "bytes": 0 if decision is None else decision.removed_bytes or 0,
-        "overridden": [] if decision is None else [each.name for each in decision.overridden],
-        "decision": None if decision is None else decision.as_json(),
-    }
-    return found | ({"truncated": sorted(outcome.truncations)} if done else {})
 
 
 def _decision_row(row: Mapping[str, object]) -> Mapping[str, object]:

@@ -5,7 +5,7 @@ Owns what is asked and said about subscribers. Must never register somebody who 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Annotated
 
@@ -29,7 +29,7 @@ from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.read.times import time_text
 from offloader.retention.cuts import Cut
-from offloader.retention.stream_retention import StreamRetention, SubscriberStatus, cut_of, open_retention
+from offloader.retention.stream_retention import StreamRetention, cut_of, open_retention
 from offloader.retention.subscribers import Subscriber
 
 __all__ = ["add", "cut_text", "opening_sources", "publish", "remove", "show", "wanted_cut"]
@@ -57,7 +57,7 @@ def show(
     """List a stream's subscribers: what each has consumed, how far it is behind, whether it counts."""
     with _retention(stream, store, endpoint_url, region, config, ledgers, read_only=True) as retention:
         found = retention.subscribers(timeout_ms=int(timeout * 1000) or None)
-    print_rows(map(_row, found), _COLUMNS, as_json=json, empty=f"stream {stream} has no subscribers")
+    print_rows((each.as_json() for each in found), _COLUMNS, as_json=json, empty=f"stream {stream} has no subscribers")
 
 
 def add(
@@ -202,26 +202,6 @@ def opening_sources(ledgers: str) -> Iterator[Callable[[str], LedgerSource | Non
         yield source_of
 
 
-def _facts(subscriber: Subscriber) -> dict[str, object]:
-    return {
-        "subscriber": subscriber.name,
-        "generation": subscriber.generation,
-        "cut": None if subscriber.cut is None else subscriber.cut.as_json(),
-        "start": None if subscriber.start is None else subscriber.start.as_json(),
-        "updated_ms": subscriber.updated_ms,
-        "active_ms": subscriber.active_ms,
-    }
-
-
-def _row(status: SubscriberStatus) -> Mapping[str, object]:
-    return {
-        **_facts(status.subscriber),
-        "activity": status.activity.value,
-        "lag_bytes": status.lag_bytes,
-        "lag_entries": status.lag_entries,
-    }
-
-
 _COLUMNS = [
     Column("subscriber", "SUBSCRIBER"),
     Column("activity", "ACTIVITY"),
@@ -234,4 +214,4 @@ _COLUMNS = [
 
 
 def _print(stream: str, subscriber: Subscriber, as_json: bool, words: str) -> None:
-    print(json_line({"stream": stream, **_facts(subscriber)}) if as_json else words)
+    print(json_line({"stream": stream, **subscriber.as_json()}) if as_json else words)

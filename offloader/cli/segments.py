@@ -5,18 +5,17 @@ Owns that table. Must never look at the objects: that is verifying.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from formats.entries import TIME_UNKNOWN_MS
 from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.errors import InvalidCall
 from offloader.manifest.state import ManifestState
 from offloader.picture import draw
+from offloader.read.segment_rows import segment_row
 from offloader.read.stream_shape import shape_of
 from offloader.read.streams import load_stream
 from offloader.read.times import time_text
@@ -74,7 +73,7 @@ def run(
     if plot:
         _plot(state, Path(plot), as_json=json)
         return
-    rows = list(_rows(state))
+    rows = [segment_row(record, stream) for record in state.segments.in_order()]
     print_rows(
         rows[:limit] if limit else rows,
         _COLUMNS,
@@ -88,42 +87,3 @@ def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
         raise InvalidCall(f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="give the file such a name")
     draw(shape_of(state), path)
     print(json_line({"stream": state.stream, "picture": str(path)}) if as_json else f"Picture: {path}")
-
-
-def _rows(state: ManifestState) -> Iterator[Mapping[str, object]]:
-    for record in state.segments.in_order():
-        summary = record.summary
-        data, index = record.object_keys(state.stream)
-        known = (
-            {
-                "entries": summary.entries,
-                "payload_bytes": summary.payload_bytes,
-                "object_bytes": summary.data_bytes + summary.index_bytes,
-                "data_bytes": summary.data_bytes,
-                "index_bytes": summary.index_bytes,
-                "blocks": summary.blocks,
-                "compressed": summary.compressed,
-                "publish_time_min_ms": _known(summary.publish_time_min_ms),
-                "publish_time_max_ms": _known(summary.publish_time_max_ms),
-            }
-            if summary is not None
-            else {}
-        )
-        yield {
-            "uuid": str(record.uuid),
-            "layout": f"V{record.layout}",
-            "status": record.status.value,
-            "first": record.begin,
-            "last": record.end,
-            "ledgers": [span.ledger_id for span in summary.ledgers] if summary else [],
-            **known,
-            "assigned_ms": record.assigned_ms,
-            "offloaded_ms": record.offloaded_ms,
-            "owned": record.owned,
-            "data": data,
-            "index": index,
-        }
-
-
-def _known(time_ms: int) -> int | None:
-    return None if time_ms == TIME_UNKNOWN_MS else time_ms

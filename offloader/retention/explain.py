@@ -15,7 +15,7 @@ from offloader.retention.decision import Decision, Lag, Role
 from offloader.retention.policies import limits_text, policy_text, size_text, span_text
 from offloader.retention.policy import Limits, Unit
 
-__all__ = ["cut_words", "explain", "picture"]
+__all__ = ["cut_words", "explain", "outcome_facts", "picture"]
 
 WIDTH = 79
 #: Characters in front of each text.
@@ -103,6 +103,27 @@ def cut_words(cut: Cut) -> str:
     parts = [f"{cut.offsets[each]} in partition {each.number}" for each in cut.segments[:_PARTITIONS_SHOWN]]
     rest = len(cut.offsets) - len(parts)
     return ", ".join(parts) + (f" and {rest} more" if rest > 0 else "") or "the beginning"
+
+
+def outcome_facts(outcome: CycleOutcome, *, done: bool) -> dict[str, object]:
+    """The same for programs: what was decided, and with ``done`` what was truncated."""
+    decision = outcome.decision
+    found: dict[str, object] = {
+        "stream": outcome.stream,
+        "policy": policy_text(outcome.policy),
+        "begin": outcome.begin.as_json(),
+        "tail": outcome.tail.as_json(),
+        "recorded_cuts": len(outcome.records),
+        "unread_entries": outcome.unread_entries,
+        "unread_bytes": outcome.unread_bytes,
+        "rule": None if decision is None else decision.rule.value,
+        "new_head": None if decision is None or decision.cut is None else cut_words(decision.cut),
+        "entries": 0 if decision is None else decision.removed_entries or 0,
+        "bytes": 0 if decision is None else decision.removed_bytes or 0,
+        "overridden": [] if decision is None else [each.name for each in decision.overridden],
+        "decision": None if decision is None else decision.as_json(),
+    }
+    return found | ({"truncated": sorted(outcome.truncations)} if done else {})
 
 
 # --- the picture ----------------------------------------------------------------------------------------------------

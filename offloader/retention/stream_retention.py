@@ -80,6 +80,15 @@ class SubscriberStatus:
     lag_bytes: int
     lag_entries: int
 
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            **self.subscriber.as_json(),
+            "activity": self.activity.value,
+            "lag_bytes": self.lag_bytes,
+            "lag_entries": self.lag_entries,
+        }
+
 
 class StreamRetention:
     """See ``open_retention``. Thread-safe: it holds nothing but what it saw of the manifests last."""

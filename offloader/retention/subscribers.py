@@ -101,6 +101,17 @@ class Subscriber:
         is_silent = timeout_ms is not None and now_ms - self.active_ms > timeout_ms
         return Activity.TIMED_OUT if is_silent and not is_at_tail and not is_connected else Activity.ACTIVE
 
+    def as_json(self) -> dict[str, object]:
+        """For programs; cuts by their segments."""
+        return {
+            "subscriber": self.name,
+            "generation": self.generation,
+            "cut": None if self.cut is None else self.cut.as_json(),
+            "start": None if self.start is None else self.start.as_json(),
+            "updated_ms": self.updated_ms,
+            "active_ms": self.active_ms,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Published:
