@@ -45,6 +45,23 @@ class ErrorKind(enum.Enum):
     OUTCOME_UNKNOWN = 7
     DENIED = 8
 
+    @property
+    def advice(self) -> str:
+        """What to do about an error of this kind, for people."""
+        return _ADVICE[self]
+
+
+_ADVICE = {
+    ErrorKind.BUG: "report it, with what `--debug` prints",
+    ErrorKind.FIX_CALL: "change the command, the settings or the input; nothing was changed",
+    ErrorKind.NOT_FOUND: "the stream, bucket, object or position isn't there: look at the name",
+    ErrorKind.RETRY_LATER: "the store or source didn't answer usefully; try again later",
+    ErrorKind.FENCED: "a newer owner has the stream; stop, and look who it is with `offloader status`",
+    ErrorKind.REPAIR_DATA: "stored bytes are damaged or missing: `offloader verify --deep` names them; restore a copy",
+    ErrorKind.OUTCOME_UNKNOWN: "a write may or may not have happened; look before you repeat it",
+    ErrorKind.DENIED: "credentials or permissions are wrong: mend them, then repeat",
+}
+
 
 class OffloaderError(Exception):
     """Base of everything raised on purpose.

@@ -42,6 +42,8 @@ class Metric:
 
 
 _NO_LABEL = ("",)
+#: What stops all deletion, and is alerted on as soon as it happens.
+_CLOCK = ("ClockSkew",)
 _ALL = (
     Metric(
         "entries_offloaded_total", "counter", "Entries that became readable from the cold tier.", _STREAM, _NO_LABEL
@@ -114,8 +116,21 @@ _ALL = (
     Metric("retention_truncations_total", "counter", "Times retention let a stream begin later."),
     Metric("retention_truncated_bytes_total", "counter", "Payload bytes that retention let go."),
     Metric("subscribers_overridden_total", "counter", "Times a subscriber lost what it hadn't read."),
-    Metric("retention_refusals_total", "counter", "Cycles that changed nothing, by kind of error.", (*_STREAM, "kind")),
+    Metric(
+        "retention_refusals_total",
+        "counter",
+        "Cycles that changed nothing, by kind of error.",
+        (*_STREAM, "kind"),
+        _CLOCK,
+    ),
     Metric("cleanup_cycles_total", "counter", "Rounds of cleanup by how they ended.", (*_STREAM, "result")),
+    Metric(
+        "cleanup_refusals_total",
+        "counter",
+        "Rounds of cleanup that ended early, by kind of error.",
+        (*_STREAM, "kind"),
+        _CLOCK,
+    ),
     Metric("cleanup_segments_total", "counter", "Segments that cleanup took a step further.", (*_STREAM, "status")),
     Metric("cleanup_deleted_objects_total", "counter", "Objects of purged segments that are gone."),
     Metric("cleanup_deleted_bytes_total", "counter", "Bytes of purged segments whose objects are gone."),

@@ -1,7 +1,7 @@
 """Real servers for the tests, and the line at the end of a run that says which stores were exercised.
 
-``OFFLOADER_REQUIRE_SERVICES=minio,versitygw,pulsar`` makes a missing server a failure. Without it, tests against a
-server that can't be had here aren't collected, and the end of the run says which, why, and how to get it.
+``OFFLOADER_REQUIRE_SERVICES=minio,versitygw,pulsar,chromium`` makes a missing one a failure. Without it, tests against
+what can't be had here aren't collected, and the end of the run says which, why, and how to get it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from services.binaries import find_binary
+from services.chromium import find_chromium
 from services.pulsar.build import find_place
 from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket, running
 
@@ -40,6 +41,9 @@ _missing: dict[str, str] = {}
 
 def _find(name: str, *, build: bool) -> None:
     """Raises ``Unavailable``, with the reason, where a server can't be had."""
+    if name == "chromium":
+        find_chromium()
+        return
     if name == "pulsar":
         find_place(build=build)
         name = "minio"  # what it offloads to
@@ -59,8 +63,8 @@ def _can_be_had(name: str) -> bool:
 
 
 _available = tuple(name for name in S3_SERVERS if _can_be_had(name))
-#: Tests of a real broker, which are told apart by their folder.
-collect_ignore = [] if _can_be_had("pulsar") else ["interop"]
+#: Tests of a real broker and in a real browser, which are told apart by their folder.
+collect_ignore = [folder for name, folder in (("pulsar", "interop"), ("chromium", "browser")) if not _can_be_had(name)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ class Servers:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    unknown = [name for name in _required if name not in (*SERVERS, "pulsar")]
+    unknown = [name for name in _required if name not in (*SERVERS, "pulsar", "chromium")]
     if unknown:
         raise pytest.UsageError(f"OFFLOADER_REQUIRE_SERVICES: no such server: {', '.join(unknown)}")
     if hasattr(config, "workerinput"):

@@ -203,7 +203,7 @@ def test_test_hands_its_arguments_to_pytest_with_java_and_interpreter_set(machin
 def test_check_runs_format_lint_types_and_architecture_without_java(machine: Machine) -> None:
     assert machine.dev("check").returncode == 0
     tools = [" ".join(call.split()[2:4]) for call in machine.calls() if call.startswith("python")]
-    assert tools == ["ruff format", "ruff check", "mypy in", "pytest -q"]
+    assert tools == ["ruff format", "ruff check", "mypy in", "docs.operations.make_reference --check", "pytest -q"]
 
 
 def test_check_goes_on_after_a_failure_and_names_what_failed(machine: Machine) -> None:
@@ -260,14 +260,29 @@ def test_before_the_first_update_the_names_that_every_release_has_are_proposed(m
 
 
 def test_root_gets_everything_installed_at_once(machine: Machine) -> None:
-    machine.apt("openjdk-17-jre-headless", "openjdk-21-jre-headless", "python3.11-venv", root=True)
+    machine.apt("openjdk-17-jre-headless", "openjdk-21-jre-headless", "python3.11-venv", "chromium", root=True)
     (machine.folder / "no-venv").write_text("1", encoding="utf-8")
     assert machine.dev("test").returncode == 0
     calls = machine.calls()
     assert calls[0].startswith("apt-get update")
-    assert calls[1].endswith("--no-install-recommends python3.11-venv openjdk-17-jre-headless")
+    assert calls[1].endswith("--no-install-recommends python3.11-venv openjdk-17-jre-headless chromium")
     assert calls[-1].startswith("python -m pytest")
     assert f"JAVA_HOME={machine.folder}/jvm/installed" in calls[-1]
+
+
+def test_all_tests_run_without_a_browser_where_it_cant_be_installed_and_that_is_said(machine: Machine) -> None:
+    machine.java("jvm/java-17/bin/java", "17.0.15")
+    done = machine.dev("test")
+    assert done.returncode == 0
+    assert "there is no Chromium" in done.stderr
+    assert "Chromium" not in machine.dev("test", "tests/store").stderr, "a run of some tests takes what there is"
+    machine.write("chromium", "#!/bin/bash\n")
+    assert "Chromium" not in machine.dev("test").stderr
+    (machine.bin / "chromium").unlink()
+    machine.calls()
+    machine.apt("openjdk-17-jre-headless", root=True)  # a system that has no such package
+    assert machine.dev("test").returncode == 0
+    assert [call.split()[1] for call in machine.calls() if call.startswith("apt-get")] == ["update"]
 
 
 def test_no_python_or_one_that_is_too_old_is_named(machine: Machine) -> None:
@@ -310,6 +325,8 @@ def test_ci_requires_the_real_servers_and_runs_check_and_test(tmp_path: Path) ->
         )
         assert done.returncode == code
         if code == 0:
-            assert done.stdout.splitlines() == [f"dev {verb} with minio,versitygw,pulsar" for verb in ("check", "test")]
+            assert done.stdout.splitlines() == [
+                f"dev {verb} with minio,versitygw,pulsar,chromium" for verb in ("check", "test")
+            ]
         else:
             assert "Go 1.24 or newer is needed" in done.stderr
