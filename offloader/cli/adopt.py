@@ -7,7 +7,6 @@ with ``--read-only`` or ``--dry-run``.
 from __future__ import annotations
 
 import json as json_module
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.clock import SystemClock
 from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
+from offloader.ledgers.pulsar.security import open_security
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics
 from offloader.read.adopt import REQUESTS_IN_FLIGHT, AdoptedStream, Adoption, AdoptionProgress, adopt, release
 from offloader.read.workers import Workers
@@ -177,7 +177,7 @@ def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
 
 
 def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
-    with AdminClient(admin_url, token=os.environ.get(TOKEN_VARIABLE, "")) as client:
+    with AdminClient(admin_url, security=open_security(token_variable=TOKEN_VARIABLE)) as client:
         names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]
         found = Workers(CONNECTIONS_MAX).in_order(partial(_ledgers, client, name) for name in names)
         return [topic for topic in found if topic is not None]

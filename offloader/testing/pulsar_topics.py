@@ -6,8 +6,10 @@ Owns what is stored and who gets it. Must never touch a socket: that is ``offloa
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote_plus
 
 from formats.entries import Position
 from formats.pulsar.commands import Command, CommandType, message_id, position_of
@@ -42,6 +44,8 @@ class FakeTopic:
     Attributes:
         entries: position, bytes, and how many messages they hold.
         lies: position -> the one that is said instead.
+
+    Besides clients that speak the protocol, a test may hold subscriptions itself: ``subscribe``, ``acknowledge``.
     """
 
     def __init__(self, broker: FakeBroker, name: str) -> None:
@@ -72,6 +76,80 @@ class FakeTopic:
         with self._lock:
             acknowledged = self._subscriptions[subscription].mark_delete
             return self.entries[acknowledged - 1][0] if acknowledged else None
+
+    def subscribe(self, subscription: str, *, durable: bool = True) -> None:
+        """A subscription at the topic's beginning, without a consumer."""
+        with self._lock:
+            self._subscriptions.setdefault(subscription, _Subscription(durable, 0, 0))
+
+    def unsubscribe(self, subscription: str) -> None:
+        """It is gone, with what it had consumed."""
+        with self._lock:
+            del self._subscriptions[subscription]
+
+    def acknowledge(self, subscription: str, position: Position | None) -> None:
+        """Everything up to ``position`` is consumed, as by message TTL or a reset; ``None``: nothing is."""
+        with self._lock:
+            found = self._subscriptions[subscription]
+            found.mark_delete = 0 if position is None else sum(each[0] <= position for each in self.entries)
+            found.sent = max(found.sent, found.mark_delete)
+
+    def internals(self) -> Mapping[str, Any]:
+        """The document ``internalStats``, as a broker's admin interface answers it."""
+        with self._lock:
+            sizes: dict[int, list[int]] = {self._next.ledger_id: []}
+            for position, entry, _ in self.entries:
+                sizes.setdefault(position.ledger_id, []).append(len(entry))
+            is_open = self._next.ledger_id
+            last = self.entries[-1][0] if self.entries else Position(min(sizes), -1)
+            return {
+                "state": "LedgerOpened",
+                "currentLedgerEntries": len(sizes[is_open]),
+                "currentLedgerSize": sum(sizes[is_open]),
+                "lastConfirmedEntry": str(last),
+                "ledgers": [
+                    {"ledgerId": ledger_id, "entries": len(found), "size": sum(found), "offloaded": False}
+                    if ledger_id != is_open
+                    else {"ledgerId": ledger_id, "entries": 0, "size": 0, "offloaded": False}
+                    for ledger_id, found in sorted(sizes.items())
+                ],
+                "cursors": {
+                    quote_plus(name): {
+                        "markDeletePosition": str(self._mark_delete(found)),
+                        "individuallyDeletedMessages": "[]",
+                    }
+                    for name, found in self._subscriptions.items()
+                },
+            }
+
+    def stats(self) -> Mapping[str, Any]:
+        """The document ``stats``."""
+        with self._lock:
+            self._forget_lost()
+            subscriptions = {
+                name: {"isDurable": found.durable, "consumers": [{}] * len(found.consumers)}
+                for name, found in self._subscriptions.items()
+            }
+            return {"subscriptions": subscriptions, "deduplicationStatus": "Disabled"}
+
+    def trim(self) -> None:
+        """Deletes the closed ledgers that every durable subscription has consumed; without one, all of them."""
+        with self._lock:
+            needed = [found.mark_delete for found in self._subscriptions.values() if found.durable]
+            gone = [position for position, _, _ in self.entries if position.ledger_id < self._next.ledger_id]
+            at = min([len(gone), *needed])
+            while 0 < at < len(self.entries) and self.entries[at][0].ledger_id == self.entries[at - 1][0].ledger_id:
+                at -= 1
+            del self.entries[:at]
+            for found in self._subscriptions.values():
+                found.mark_delete, found.sent = max(found.mark_delete - at, 0), max(found.sent - at, 0)
+
+    def _mark_delete(self, found: _Subscription) -> Position:
+        """With -1 for the entry, where nothing of the first ledger is consumed."""
+        if found.mark_delete:
+            return self.entries[found.mark_delete - 1][0]
+        first = self.entries[0][0] if self.entries else self._next
+        return Position(first.ledger_id, first.entry_id - 1)
 
     def active(self, subscription: str) -> Any:
         """The consumer id that works, ``None``: nobody."""

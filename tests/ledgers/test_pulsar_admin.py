@@ -14,7 +14,9 @@ import pytest
 from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar import admin
 from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.security import Security
 
+SECRET = Security(lambda: "secret")
 LEDGERS = "/admin/v2/persistent/t/n/a%20b/internalStats"
 BODY = json.dumps({"ledgers": [{"ledgerId": 7, "entries": 5, "size": 50}]}).encode()
 
@@ -59,7 +61,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[AdminClient]:
-    with AdminClient(f"http://127.0.0.1:{server.server_port}/", token="secret") as client:
+    with AdminClient(f"http://127.0.0.1:{server.server_port}/", security=SECRET) as client:
         yield client
 
 
@@ -97,6 +99,7 @@ def test_a_broker_that_is_busy_is_asked_again(server: Server, client: AdminClien
         (403, b"", AccessDenied),
         (404, b"", NotFound),
         (500, b"broken", StoreUnavailable),
+        (500, b"no such token: secret", StoreUnavailable),
         (503, b"", StoreUnavailable),
         (200, b"<html>", Corrupt),
         (200, b'{"ledgers": 7}', InvalidCall),

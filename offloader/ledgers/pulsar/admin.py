@@ -1,31 +1,41 @@
-"""A Pulsar cluster's admin REST interface, as far as it tells which ledgers topics have.
+"""A Pulsar cluster's admin REST interface: which topics there are, their ledgers, cursors and policies.
 
-Owns its requests. Must never change anything in the cluster, nor wait without a deadline.
+Owns its requests. Must never delete or truncate anything in the cluster, nor wait without a deadline: two calls that
+change something make a broker look again at what may go (``trim``), or give a topic up for a moment (``unload``).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.parse import quote
 
 import urllib3
 
-from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, StoreUnavailable
-from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics
+from offloader.clock import Clock, SystemClock
+from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, StoreUnavailable, Throttled
+from offloader.ledgers.pulsar.security import Security
+from offloader.ledgers.pulsar.topic_stats import TopicInternals, TopicStats, internals_of, stats_of
+from offloader.ledgers.pulsar.topics import TopicLedgers, stream_of_topic
 
 __all__ = ["AdminClient"]
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
+#: Of an answer that comes drop by drop.
+ANSWER_S_MAX = 60.0
 RETRIES_MAX = 3
 CONNECTIONS_MAX = 8
 #: A namespace of a million topics answers 60 MB.
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
+ANSWER_SHOWN_BYTES = 200
+_PIECE_BYTES = 256 * 1024
 
 _DENIED = (401, 403)
+_DONE = (200, 204)
+_TOKEN_HINT = "set a token that may do this there: OFFLOADER_ADMIN_TOKEN, or the token of the section [pulsar]"  # noqa: S105
 
 
 class AdminClient:
@@ -33,16 +43,27 @@ class AdminClient:
 
     Args:
         url: of the admin interface, ``http://broker:8080``.
-        token: sent as a bearer token; empty: none.
+        security: its token is sent as a bearer token; its TLS checks ``https``.
+        clock: of deadlines.
+
+    Raises (every call):
+        AccessDenied: the token may not do this.
+        NotFound: no such tenant, namespace or topic.
+        StoreUnavailable, Throttled: try again later.
+        Corrupt: what answers isn't Pulsar's admin interface.
     """
 
-    def __init__(self, url: str, *, token: str = "") -> None:
+    def __init__(self, url: str, *, security: Security | None = None, clock: Clock | None = None) -> None:
         if not url.startswith(("http://", "https://")):
             raise InvalidCall(f"{url!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
         self.url = url.rstrip("/")
+        self._security = security or Security()
+        self._clock = clock or SystemClock()
         # The broker that owns a topic is another one, and wants the token too: it is sent along, as Pulsar's tools do.
+        # What is asked for here may be asked for twice, whatever the method.
         retries = urllib3.Retry(
             total=RETRIES_MAX,
+            allowed_methods=None,
             backoff_factor=0.2,
             status_forcelist=(429, 502, 503, 504),
             raise_on_status=False,
@@ -52,7 +73,7 @@ class AdminClient:
             maxsize=CONNECTIONS_MAX,
             retries=retries,
             timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
-            headers={"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})},
+            ssl_context=self._security.context() if url.startswith("https://") else None,
         )
 
     def __enter__(self) -> AdminClient:
@@ -61,58 +82,123 @@ class AdminClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all connections. Closing twice is fine."""
         self._pool.clear()
 
     def namespaces(self) -> Sequence[str]:
         """All of them, ``tenant/namespace``."""
         tenants = self._names("/admin/v2/tenants")
-        return [name for tenant in tenants for name in self._names(f"/admin/v2/namespaces/{quote(tenant, safe='')}")]
+        return [name for tenant in tenants for name in self.namespaces_of(tenant)]
+
+    def namespaces_of(self, tenant: str) -> Sequence[str]:
+        """Those of one tenant, ``tenant/namespace``."""
+        return self._names(f"/admin/v2/namespaces/{quote(tenant, safe='')}")
 
     def topics(self, namespace: str) -> Sequence[str]:
         """The persistent topics of ``tenant/namespace``; of partitioned ones, the partitions."""
         return self._names(f"/admin/v2/persistent/{quote(namespace)}")
 
-    def ledgers(self, topic: str) -> TopicLedgers:
-        """The ledgers of one topic.
-
-        Raises:
-            NotFound: there is no such topic.
-            AccessDenied, StoreUnavailable, Corrupt: as for every call here.
-        """
-        tenant, namespace, name = topic.removeprefix("persistent://").split("/", 2)
-        path = f"/admin/v2/persistent/{quote(tenant, safe='')}/{quote(namespace, safe='')}/{quote(name, safe='')}"
-        [found] = ledgers_of_topics(self._get(f"{path}/internalStats"), topic)
+    def policies(self, namespace: str) -> Mapping[str, Any]:
+        """What is set for ``tenant/namespace``; for ``policy_warnings``."""
+        found = self._json("GET", f"/admin/v2/namespaces/{quote(namespace)}")
+        if not isinstance(found, dict):
+            raise Corrupt(f"{self.url}: namespace {namespace} has no policies")
         return found
 
+    def partitions(self, topic: str) -> int:
+        """How many partitions a topic has; 0: it isn't partitioned."""
+        found = self._json("GET", f"{_path(topic)}/partitions")
+        number = found.get("partitions") if isinstance(found, dict) else None
+        if not isinstance(number, int) or number < 0:
+            raise Corrupt(f"{self.url}: {topic} has no number of partitions")
+        return number
+
+    def ledgers(self, topic: str) -> TopicLedgers:
+        """The ledgers of one topic, or one partition."""
+        return self.internals(topic).ledgers
+
+    def internals(self, topic: str) -> TopicInternals:
+        """The ledgers and cursors of one topic, or one partition."""
+        return internals_of(self._json("GET", f"{_path(topic)}/internalStats"), topic)
+
+    def stats(self, topic: str) -> TopicStats:
+        """The subscriptions of one topic, or one partition."""
+        return stats_of(self._json("GET", f"{_path(topic)}/stats"), topic)
+
+    def trim(self, topic: str) -> None:
+        """Makes the broker look which ledgers nobody needs any more; it deletes those some time after this returns."""
+        self._ask("POST", f"{_path(topic)}/trim")
+
+    def unload(self, topic: str) -> None:
+        """The broker gives the topic up: clients connect again, and its open ledger is closed."""
+        self._ask("PUT", f"{_path(topic)}/unload")
+
     def _names(self, path: str) -> list[str]:
-        found = self._get(path)
+        found = self._json("GET", path)
         if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
             raise Corrupt(f"{self.url}{path} didn't answer a list of names")
         return found
 
-    def _get(self, path: str) -> Any:
+    def _json(self, method: str, path: str) -> Any:
+        body = self._ask(method, path)
+        try:
+            return json.loads(body)
+        except ValueError as cause:
+            raise Corrupt(f"{self.url}{path} didn't answer JSON: {body[:100]!r}") from cause
+
+    def _ask(self, method: str, path: str) -> bytes:
         where = f"{self.url}{path}"
         try:
-            answer = self._pool.request("GET", where, preload_content=False)
+            answer = self._pool.request(method, where, preload_content=False, headers=self._headers())
             try:
-                body = answer.read(ANSWER_BYTES_MAX + 1)
+                body = self._body(answer, where)
             finally:
                 answer.release_conn()
         except urllib3.exceptions.HTTPError as cause:
             raise StoreUnavailable(
-                f"{where} doesn't answer: {cause}", hint="check --admin-url, or try later"
+                f"{where} doesn't answer: {cause}", hint="check the admin URL, or try later"
             ) from cause
         if answer.status in _DENIED:
-            raise AccessDenied(
-                f"{where} answered {answer.status}", hint="set OFFLOADER_ADMIN_TOKEN to a token that may read there"
-            )
+            raise AccessDenied(f"{where} answered {answer.status}", hint=_TOKEN_HINT)
         if answer.status == 404:
             raise NotFound(f"{where} isn't there")
-        if answer.status != 200:
-            raise StoreUnavailable(f"{where} answered {answer.status}: {body[:200].decode(errors='replace')}")
-        if len(body) > ANSWER_BYTES_MAX:
-            raise Corrupt(f"{where} answered more than {ANSWER_BYTES_MAX} bytes")
-        try:
-            return json.loads(body)
-        except ValueError as cause:
-            raise Corrupt(f"{where} didn't answer JSON: {body[:100]!r}") from cause
+        if answer.status not in _DONE:
+            kind = Throttled if answer.status == 429 else StoreUnavailable
+            raise kind(f"{where} answered {answer.status}: {self._shown(body)}")
+        return body
+
+    def _body(self, answer: urllib3.BaseHTTPResponse, where: str) -> bytes:
+        deadline_s = self._clock.monotonic_s() + ANSWER_S_MAX
+        body = bytearray()
+        while piece := answer.read1(_PIECE_BYTES):
+            body += piece
+            if len(body) > ANSWER_BYTES_MAX:
+                answer.close()
+                raise Corrupt(f"{where} answered more than {ANSWER_BYTES_MAX} bytes")
+            if self._clock.monotonic_s() > deadline_s:
+                answer.close()
+                raise StoreUnavailable(f"{where} takes more than {ANSWER_S_MAX:g} s to answer", hint="try later")
+        return bytes(body)
+
+    def _shown(self, body: bytes) -> str:
+        """The beginning of an answer, without the token that it may repeat."""
+        token = self._token()
+        text = body[:ANSWER_SHOWN_BYTES].decode(errors="replace")
+        return text.replace(token, "...") if token else text
+
+    def _token(self) -> str:
+        return self._security.token() if self._security.token else ""
+
+    def _headers(self) -> dict[str, str]:
+        token = self._token()
+        return {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+
+
+def _path(topic: str) -> str:
+    """Of ``persistent://tenant/namespace/topic``."""
+    stream_of_topic(topic)  # raises for what is none
+    tenant, namespace, name = topic.removeprefix("persistent://").split("/", 2)
+    return f"/admin/v2/persistent/{quote(tenant, safe='')}/{quote(namespace, safe='')}/{quote(name, safe='')}"

@@ -1,0 +1,177 @@
+"""What the admin client finds out of topics, against the fake broker's admin interface; policies in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from formats.entries import Position
+from offloader.errors import Corrupt, NotFound, StoreUnavailable
+from offloader.ledgers.pulsar import admin as admin_module
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.policies import policy_warnings
+from offloader.ledgers.pulsar.security import Security
+from offloader.ledgers.pulsar.topic_stats import internals_of, stats_of
+from offloader.testing.pulsar_admin import FakeAdmin
+from offloader.testing.pulsar_broker import FakeBroker
+from offloader.testing.pulsar_topics import FakeTopic
+
+TOPIC = "persistent://t/n/a b"
+PATH = "/admin/v2/persistent/t/n/a%20b"
+
+
+@pytest.fixture
+def topic() -> Iterator[FakeTopic]:
+    with FakeBroker() as broker:
+        topic = FakeTopic(broker, TOPIC)
+        for _ in range(2):
+            for number in range(3):
+                topic.append(b"entry %d" % number)
+            topic.roll()
+        topic.append(b"open")
+        yield topic
+
+
+@pytest.fixture
+def fake(topic: FakeTopic) -> Iterator[FakeAdmin]:
+    with FakeAdmin(topic, partitioned={"persistent://t/n/parts": 3}, token="secret") as fake:
+        yield fake
+
+
+@pytest.fixture
+def client(fake: FakeAdmin) -> Iterator[AdminClient]:
+    with AdminClient(fake.url, security=Security(lambda: fake.token)) as client:
+        yield client
+
+
+def test_ledgers_cursors_and_subscriptions_of_a_topic(topic: FakeTopic, client: AdminClient) -> None:
+    topic.subscribe("sub/1 +")
+    topic.subscribe("reader", durable=False)
+    topic.acknowledge("sub/1 +", Position(2, 1))
+
+    internals, stats = client.internals(TOPIC), client.stats(TOPIC)
+
+    assert [(each.ledger_id, each.entries) for each in internals.ledgers.ledgers] == [(1, 3), (2, 3), (3, 0)]
+    assert (internals.open_entries, internals.open_size_bytes) == (1, 4)
+    assert internals.last_confirmed == Position(3, 0)
+    assert not internals.is_terminated
+    assert {name: cursor.mark_delete for name, cursor in internals.cursors.items()} == {
+        "sub/1 +": Position(2, 1),
+        "reader": Position(1, -1),
+    }
+    assert {each.name: (each.is_durable, each.consumers) for each in stats.subscriptions.values()} == {
+        "sub/1 +": (True, 0),
+        "reader": (False, 0),
+    }
+    assert not stats.deduplicates
+
+
+def test_partitions_namespaces_and_policies(fake: FakeAdmin, client: AdminClient) -> None:
+    fake.policies = {"t/empty": {}, "t/n": {"message_ttl_in_seconds": 60}}
+    assert client.namespaces() == ["t/empty", "t/n"]
+    assert client.topics("t/n") == [TOPIC]
+    assert client.topics("t/empty") == []
+    assert (client.partitions("persistent://t/n/parts"), client.partitions(TOPIC)) == (3, 0)
+    assert client.policies("t/n") == {"message_ttl_in_seconds": 60}
+    for missing in (lambda: client.topics("t/none"), lambda: client.partitions("persistent://t/n/none")):
+        with pytest.raises(NotFound):
+            missing()
+
+
+def test_trim_and_unload_reach_the_topic(topic: FakeTopic, fake: FakeAdmin, client: AdminClient) -> None:
+    topic.subscribe("offloader")
+    client.trim(TOPIC)
+    assert len(topic.entries) == 7
+    topic.acknowledge("offloader", Position(2, 1))
+    client.trim(TOPIC)
+    assert [each.ledger_id for each in client.ledgers(TOPIC).ledgers] == [2, 3]
+    client.unload(TOPIC)
+    assert fake.of("PUT", "/unload") == [f"{PATH}/unload"]
+
+
+def test_a_token_is_asked_for_each_time(fake: FakeAdmin, client: AdminClient) -> None:
+    client.namespaces()
+    fake.token = "another"
+    client.namespaces()
+
+
+def test_an_interface_that_is_gone_can_be_asked_later(fake: FakeAdmin, client: AdminClient) -> None:
+    fake.is_up = False
+    with pytest.raises(StoreUnavailable, match="doesn't answer"):
+        client.namespaces()
+    fake.is_up = True
+    assert client.namespaces() == ["t/n"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"{PATH}/partitions", b'{"partitions": "three"}'),
+        (f"{PATH}/partitions", b"[]"),
+        (f"{PATH}/stats", b'{"subscriptions": {"s": {}}}'),
+        (f"{PATH}/stats", b"[]"),
+        (f"{PATH}/internalStats", b'{"ledgers": [], "cursors": {"s": {"markDeletePosition": "near 7"}}}'),
+        (f"{PATH}/internalStats", b'{"ledgers": [], "cursors": []}'),
+        ("/admin/v2/namespaces/t/n", b"7"),
+    ],
+)
+def test_nonsense_is_named(fake: FakeAdmin, client: AdminClient, path: str, body: bytes) -> None:
+    fake.answers[path] = (200, body)
+
+    def ask() -> None:
+        for each in (client.partitions, client.stats, client.internals):
+            each(TOPIC)
+        client.policies("t/n")
+
+    with pytest.raises(Corrupt):
+        ask()
+
+
+def test_an_answer_that_drips_has_an_end(fake: FakeAdmin, client: AdminClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_module, "ANSWER_S_MAX", -1.0)
+    with pytest.raises(StoreUnavailable, match="to answer"):
+        client.namespaces()
+
+
+#: As a broker 4.0.7 answers, shortened.
+INTERNALS = """{"currentLedgerEntries":10,"currentLedgerSize":370,"lastConfirmedEntry":"4:9","state":"Terminated",
+"ledgers":[{"ledgerId":4,"entries":0,"size":0,"offloaded":false,"underReplicated":false}],
+"cursors":{"sub+a%2Fb":{"markDeletePosition":"4:0","individuallyDeletedMessages":"[(4:3..4:4],(4:6..5:0]]"},
+"pulsar.dedup":{"markDeletePosition":"4:-1","individuallyDeletedMessages":"[]"}}}"""
+
+
+def test_what_a_real_broker_answered() -> None:
+    found = internals_of(json.loads(INTERNALS), TOPIC)
+    assert found.is_terminated
+    assert found.open_entries == 10
+    runs = ((Position(4, 3), Position(4, 4)), (Position(4, 6), Position(5, 0)))
+    assert found.cursors["sub a/b"].individually_deleted == runs
+    assert found.cursors["pulsar.dedup"].mark_delete == Position(4, -1)
+    assert stats_of({"subscriptions": {}, "deduplicationStatus": "Enabled"}, TOPIC).deduplicates
+
+
+@pytest.mark.parametrize(
+    ("policies", "words"),
+    [
+        ({}, []),
+        ({"message_ttl_in_seconds": 0, "offload_threshold": -1, "backlog_quota_map": {}}, []),
+        ({"message_ttl_in_seconds": 60}, ["message TTL is 60 s"]),
+        ({"backlog_quota_map": {"destination_storage": {"policy": "producer_request_hold"}}}, []),
+        (
+            {"backlog_quota_map": {"message_age": {"policy": "consumer_backlog_eviction"}}},
+            ["backlog quota message_age"],
+        ),
+        ({"subscription_expiration_time_minutes": 5}, ["deleted after 5 minutes"]),
+        ({"offload_threshold": 0}, ["offloads by itself"]),
+        ({"offload_policies": {"managedLedgerOffloadThresholdInBytes": 10}}, ["offloads by itself"]),
+        ([], []),
+        ({"backlog_quota_map": 7, "offload_policies": [], "message_ttl_in_seconds": "x"}, []),
+    ],
+)
+def test_policies_that_fight_with_us_are_named(policies: Any, words: list[str]) -> None:
+    found = policy_warnings(policies)
+    assert len(found) == len(words)
+    assert all(word in warning for word, warning in zip(words, found, strict=True))
