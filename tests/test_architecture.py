@@ -29,6 +29,7 @@ LAYERS = [
         "offloader.metrics",
         "offloader.telemetry",
         "offloader.turns",
+        "offloader.workers",
     },
     {"offloader.store", "offloader.ledgers"},
     {"offloader.manifest"},
@@ -63,7 +64,7 @@ APART = {
 }
 #: The rooms of the write side, from the bottom up; what stands beside them may see them all, and ``BESIDE`` is for all.
 WRITE_ROOMS = ["hot", "segment", "ownership", "history", "stream"]
-BESIDE = {"offloader.write.backoff", "offloader.write.workers"}
+BESIDE = {"offloader.write.backoff"}
 #: Shipped for tests of others: may see everything but is seen by nobody.
 TESTING = "offloader.testing"
 

@@ -13,7 +13,7 @@ from random import Random
 from typing import TypeVar
 
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.workers import Timer, Workers
+from offloader.workers import Timer, Workers
 
 __all__ = ["SimulatedWorkers"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from offloader.write.workers import Workers
+from offloader.workers import Workers
 
 __all__ = ["Backoff"]
 

@@ -31,6 +31,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.observed import recorder_of
 from offloader.store.throttled import require_limits
 from offloader.telemetry import NO_TELEMETRY
+from offloader.workers import SerialTask, Workers
 from offloader.write.history.backfill import HistoryTools
 from offloader.write.history.history import HistoryResult
 from offloader.write.history.ledger_trigger import LedgerTrigger
@@ -42,7 +43,6 @@ from offloader.write.segment.handle import OffloadHandle, OffloadResult
 from offloader.write.segment.memory import MemoryBudget
 from offloader.write.segment.upload import SegmentUpload, upload_of
 from offloader.write.stream.streaming import StreamOffload
-from offloader.write.workers import SerialTask, Workers
 
 __all__ = ["NO_INCARNATION", "LedgerOffloader"]
 

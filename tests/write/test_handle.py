@@ -29,11 +29,11 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.workers import Workers
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.segment.buffer import StreamBuffer
 from offloader.write.segment.handle import OffloadHandle
 from offloader.write.segment.intake import PIECES_MAX
-from offloader.write.workers import Workers
 from tests.support.waiting import eventually
 
 MIB = 1024 * 1024

@@ -42,13 +42,13 @@ from offloader.spark.options import SourceOptions
 from offloader.spark.planning import is_pattern
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
+from offloader.workers import Workers
 from offloader.write.by_hand import method_by_hand, offload_by_hand
 from offloader.write.history.backfill import HistoryTools
 from offloader.write.history.history import PlannedSegment
 from offloader.write.history.order import SegmentOrder
 from offloader.write.hot.confirmation import confirm_stored
 from offloader.write.runs import HistoryRuns
-from offloader.write.workers import Workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,6 +17,7 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
 from offloader.settings import OffloadSettings
+from offloader.workers import Workers
 from offloader.write.history.history import HistoryOffload, HistoryPlan, PlannedSegment
 from offloader.write.history.memory import HistoryMemory, parts_at_once, segment_memory_bytes
 from offloader.write.history.order import OrderUpload, SegmentOrder
@@ -28,7 +29,6 @@ from offloader.write.ownership.opening import Ownership
 from offloader.write.segment.assignment import segment_bytes_max
 from offloader.write.segment.commits import Commits
 from offloader.write.segment.memory import MemoryBudget
-from offloader.write.workers import Workers
 
 __all__ = [
     "ATTEMPTS_MAX",

@@ -27,10 +27,10 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.settings import OffloadSettings
+from offloader.workers import SerialTask, Workers
 from offloader.write.history.memory import HistoryMemory
 from offloader.write.hot.coverage import acknowledged_end
 from offloader.write.segment.commits import Commits
-from offloader.write.workers import SerialTask, Workers
 
 __all__ = ["HistoryOffload", "HistoryPlan", "HistoryResult", "PlannedSegment"]
 

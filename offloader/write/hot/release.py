@@ -20,9 +20,9 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_record import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.workers import Timer, Workers
 from offloader.write.hot.confirmation import confirm_stored
 from offloader.write.hot.coverage import uncovered_ranges
-from offloader.write.workers import Timer, Workers
 
 __all__ = ["HotRelease", "ReleasedLedgers", "holding_segments", "releasable_ledgers", "release_hot_ledgers"]
 

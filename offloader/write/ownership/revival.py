@@ -12,8 +12,8 @@ from collections.abc import Callable
 from formats.entries import Position
 from offloader.errors import OffloaderError
 from offloader.settings import OffloadSettings
+from offloader.workers import Workers
 from offloader.write.ownership.opening import Ownership
-from offloader.write.workers import Workers
 
 __all__ = ["Revival"]
 

@@ -17,12 +17,12 @@ from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
 from formats.segment import FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder
 from offloader.errors import Closed, InvalidCall, OffloaderError
 from offloader.settings import OffloadSettings
+from offloader.workers import SerialTask, Workers
 from offloader.write.segment.assignment import part_bytes_for
 from offloader.write.segment.buffer import StreamBuffer
 from offloader.write.segment.intake import SINGLES_MAX, Intake, Piece, joined
 from offloader.write.segment.result import OffloadResult
 from offloader.write.segment.upload import SegmentUpload
-from offloader.write.workers import SerialTask, Workers
 
 __all__ = ["OffloadHandle", "OffloadResult"]
 

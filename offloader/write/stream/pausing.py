@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from offloader.errors import Closed, NotFound
 from offloader.manifest.log import ManifestLog
+from offloader.workers import Timer, Workers
 from offloader.write.stream.state import StreamState
 from offloader.write.stream.status import Mode
-from offloader.write.workers import Timer, Workers
 
 __all__ = ["LOOK_FIRST_S", "LOOK_MAX_S", "Pausing"]
 

@@ -32,6 +32,7 @@ from offloader.errors import Closed, Corrupt, Fenced, OffloaderError, StoreUnava
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
+from offloader.workers import SerialTask
 from offloader.write.backoff import Backoff
 from offloader.write.history.backfill import HistoryTools
 from offloader.write.ownership.opening import Ownership
@@ -47,7 +48,6 @@ from offloader.write.stream.settling import Settling
 from offloader.write.stream.state import StreamState
 from offloader.write.stream.status import Mode
 from offloader.write.stream.stream_backfill import StreamBackfill
-from offloader.write.workers import SerialTask
 
 __all__ = ["MakeHandle", "StreamSteps"]
 

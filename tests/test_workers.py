@@ -13,8 +13,8 @@ import pytest
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.store.base import open_store
 from offloader.testing.manual_clock import ManualClock
+from offloader.workers import SerialTask, Workers
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.workers import SerialTask, Workers
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 

@@ -1,7 +1,7 @@
 """The process's worker pool and its one timer thread.
 
-Owns every thread of the write side. Must never run two calls of one ``SerialTask`` at once, and no task may block on
-another task of the same pool.
+Owns the threads that sources and the write side share. Must never run two calls of one ``SerialTask`` at once, and no
+task may block on another task of the same pool.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from offloader.clock import Clock
 
 __all__ = ["SerialTask", "Timer", "Workers"]
 
-_log = logging.getLogger("offloader.write")
+_log = logging.getLogger("offloader.workers")
 _Result = TypeVar("_Result")
 
 #: Longest sleep of the timer thread, so that a clock that is moved by hand is noticed.
