@@ -10,33 +10,33 @@ be read by every process of the machine. A file holds a token a line, so that a 
 from __future__ import annotations
 
 import enum
-import hashlib
 import hmac
 import os
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from offloader.errors import AccessDenied, InvalidCall
 from offloader.service.listen import ListenAddress
+from offloader.service.tokens import digest_of, is_token, token_digests
+from offloader.settings import AccessSettings
 
-__all__ = ["Caller", "Credentials", "Guard", "NotAllowed", "NotAuthenticated", "Role", "bearer_token", "guard_for"]
+__all__ = [
+    "Caller",
+    "Credentials",
+    "Guard",
+    "NotAllowed",
+    "NotAuthenticated",
+    "Role",
+    "bearer_token",
+    "guard_for",
+    "open_credentials",
+]
 
-#: Bytes of one token: shorter ones can be guessed, longer ones don't fit into a header.
-TOKEN_BYTES_MIN = 16
-TOKEN_BYTES_MAX = 4096
-#: Larger files hold something else.
-TOKEN_FILE_BYTES_MAX = 256 * 1024
 #: Of one process; a caller's token is compared with each of them.
 TOKENS_MAX = 64
 #: In ``certificates``: whoever has a certificate that our authorities signed.
 ANY_CERTIFICATE = "*"
-
-#: RFC 6750, b64token: what can stand in a header.
-_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*", re.ASCII)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class Role(enum.IntEnum):
@@ -152,7 +152,7 @@ class Credentials:
         for role, sources in self._sources.items():
             for source in sources:
                 try:
-                    found = _tokens_in(source, environ)
+                    found = token_digests(source, environ)
                 except (AccessDenied, InvalidCall) as error:
                     denied |= isinstance(error, AccessDenied)
                     problems.append(error.message)
@@ -185,7 +185,7 @@ class Credentials:
         Raises:
             NotAuthenticated: nobody's.
         """
-        digest = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+        digest = digest_of(token)
         found: _Known | None = None
         for each in self._known:  # all of them, so that time doesn't say which one was nearly right
             if hmac.compare_digest(each.digest, digest):
@@ -257,33 +257,51 @@ def bearer_token(authorization: str) -> str:
     """
     kind, _, token = authorization.partition(" ")
     token = token.strip()
-    if kind.lower() != "bearer" or len(token) > TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
+    if kind.lower() != "bearer" or not is_token(token):
         raise NotAuthenticated("the authorization isn't a bearer token", hint="send Authorization: Bearer TOKEN")
     return token
+
+
+def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None = None) -> Credentials:
+    """The tokens and certificates that a process's settings name.
+
+    Raises:
+        InvalidCall, AccessDenied: as ``Credentials``; a certificate with a word that is no role.
+    """
+    return Credentials(
+        tokens={
+            Role.READ: settings.read_tokens,
+            Role.WRITE: settings.write_tokens,
+            Role.ADMIN: settings.admin_tokens,
+        },
+        certificates={name: Role.of(role) for name, role in settings.certificates},
+        environ=environ,
+    )
 
 
 def guard_for(
     address: ListenAddress,
     credentials: Credentials,
+    settings: AccessSettings,
     *,
     has_tls: bool,
-    anonymous: Role | None = None,
-    tokens_without_tls: bool = False,
     setting: str = "listen",
 ) -> Guard:
     """The guard of a door at ``address``, if it is safe to open it there.
 
-    On loopback without tokens and certificates everyone may do everything, unless ``anonymous`` says what.
+    On loopback without tokens and certificates everyone may do everything, unless ``access.anonymous`` says what.
 
     Args:
+        address: where the door is.
+        credentials: tokens and certificates that count there.
+        settings: ``anonymous`` and ``tokens_without_tls`` are what may be said by name.
         has_tls: whether what goes through the door is encrypted.
-        anonymous: said by name: the role of whoever shows nothing, wherever the call comes from.
-        tokens_without_tls: said by name: tokens may cross the network as they are, something else encrypts them.
         setting: of the address, for the error.
 
     Raises:
         InvalidCall: other machines would come in without authentication, or tokens would cross the network readable.
     """
+    anonymous = None if settings.anonymous == "loopback" else Role.of(settings.anonymous)
     has_authentication = credentials.has_tokens or credentials.has_certificates
     if credentials.has_certificates and not has_tls:
         raise InvalidCall(
@@ -297,7 +315,7 @@ def guard_for(
                 hint="set access.read_tokens, write_tokens, admin_tokens or certificates, or listen on 127.0.0.1; "
                 "access.anonymous lets anyone in by name",
             )
-        if credentials.has_tokens and not has_tls and not tokens_without_tls:
+        if credentials.has_tokens and not has_tls and not settings.tokens_without_tls:
             raise InvalidCall(
                 f"{setting} {address}: tokens would cross the network readable",
                 hint="set access.certificate_file and access.key_file, or access.tokens_without_tls = true where "
@@ -306,41 +324,3 @@ def guard_for(
     if not has_authentication and anonymous is None:
         anonymous = Role.ADMIN
     return Guard(credentials, anonymous)
-
-
-def _tokens_in(source: str, environ: Mapping[str, str]) -> Iterable[bytes]:
-    """Digests of the tokens of one source."""
-    kind, _, place = source.partition(":")
-    if kind == "env" and _VARIABLE.fullmatch(place):
-        text = environ.get(place, "")
-    elif kind == "file" and place:
-        text = _file_text(Path(place))
-    else:
-        # What stands there may be a token that somebody put there: it isn't repeated.
-        raise InvalidCall("a token's source is neither file:PATH nor env:NAME")
-    lines = [line.strip() for line in text.splitlines()]
-    tokens = [line for line in lines if line and not line.startswith("#")]
-    if not tokens:
-        raise InvalidCall(f"{source} holds no token")
-    for number, token in enumerate(tokens, 1):
-        which = f"token {number} of {source}" if len(tokens) > 1 else f"the token of {source}"
-        if not TOKEN_BYTES_MIN <= len(token) <= TOKEN_BYTES_MAX:
-            raise InvalidCall(f"{which} is shorter than {TOKEN_BYTES_MIN} characters or longer than {TOKEN_BYTES_MAX}")
-        if not _TOKEN.fullmatch(token):
-            raise InvalidCall(f"{which} has characters that can't stand in a header")
-    return [hashlib.sha256(token.encode()).digest() for token in tokens]
-
-
-def _file_text(file: Path) -> str:
-    try:
-        with file.open("rb") as opened:
-            raw = opened.read(TOKEN_FILE_BYTES_MAX + 1)
-    except OSError as cause:
-        raise AccessDenied(f"no token in {file}: {cause.strerror}") from None
-    if len(raw) > TOKEN_FILE_BYTES_MAX:
-        raise InvalidCall(f"{file} is longer than {TOKEN_FILE_BYTES_MAX} bytes: no file of tokens")
-    try:
-        return raw.decode("ascii")
-    except UnicodeDecodeError:
-        # The cause would show what was read, which may be a token.
-        raise InvalidCall(f"{file} isn't ASCII: no file of tokens") from None

@@ -18,6 +18,7 @@ __all__ = [
     "choice",
     "flag",
     "pairs",
+    "places",
     "problem",
     "setting",
     "text",
@@ -27,6 +28,8 @@ __all__ = [
 KIB = 1024
 MIB = 1024 * KIB
 MBYTES_MAX = 2**40
+#: How a place begins where a secret is.
+_PLACES = ("file:", "env:")
 MINUTES_MAX = 100 * 365 * 24 * 60
 
 
@@ -68,6 +71,11 @@ def texts(doc: str) -> Any:
     return field(default=(), metadata={"doc": doc, "texts": True})
 
 
+def places(doc: str) -> Any:
+    """Where secrets are, a list of ``file:PATH`` and ``env:NAME``, empty by default; a tuple as a value."""
+    return field(default=(), metadata={"doc": doc, "places": True})
+
+
 def flag(default: bool, doc: str) -> Any:
     """Yes or no."""
     return field(default=default, metadata={"doc": doc, "flag": True})
@@ -85,6 +93,11 @@ def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
     if "texts" in metadata:
         known = isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
         return "" if known else f"{value!r} is not a list of texts"
+    if "places" in metadata:
+        given = value if isinstance(value, (list, tuple)) else ("",)
+        known = all(isinstance(each, str) and each.startswith(_PLACES) and not each.endswith(":") for each in given)
+        # What stands there instead may be the secret: it isn't repeated.
+        return "" if known else "not a list of places, each file:PATH or env:NAME; a secret itself never stands here"
     if "flag" in metadata:
         return "" if isinstance(value, bool) else f"{value!r} is neither true nor false"
     wanted = "a whole number" if isinstance(default, int) else "a number"

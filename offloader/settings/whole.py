@@ -11,6 +11,7 @@ from typing import Any
 
 from offloader.errors import InvalidCall
 from offloader.settings.access import LimitSettings, ReadSettings, StoreSettings
+from offloader.settings.doors import AccessSettings
 from offloader.settings.fields import problem as problem_of
 from offloader.settings.keeping import CleanupSettings, ManifestSettings, RetentionSettings
 from offloader.settings.offload import LedgerSettings, OffloadSettings
@@ -32,6 +33,7 @@ class Settings:
     manifest: ManifestSettings = ManifestSettings()
     cleanup: CleanupSettings = CleanupSettings()
     retention: RetentionSettings = RetentionSettings()
+    access: AccessSettings = AccessSettings()
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:

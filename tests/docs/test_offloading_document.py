@@ -20,6 +20,7 @@ from offloader.settings import Settings
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "OFFLOADING.md").read_text(encoding="utf-8")
 OBSERVING = (ROOT / "docs" / "OBSERVING.md").read_text(encoding="utf-8")
+HTTP = (ROOT / "docs" / "HTTP.md").read_text(encoding="utf-8")
 #: Where the text's samples are.
 PLACE = "/srv/orders"
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -125,10 +126,10 @@ def _row(section: str, field: Field[Any]) -> str:
 
 
 def test_every_setting_is_in_a_table_as_it_is() -> None:
-    """Those of limits and telemetry are in docs/OBSERVING.md."""
+    """Those of limits and telemetry are in docs/OBSERVING.md, those of access in docs/HTTP.md."""
     found = [line for line in TEXT.splitlines() if re.match(r"\| `\w+\.\w+` \|", line)]
-    elsewhere = ("limits", "telemetry")
-    assert all(f"| `{section}." in OBSERVING for section in elsewhere)
+    elsewhere = ("limits", "telemetry", "access")
+    assert all(f"| `{section}." in OBSERVING + HTTP for section in elsewhere)
     assert found == [
         _row(section.name, field)
         for section in fields(Settings)

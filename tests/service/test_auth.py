@@ -22,11 +22,14 @@ from offloader.service.auth import (
     Role,
     bearer_token,
     guard_for,
+    open_credentials,
 )
 from offloader.service.listen import ListenAddress, parse_listen
+from offloader.settings import AccessSettings, Pairs, Settings
 
 READ, WRITE, ADMIN = (f"{name}-token-0123456789" for name in ("read", "write", "admin"))
 ENVIRON = {"READ": READ, "WRITE": WRITE, "ADMIN": ADMIN}
+BY_NAME, ANYONE_READS = AccessSettings(tokens_without_tls=True), AccessSettings(anonymous="read")
 HERE, EVERYWHERE = parse_listen("127.0.0.1:8080"), parse_listen(":8080")
 
 
@@ -72,20 +75,20 @@ def test_other_machines_come_in_only_with_authentication_or_by_name() -> None:
     nothing = Credentials()
     for address in (EVERYWHERE, parse_listen("[::]:1"), parse_listen("broker:1")):
         with pytest.raises(InvalidCall, match="nobody would be asked who they are"):
-            guard_for(address, nothing, has_tls=True)
+            guard_for(address, nothing, AccessSettings(), has_tls=True)
         with pytest.raises(InvalidCall, match="tokens would cross the network readable"):
-            guard_for(address, credentials(), has_tls=False)
-        assert guard_for(address, credentials(), has_tls=False, tokens_without_tls=True).caller(None).role is None
-        assert guard_for(address, credentials(), has_tls=True).caller(None).role is None
-        assert guard_for(address, nothing, has_tls=False, anonymous=Role.READ).caller(None).role is Role.READ
+            guard_for(address, credentials(), AccessSettings(), has_tls=False)
+        assert guard_for(address, credentials(), BY_NAME, has_tls=False).caller(None).role is None
+        assert guard_for(address, credentials(), AccessSettings(), has_tls=True).caller(None).role is None
+        assert guard_for(address, nothing, ANYONE_READS, has_tls=False).caller(None).role is Role.READ
     with pytest.raises(InvalidCall, match="client certificates need TLS"):
-        guard_for(HERE, Credentials(certificates={"a": Role.READ}), has_tls=False)
+        guard_for(HERE, Credentials(certificates={"a": Role.READ}), AccessSettings(), has_tls=False)
 
 
 def test_on_loopback_everybody_is_admin_until_there_is_a_token() -> None:
-    assert guard_for(HERE, Credentials(), has_tls=False).caller(None) == Caller("anyone", Role.ADMIN)
-    assert guard_for(HERE, Credentials(), has_tls=False, anonymous=Role.READ).caller(None).role is Role.READ
-    assert guard_for(HERE, credentials(), has_tls=False).caller(None).role is None
+    assert guard_for(HERE, Credentials(), AccessSettings(), has_tls=False).caller(None) == Caller("anyone", Role.ADMIN)
+    assert guard_for(HERE, Credentials(), ANYONE_READS, has_tls=False).caller(None).role is Role.READ
+    assert guard_for(HERE, credentials(), AccessSettings(), has_tls=False).caller(None).role is None
     assert Guard(Credentials()).caller(None).role is None, "without guard_for nobody comes in"
 
 
@@ -116,12 +119,12 @@ def allowed(caller: Caller, role: Role) -> bool:
 )
 def test_what_is_no_bearer_token_is_refused_even_where_none_is_needed(header: str) -> None:
     with pytest.raises(NotAuthenticated, match="isn't a bearer token"):
-        guard_for(HERE, Credentials(), has_tls=False).caller(header)
+        guard_for(HERE, Credentials(), AccessSettings(), has_tls=False).caller(header)
 
 
 def test_a_wrong_token_is_refused_even_where_none_is_needed() -> None:
     with pytest.raises(NotAuthenticated, match="isn't known here"):
-        guard_for(HERE, Credentials(), has_tls=False).caller("Bearer something-else-0123")
+        guard_for(HERE, Credentials(), AccessSettings(), has_tls=False).caller("Bearer something-else-0123")
     assert bearer_token("bearer  abc==") == "abc=="
 
 
@@ -218,3 +221,21 @@ def test_roles_are_known_by_name() -> None:
     assert [Role.of(name) for name in ("read", "WRITE", "admin")] == list(Role)
     with pytest.raises(InvalidCall, match="'root' is no role"):
         Role.of("root")
+
+
+def test_the_settings_name_places_and_never_a_token() -> None:
+    given = {
+        "read_tokens": ["env:READ"],
+        "admin_tokens": ["env:ADMIN", "env:WRITE"],
+        "certificates": {"prometheus": "read"},
+    }
+    settings = Settings.of({"access": given}).access
+    known = open_credentials(settings, ENVIRON)
+    assert [known.of_token(token).role for token in (READ, WRITE, ADMIN)] == [Role.READ, Role.ADMIN, Role.ADMIN]
+    assert known.of_certificate(["prometheus"]).role is Role.READ
+    for wrong in (READ, [READ], ["env:"], [3], 3):
+        with pytest.raises(InvalidCall, match=r"access\.read_tokens: not a list of places") as raised:
+            Settings.of({"access": {"read_tokens": wrong}})
+        assert READ not in str(raised.value)
+    with pytest.raises(InvalidCall, match="'root' is no role"):
+        open_credentials(AccessSettings(certificates=Pairs({"a": "root"})))
