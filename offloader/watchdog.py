@@ -96,7 +96,8 @@ class Watchdog:
                 return None
             return Stall(stream, quiet_s, f"{waits}; it stopped: {status.error}")
         gathering = status.mode is Mode.LIVE and not _after(status.tail, status.offered)
-        allowed_s = self._no_progress_s + (self._segment_age_s if gathering else 0)
+        segment_age_s = self._segment_age_s if status.segment_age_s is None else status.segment_age_s
+        allowed_s = self._no_progress_s + (segment_age_s if gathering else 0)
         if quiet_s < allowed_s:
             return None
         why = hangs or (f"last error: {status.error}" if status.error else "no error is known")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -26,7 +26,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_record import AT_ROOT, is_at_root
 from offloader.observation import Observation
 from offloader.read.handle import ReadHandle, read_offloaded
-from offloader.settings import Settings
+from offloader.settings import OffloadSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.observed import recorder_of
 from offloader.store.throttled import require_limits
@@ -41,13 +41,12 @@ from offloader.write.segment.buffer import StreamBuffer
 from offloader.write.segment.by_ledger import LedgerHandle, offload_ledger
 from offloader.write.segment.handle import OffloadHandle, OffloadResult
 from offloader.write.segment.memory import MemoryBudget
-from offloader.write.segment.upload import SegmentUpload, upload_of
+from offloader.write.segment.names import SegmentNames
+from offloader.write.segment.upload import upload_of
 from offloader.write.stream.streaming import StreamOffload
 
 __all__ = ["NO_INCARNATION", "LedgerOffloader"]
 
-#: Names remembered to refuse a second segment of the same name.
-UUIDS_REMEMBERED_MAX = 65_536
 #: Runs of the ledger method at once, whole process; others wait.
 LEDGER_RUNS_MAX = 2
 #: Unused memory for blocks that is kept, whole process: what a part of the default size gives back at once, twice.
@@ -69,6 +68,7 @@ class LedgerOffloader:
             opened with a recorder, which then gets the metrics of the streams too.
         workers: who runs its tasks, for simulations; it is closed with the offloader.
         store_problems: promises that the store was found not to keep (``offloader.store.probe``), for the status.
+        writer_url: where this process can be asked to hand a stream over; recorded with its epochs.
 
     Raises:
         InvalidCall: ``settings.limits`` aren't those that the store was opened with.
@@ -84,6 +84,7 @@ class LedgerOffloader:
         observe: bool = False,
         workers: Workers | None = None,
         store_problems: Sequence[str] = (),
+        writer_url: str = "",
     ) -> None:
         self.store = store
         self.settings = settings or Settings()
@@ -102,13 +103,11 @@ class LedgerOffloader:
         self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, relieve.schedule)
         block_bytes = self.settings.offload.block_bytes
         self._block_memory = BlockMemory(block_bytes, BLOCK_MEMORY_BYTES) if block_bytes >= BLOCK_BYTES_MIN else None
+        self._upload_order = partial(
+            upload_order, store, send_aside=None if workers is not None else self._senders.submit
+        )
         self._tools = HistoryTools(
-            upload=partial(
-                upload_order,
-                store,
-                settings=self.settings.offload,
-                send_aside=None if workers is not None else self._senders.submit,
-            ),
+            upload=partial(self._upload_order, settings=self.settings.offload),
             driver=dict(store.driver_metadata),
             settings=self.settings.offload,
             workers=self._workers,
@@ -116,10 +115,13 @@ class LedgerOffloader:
             budget=self._budget,
             clock=self._clock,
             entropy=entropy,
+            writer_url=writer_url,
         )
+        #: Runs over the history of streams that have the process's settings.
         self.history = HistoryRuns(store, self._tools, self.settings.manifest)
         self._lock = threading.Lock()
-        self._uuids: OrderedDict[UUID, None] = OrderedDict()
+        self._runs = {self.settings.offload: self.history}
+        self._names = SegmentNames()
         recorder = recorder_of(store)
         self.observation = Observation(
             self.settings, self._clock, recorder=recorder, store=store, store_problems=store_problems
@@ -143,6 +145,7 @@ class LedgerOffloader:
         buffer: StreamBuffer | None = None,
         sending: bool = True,
         on_change: Callable[[], None] = lambda: None,
+        settings: OffloadSettings | None = None,
     ) -> OffloadHandle:
         """A handle that turns offered entries into one V2 segment.
 
@@ -155,22 +158,27 @@ class LedgerOffloader:
             buffer: counts held bytes together with other segments of the stream; default: one of its own.
             sending: False: parts wait for ``start_sending`` (until the manifest has the segment).
             on_change: called from a worker when bytes were freed or the result is there.
+            settings: of the stream; default: those of the process.
 
         Raises:
             InvalidCall: the uuid was used before, or the driver metadata names another place.
         """
         self._require_here(driver_metadata)
-        self._claim(uuid)
+        self._names.claim(uuid)
+        settings = settings or self.settings.offload
         return OffloadHandle(
             uuid=uuid,
-            upload=self._upload(stream, uuid, None, incarnation, epoch),
+            upload=upload_of(
+                self.store, stream, uuid, None, incarnation=incarnation, epoch=epoch, codec=settings.codec
+            ),
             workers=self._workers,
-            buffer=buffer or StreamBuffer(self.settings.offload.offload_buffer_bytes_max),
-            settings=self.settings.offload,
+            buffer=buffer or StreamBuffer(settings.offload_buffer_bytes_max),
+            settings=settings,
             after=after,
             sending=sending,
             on_change=on_change,
-            memory=self._block_memory,
+            # Blocks of one size share it.
+            memory=self._block_memory if settings.block_bytes == self.settings.offload.block_bytes else None,
         )
 
     def offload(
@@ -194,8 +202,17 @@ class LedgerOffloader:
         Returns:
             The result when both objects are in the store and proven.
         """
-        self._claim(uuid)
-        upload = self._upload(stream, uuid, ledger.info.ledger_id, incarnation, epoch, extra_metadata)
+        self._names.claim(uuid)
+        upload = upload_of(
+            self.store,
+            stream,
+            uuid,
+            ledger.info.ledger_id,
+            incarnation=incarnation,
+            epoch=epoch,
+            codec=self.settings.offload.codec,
+            extra_metadata=extra_metadata,
+        )
         done: Future[OffloadResult] = Future()
 
         def run() -> None:
@@ -255,14 +272,24 @@ class LedgerOffloader:
         self._workers.submit(run)
         return done
 
-    def offload_stream(self, source: LedgerSource, stream: str, *, take_over: bool = True) -> StreamOffload:
+    def offload_stream(
+        self,
+        source: LedgerSource,
+        stream: str,
+        *,
+        take_over: bool = True,
+        settings: OffloadSettings | None = None,
+    ) -> StreamOffload:
         """Starts offloading a stream as its owner; the manifest decides where it goes on.
 
         Args:
             source: the stream's hot tier.
             stream: its name.
             take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
+            settings: of the stream; default: those of the process. What all streams share (workers, memory, segments
+                of history at once) is the process's all the same.
         """
+        tools = self._tools_of(settings)
         log = ManifestLog(
             self.store,
             stream,
@@ -270,6 +297,7 @@ class LedgerOffloader:
             entropy=self._entropy,
             settings=self.settings.manifest,
             checkpoint_aside=self._workers.submit,
+            writer_url=tools.writer_url,
         )
         driver = dict(self.store.driver_metadata)
 
@@ -286,9 +314,10 @@ class LedgerOffloader:
                 buffer=buffer,
                 sending=False,
                 on_change=on_change,
+                settings=tools.settings,
             )
 
-        offload = StreamOffload(source, log, make_handle=make_handle, tools=self._tools, take_over=take_over)
+        offload = StreamOffload(source, log, make_handle=make_handle, tools=tools, take_over=take_over)
         offload.start()
         self.observation.add(offload)
         if self._observe:
@@ -306,24 +335,34 @@ class LedgerOffloader:
             raise result.errors[0]
         return result.committed
 
-    def offload_closed_ledgers(self, source: LedgerSource, stream: str) -> LedgerTrigger:
+    def offload_closed_ledgers(
+        self, source: LedgerSource, stream: str, *, settings: OffloadSettings | None = None
+    ) -> LedgerTrigger:
         """Starts the ledger method for a stream: from here on closed ledgers go when the thresholds say so.
 
         Args:
             source: the hot tier, of the one who appends.
             stream: its name.
+            settings: as for ``offload_stream``.
         """
+        runs = self.runs_of(settings)
 
         def run(threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
-            return self.history.ledgers(
-                source, stream, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds
-            )
+            return runs.ledgers(source, stream, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
 
         trigger = LedgerTrigger(
-            source, run, settings=self.settings.offload, workers=self._run_workers, clock=self._clock
+            source, run, settings=settings or self.settings.offload, workers=self._run_workers, clock=self._clock
         )
         trigger.start()
         return trigger
+
+    def runs_of(self, settings: OffloadSettings | None) -> HistoryRuns:
+        """``history`` for streams with settings of their own."""
+        with self._lock:
+            key = settings or self.settings.offload
+            if key not in self._runs:
+                self._runs[key] = HistoryRuns(self.store, self._tools_of(key), self.settings.manifest)
+            return self._runs[key]
 
     def status(self) -> dict[str, Any]:
         """What the streams of this process, its limits and its store are doing: the status document
@@ -334,21 +373,19 @@ class LedgerOffloader:
         """Ends the workers; stop the streams first. Closing twice is fine."""
         self.observation.close()
         self._observers.close()
-        self.history.stop()
+        with self._lock:
+            runs = list(self._runs.values())
+        for each in runs:
+            each.stop()
         self._run_workers.close()
         self._uploaders.close()
         self._senders.close()  # after those who wait for it
         self._workers.close()
 
-    def _claim(self, uuid: UUID) -> None:
-        with self._lock:
-            if uuid in self._uuids:
-                raise InvalidCall(
-                    f"segment {uuid} exists already", hint="each segment and each attempt has its own uuid"
-                )
-            self._uuids[uuid] = None
-            if len(self._uuids) > UUIDS_REMEMBERED_MAX:
-                self._uuids.popitem(last=False)
+    def _tools_of(self, settings: OffloadSettings | None) -> HistoryTools:
+        if settings is None or settings == self.settings.offload:
+            return self._tools
+        return replace(self._tools, settings=settings, upload=partial(self._upload_order, settings=settings))
 
     def _require_here(self, driver_metadata: Mapping[str, str]) -> None:
         own = self.store.driver_metadata
@@ -356,23 +393,3 @@ class LedgerOffloader:
             raise InvalidCall(
                 f"this offloader's store is {dict(own)}, the driver metadata names {dict(driver_metadata)}"
             )
-
-    def _upload(
-        self,
-        stream: str,
-        uuid: UUID,
-        ledger_id: int | None,
-        incarnation: UUID,
-        epoch: int,
-        extra_metadata: Mapping[str, str] | None = None,
-    ) -> SegmentUpload:
-        return upload_of(
-            self.store,
-            stream,
-            uuid,
-            ledger_id,
-            incarnation=incarnation,
-            epoch=epoch,
-            codec=self.settings.offload.codec,
-            extra_metadata=extra_metadata,
-        )

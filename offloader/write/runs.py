@@ -355,7 +355,12 @@ class HistoryRuns:
 
     def _log(self, stream: str) -> ManifestLog:
         return ManifestLog(
-            self._store, stream, clock=self._tools.clock, entropy=self._tools.entropy, settings=self._manifest
+            self._store,
+            stream,
+            clock=self._tools.clock,
+            entropy=self._tools.entropy,
+            settings=self._manifest,
+            writer_url=self._tools.writer_url,
         )
 
 

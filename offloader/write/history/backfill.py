@@ -204,6 +204,7 @@ class HistoryTools:
         uploaders: read and upload segments of history. A segment keeps one busy from its first entry to its last, so
             these are threads of their own, few for the whole process: live streams never wait for one.
         budget: the process's memory; ``None``: ``upload`` takes none of it.
+        writer_url: where this process can be asked to act as a stream's owner; empty: nowhere.
     """
 
     upload: OrderUpload
@@ -214,6 +215,7 @@ class HistoryTools:
     budget: MemoryBudget | None
     clock: Clock
     entropy: Callable[[int], bytes]
+    writer_url: str = ""
 
     def new_run(
         self,

@@ -43,6 +43,7 @@ class StreamStatus:
         last_progress_ms: when this process last committed a segment, ms since 1970 UTC, ``None``: not yet.
         oldest_time_ms, tail_time_ms: publish times of the first and the newest entry seen here, ``None``: unknown.
         committed_time_ms: newest publish time of the last committed segment, ``None``: unknown.
+        segment_age_s: how long its segments gather; ``None``: as those of the process.
     """
 
     mode: Mode
@@ -63,6 +64,7 @@ class StreamStatus:
     tail_time_ms: int | None = None
     committed_time_ms: int | None = None
     gaps_recorded: int = 0
+    segment_age_s: float | None = None
 
     @property
     def was_closed(self) -> bool:

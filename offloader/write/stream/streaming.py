@@ -82,6 +82,7 @@ class StreamOffload:
                 committed=self._shared.committed,
                 **error_fields(self._shared.error),
                 gaps_recorded=self._shared.gaps_recorded,
+                segment_age_s=self._settings.max_offload_segment_rollover_time_minutes * 60,
                 **self._shared.progress.fields(),
             )
 
