@@ -16,6 +16,7 @@ from typing import Protocol
 from formats.entries import Position
 from offloader.ledgers.base import LedgerSource
 from offloader.settings import Settings
+from offloader.write.stream.status import StreamStatus
 
 __all__ = ["Feed", "Problem", "StreamControl", "Streams"]
 
@@ -40,7 +41,7 @@ class Problem:
 
 
 class StreamControl(Protocol):
-    """A stream that was added, for the feed that added it. Thread-safe; no call waits for the store."""
+    """A stream that was added, for the feed that added it. Thread-safe; no call but ``offload`` waits for the store."""
 
     @property
     def name(self) -> str: ...
@@ -53,6 +54,20 @@ class StreamControl(Protocol):
     @property
     def committed(self) -> Position | None:
         """Newest entry that is durable in the cold tier, as far as this process knows."""
+        ...
+
+    def status(self) -> StreamStatus | None:
+        """What its streaming offload is doing, as in memory; ``None``: it isn't offloaded that way here, or not yet."""
+        ...
+
+    def offload(self, *, timeout_s: float | None = None) -> Position | None:
+        """Closes the current segment and waits until what the hot tier has now is committed.
+
+        Returns:
+            The committed end, ``None`` when the stream has no entries.
+
+        Raises: as ``ManagedLedger.offload``.
+        """
         ...
 
     def activate(self) -> None:
