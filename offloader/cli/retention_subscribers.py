@@ -153,8 +153,7 @@ def wanted_cut(retention: StreamRetention, texts: list[str], *, option: str) -> 
         InvalidCall: they are none; names the option.
     """
     if texts == [LATEST]:
-        place = retention.place()
-        return retention.cuts(place, ahead=place.partitions).tail()
+        return retention.tail()
     positions: dict[int, Position] = {}
     for text in texts:
         number, separator, rest = text.rpartition("=")

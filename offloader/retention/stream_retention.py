@@ -121,6 +121,11 @@ class StreamRetention:
         partitions.load(ahead)
         return OwnCuts(partitions)
 
+    def tail(self) -> Cut:
+        """Where the stream ends now: behind the newest entry of each partition."""
+        place = self.place()
+        return self.cuts(place, ahead=place.partitions).tail()
+
     def registry(self, place: Place | None = None) -> Registry:
         """The subscribers as they are now.
 
