@@ -48,12 +48,18 @@ class CommandType(enum.IntEnum):
     CONNECT = 2
     CONNECTED = 3
     SUBSCRIBE = 4
+    PRODUCER = 5
+    SEND = 6
+    SEND_RECEIPT = 7
+    SEND_ERROR = 8
     MESSAGE = 9
     ACK = 10
     FLOW = 11
     SUCCESS = 13
     ERROR = 14
+    CLOSE_PRODUCER = 15
     CLOSE_CONSUMER = 16
+    PRODUCER_SUCCESS = 17
     PING = 18
     PONG = 19
     PARTITIONED_METADATA = 21
@@ -80,7 +86,8 @@ class Command(NamedTuple):
     Attributes:
         type: which command; ``None``: one that this project doesn't speak, and may ignore.
         body: the protobuf message of that command, complete; ``None`` where the type is.
-        entry: the bytes after the command: of ``MESSAGE`` the entry as it is stored, otherwise usually none.
+        entry: the bytes after the command: of ``MESSAGE`` and ``SEND`` an entry as it is stored, otherwise usually
+            none.
     """
 
     type: CommandType | None

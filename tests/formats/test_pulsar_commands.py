@@ -59,6 +59,32 @@ CASES: list[tuple[CommandType, dict[str, Any], bytes]] = [
         + blob(9, ID_BYTES) + number(11, 0) + number(13, 1) + number(15, 0),
     ),
     (
+        CommandType.PRODUCER,
+        {"topic": "t", "producer_id": 3, "request_id": 4, "producer_name": "n"},
+        blob(1, "t") + number(2, 3) + number(3, 4) + blob(4, "n"),
+    ),
+    (
+        CommandType.PRODUCER_SUCCESS,
+        {"request_id": 4, "producer_name": "n", "last_sequence_id": -1},
+        number(1, 4) + blob(2, "n") + number(3, -1),
+    ),
+    (
+        CommandType.SEND,
+        {"producer_id": 3, "sequence_id": 2**63, "num_messages": 5},
+        number(1, 3) + number(2, 2**63) + number(3, 5),
+    ),
+    (
+        CommandType.SEND_RECEIPT,
+        {"producer_id": 3, "sequence_id": 5, "message_id": ID},
+        number(1, 3) + number(2, 5) + blob(3, ID_BYTES),
+    ),
+    (
+        CommandType.SEND_ERROR,
+        {"producer_id": 3, "sequence_id": 5, "error": 15, "message": "over"},
+        number(1, 3) + number(2, 5) + number(3, 15) + blob(4, "over"),
+    ),
+    (CommandType.CLOSE_PRODUCER, {"producer_id": 3, "request_id": 4}, number(1, 3) + number(2, 4)),
+    (
         CommandType.MESSAGE,
         {"consumer_id": 1, "message_id": ID, "redelivery_count": 2, "ack_set": [5, -1]},
         number(1, 1) + blob(2, ID_BYTES) + number(3, 2) + number(4, 5) + number(4, -1),

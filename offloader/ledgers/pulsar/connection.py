@@ -1,4 +1,4 @@
-"""One connection to a broker: requests and their answers, consumers' commands, keep-alive.
+"""One connection to a broker: requests and their answers, consumers' and producers' commands, keep-alive.
 
 Owns the thread that reads and who is told what arrives. Must never answer for another connection: what breaks here
 ends this one, with an error that says why, and nothing else.
@@ -41,11 +41,15 @@ _TOKEN_METHOD = "token"  # noqa: S105
 #: The largest messages a broker may announce; one frame of them is held in memory.
 MESSAGE_BYTES_MAX = 128 * 1024 * 1024
 
-_CONSUMER_COMMANDS = {
-    CommandType.MESSAGE,
-    CommandType.CLOSE_CONSUMER,
-    CommandType.ACTIVE_CONSUMER_CHANGE,
-    CommandType.REACHED_END_OF_TOPIC,
+#: Commands to one consumer or producer -> the field with its id.
+_ADDRESSED_BY = {
+    CommandType.MESSAGE: "consumer_id",
+    CommandType.CLOSE_CONSUMER: "consumer_id",
+    CommandType.ACTIVE_CONSUMER_CHANGE: "consumer_id",
+    CommandType.REACHED_END_OF_TOPIC: "consumer_id",
+    CommandType.SEND_RECEIPT: "producer_id",
+    CommandType.SEND_ERROR: "producer_id",
+    CommandType.CLOSE_PRODUCER: "producer_id",
 }
 
 
@@ -66,11 +70,12 @@ class ConnectionLimits:
 
 
 class ConsumerListener(Protocol):
-    """Who hears of one consumer's commands. Called by the thread that reads: must return quickly, and must not wait
-    for an answer on the same connection."""
+    """Who hears of one consumer's, or one producer's, commands. Called by the thread that reads: must return quickly,
+    and must not wait for an answer on the same connection."""
 
     def received(self, command: Command) -> None:
-        """``MESSAGE``, ``CLOSE_CONSUMER``, ``ACTIVE_CONSUMER_CHANGE`` or ``REACHED_END_OF_TOPIC``."""
+        """``MESSAGE``, ``CLOSE_CONSUMER``, ``ACTIVE_CONSUMER_CHANGE`` or ``REACHED_END_OF_TOPIC``; of a producer
+        ``SEND_RECEIPT``, ``SEND_ERROR`` or ``CLOSE_PRODUCER``."""
         ...
 
     def lost(self, error: OffloaderError) -> None:
@@ -96,6 +101,8 @@ class Connection:
         self._listeners: dict[int, ConsumerListener] = {}
         self._let_in: Answer | None = Answer(CommandType.CONNECT)
         self._error: OffloaderError | None = None
+        #: The largest entry that the broker takes.
+        self.message_bytes_max = FRAME_BYTES_MAX - FRAME_PADDING_BYTES
         self._reader = threading.Thread(target=self._read, name=f"offloader-pulsar {name}", daemon=True)
 
     def __repr__(self) -> str:
@@ -153,7 +160,7 @@ class Connection:
         finally:
             self._requests.end(request_id)
 
-    def send(self, kind: CommandType, **fields: Any) -> None:
+    def send(self, kind: CommandType, entry: bytes = b"", **fields: Any) -> None:
         """Sends a command that has no answer.
 
         Raises:
@@ -162,7 +169,7 @@ class Connection:
         if self._error is not None:
             raise copy(self._error)
         try:
-            frame = encode_command(kind, **fields)
+            frame = encode_command(kind, entry, **fields)
         except FormatError as cause:
             raise InvalidCall(f"{self.name}: {cause}") from cause
         try:
@@ -172,7 +179,7 @@ class Connection:
             raise copy(self._fail(StoreUnavailable(f"{self.name} is lost: {cause}"))) from cause
 
     def attach(self, listener: ConsumerListener) -> int:
-        """A new consumer's id; its commands go to ``listener`` from now on.
+        """A new consumer's or producer's id; its commands go to ``listener`` from now on.
 
         Raises:
             StoreUnavailable: the connection broke.
@@ -185,7 +192,7 @@ class Connection:
             return consumer_id
 
     def detach(self, consumer_id: int) -> None:
-        """Nothing more goes to this consumer's listener, except what is on its way at this moment."""
+        """Nothing more goes to this one's listener, except what is on its way at this moment."""
         with self._lock:
             self._listeners.pop(consumer_id, None)
 
@@ -242,12 +249,13 @@ class Connection:
 
     def _handle(self, command: Command) -> None:
         kind, body = command.type, command.body
-        if kind in _CONSUMER_COMMANDS:
+        if kind in _ADDRESSED_BY:
+            addressee = getattr(body, _ADDRESSED_BY[kind])
             with self._lock:
-                listener = self._listeners.get(body.consumer_id)
+                listener = self._listeners.get(addressee)
             # None: it was closed while this was on its way
             if listener is not None:
-                self._tell(body.consumer_id, listener, command)
+                self._tell(addressee, listener, command)
         elif kind is CommandType.PING:
             self.send(CommandType.PONG)
         elif kind is CommandType.AUTH_CHALLENGE:
@@ -292,6 +300,7 @@ class Connection:
         announced = body.max_message_size
         if announced > MESSAGE_BYTES_MAX:
             raise LimitReached(f"{self.name} announces messages of {announced} bytes, above {MESSAGE_BYTES_MAX}")
+        self.message_bytes_max = announced or self.message_bytes_max
         # What was stored while the limit was higher is still sent.
         self._splitter.frame_bytes_max = max(announced + FRAME_PADDING_BYTES, FRAME_BYTES_MAX)
         if self._let_in is not None:

@@ -24,6 +24,8 @@ ANSWERS = {
     CommandType.LOOKUP: CommandType.LOOKUP_RESPONSE,
     CommandType.PARTITIONED_METADATA: CommandType.PARTITIONED_METADATA_RESPONSE,
     CommandType.SUBSCRIBE: CommandType.SUCCESS,
+    CommandType.PRODUCER: CommandType.PRODUCER_SUCCESS,
+    CommandType.CLOSE_PRODUCER: CommandType.SUCCESS,
     CommandType.SEEK: CommandType.SUCCESS,
     CommandType.CLOSE_CONSUMER: CommandType.SUCCESS,
     CommandType.GET_LAST_MESSAGE_ID: CommandType.GET_LAST_MESSAGE_ID_RESPONSE,

@@ -1,0 +1,206 @@
+"""One producer of a topic: sends entries as they are to be stored, and says which of them are.
+
+Owns one session with one broker, and how much is on its way. Must never send anything a second time by itself: after an
+error nobody knows what was stored, and who asks must look before it goes on, with another producer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from formats.entries import Position
+from formats.pulsar.commands import Command, CommandType, position_of
+from offloader.clock import Clock, SystemClock
+from offloader.errors import Closed, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.connection import Connection
+from offloader.ledgers.pulsar.refusals import refusal
+
+__all__ = ["Producer", "ProducerLimits", "Receipt"]
+
+_NOWHERE = Position(-1, -1)
+
+
+class Receipt(NamedTuple):
+    """What a broker has stored, or had stored already.
+
+    Attributes:
+        sequence_id: of the entry.
+        position: where it is; ``None``: it was there already, a broker that deduplicates doesn't say where.
+    """
+
+    sequence_id: int
+    position: Position | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerLimits:
+    """Of what is sent and not stored yet.
+
+    Attributes:
+        entries_max, bytes_max: how much that may be.
+        store_s: how long the broker may take to store an entry.
+    """
+
+    entries_max: int = 1000
+    bytes_max: int = 16 * 1024 * 1024
+    store_s: float = 60.0
+
+
+class Producer:
+    """Thread-safe, except that one thread at a time sends; entries are stored in that order.
+
+    Args:
+        client: of the cluster.
+        topic: ``persistent://tenant/namespace/topic``, a partition's where there are partitions.
+        name: by which a broker that deduplicates recognises what it has already; only one producer of a name is let in.
+        limits: of what is on its way.
+        clock: of deadlines.
+
+    Raises:
+        AccessDenied, NotFound, InvalidCall: the broker refuses.
+        StoreUnavailable: no broker has the topic now, or a producer of that name is connected; try again later.
+    """
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        topic: str,
+        name: str,
+        *,
+        limits: ProducerLimits | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.topic = topic
+        self.name = name
+        self._limits = limits or ProducerLimits()
+        self._clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._waiting: deque[tuple[int, int]] = deque()
+        self._bytes = 0
+        self._error: OffloaderError | None = None
+        self._newest: Receipt | None = None
+        self._connection: Connection = client.connection(topic)
+        self._id = self._connection.attach(self)
+        try:
+            body = self._connection.request(CommandType.PRODUCER, topic=topic, producer_id=self._id, producer_name=name)
+        except BaseException:
+            # The broker may have let it in all the same, and would keep the name for it.
+            self._leave()
+            raise
+        #: Of the newest entry that a producer of this name has stored; -1: none, or the topic doesn't deduplicate.
+        self.last_sequence_id: int = body.last_sequence_id
+
+    @property
+    def newest(self) -> Receipt | None:
+        """The newest entry that is stored; everything sent before it is too."""
+        return self._newest
+
+    @property
+    def on_its_way(self) -> int:
+        """Entries that are sent and not stored yet."""
+        return len(self._waiting)
+
+    def send(self, sequence_id: int, entry: bytes, messages: int) -> None:
+        """Sends an entry; waits while too much is on its way.
+
+        Args:
+            sequence_id: above that of the entry before.
+            entry: metadata, payload and their checksum; the metadata has the same name and sequence id.
+            messages: how many are in it.
+
+        Raises:
+            InvalidCall: the entry is larger than the broker takes; nothing was sent.
+            OffloaderError: the producer's end; what is on its way may be stored or not.
+        """
+        limits, most = self._limits, self._connection.message_bytes_max
+        if len(entry) > most:
+            raise InvalidCall(
+                f"{self._connection.name} takes entries of at most {most} bytes, this one has {len(entry)}",
+                hint="raise maxMessageSize of the broker",
+            )
+        self._wait(
+            lambda: (
+                not self._waiting
+                or (len(self._waiting) < limits.entries_max and self._bytes + len(entry) <= limits.bytes_max)
+            )
+        )
+        with self._lock:
+            self._waiting.append((sequence_id, len(entry)))
+            self._bytes += len(entry)
+        self._connection.send(
+            CommandType.SEND, entry, producer_id=self._id, sequence_id=sequence_id, num_messages=messages
+        )
+
+    def flush(self) -> None:
+        """Returns when everything that was sent is stored. Raises as ``send``."""
+        self._wait(lambda: not self._waiting)
+
+    def close(self) -> None:
+        """Gives the name back to the broker; what is on its way is left to itself. Closing twice is fine."""
+        with self._lock:
+            was_closed = isinstance(self._error, Closed)
+            self._error = self._error or Closed(f"the producer of {self.topic} was closed")
+            self._changed.set()
+        if not was_closed:
+            self._leave()
+
+    def received(self, command: Command) -> None:
+        """For the connection."""
+        body = command.body
+        match command.type:
+            case CommandType.SEND_RECEIPT:
+                self._stored(
+                    body.sequence_id, position_of(body.message_id) if body.HasField("message_id") else _NOWHERE
+                )
+            case CommandType.SEND_ERROR:
+                self.lost(refusal(self._connection.name, CommandType.SEND.name, body.error, body.message))
+            case CommandType.CLOSE_PRODUCER:
+                self.lost(StoreUnavailable(f"{self._connection.name} gave {self.topic} up"))
+
+    def lost(self, error: OffloaderError) -> None:
+        """For the connection: it is gone."""
+        with self._lock:
+            self._error = self._error or error
+            self._changed.set()
+
+    def _stored(self, sequence_id: int, position: Position) -> None:
+        with self._lock:
+            if not self._waiting or sequence_id < self._waiting[0][0]:
+                return  # said before
+            if sequence_id != self._waiting[0][0]:
+                what = f"{self._connection.name} stored {sequence_id} of {self.topic} before {self._waiting[0][0]}"
+                self._error = self._error or StoreUnavailable(what)
+            else:
+                self._bytes -= self._waiting.popleft()[1]
+                self._newest = Receipt(sequence_id, None if position.ledger_id < 0 else position)
+            self._changed.set()
+
+    def _wait(self, is_enough: Callable[[], bool]) -> None:
+        """Until there is room; ``store_s`` without a receipt is the end."""
+        while True:
+            with self._lock:
+                if self._error is not None:
+                    raise copy(self._error)
+                if is_enough():
+                    return
+                self._changed.clear()
+                before = self._newest
+            arrived = self._clock.wait(self._changed, self._limits.store_s)
+            with self._lock:
+                if not arrived and self._newest is before and self._error is None:
+                    late = f"{self._connection.name} stored nothing of {self.topic} for {self._limits.store_s:g} s"
+                    self._error = StoreUnavailable(late)
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OffloaderError):
+            if self._connection.is_open:
+                self._connection.request(CommandType.CLOSE_PRODUCER, producer_id=self._id)
+        self._connection.detach(self._id)
