@@ -26,6 +26,8 @@ class LedgerInfo:
         size_bytes: payload bytes of those entries.
         created_ms: when it was opened, ms since 1970 UTC.
         closed_ms: when it was closed, ``None`` while open.
+        holes: runs of ids, first and last, ascending, that the source stores and will never give to anybody (a broker's
+            markers, aborted transactions); they count in ``entries``.
     """
 
     ledger_id: int
@@ -34,6 +36,7 @@ class LedgerInfo:
     size_bytes: int
     created_ms: int
     closed_ms: int | None = None
+    holes: tuple[tuple[int, int], ...] = ()
 
     @property
     def last_entry_id(self) -> int:
@@ -43,7 +46,8 @@ class LedgerInfo:
 
 #: Called after entries became durable in the hot tier, in order, once per appended batch. Must return quickly and
 #: must not call back into the source. Nobody changes the batch's memory afterwards: who hears of it may keep it.
-Listener = Callable[[EntryBatch], None]
+#: False: it wasn't taken as it came and will be read, so that a source which can hold entries back may do so.
+Listener = Callable[[EntryBatch], bool | None]
 
 
 #: Called with a ledger that was closed, under the same rules.
@@ -72,15 +76,20 @@ class LedgerSource(Protocol):
         """
         ...
 
-    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> Subscription:
-        """Calls ``listener`` for each batch appended after this returns.
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
+        """Calls ``listener`` for each batch appended after this returns; ``None``: nobody wants the entries.
 
-        ``closed`` hears of the end of each ledger, before ``listener`` hears of the next one's first batch.
+        ``closed`` hears of the end of each ledger, before ``listener`` hears of the next one's first batch. A source
+        that only learns of ends from entries tells them only to who wants those; ``ledgers`` has them anyway.
         """
         ...
 
     def release(self, position: Position) -> None:
-        """Everything up to ``position`` is committed in the cold tier (an acknowledgement; deletes nothing)."""
+        """Everything up to ``position`` is committed in the cold tier (an acknowledgement; deletes nothing).
+
+        Raises:
+            Fenced: the source knows that another writer is the active one.
+        """
         ...
 
     def delete(self, ledger_id: int) -> None:

@@ -26,17 +26,25 @@ class Listeners:
         self._lock = threading.Lock()
         self._subscriptions: tuple[ListenerSubscription, ...] = ()
 
-    def add(self, listener: Listener, closed: ClosedListener | None = None) -> ListenerSubscription:
+    def add(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
         """``listener`` hears of each ``tell``, ``closed`` of each ``tell_closed``, that begins after this returns."""
         subscription = ListenerSubscription(self, listener, closed)
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
         return subscription
 
-    def tell(self, batch: EntryBatch) -> None:
-        """Calls every listener. What one raises is logged: the entries are durable whatever it does."""
+    @property
+    def want_entries(self) -> bool:
+        """Whether anybody wants to hear of entries."""
+        return any(subscription.wants_entries for subscription in self._subscriptions)
+
+    def tell(self, batch: EntryBatch) -> bool:
+        """Calls every listener; whether all of them took it. What one raises is logged: the entries are durable
+        whatever it does."""
+        taken = True
         for subscription in self._subscriptions:
-            subscription.call(batch)
+            taken = subscription.call(batch) and taken
+        return taken
 
     def tell_all(self, batches: Sequence[EntryBatch], closed: Sequence[LedgerInfo]) -> None:
         """Tells everybody of what one append wrote, and of each ledger it closed before the next one's first batch."""
@@ -61,12 +69,16 @@ class Listeners:
 class ListenerSubscription:
     """One listener's place in the list."""
 
-    def __init__(self, listeners: Listeners, listener: Listener, closed: ClosedListener | None) -> None:
+    def __init__(self, listeners: Listeners, listener: Listener | None, closed: ClosedListener | None) -> None:
         self._listeners = listeners
+        self._listener = listener
         self._closed = closed
-        self._listener: Listener | None = listener
         # held while the listener runs; reentrant, so that a listener may cancel itself
         self._calling = threading.RLock()
+
+    @property
+    def wants_entries(self) -> bool:
+        return self._listener is not None
 
     def cancel(self) -> None:
         """No call of the listener begins after this returns.
@@ -74,21 +86,23 @@ class ListenerSubscription:
         Waits for a call that is running, so hold no lock here that the listener takes.
         """
         with self._calling:
-            self._listener = None
+            self._listener = self._closed = None
         self._listeners.remove(self)
 
-    def call(self, batch: EntryBatch) -> None:
+    def call(self, batch: EntryBatch) -> bool:
+        """False: the listener will read it."""
         with self._calling:
             if self._listener is None:
-                return
+                return True
             try:
-                self._listener(batch)
+                return self._listener(batch) is not False
             except Exception:
                 _log.exception("stream %s: a listener failed at %s", self._listeners.stream, batch.first)
+                return False
 
     def call_closed(self, info: LedgerInfo) -> None:
         with self._calling:
-            if self._listener is None or self._closed is None:
+            if self._closed is None:
                 return
             try:
                 self._closed(info)

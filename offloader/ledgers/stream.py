@@ -228,7 +228,7 @@ class EmbeddedStream:
 
     # -- following
 
-    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> ListenerSubscription:
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
         """Calls ``listener`` for each batch appended through this handle after this returns, in order, and ``closed``
         for each ledger that an append fills or closes, before the next one's first batch.
 

@@ -80,7 +80,7 @@ class TailingSource:
         fits = int(np.searchsorted(np.cumsum(rest.lengths, dtype=np.int64), max_bytes, side="right"))
         return rest.slice(0, max(1, fits))
 
-    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> Subscription:
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
         return self._inner.subscribe(listener, closed)
 
     def release(self, position: Position) -> None:

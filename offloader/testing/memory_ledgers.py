@@ -98,7 +98,7 @@ class MemoryLedgers:
                     return _read(ledger, first, max_bytes)
         return None
 
-    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> ListenerSubscription:
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
         return self._listeners.add(listener, closed)
 
     def release(self, position: Position) -> None:

@@ -75,7 +75,7 @@ class Around:
             self._before_read()
         return self._inner.read(start, max_bytes)
 
-    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> Subscription:
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
         return self._inner.subscribe(listener, closed)
 
     def release(self, position: Position) -> None:

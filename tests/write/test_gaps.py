@@ -358,7 +358,7 @@ class SilentSource:
     def read(self, start: Position, max_bytes: int) -> object:
         return self.inner.read(start, max_bytes)
 
-    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> object:
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> object:
         return self.inner.subscribe(listener, closed)
 
     def release(self, position: Position) -> None:

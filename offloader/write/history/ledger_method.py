@@ -15,6 +15,7 @@ from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
 from offloader.write.history.history import PlannedSegment
 from offloader.write.hot.coverage import partly_offloaded, uncovered
+from offloader.write.hot.holes import NOT_DELIVERED
 from offloader.write.hot.split import HistoryRange
 
 __all__ = ["OFF", "LedgerMethodPlan", "due_ledgers", "ledgers_of_method"]
@@ -75,6 +76,7 @@ def ledgers_of_method(
     """What the ledger method uploads now.
 
     A ledger that streaming began stays in V2: its rest goes as a V2 segment once it is closed, whatever the thresholds.
+    One with entries that its source never gives to anybody goes as V2 segments too, around them.
 
     Args:
         state: the manifest.
@@ -88,9 +90,12 @@ def ledgers_of_method(
     begun = {ledger_id for ledger_id in missing if partly_offloaded(state, infos[ledger_id], given_up)}
     untouched = [infos[ledger_id] for ledger_id in missing if ledger_id not in begun]
     due = due_ledgers(untouched, now_ms=now_ms, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
-    refused = [info for info in due if missing[info.ledger_id] != [_whole(info)]]
-    gapped = {info.ledger_id for info in refused}
+    gapped = {info.ledger_id for info in due if missing[info.ledger_id] != [_whole(info)]}
     planned = [PlannedSegment(Layout.V1, *_ends(info)) for info in due if info.ledger_id not in gapped]
+    undelivered = {gap.first.ledger_id for gap in state.gaps if gap.reason == NOT_DELIVERED}
+    in_pieces = {each for each in gapped if infos[each].holes or each in undelivered}
+    refused = [info for info in due if info.ledger_id in gapped - in_pieces]
+    planned += [PlannedSegment(Layout.V2, p.begin, p.end) for each in in_pieces for p in missing[each]]
     rests = [each for ledger_id in begun if infos[ledger_id].closed for each in missing[ledger_id]]
     planned += [PlannedSegment(Layout.V2, each.begin, each.end) for each in rests]
     return LedgerMethodPlan(sorted(planned, key=lambda each: each.begin), refused)

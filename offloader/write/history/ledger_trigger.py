@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from formats.entries import EntryBatch, Position
+from formats.entries import Position
 from offloader.clock import Clock
 from offloader.errors import Fenced, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription
@@ -59,7 +59,7 @@ class LedgerTrigger:
 
     def start(self) -> None:
         """Begins to look."""
-        self._subscription = self._source.subscribe(self._on_appended, self._on_closed)
+        self._subscription = self._source.subscribe(None, self._on_closed)
         self._task.schedule()
 
     def stop(self) -> None:
@@ -84,9 +84,6 @@ class LedgerTrigger:
         """Offloads every closed ledger now, whatever the thresholds; waits for a run that is under way."""
         with self._one_run:
             return self._ran(0, OFF)
-
-    def _on_appended(self, batch: EntryBatch) -> None:
-        """Entries are none of the ledger method's business."""
 
     def _on_closed(self, info: LedgerInfo) -> None:  # noqa: ARG002 - looked up when it is its turn
         self._task.schedule()

@@ -5,7 +5,7 @@ Owns that comparison. Must never look at the store, nor take an entry for offloa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import merge
 from uuid import UUID
 
@@ -32,7 +32,7 @@ def uncovered(
 
     Args:
         state: the manifest; segments of every status and recorded gaps count as covered.
-        ledgers: the hot tier's, ascending.
+        ledgers: the hot tier's, ascending; what it says it will never give isn't to be offloaded.
         last: ignore what lies after it.
         given_up: segments that don't count: their range is to be offloaded anew.
     """
@@ -47,7 +47,8 @@ def uncovered(
         (segment.begin, segment.end) for segment in state.segments.in_order(first) if segment.uuid not in given_up
     )
     gaps = ((gap.first, gap.last) for gap in state.gaps)
-    return uncovered_ranges(present, merge(segments, gaps, key=_begin_of), first=first, last=last)
+    covered = merge(segments, gaps, _holes(present), key=_begin_of)
+    return uncovered_ranges(present, covered, first=first, last=last)
 
 
 def uncovered_ranges(
@@ -61,7 +62,7 @@ def uncovered_ranges(
 
     Args:
         ledgers: ascending.
-        covered: begin and end, both included, ascending and disjoint; without an end it goes on for ever.
+        covered: begin and end, both included, by begins; without an end it goes on for ever.
     """
     found: list[HistoryRange] = []
     intervals = iter(covered)
@@ -134,6 +135,12 @@ def _begins_by(state: ManifestState, position: Position) -> bool:
     found = state.segments.in_order(None, position)
     begins = [segment.begin for segment in found[:1]] + [gap.first for gap in state.gaps[:1]]
     return bool(begins) and min(begins) <= position
+
+
+def _holes(ledgers: Iterable[LedgerInfo]) -> Iterator[_Interval]:
+    for info in ledgers:
+        for first, last in info.holes:
+            yield Position(info.ledger_id, first), Position(info.ledger_id, last)
 
 
 def _begin_of(interval: _Interval) -> Position:

@@ -14,7 +14,7 @@ from formats.manifest import Gap
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.write.hot.holes import BEFORE_HEAD
+from offloader.write.hot.holes import HARMLESS, NOT_DELIVERED
 from offloader.write.hot.reading import HotRead
 
 __all__ = ["allowed_gaps", "blocked_at", "gap_before", "proven_gap", "require_recording"]
@@ -26,7 +26,7 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
     """The gap between the last entry that was offered and the next one that there is, ``None`` when it isn't proven.
 
     Entries are gone for good when the source's own list, read *after* the hole was seen, has no ledger that could hold
-    them. What it lists and doesn't give is a fault of the source, not a gap.
+    them, or says that it never gives them. What else it lists and doesn't give is a fault of the source, not a gap.
 
     Args:
         after: the newest entry offered.
@@ -34,12 +34,17 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
         ledgers: all that exist, read after ``begin`` was seen.
     """
     known = {info.ledger_id: info for info in ledgers}
+    own, missed = known.get(after.ledger_id), _first_listed_between(after, begin, known)
+    if missed is not None:
+        run_end = _end_of_hole(known[missed.ledger_id], missed)
+        if run_end is None or (own is not None and not own.closed and missed.ledger_id > after.ledger_id):
+            return None
+        if own is not None:
+            return Gap(missed, run_end, NOT_DELIVERED)
+        begin = missed  # what isn't given there is a gap of its own
     if begin.ledger_id <= after.ledger_id or begin.entry_id != 0 or begin.ledger_id not in known:
         return None
-    own = known.get(after.ledger_id)
-    if own is not None and (not own.closed or own.last_entry_id > after.entry_id):
-        return None
-    if any(info.entries for info in known.values() if after.ledger_id < info.ledger_id < begin.ledger_id):
+    if own is not None and not own.closed:
         return None
     # Nobody knows any more how long the ledgers were: so the gap reaches up to the beginning of the next one.
     first = Position(after.ledger_id, after.entry_id + 1)
@@ -47,6 +52,24 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
         f"the hot tier has nothing between {after} and {begin}: its ledgers were deleted before they were offloaded"
     )
     return Gap(first, Position(begin.ledger_id, -1), reason)
+
+
+def _first_listed_between(after: Position, begin: Position, known: Mapping[int, LedgerInfo]) -> Position | None:
+    """The first entry that a source lists between two positions."""
+    for ledger_id in sorted(each for each in known if after.ledger_id <= each <= begin.ledger_id):
+        first = after.entry_id + 1 if ledger_id == after.ledger_id else 0
+        end = begin.entry_id if ledger_id == begin.ledger_id else known[ledger_id].entries
+        if first < end:
+            return Position(ledger_id, first)
+    return None
+
+
+def _end_of_hole(info: LedgerInfo, position: Position) -> Position | None:
+    """The last entry of the run that the source never gives and that holds ``position``."""
+    for first, last in info.holes:
+        if first <= position.entry_id <= last:
+            return Position(info.ledger_id, last)
+    return None
 
 
 def gap_before(
@@ -103,7 +126,7 @@ def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | Non
         policy: the setting ``on_gap``.
     """
     for number, gap in enumerate(lost):
-        if policy == "block" and gap.reason != BEFORE_HEAD:
+        if policy == "block" and gap.reason not in HARMLESS:
             return list(lost[:number]), gap
     return list(lost), None
 
@@ -117,7 +140,7 @@ def blocked_at(stream: str, gap: Gap) -> Corrupt:
 
 
 def require_recording(stream: str, gap: Gap, policy: str) -> None:
-    """Says loudly that a gap is about to be recorded.
+    """Says that a gap is about to be recorded; loudly, where something was lost.
 
     Args:
         policy: the setting ``on_gap``.
@@ -125,9 +148,10 @@ def require_recording(stream: str, gap: Gap, policy: str) -> None:
     Raises:
         Corrupt: the policy is to block.
     """
-    if policy == "block" and gap.reason != BEFORE_HEAD:
+    if policy == "block" and gap.reason not in HARMLESS:
         raise blocked_at(stream, gap)
-    _log.error("stream %s: recording a gap from %s up to %s: %s", stream, gap.first, _end_of(gap), gap.reason)
+    level = logging.INFO if gap.reason in HARMLESS else logging.ERROR
+    _log.log(level, "stream %s: recording a gap from %s up to %s: %s", stream, gap.first, _end_of(gap), gap.reason)
 
 
 def _end_of(gap: Gap) -> str:

@@ -21,10 +21,14 @@ from offloader.manifest.state import ManifestState
 from offloader.write.hot.coverage import uncovered
 from offloader.write.hot.split import HistoryRange
 
-__all__ = ["BEFORE_HEAD", "Holes", "find_holes"]
+__all__ = ["BEFORE_HEAD", "HARMLESS", "NOT_DELIVERED", "Holes", "find_holes"]
 
 #: Why there is nothing before a head that moved on while the stream wasn't offloaded: nobody has to be asked for it.
 BEFORE_HEAD = "truncated while the stream wasn't offloaded"
+#: Why there is nothing in the middle of what a source has: nobody ever gets these entries.
+NOT_DELIVERED = "not delivered: the source stores them and gives them to nobody (markers, aborted transactions)"
+#: Gaps that no policy blocks at: nothing was lost.
+HARMLESS = (BEFORE_HEAD, NOT_DELIVERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,9 @@ def find_holes(
 ) -> Holes:
     """What has to be recorded so that everything up to ``last`` can be committed.
 
-    A hole lies between two ranges that are covered or still in the hot tier, or where the stream promised something
-    that neither has any more. Nobody knows how long a lost ledger was: a gap reaches up to what follows it.
+    A hole lies between two ranges that are covered or still in the hot tier, where the source says that it gives
+    nothing, or where the stream promised something that neither has any more. Nobody knows how long a lost ledger was:
+    a gap reaches up to what follows it.
 
     Args:
         state: the manifest; whatever isn't given up counts as covered.
@@ -73,7 +78,9 @@ def find_holes(
         if first is not None and first <= end:
             found.extend(_split_at_head(state, ledgers, first, end))
 
-    for item in _present(state, ledgers, last, given_up):
+    undelivered = _undelivered(state, ledgers)
+    unrecorded = set(undelivered)
+    for item in _present(state, ledgers, last, given_up, undelivered):
         before = Position(item.begin.ledger_id, item.begin.entry_id - 1)
         if reached is None:
             hole(promised, before)
@@ -82,6 +89,8 @@ def find_holes(
         elif (claim := bisect_right(claims, reached)) < len(claims):
             # No fact tells of that ledger, but it was there when the range was assigned.
             hole(max(_successor(reached), Position(claims[claim].ledger_id, 0)), before)
+        if item in unrecorded:
+            found.append(Gap(item.begin, item.end, NOT_DELIVERED))
         reached = item.end if reached is None else max(reached, item.end)
     newest = state.newest_end
     if newest is not None and (last is None or newest <= last) and (reached is None or reached < newest):
@@ -129,10 +138,28 @@ class _LedgerEnds:
         return min(begins, default=None)
 
 
+def _undelivered(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> list[HistoryRange]:
+    """Runs of entries that the source will never give and that no gap accounts for, in the stream's order."""
+    prefix = state.prefix_end()
+    low = max(each for each in (state.head, None if prefix is None else _successor(prefix), Position(-1, 0)) if each)
+    found = []
+    for info in ledgers:
+        for first, last in info.holes if info.ledger_id not in state.deleted_ledgers else ():
+            begin, end = max(low, Position(info.ledger_id, first)), Position(info.ledger_id, last)
+            if begin <= end and not any(gap.first <= end and gap.last >= begin for gap in state.gaps):
+                found.append(HistoryRange(begin, end))
+    return found
+
+
 def _present(
-    state: ManifestState, ledgers: Sequence[LedgerInfo], last: Position | None, given_up: Collection[UUID]
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    last: Position | None,
+    given_up: Collection[UUID],
+    undelivered: Sequence[HistoryRange],
 ) -> Iterator[HistoryRange]:
-    """Covered ranges after the prefix, and runs of entries that the hot tier still has, by their begins."""
+    """Covered ranges after the prefix, runs of entries that the hot tier still has, and those that it never gives, by
+    their begins."""
     prefix = state.prefix_end()
     first = None if prefix is None else _successor(prefix)
     covered = (
@@ -143,7 +170,7 @@ def _present(
     gaps = (HistoryRange(gap.first, gap.last) for gap in state.gaps if first is None or gap.first >= first)
     hot = uncovered(state, ledgers, last=last, given_up=given_up)
     runs = (run for run in _of_each_ledger(hot, ledgers, state) if first is None or run.begin >= first)
-    together = merge(covered, gaps, runs, key=lambda each: each.begin)
+    together = merge(covered, gaps, runs, undelivered, key=lambda each: each.begin)
     return together if last is None else takewhile(lambda each: each.begin <= last, together)
 
 

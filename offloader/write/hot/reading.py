@@ -18,7 +18,8 @@ CATCH_UP_READ_BYTES = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HotRead:
-    """Entries of one ledger, and, where another ledger begins, what the source says of its ledgers afterwards."""
+    """Entries of one ledger, and, where they aren't the next ones of the same, what the source says of its ledgers
+    afterwards."""
 
     batch: EntryBatch
     ledgers: list[LedgerInfo]
@@ -30,6 +31,5 @@ def read_next(source: LedgerSource, offered: Position | None, room_bytes: int) -
     batch = source.read(start, min(CATCH_UP_READ_BYTES, max(1, room_bytes)))
     if batch is None:
         return None
-    # A ledger's end, or its absence, is known for sure only after an entry of a later one was seen.
-    begins = offered is None or offered.ledger_id != batch.ledger_id
-    return HotRead(batch, source.ledgers() if begins else [])
+    # A ledger's end, its absence or a hole in it is known for sure only after an entry behind it was seen.
+    return HotRead(batch, [] if offered is not None and batch.first == start else source.ledgers())

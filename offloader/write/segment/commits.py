@@ -61,9 +61,9 @@ class Commits:
         newest = following.begin if following is not None else summary.end
         self.commit([*self._closed(newest, closed), *edits], then)
 
-    def passed(self, gap: Gap, given_up: Sequence[Failed], then: _Then) -> None:
+    def passed(self, gap: Gap, given_up: Sequence[Failed], closed: Mapping[int, int], then: _Then) -> None:
         """Records a gap, in one record with the failure of what was assigned there."""
-        self.commit([*given_up, gap], then)
+        self.commit([*given_up, *self._closed(gap.first, closed), gap], then)
 
     def commit(self, edits: Sequence[Edit], then: _Then) -> None:
         """Commits ``edits``, then calls ``then`` with the new view.

@@ -105,13 +105,14 @@ class CatchUp:
         with self._shared.lock:
             if self._shared.queue.first is not None:
                 return  # closed by now, and committed first
+            closed = self._shared.queue.closed_ledgers()
             if self._shared.queue.offered != self._hole_after:
                 self.hole = None  # what came before it failed: it is read again, and may be gone too by now
         if self.hole is None:
             self._schedule()
             return
         require_recording(self._shared.stream, gap, self._on_gap)
-        self._commits.passed(gap, self._given_up(), self._passed)
+        self._commits.passed(gap, self._given_up(), closed, self._passed)
 
     def _passed(self, state: ManifestState) -> None:
         self._given_up().clear()

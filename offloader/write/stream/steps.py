@@ -146,12 +146,14 @@ class StreamSteps:
 
     # -- entries in
 
-    def on_appended(self, batch: EntryBatch) -> None:
-        """Called by the source for each batch that became durable; must be quick."""
+    def on_appended(self, batch: EntryBatch) -> bool:
+        """Called by the source for each batch that became durable; must be quick. False: it will be read."""
         with self.shared.lock:
             wake = self.shared.append(batch, ours=self._ownership.held)
+            taken = self.shared.mode is Mode.LIVE
         if wake:
             self._step_task.schedule()
+        return taken
 
     def on_ledger_closed(self, info: LedgerInfo) -> None:
         """Called by the source before the first batch of a later ledger: so that a rollover doesn't end live mode."""

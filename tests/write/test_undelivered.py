@@ -1,0 +1,193 @@
+"""Entries that a source stores and never gives to anybody: recorded as gaps by themselves, whatever the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from formats.entries import EntryBatch, Position
+from formats.segment import Layout
+from offloader.clock import SystemClock
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
+from offloader.ledgers.listening import Listeners
+from offloader.manifest.log import load_manifest
+from offloader.settings import OffloadSettings, Settings
+from offloader.store.memory import MemoryStore
+from offloader.write.hot.gaps import proven_gap
+from offloader.write.hot.holes import NOT_DELIVERED
+from offloader.write.offloader import LedgerOffloader
+from tests.support.readback import stored_entries
+
+STREAM = "public/default/persistent/marked"
+SETTINGS = Settings(offload=OffloadSettings(on_gap="block", deletion_lag_minutes=0, block_bytes=1024))
+SIZE = 40
+_names = count()
+
+#: Ledgers, oldest first; each a list of entries, False: nobody ever gets it.
+Layouts = Sequence[Sequence[bool]]
+
+
+class MarkedLedgers:
+    """A ``LedgerSource`` over entries of which some are markers; the last ledger is open."""
+
+    def __init__(self, layout: Layouts) -> None:
+        self._ledgers = {7 * number: list(entries) for number, entries in enumerate(layout, 1)}
+        self._listeners = Listeners(STREAM)
+        self.released: Position | None = None
+        self.deleted: list[int] = []
+
+    def given(self) -> list[tuple[Position, bytes]]:
+        return [
+            (Position(ledger_id, entry_id), payload(entry_id))
+            for ledger_id, entries in self._ledgers.items()
+            for entry_id, is_given in enumerate(entries)
+            if is_given
+        ]
+
+    def markers(self) -> list[Position]:
+        """Between two entries that are given."""
+        positions = [position for position, _ in self.given()]
+        return [
+            Position(ledger_id, entry_id)
+            for ledger_id, entries in self._ledgers.items()
+            for entry_id, is_given in enumerate(entries)
+            if not is_given and positions and positions[0] < Position(ledger_id, entry_id) < positions[-1]
+        ]
+
+    def ledgers(self) -> list[LedgerInfo]:
+        newest = max((position for position, _ in self.given()), default=Position(-1, -1))
+        return [self._info(ledger_id, entries, newest) for ledger_id, entries in self._ledgers.items()]
+
+    def _info(self, ledger_id: int, entries: list[bool], newest: Position) -> LedgerInfo:
+        # What is behind the newest entry may be given yet.
+        known = len(entries) if ledger_id < newest.ledger_id else newest.entry_id + 1
+        known = 0 if ledger_id > newest.ledger_id else known
+        is_closed = ledger_id < newest.ledger_id
+        holes = tuple((each, each) for each in range(known) if not entries[each])
+        return LedgerInfo(
+            ledger_id=ledger_id,
+            closed=is_closed,
+            entries=known,
+            size_bytes=SIZE * known,
+            created_ms=1,
+            closed_ms=1 if is_closed else None,
+            holes=holes,
+        )
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        left = [position for position, _ in self.given() if position >= start]
+        run = [each for n, each in enumerate(left) if each == Position(left[0].ledger_id, left[0].entry_id + n)]
+        run = run[: max(1, max_bytes // SIZE)]
+        return batch(run) if run else None
+
+    def tell(self) -> None:
+        """As if everything were appended now."""
+        at = Position(0, 0)
+        told = self.ledgers()
+        while (found := self.read(at, 10**9)) is not None:
+            while told and told[0].ledger_id < found.ledger_id:
+                self._listeners.tell_closed(told.pop(0))
+            self._listeners.tell(found)
+            at = Position(found.ledger_id, found.last.entry_id + 1)
+
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
+        return self._listeners.add(listener, closed)
+
+    def release(self, position: Position) -> None:
+        self.released = position
+
+    def delete(self, ledger_id: int) -> None:
+        self.deleted.append(ledger_id)
+
+
+def new_store() -> MemoryStore:
+    return MemoryStore(f"undelivered-{next(_names)}", "", SystemClock())
+
+
+def payload(entry_id: int) -> bytes:
+    return b"%d" % entry_id * SIZE
+
+
+def batch(run: Sequence[Position]) -> EntryBatch:
+    return EntryBatch.build(run[0].ledger_id, run[0].entry_id, [payload(each.entry_id) for each in run])
+
+
+layouts = st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4)
+
+
+def require_whole(store: MemoryStore, source: MarkedLedgers) -> None:
+    state = load_manifest(store, STREAM)
+    assert stored_entries(store, STREAM) == source.given()
+    assert state.committed_end() == source.given()[-1][0]
+    recorded = {
+        Position(gap.first.ledger_id, entry_id)
+        for gap in state.gaps
+        for entry_id in range(gap.first.entry_id, gap.last.entry_id + 1)
+    }
+    assert set(source.markers()) <= recorded
+    assert not recorded & {position for position, _ in source.given()}
+    assert {gap.reason for gap in state.gaps} <= {NOT_DELIVERED}
+
+
+@settings(max_examples=60, deadline=None)
+@given(layout=layouts, segment_bytes=st.sampled_from([60, 10**6]))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_streaming_goes_around_them(layout: Layouts, segment_bytes: int, when: str) -> None:
+    source = MarkedLedgers(layout)
+    if not source.given():
+        return
+    # Few bytes a segment: what is there already is a run over history; many: the stream reads it itself.
+    sizes = replace(SETTINGS.offload, max_size_per_offload_segment_mbytes=segment_bytes / 1e6)
+    store = new_store()
+    offloader = LedgerOffloader(store, replace(SETTINGS, offload=sizes))
+    if when == "after":
+        listing, source.ledgers = source.ledgers, list  # type: ignore[method-assign]
+    stream = offloader.offload_stream(source, STREAM)
+    if when == "after":
+        source.ledgers = listing  # type: ignore[method-assign]
+        source.tell()
+    stream.offload()
+    require_whole(store, source)
+    released = offloader.history.hot_release(source, STREAM).look()
+    stream.stop()
+    offloader.close()
+    assert released.errors == []
+    assert released.deleted == [info.ledger_id for info in source.ledgers() if info.closed]
+    assert source.released == source.given()[-1][0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(layout=layouts)
+def test_the_ledger_method_takes_whole_ledgers_as_v1_and_the_others_in_pieces(layout: Layouts) -> None:
+    source = MarkedLedgers(layout)
+    store = new_store()
+    offloader = LedgerOffloader(store, SETTINGS)
+    result = offloader.history.ledgers(source, STREAM)
+    offloader.close()
+    assert result.errors == []
+    closed = [info for info in source.ledgers() if info.closed]
+    whole = [info.ledger_id for info in closed if not info.holes]
+    assert [s.begin.ledger_id for _, s in result.offloaded if s.layout is Layout.V1] == whole
+    given = [each for each in source.given() if any(each[0].ledger_id == info.ledger_id for info in closed)]
+    if given:
+        assert stored_entries(store, STREAM) == given
+
+
+def test_what_is_not_said_to_be_undeliverable_is_no_gap() -> None:
+    info = LedgerInfo(ledger_id=3, closed=True, entries=9, size_bytes=0, created_ms=0, holes=((5, 6),))
+    assert proven_gap(Position(3, 4), Position(3, 8), [info]) is not None
+    assert proven_gap(Position(3, 3), Position(3, 7), [info]) is None
+    after = LedgerInfo(ledger_id=4, closed=False, entries=9, size_bytes=0, created_ms=0, holes=((0, 1),))
+    assert proven_gap(Position(3, 8), Position(4, 2), [replace(info, closed=False), after]) is None
+    gap = proven_gap(Position(3, 8), Position(4, 2), [info, after])
+    assert gap is not None
+    assert (gap.first, gap.last) == (Position(4, 0), Position(4, 1))
+    lost = proven_gap(Position(2, 8), Position(4, 2), [after])
+    assert lost is not None
+    assert (lost.first, lost.last) == (Position(2, 9), Position(4, -1))
+    assert lost.reason != NOT_DELIVERED
