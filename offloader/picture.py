@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from offloader.errors import AccessDenied, Unsupported
 
-__all__ = ["Span", "StreamShape", "draw"]
+__all__ = ["Span", "StreamShape", "draw", "thinned"]
 
 _INK, _MUTED, _LINE = "#22303c", "#6b7a88", "#c9d2da"
 _LEDGER_COLOURS = ("#2f6f9f", "#c96f1e", "#4b9b7a", "#a05195", "#c8553d", "#5c6bc0", "#8a9a3b", "#3a8fb7")
@@ -160,17 +160,23 @@ def _pieces_of(spans: Sequence[Span], others: Sequence[Span]) -> NDArray[np.int6
     return (np.searchsorted(other_starts, stops, side="left") - before).astype(np.int64)
 
 
-def _thinned(spans: Sequence[Span]) -> Sequence[Span]:
-    """At most ``_BARS_MAX`` bars: neighbours are joined where there are more."""
-    together = -(-len(spans) // _BARS_MAX)
+def thinned(spans: Sequence[Span], bars_max: int) -> Sequence[Span]:
+    """At most ``bars_max`` spans: neighbours are joined where there are more."""
+    together = -(-len(spans) // bars_max)
     if together <= 1:
         return spans
     groups = [spans[at : at + together] for at in range(0, len(spans), together)]
-    return [Span("", each[0].start, each[-1].stop, sum(span.size_bytes for span in each)) for each in groups]
+    return [_joined(each) for each in groups]
+
+
+def _joined(spans: Sequence[Span]) -> Span:
+    first, last = spans[0], spans[-1]
+    name = first.name if first is last else f"{first.name} to {last.name.rpartition(' ')[2]}"
+    return Span(name, first.start, last.stop, sum(span.size_bytes for span in spans))
 
 
 def _draw_bars(axes: Any, shape: StreamShape, axis: _Axis) -> None:
-    ledgers, segments = _thinned(shape.ledgers), _thinned(shape.segments)
+    ledgers, segments = thinned(shape.ledgers, _BARS_MAX), thinned(shape.segments, _BARS_MAX)
     colours = list(itertools.islice(itertools.cycle(_LEDGER_COLOURS), len(ledgers)))
     width = (axis.at(shape.events) - axis.at(0)) or 1.0
     gap = width * 0.0012 if max(len(ledgers), len(segments)) < _BARS_MAX // 4 else 0.0

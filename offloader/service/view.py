@@ -23,7 +23,6 @@ from offloader.errors import NotFound, OffloaderError
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.global_hold import global_hold
 from offloader.manifest.log import list_streams
-from offloader.picture import StreamShape
 from offloader.read.segment_rows import segment_row
 from offloader.read.stream_shape import shape_of
 from offloader.read.streams import load_stream
@@ -34,6 +33,7 @@ from offloader.retention.stream_retention import open_retention
 from offloader.service.feeds import Problem
 from offloader.service.recent import RecentErrors
 from offloader.service.stream_pages import Page, StreamOrder, page_of
+from offloader.service.stream_picture import shape_document
 from offloader.status_document import manifest_document, with_manifest
 from offloader.store.base import ObjectStore
 from offloader.telemetry import namespace_of
@@ -214,13 +214,13 @@ class ServiceView:
         source = self._process.source_of(name)
         return [] if source is None else [asdict(each) for each in source.ledgers()[-LIMIT_MAX:]]
 
-    def shape(self, name: str) -> StreamShape:
-        """The readable segments against the ledgers in them and time, for a picture.
+    def shape(self, name: str) -> dict[str, Any]:
+        """The readable segments against the ledgers in them and time, for a picture (``shape_document``).
 
         Raises:
             NotFound: no such stream, or nothing of it is readable.
         """
-        return shape_of(load_stream(self._store, name))
+        return shape_document(shape_of(load_stream(self._store, name)))
 
     # --- retention -----------------------------------------------------------------------------------------------
 

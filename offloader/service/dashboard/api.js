@@ -1,0 +1,90 @@
+/**
+ * Questions to the offloader: the one place that knows its addresses, the token and what can go wrong.
+ *
+ * Must never keep the token anywhere but in this tab's session, nor put it into an address.
+ */
+
+const TOKEN = "offloader-token";
+const ANSWER_MS_MAX = 20_000;
+
+/** It couldn't be reached, or its answer wasn't one. */
+export class Unreachable extends Error {}
+
+/** It wants to know who asks, or that isn't enough: `status` is 401 or 403. */
+export class Unauthorised extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+/** It says no: `message` is what, `hint` what to do. */
+export class Refused extends Error {
+  constructor(status, message, hint) {
+    super(message);
+    this.status = status;
+    this.hint = hint;
+  }
+}
+
+const of = (name, what = "") => `v1/streams/${encodeURIComponent(name)}${what}`;
+
+/** Every address that the page asks. */
+export const routes = {
+  overview: "v1/overview",
+  streams: "v1/streams",
+  errors: "v1/errors",
+  decisions: "v1/decisions",
+  orphans: "v1/orphans",
+  stream: (name) => of(name),
+  shape: (name) => of(name, "/shape"),
+  segments: (name) => of(name, "/segments"),
+  ledgers: (name) => of(name, "/ledgers"),
+  retention: (name) => of(name, "/retention"),
+  subscribers: (name) => of(name, "/subscribers"),
+  cleanup: (name) => of(name, "/cleanup-plan"),
+  orphansOf: (name) => of(name, "/orphans"),
+};
+
+export const token = {
+  get: () => sessionStorage.getItem(TOKEN) ?? "",
+  set: (value) => sessionStorage.setItem(TOKEN, value),
+  forget: () => sessionStorage.removeItem(TOKEN),
+};
+
+/**
+ * The answer to one question, as an object.
+ *
+ * @param {string} route one of `routes`
+ * @param {Record<string, string|number|boolean|null>} [parameters] those that are null or "" aren't sent
+ * @param {AbortSignal} [signal] gives up early
+ */
+export async function ask(route, parameters = {}, signal = undefined) {
+  const url = new URL(route, document.baseURI);
+  url.hash = "";
+  for (const [name, value] of Object.entries(parameters)) {
+    if (value !== null && value !== "") url.searchParams.set(name, String(value));
+  }
+  const headers = { Accept: "application/json" };
+  if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
+  const late = AbortSignal.timeout(ANSWER_MS_MAX);
+  let response, body;
+  try {
+    response = await fetch(url, {
+      headers,
+      signal: signal ? AbortSignal.any([signal, late]) : late,
+      cache: "no-store",
+      credentials: "omit",
+    });
+    body = await response.json().catch(() => null);
+  } catch (cause) {
+    if (signal?.aborted) throw cause;
+    throw new Unreachable(late.aborted ? "no answer within 20 seconds" : "the connection failed", { cause });
+  }
+  if (response.ok && body !== null) return body;
+  const problem = body ?? {};
+  const message = problem.detail ?? problem.title ?? `it answered ${response.status} ${response.statusText}`;
+  if (response.status === 401 || response.status === 403) throw new Unauthorised(response.status, message);
+  if (body === null || response.status >= 500) throw new Unreachable(message);
+  throw new Refused(response.status, message, problem.hint ?? "");
+}

@@ -1,0 +1,136 @@
+/**
+ * The page: which view is shown, how it is kept up to date, and what is said when that doesn't work.
+ */
+
+import { token, Refused, Unauthorised } from "./api.js";
+import { el, mark, say } from "./dom.js";
+import { Poller } from "./polling.js";
+import { StreamView } from "./stream.js";
+import { StreamsView, troubleOf } from "./streams.js";
+import { ago, count, many, now, setClock, span } from "./words.js";
+
+const byId = (id) => document.getElementById(id);
+const place = byId("view");
+const pill = byId("state");
+
+let seenMs = 0;
+let view = null;
+
+const poller = new Poller(round, told);
+const streams = new StreamsView(() => poller.now());
+
+async function round(signal) {
+  const shown = view;
+  const data = await shown.load(signal);
+  if (signal.aborted || shown !== view) return;
+  setClock(data.overview.now_ms);
+  seenMs = now();
+  shown.render(data);
+  showProcess(data.overview);
+}
+
+/** How a round ended; whether there is a next one. */
+function told(error, waitMs) {
+  const asks = error instanceof Unauthorised;
+  const refused = error instanceof Refused;
+  byId("unreachable").hidden = !error || asks || refused;
+  place.classList.toggle("old", Boolean(error) && !asks);
+  if (!error) {
+    byId("token-form").hidden = true;
+    byId("forget").hidden = !token.get();
+    place.hidden = false;
+    return true;
+  }
+  if (asks) {
+    askForToken(error);
+    return false;
+  }
+  if (refused) {
+    place.replaceChildren(
+      el(
+        "div",
+        { class: "card empty" },
+        el("strong", {}, error.message),
+        error.hint ? el("p", {}, error.hint) : null,
+        el("p", {}, el("a", { href: "#/" }, "All streams")),
+      ),
+    );
+    return false;
+  }
+  say(pill, "Unreachable");
+  mark(pill, "bad");
+  say(byId("unreachable-why"), `${error.message}; it is asked again in ${span(waitMs / 1000)}.`);
+  say(byId("last-seen"), seenMs ? ago(seenMs) : "never");
+  return true;
+}
+
+function askForToken(error) {
+  const had = token.get() !== "";
+  token.forget();
+  place.hidden = true;
+  byId("forget").hidden = true;
+  say(pill, "Who is there?");
+  mark(pill, "warn");
+  const why = error.status === 403 ? `That token isn't enough: ${error.message}` : "That token isn't known here.";
+  say(byId("token-why"), had ? why : "This offloader shows itself to those who have a token.");
+  byId("token-form").hidden = false;
+  byId("token").focus();
+}
+
+function showProcess(overview) {
+  const blocked = overview.problems.some((each) => each.blocks_ready);
+  const trouble = troubleOf(overview);
+  say(pill, trouble ? many(trouble, "problem") : "Working");
+  mark(pill, blocked || overview.streams.stalled ? "bad" : trouble ? "warn" : "good");
+  say(byId("store"), overview.store?.url ?? "");
+  const since = span((overview.now_ms - overview.started_ms) / 1000);
+  say(byId("about"), `offloader ${overview.software}, process ${count(overview.pid)}, up for ${since}`);
+  document.title = [view.title, "offloader"].filter(Boolean).join(" · ");
+}
+
+/** Shows the view that the address names. */
+function route() {
+  const named = /^#\/stream\/(.+)$/.exec(location.hash);
+  let next = streams;
+  if (named) {
+    try {
+      next = new StreamView(decodeURIComponent(named[1]), () => poller.now());
+    } catch {
+      location.replace("#/");
+      return;
+    }
+  }
+  const moved = view !== null;
+  view = next;
+  place.replaceChildren(view.root);
+  if (moved) {
+    scrollTo(0, 0);
+    view.focus();
+  }
+  poller.now();
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Escape" && byId("token-form").hidden) view.back();
+  if (event.key === "/" && view === streams && !/^(INPUT|SELECT)$/.test(document.activeElement.tagName)) {
+    event.preventDefault();
+    streams.search.focus();
+  }
+});
+
+byId("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token.set(byId("token").value.trim());
+  byId("token").value = "";
+  poller.now();
+});
+
+byId("forget").addEventListener("click", () => {
+  token.forget();
+  location.reload();
+});
+
+byId("again").addEventListener("click", () => poller.now());
+addEventListener("hashchange", route);
+route();

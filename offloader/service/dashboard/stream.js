@@ -1,0 +1,301 @@
+/**
+ * The view of one stream: what it does, its picture, segments, why what of it is kept, who reads it.
+ */
+
+import { ask, Refused, routes } from "./api.js";
+import { card, el, mark, row, say, show, table } from "./dom.js";
+import { draw, legend, summary } from "./picture.js";
+import { errorList } from "./streams.js";
+import { ago, at, bytes, count, many, modeOf, nameOf, percent, span } from "./words.js";
+
+const PAGE_ROWS = 20;
+// What is read from the store, not from memory, is asked for less often.
+const STORE_EVERY_MS = 15_000;
+const PICTURE_PX_MIN = 240;
+const SEGMENTS = [
+  ["Segment", ""],
+  ["Status", ""],
+  ["Entries", "number"],
+  ["From", "number"],
+  ["To", "number"],
+  ["Stored", "number"],
+  ["Offloaded", "number"],
+];
+const SUBSCRIBERS = [
+  ["Subscriber", ""],
+  ["State", ""],
+  ["Unread", "number"],
+  ["Entries", "number"],
+  ["Heard of", "number"],
+];
+const PLAN = [
+  ["Segment", ""],
+  ["Step", ""],
+  ["Size", "number"],
+  ["Why", ""],
+];
+
+export class StreamView {
+  title;
+  #name;
+  #start = 0;
+  #next = null;
+  #askAgain;
+  #slow = {};
+  #slowAt = 0;
+  #drawn = null;
+
+  /**
+   * @param {string} name
+   * @param {() => void} askAgain another page was chosen
+   */
+  constructor(name, askAgain) {
+    this.#name = name;
+    this.#askAgain = askAgain;
+    this.title = nameOf(name)[1];
+    this.badge = el("span", { class: "badge", "data-state": "loading" }, "loading");
+    this.heading = el("h1", { tabindex: "-1" }, this.title);
+    this.trouble = el("div", { class: "notice bad", role: "alert", hidden: true });
+    this.tiles = el("div", { class: "tiles" });
+    this.picture = card("Ledgers, segments and time");
+    this.facts = card("Where it stands");
+    this.retention = card("What retention would do now, and why");
+    this.subscribers = card("Who reads it");
+    this.segments = card("Segments");
+    this.plan = card("What cleanup would do now");
+    this.errors = card("Errors and warnings");
+    this.#makeSegments();
+    const [space] = nameOf(name);
+    this.root = el(
+      "div",
+      { class: "stack" },
+      el(
+        "div",
+        { class: "head" },
+        el("a", { class: "back", href: "#/" }, "← All streams"),
+        this.heading,
+        this.badge,
+        el("span", { class: "faint" }, space),
+      ),
+      this.trouble,
+      this.tiles,
+      this.picture.section,
+      el("div", { class: "two" }, this.facts.section, this.subscribers.section),
+      this.retention.section,
+      this.segments.section,
+      el("div", { class: "two" }, this.plan.section, this.errors.section),
+    );
+    for (const each of [this.picture, this.facts, this.subscribers, this.retention, this.plan, this.errors]) {
+      show(each.body, el("p", { class: "empty" }, "Loading…"));
+    }
+    this.plan.body.className = this.errors.body.className = "scroll";
+    new ResizeObserver(() => this.#draw()).observe(this.picture.section);
+  }
+
+  #makeSegments() {
+    this.table = table(SEGMENTS, "Segments");
+    this.range = el("span", { role: "status" }, "Loading…");
+    const turn = (step) => () => {
+      this.#start = step > 0 ? Number(this.#next) : Math.max(this.#start - PAGE_ROWS, 0);
+      this.#slowAt = 0;
+      this.#askAgain();
+    };
+    this.before = el("button", { type: "button", onclick: turn(-1), disabled: true }, "Previous");
+    this.after = el("button", { type: "button", onclick: turn(1), disabled: true }, "Next");
+    this.segments.body.append(this.table.whole, el("div", { class: "pager" }, this.range, this.before, this.after));
+  }
+
+  focus() {
+    this.heading.focus({ preventScroll: true });
+  }
+
+  /** Escape. */
+  back() {
+    location.hash = "#/";
+  }
+
+  async load(signal) {
+    const name = this.#name;
+    const overview = await ask(routes.overview, {}, signal);
+    const [stream, errors] = await Promise.all([
+      ask(routes.stream(name), {}, signal),
+      ask(routes.errors, { stream: name, limit: PAGE_ROWS }, signal),
+    ]);
+    if (Date.now() - this.#slowAt > STORE_EVERY_MS) {
+      const [shape, segments, retention, subscribers, cleanup] = await Promise.all([
+        part(ask(routes.shape(name), {}, signal)),
+        part(ask(routes.segments(name), { after: this.#start || "", limit: PAGE_ROWS }, signal)),
+        part(ask(routes.retention(name), {}, signal)),
+        part(ask(routes.subscribers(name), {}, signal)),
+        part(ask(routes.cleanup(name), {}, signal)),
+      ]);
+      this.#slow = { shape, segments, retention, subscribers, cleanup };
+      this.#slowAt = Date.now();
+    }
+    return { overview, stream, errors, ...this.#slow };
+  }
+
+  render({ overview, stream, errors, shape, segments, retention, subscribers, cleanup }) {
+    const [word, state] = modeOf(stream);
+    say(this.badge, word);
+    mark(this.badge, state);
+    this.#showTrouble(stream);
+    this.#showTiles(stream);
+    this.#showFacts(stream, overview);
+    this.#drawn = { shape, waiting: stream.lag?.entries ?? 0 };
+    this.#draw();
+    this.#showSegments(segments);
+    this.#showRetention(retention);
+    this.#showSubscribers(subscribers);
+    this.#showPlan(cleanup);
+    const none = el("p", { class: "empty" }, "Nothing went wrong since the process began.");
+    show(this.errors.body, errors.items.length ? errorList(errors.items) : none);
+  }
+
+  #showTrouble({ stalled, last_error: error }) {
+    const why = stalled ?? error;
+    this.trouble.hidden = !why;
+    if (!why) return;
+    const beside = stalled && error && !stalled.includes(error) ? el("p", {}, `Last error: ${error}`) : null;
+    show(this.trouble, el("div", {}, el("p", {}, why), beside));
+  }
+
+  #showTiles({ lag, buffer, segments, bytes_offloaded: size, entries_offloaded: entries, last_progress_ms: progress }) {
+    const one = (name, value, note, part = null) => {
+      const bar = el("i", { "data-full": String((part ?? 0) > 90) });
+      bar.style.width = `${part ?? 0}%`;
+      return el(
+        "section",
+        { class: "card tile", "aria-label": name },
+        el("span", { class: "name" }, name),
+        el("span", { class: "value" }, value),
+        part === null ? null : el("span", { class: "meter", "aria-hidden": "true" }, bar),
+        el("span", { class: "note" }, note),
+      );
+    };
+    const waiting = lag ? `${many(lag.entries, "entry", "entries")} wait, ${bytes(lag.bytes)}` : "its hot tier isn't here";
+    const failed = segments.failed ? `, ${count(segments.failed)} failed` : "";
+    show(
+      this.tiles,
+      one("Behind", lag ? span(lag.seconds) : "–", waiting),
+      one("In the store", bytes(size), many(entries, "entry", "entries")),
+      buffer
+        ? one("Buffer", bytes(buffer.bytes), `of ${bytes(buffer.bytes_max)}`, percent(buffer.bytes, buffer.bytes_max))
+        : one("Buffer", "–", "not offloaded here"),
+      one("Segments", count(segments.offloaded), `last progress ${ago(progress)}${failed}`),
+    );
+  }
+
+  #showFacts(stream, { store }) {
+    const facts = [
+      ["Name", stream.stream],
+      ["Brought by", stream.feed ?? "nobody here: it is in the store only"],
+      ["Method", stream.method],
+      ["Committed up to", stream.committed],
+      ["Offered up to", stream.offered],
+      ["Newest entry", stream.tail],
+      ["Writer", stream.writer],
+      ["Epoch", stream.epoch === undefined ? null : count(stream.epoch)],
+      ["Manifest", stream.record === undefined ? null : `record ${count(stream.record)}, ${ago(stream.recorded_ms)}`],
+      ["Refused offers", stream.offers_refused ? count(stream.offers_refused) : null],
+      ["Gaps", stream.gaps ? count(stream.gaps) : null],
+      ["Store", store?.url],
+    ];
+    const told = facts.filter(([, value]) => value !== null && value !== undefined && value !== "");
+    const lines = told.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, String(value))]);
+    show(this.facts.body, el("div", { class: "body" }, el("dl", { class: "facts" }, ...lines)));
+  }
+
+  #draw() {
+    if (!this.#drawn?.shape) return;
+    const { shape, waiting } = this.#drawn;
+    if (shape.refused) {
+      show(this.picture.body, note(shape.refused));
+      return;
+    }
+    const width = Math.max(this.picture.section.clientWidth - 36, PICTURE_PX_MIN);
+    say(this.picture.heading, summary(shape, waiting));
+    show(this.picture.body, el("div", { class: "picture" }, draw(shape, waiting, width), legend(shape, waiting)));
+  }
+
+  #showSegments(page) {
+    if (page.refused) {
+      say(this.range, page.refused.message);
+      return;
+    }
+    this.#next = page.next_after;
+    const lines = page.items.map((each) =>
+      row(SEGMENTS, [
+        [el("span", { class: "mono" }, each.uuid.slice(0, 8)), el("small", {}, `${each.layout}, ${ledgers(each.ledgers)}`)],
+        each.status,
+        count(each.entries),
+        [each.first, el("small", {}, each.publish_time_min_ms ? at(each.publish_time_min_ms) : "")],
+        [each.last ?? "", el("small", {}, each.publish_time_max_ms ? at(each.publish_time_max_ms) : "")],
+        bytes(each.object_bytes),
+        each.offloaded_ms ? ago(each.offloaded_ms) : "",
+      ]),
+    );
+    show(this.table.body, ...lines);
+    const [first, last] = [this.#start + 1, this.#start + page.items.length];
+    say(this.range, page.items.length ? `${count(first)} to ${count(last)} of ${count(page.total)}` : "None yet");
+    this.before.disabled = this.#start === 0;
+    this.after.disabled = page.next_after === null;
+  }
+
+  #showRetention(found) {
+    if (found.refused) show(this.retention.body, note(found.refused));
+    else show(this.retention.body, el("pre", { class: "words", tabindex: "0" }, found.words.join("\n")));
+  }
+
+  #showSubscribers(found) {
+    if (found.refused || found.items.length === 0) {
+      show(this.subscribers.body, found.refused ? note(found.refused) : el("p", { class: "empty" }, "Nobody subscribes."));
+      return;
+    }
+    const made = table(SUBSCRIBERS, "Subscribers");
+    const lines = found.items.map((each) =>
+      row(SUBSCRIBERS, [
+        each.subscriber,
+        each.activity.replaceAll("_", " "),
+        bytes(each.lag_bytes),
+        count(each.lag_entries),
+        ago(each.active_ms),
+      ]),
+    );
+    made.body.append(...lines);
+    show(this.subscribers.body, made.whole);
+  }
+
+  #showPlan(plan) {
+    if (plan.refused || plan.lines.length === 0) {
+      const text = plan.held ? "On hold: nothing of it is deleted." : "Nothing is to be deleted.";
+      show(this.plan.body, plan.refused ? note(plan.refused) : el("p", { class: "empty" }, text));
+      return;
+    }
+    const made = table(PLAN, "Plan of cleanup");
+    const lines = plan.lines.map((each) =>
+      row(PLAN, [
+        [el("span", { class: "mono" }, each.segment.slice(0, 8)), el("small", {}, `${each.first ?? ""} – ${each.last ?? ""}`)],
+        each.action,
+        bytes(each.object_bytes),
+        [each.rule, el("small", {}, each.waits_for ? `waits for ${each.waits_for}${each.until_ms ? ` until ${at(each.until_ms)}` : ""}` : "")],
+      ]),
+    );
+    made.body.append(...lines);
+    show(this.plan.body, made.whole);
+  }
+}
+
+/** A part of the view that may fail alone. */
+const part = (asked) =>
+  asked.catch((error) => {
+    if (error instanceof Refused) return { refused: error };
+    throw error;
+  });
+
+const note = (error) => el("p", { class: "empty" }, error.message, error.hint ? el("small", {}, ` ${error.hint}`) : null);
+
+function ledgers(ids) {
+  if (ids.length === 0) return "no ledger";
+  return ids.length === 1 ? `ledger ${ids[0]}` : `ledgers ${ids[0]} to ${ids.at(-1)}`;
+}

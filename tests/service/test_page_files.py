@@ -1,0 +1,66 @@
+"""The page's files: all of them are served, nothing else is, and they ask nobody but the offloader."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+from offloader.picture import Span, StreamShape
+from offloader.service.dashboard.files import HEADERS, page_files
+from offloader.service.stream_picture import BARS_MAX, POINTS_MAX, shape_document
+
+FOLDER = Path(__file__).resolve().parents[2] / "offloader" / "service" / "dashboard"
+
+
+def text(path: str) -> str:
+    return page_files()[path].body.decode()
+
+
+def test_every_file_of_the_folder_is_served_and_python_isnt() -> None:
+    names = {path.name for path in FOLDER.iterdir() if path.suffix not in (".py", "") and path.is_file()}
+    assert {path.rpartition("/")[2] or "index.html" for path in page_files()} == names
+    for file in page_files().values():
+        assert file.body
+        assert re.fullmatch(r'"[0-9a-f]{32}"', file.etag)
+
+
+def test_what_the_files_name_is_there() -> None:
+    page = text("/")
+    for named in re.findall(r'(?:href|src)="([^"#]+)"', page):
+        assert f"/{named}" in page_files()
+    for path, file in page_files().items():
+        for named in re.findall(r'from "\./([^"]+)"', file.body.decode() if path.endswith(".js") else ""):
+            assert f"/dashboard/{named}" in page_files(), f"{path} imports {named}"
+
+
+def test_nothing_is_inline_or_from_elsewhere() -> None:
+    """What the content security policy forbids isn't tried; an address that isn't a namespace is nowhere."""
+    page = text("/")
+    assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page) == []
+    for path in page_files():
+        assert [each for each in re.findall(r"https?://[^\s\"']+", text(path)) if "www.w3.org" not in each] == []
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function", text(path))
+    rules = dict(part.strip().partition(" ")[::2] for part in HEADERS["Content-Security-Policy"].split(";"))
+    assert rules["default-src"] == "'none'"
+    assert {value for name, value in rules.items() if name != "default-src"} <= {"'self'", "'none'"}
+
+
+def test_a_stream_of_many_segments_is_told_as_few() -> None:
+    count = 100_000
+    spans = [Span(f"segment {number + 1}", number * 10, number * 10 + 10, 7) for number in range(count)]
+    timeline = [point for number in range(count) for point in ((number * 10, number), (number * 10 + 9, number))]
+    ledgers = [Span("ledger 3", 0, count * 10, 5)]
+    document = shape_document(StreamShape("a", ledgers, spans, timeline, [(5, "gap 3:1..3:4")]))
+    told = document["segments"]
+    assert len(told) <= BARS_MAX
+    assert [told[0]["start"], told[-1]["stop"]] == [0, count * 10]
+    assert all(one["stop"] == other["start"] for one, other in itertools.pairwise(told))
+    assert sum(each["size_bytes"] for each in told) == count * 7
+    assert told[0]["name"] == "segment 1 to 250"
+    assert len(document["timeline"]) <= POINTS_MAX + 1
+    assert document["timeline"][0] == [0, 0]
+    assert document["timeline"][-1] == [count * 10 - 1, count - 1]
+    assert (document["segments_total"], document["ledgers_total"], document["is_thinned"]) == (count, 1, True)
+    assert document["gaps"] == [[5, "gap 3:1..3:4"]]
+    assert document["ledgers"] == [{"name": "ledger 3", "start": 0, "stop": count * 10, "size_bytes": 5}]
