@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from formats.checkpoint_columns import NUMBER_COLUMNS, SPAN_NUMBERS, Numbers, SegmentColumns, narrow_dtype
@@ -28,6 +29,7 @@ COMPRESSED_ROWS_MIN = 256
 FILE_ROWS_MAX = 4_194_304
 _FORMAT_KEY = b"offloader.format"
 _DRIVERS_KEY = b"offloader.drivers"
+_RANGES_KEY = b"offloader.ranges"
 
 _SCHEMA = pa.schema(
     [
@@ -49,6 +51,7 @@ def encode_columns(columns: SegmentColumns, metadata: Mapping[bytes, bytes]) -> 
     own = {
         _FORMAT_KEY: b"%d" % RUN_FORMAT,
         _DRIVERS_KEY: json.dumps([dict(driver) for driver in columns.drivers], sort_keys=True).encode(),
+        _RANGES_KEY: json.dumps(_ranges_of(columns) if count else {}).encode(),
     }
     table = pa.Table.from_arrays(arrays, schema=_SCHEMA.with_metadata({**own, **metadata}))
     sink = pa.BufferOutputStream()
@@ -75,7 +78,7 @@ def decode_columns(data: bytes, *, object_name: str = "") -> SegmentColumns:
 def decode_file(data: bytes, *, object_name: str = "") -> tuple[Mapping[bytes, bytes], Callable[[], SegmentColumns]]:
     """The metadata that ``encode_columns`` was given, with its own, and what decodes the segments.
 
-    Decodes one row group at a time into columns that are as narrow as the file's statistics allow.
+    Decodes one row group at a time into columns that are as narrow as what the file says of its numbers allows.
 
     Raises:
         FormatError: anything else, from either; what a caller knows the checksum of, it checks before.
@@ -89,7 +92,7 @@ def _columns(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], object_name:
         drivers = json.loads(metadata[_DRIVERS_KEY])
         if not isinstance(drivers, list) or not all(isinstance(driver, dict) for driver in drivers):
             raise Inconsistent("drivers", object_name=object_name, expected="a list of objects", found=drivers)
-        return _filled(file, tuple(drivers), object_name)
+        return _filled(file, metadata, tuple(drivers), object_name)
     except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, ArithmeticError) as error:
         raise Inconsistent(f"not a table of segments: {error}", object_name=object_name) from error
 
@@ -126,11 +129,13 @@ def _opened(data: bytes, object_name: str) -> tuple[pq.ParquetFile, Mapping[byte
     return file, metadata
 
 
-def _filled(file: pq.ParquetFile, drivers: tuple[Mapping[str, str], ...], object_name: str) -> SegmentColumns:
+def _filled(
+    file: pq.ParquetFile, metadata: Mapping[bytes, bytes], drivers: tuple[Mapping[str, str], ...], object_name: str
+) -> SegmentColumns:
     count = file.metadata.num_rows
     if count > FILE_ROWS_MAX:
         raise LimitExceeded("rows", object_name=object_name, expected=f"at most {FILE_ROWS_MAX}", found=count)
-    ranges = dict(zip(NUMBER_COLUMNS, _statistics(file, count), strict=True))
+    ranges = _ranges(file, metadata, count)
     columns: dict[str, Numbers] = {}
     for name, dtype in NUMBER_COLUMNS.items():
         low, high = ranges[name]
@@ -147,7 +152,7 @@ def _filled(file: pq.ParquetFile, drivers: tuple[Mapping[str, str], ...], object
         table = file.read_row_group(group, columns=["uuid", *varying, "ledgers"], use_threads=False)
         stop = start + table.num_rows
         for name in varying:
-            np.copyto(columns[name][start:stop], table.column(name).to_numpy(), casting="unsafe")
+            _copy(table.column(name).to_numpy(), columns[name][start:stop], ranges[name])
         halves = _uuid_halves(table.column("uuid"))
         columns["uuid_high"][start:stop], columns["uuid_low"][start:stop] = halves[:, 0], halves[:, 1]
         span_parts.append(_spans_in(table.column("ledgers"), start, object_name))
@@ -160,14 +165,38 @@ def _filled(file: pq.ParquetFile, drivers: tuple[Mapping[str, str], ...], object
     return SegmentColumns(**columns, span_rows=span_rows, span_offsets=offsets, spans=spans, drivers=drivers)
 
 
-def _statistics(file: pq.ParquetFile, count: int) -> Iterator[tuple[int, int]]:
-    """Smallest and largest value of each column of numbers, from the file's footer."""
-    groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
-    for column in range(1, 1 + len(NUMBER_COLUMNS)):
-        found = [group.column(column).statistics for group in groups if group.num_rows]
-        if count and (not found or not all(each is not None and each.has_min_max for each in found)):
-            raise ValueError("no statistics")
-        yield (min(each.min for each in found), max(each.max for each in found)) if found else (0, 0)
+def _ranges_of(columns: SegmentColumns) -> dict[str, list[int]]:
+    """Smallest and largest value of each column of numbers."""
+    return {name: [int(values.min()), int(values.max())] for name, values in _numbers(columns)}
+
+
+def _numbers(columns: SegmentColumns) -> Iterator[tuple[str, Numbers]]:
+    return ((name, getattr(columns, name)) for name in NUMBER_COLUMNS)
+
+
+def _ranges(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], count: int) -> Mapping[str, tuple[int, int]]:
+    """What ``_ranges_of`` said when the file was written; read from the columns where it didn't say.
+
+    Parquet's own statistics say it too, but asking a damaged file for them ends the process: Arrow's metadata classes
+    throw what Python can't catch, while reading columns reports it.
+    """
+    given = metadata.get(_RANGES_KEY)
+    if not count:
+        return dict.fromkeys(NUMBER_COLUMNS, (0, 0))
+    if given is None:  # an earlier release wrote it
+        columns = ((name, file.read(columns=[name], use_threads=False).column(name)) for name in NUMBER_COLUMNS)
+        return {name: (pc.min(column).as_py(), pc.max(column).as_py()) for name, column in columns}
+    found = {name: (int(low), int(high)) for name, (low, high) in dict(json.loads(given)).items()}
+    if found.keys() != NUMBER_COLUMNS.keys():
+        raise ValueError("ranges of other columns")
+    return found
+
+
+def _copy(values: Numbers, into: Numbers, limits: tuple[int, int]) -> None:
+    """Into a column that is only as wide as ``limits`` need."""
+    if len(values) and not limits[0] <= int(values.min()) <= int(values.max()) <= limits[1]:
+        raise ValueError(f"a number outside of {limits}")
+    np.copyto(into, values, casting="unsafe")
 
 
 def _uuid_halves(column: pa.ChunkedArray) -> Numbers:

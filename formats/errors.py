@@ -14,7 +14,19 @@ __all__ = [
     "LimitExceeded",
     "Truncated",
     "UnsupportedVersion",
+    "one_line",
 ]
+
+
+def one_line(text: str) -> str:
+    """``text`` as one line of printable characters: bytes from strangers, and other people's messages, may hold more.
+
+    Line ends and tabs become spaces, other characters that can't be shown an escape.
+    """
+    if text.isprintable():
+        return text
+    words = " ".join(text.split())
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in words)
 
 
 class FormatError(Exception):
@@ -52,7 +64,7 @@ class FormatError(Exception):
             text += f" at byte {self.offset}"
         if self.expected is not None or self.found is not None:
             text += f": expected {self.expected}, found {self.found}"
-        return text
+        return one_line(text)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.problem, self.object_name, self.offset, self.expected, self.found))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import enum
 from typing import ClassVar
 
+from formats.errors import one_line
+
 __all__ = [
     "AccessDenied",
     "BeyondEnd",
@@ -75,8 +77,8 @@ class OffloaderError(Exception):
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = one_line(message)
+        self.hint = one_line(hint)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message

@@ -146,7 +146,7 @@ class Cut:
         try:
             value = json.loads(data)
             stream, offsets = value["stream"], value["cut"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InvalidCall(f"not the bytes of a cut: {data!r:.80}") from error
         return str(stream), cls.of(offsets)
 

@@ -1,16 +1,9 @@
-"""Arbitrary messages come back as they were sent; arbitrary bytes raise format errors, in a process with little
-memory."""
+"""Arbitrary messages come back as they were sent; arbitrary bytes raise format errors (more of them in tests/fuzz)."""
 
 from __future__ import annotations
 
 import contextlib
-import re
-import secrets
-import subprocess
-import sys
-from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +12,6 @@ from formats.errors import FormatError
 from formats.pulsar.messages import messages
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
 
-TARGET = Path(__file__).with_name("fuzz_messages.py")
 TIMES = st.none() | st.integers(1, 253_402_300_799_999)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 MESSAGES = st.builds(
@@ -63,14 +55,3 @@ def test_any_bytes_decode_or_raise_a_format_error(data: bytes) -> None:
     for entry in (data, b"\x0e\x02" + data, b"\x0e\x01" + data):
         with contextlib.suppress(FormatError):
             messages(EntryBatch.build(1, 0, [entry]))
-
-
-@pytest.mark.parametrize("seed", [1, 2**31 + secrets.randbelow(2**31)], ids=["fixed seed", "fresh seed"])
-def test_garbage_decodes_or_raises_format_errors_within_the_limits(seed: int) -> None:
-    """The seed of a failure is in the output, with the bytes."""
-    command = [sys.executable, str(TARGET), "--runs", "2500", "--seed", str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    accepted = re.search(r"(\d+) times accepted", done.stdout)
-    assert accepted is not None
-    assert int(accepted[1]) > 250, f"mutations destroy everything: {done.stdout}"

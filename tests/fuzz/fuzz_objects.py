@@ -1,23 +1,15 @@
-"""Invariant: any bytes decode, or raise FormatError and nothing else; never more memory than the limits allow; and
-bytes after the end change nothing.
+"""Data and index objects: any bytes decode, or raise FormatError and nothing else; bytes after the end change nothing.
 
-    python tests/formats/fuzz_formats.py [--runs 100000] [--seed 1] [--memory-mebibytes 2048]
-
-Seeds are real objects (Pulsar's and ours). They are cut, spliced, overwritten with extreme numbers, and where a
-checksum would end the story at once, sealed again.
+Seeds are real objects (Pulsar's and ours). Where a checksum would end the story at once, it is sealed again.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
-import resource
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
@@ -30,11 +22,12 @@ from formats.extension import decode_entry_table, decode_index_rows, encode_entr
 from formats.index import decode_index, seal_index
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
 from formats.segment import SegmentMap
+from tests.fuzz.fuzz_engine import Outcome, Target, attempt
+from tests.fuzz.fuzz_mutation import mutate
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = Path(__file__).resolve().parents[1] / "formats"
 SEED_BYTES_MAX = 8192
 LIMITS = {"block_bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
-EXTREMES = [0, 1, 2, 4, 127, 128, 129, 255, 256, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1]
 
 
 def seeds() -> list[bytes]:
@@ -45,33 +38,10 @@ def seeds() -> list[bytes]:
     return [*kept, table, compress(Codec.ZSTD, bytes(5000))]
 
 
-def mutate(rng: random.Random, pool: list[bytes]) -> bytes:
-    data = bytearray(rng.choice(pool))
-    for _ in range(rng.choice((0, 1, 1, 1, 2, 3, 8))):
-        if not data:
-            break
-        at = rng.randrange(len(data))
-        match rng.randrange(6):
-            case 0:
-                data[at] ^= 1 << rng.randrange(8)
-            case 1:
-                size = rng.choice((1, 2, 4, 8))
-                data[at : at + size] = (rng.choice(EXTREMES) % 2 ** (8 * size)).to_bytes(size, "big")
-            case 2:
-                del data[at:]
-            case 3:
-                del data[at : at + rng.choice((1, 4, 12, 20, 128))]
-            case 4:
-                other = rng.choice(pool)
-                start = rng.randrange(len(other))
-                data[at:at] = other[start : start + rng.choice((1, 12, 128, 500))]
-            case 5:
-                # Numbers near the head decide most: lengths, counts, offsets.
-                at = min(at % 140, len(data) - 1)
-                data[at : at + 4] = rng.choice(EXTREMES[:13]).to_bytes(4, "big")
-    if rng.random() < 0.5:
-        data = seal_index_bytes(seal_block(data))
-    return bytes(data)
+def change(rng: random.Random, pool: list[bytes]) -> bytes:
+    """A changed object; in half of them the checksums are made to fit again."""
+    data = mutate(rng, pool)
+    return bytes(seal_index_bytes(seal_block(bytearray(data)))) if rng.random() < 0.5 else data
 
 
 def seal_block(data: bytearray) -> bytearray:
@@ -107,7 +77,8 @@ def whole_object(data: bytes) -> list[tuple[int, int]]:
     result = []
     for number in found.find(Position(0, 0), Position(2**62, 2**62)).tolist()[:8]:
         start, size = int(found.blocks.offset[number]), int(found.blocks.read_bytes[number])
-        batch = attempt(lambda: found.decode(number, data[start : start + min(size, len(data))], **LIMITS))  # noqa: B023
+        block = data[start : start + min(size, len(data))]
+        batch, _ = attempt(partial(found.decode, number, block, **LIMITS), FormatError)
         result.append((number, -1 if batch is None else len(batch)))
     return result
 
@@ -120,17 +91,8 @@ def checked(batch: EntryBatch) -> list[object]:
     return [batch.ledger_id, batch.entry_ids.tolist(), batch.payloads.to_pylist(), batch.publish_times_ms.tolist()]
 
 
-def attempt(work: Callable[[], object]) -> object:
-    try:
-        return work()
-    except FormatError as error:
-        if not str(error):
-            raise AssertionError("an error without a message") from error
-        return None
-
-
-def check(data: bytes) -> int:
-    """The invariant for one input; answers how many decoders accepted it."""
+def check(data: bytes) -> Outcome:
+    """The invariant for one input."""
     run = {"header_bytes": 128, "length": len(data), "first_entry_id": 0, "ledger_id": 7, "run_bytes_max": 1 << 20}
     ends_by_itself: list[Callable[[bytes], object]] = [
         lambda b: checked(decode_block(b, **LIMITS)),
@@ -148,44 +110,14 @@ def check(data: bytes) -> int:
         lambda b: BookKeeperLedger.decode(b).encode(),
         lambda b: decompress(Codec.ZSTD, b, 5000, 1 << 20),
     ]
-    accepted = 0
+    outcome: list[object] = []
     for decode in ends_by_itself:
-        found = attempt(lambda: decode(data))  # noqa: B023
-        accepted += found is not None
+        found, place = attempt(lambda: decode(data), FormatError)  # noqa: B023
+        outcome.append(place)
         if found is not None:
-            assert attempt(lambda: decode(data + b"\x00trailing")) == found, "trailing bytes changed the answer"  # noqa: B023
-    for decode in others:
-        accepted += attempt(lambda: decode(data)) is not None  # noqa: B023
-    return accepted
+            longer, _ = attempt(lambda: decode(data + b"\x00trailing"), FormatError)  # noqa: B023
+            assert longer == found, "trailing bytes changed the answer"
+    return (*outcome, *(attempt(partial(decode, data), FormatError)[1] for decode in others))
 
 
-def fuzz(runs: int, seed: int) -> tuple[int, int]:
-    """How many inputs were tried, and how many times a decoder accepted one."""
-    rng = random.Random(seed)
-    pool = seeds()
-    accepted = 0
-    for number in range(runs):
-        data = mutate(rng, pool)
-        try:
-            accepted += check(data)
-        except BaseException:
-            print(f"seed {seed}, run {number}: {data.hex()}", file=sys.stderr)
-            raise
-    return runs, accepted
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=100_000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--memory-mebibytes", type=int, default=2048, help="address space of the process; 0 = no limit")
-    arguments = parser.parse_args()
-    if arguments.memory_mebibytes:
-        limit = arguments.memory_mebibytes << 20
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    runs, accepted = fuzz(arguments.runs, arguments.seed)
-    print(f"seed {arguments.seed}: {runs} inputs, {accepted} times accepted by one of 12 decoders, no other error")
-
-
-if __name__ == "__main__":
-    main()
+TARGETS = [Target("objects", seeds, check, change)]

@@ -1,0 +1,57 @@
+"""Runs of segments as Parquet: what the file says of its numbers is used, checked, and not needed."""
+
+from __future__ import annotations
+
+import json
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from formats.checkpoint_columns import NUMBER_COLUMNS, SegmentColumns
+from formats.checkpoint_parquet import decode_columns, encode_columns
+from formats.errors import Inconsistent
+from offloader.manifest.apply import apply_edits
+from offloader.manifest.segment_record import columns_of
+from offloader.manifest.state import ManifestState
+from tests.support.manifests import segment_edits
+
+
+def segment_columns() -> SegmentColumns:
+    """Of 40 segments; their entry ids need more than a byte."""
+    edits = [edit for number in range(40) for edit in segment_edits(number)]
+    state = apply_edits(ManifestState(stream="orders", incarnation=UUID(int=7)), edits, record_id=1)
+    return columns_of(state.segments.values())
+
+
+def test_a_file_of_a_release_that_did_not_say_its_ranges_is_read_the_same() -> None:
+    columns = segment_columns()
+    body = encode_columns(columns, {b"other": b"kept"})
+    table = pq.read_table(pa.BufferReader(body))
+    kept = {name: value for name, value in table.schema.metadata.items() if name != b"offloader.ranges"}
+    assert len(kept) == len(table.schema.metadata) - 1
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.replace_schema_metadata(kept), sink)
+    old = decode_columns(sink.getvalue().to_pybytes())
+    new = decode_columns(body)
+    for name in NUMBER_COLUMNS:
+        assert getattr(old, name).tolist() == getattr(new, name).tolist() == getattr(columns, name).tolist()
+        assert getattr(old, name).dtype == getattr(new, name).dtype
+
+
+@pytest.mark.parametrize("ranges", [b"{}", b"[]", b"nonsense", b'{"status": [1, 2]}'])
+def test_ranges_that_fit_no_columns_are_damage(ranges: bytes) -> None:
+    body = encode_columns(segment_columns(), {b"offloader.ranges": ranges})
+    with pytest.raises(Inconsistent, match="not a table of segments"):
+        decode_columns(body)
+
+
+def test_a_number_outside_of_the_range_that_the_file_names_is_damage() -> None:
+    columns = segment_columns()
+    ranges = {name: [int(getattr(columns, name).min()), int(getattr(columns, name).max())] for name in NUMBER_COLUMNS}
+    ranges["entries"] = [0, 3]
+    ranges["begin_entry_id"][1] -= 1
+    body = encode_columns(columns, {b"offloader.ranges": json.dumps(ranges).encode()})
+    with pytest.raises(Inconsistent, match="outside of"):
+        decode_columns(body)

@@ -1,0 +1,9 @@
+"""Everything that takes bytes from strangers, by name."""
+
+from __future__ import annotations
+
+from tests.fuzz import fuzz_documents, fuzz_messages, fuzz_objects, fuzz_texts
+
+TARGETS = {
+    target.name: target for room in (fuzz_objects, fuzz_messages, fuzz_documents, fuzz_texts) for target in room.TARGETS
+}
