@@ -22,8 +22,8 @@ from formats.pulsar.commands import (
     position_of,
 )
 from formats.pulsar.frame import decode_frame
-from tests.formats.fuzz_formats import mutate
 from tests.formats.pulsar_entries import Sent, blob, number, recorded, single_entry
+from tests.fuzz.fuzz_mutation import mutate
 
 ID = {"ledger_id": 7, "entry_id": 2**64 - 1}
 ID_BYTES = number(1, 7) + number(2, 2**64 - 1)

@@ -6,13 +6,13 @@ import random
 
 import pyarrow as pa
 import pytest
+from tests.formats.fuzz_formats import mutate
 
 from formats.entries import EntryBatch
 from formats.errors import FormatError
 from formats.pulsar.frame import decode_frame
 from formats.pulsar.messages import messages
 from formats.pulsar.resend import resent
-from tests.formats.fuzz_formats import mutate
 from tests.formats.pulsar_entries import RECORDED, Sent, batch_entry, recorded, single_entry
 
 FILES = sorted(path.stem for path in RECORDED.glob("*.jsonl"))
