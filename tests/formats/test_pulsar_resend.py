@@ -6,7 +6,6 @@ import random
 
 import pyarrow as pa
 import pytest
-from tests.formats.fuzz_formats import mutate
 
 from formats.entries import EntryBatch
 from formats.errors import FormatError
@@ -14,6 +13,7 @@ from formats.pulsar.frame import decode_frame
 from formats.pulsar.messages import messages
 from formats.pulsar.resend import resent
 from tests.formats.pulsar_entries import RECORDED, Sent, batch_entry, recorded, single_entry
+from tests.fuzz.fuzz_mutation import mutate
 
 FILES = sorted(path.stem for path in RECORDED.glob("*.jsonl"))
 #: What a message must not keep.
