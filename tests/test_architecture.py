@@ -70,8 +70,8 @@ TESTING = "offloader.testing"
 
 #: Foreign package -> the modules (or packages, ending in a dot) that may import it.
 ONLY_IN = {
-    "boto3": {"offloader.store.s3"},
-    "botocore": {"offloader.store.s3", "offloader.store.s3_gets"},
+    "boto3": {"offloader.store.s3_client"},
+    "botocore": {"offloader.store.s3", "offloader.store.s3_client", "offloader.store.s3_gets"},
     "s3transfer": set[str](),
     "fsspec": {"offloader.store.remote"},
     "s3fs": {"offloader.store.remote"},

@@ -1,24 +1,18 @@
 """``s3://bucket/root`` through boto3, for AWS and every server that speaks S3.
 
-Owns the only use of the SDK: requests, their answers, and the translation of its exceptions. Must never retry (one
+Owns requests, their answers, and the translation of the SDK's exceptions. Must never retry (one
 layer does, outside; a body that breaks off is gone on with) and never let an SDK exception or a secret out.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import boto3
-import botocore.session
 from botocore import exceptions as sdk
-from botocore.config import Config
-from botocore.loaders import create_loader
 from botocore.parsers import ResponseParserError
-from botocore.utils import parse_timestamp
 
 from offloader.errors import (
     AccessDenied,
@@ -44,6 +38,7 @@ from offloader.store.base import (
 )
 from offloader.store.s3_answers import (
     answered_ms,
+    checksum_of_parts,
     completed_parts,
     composite_crc32c,
     composite_etag,
@@ -53,10 +48,10 @@ from offloader.store.s3_answers import (
     is_aws,
     listed_object,
     object_info,
-    parsed_time,
     time_ms,
 )
 from offloader.store.s3_body import sendable
+from offloader.store.s3_client import open_client
 from offloader.store.s3_download import Download
 from offloader.store.s3_errors import meaning_of
 from offloader.store.s3_gets import Gets
@@ -98,7 +93,7 @@ class S3Store:
         self._root = root
         self._downloads: Any = {"settings": options.settings, "clock": options.clock, "recorder": options.recorder}
         with self._translated("opening", writes=False):
-            self._client: Any = _client(options)
+            self._client: Any = open_client(options)
         self._gets = Gets(self._client, bucket, options.clock)
         own_endpoint = not is_aws(self._client.meta.endpoint_url)
         self._driver_metadata = {
@@ -269,21 +264,25 @@ class S3Store:
                 checks.body_crc32c(key, body, crc32c)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """The object is looked at afterwards, whatever the answer was: its size and the checksum that the server keeps
-        over the parts' checksums are the proof. An answer alone is none (versitygw says 200 for any upload id of a key
-        that is there), and a lost or refused one doesn't say that nothing happened."""
+        """An answer counts when it has the checksum that the server made over the parts' checksums: those of exactly
+        these parts, each compared with its bytes when it came. Without it the object is looked at. A 200 alone proves
+        nothing, nor does its ETag (versitygw makes both up from the request, for any upload id of a key that is there,
+        but no checksum), and a lost or refused answer doesn't say that nothing happened."""
         full_key = checks.check_key(key, root=self._root)
         checks.check_parts(key, parts)
         made_of = {"Parts": completed_parts(parts)}
         cause: OffloaderError | None = None
         try:
             with self._translated(f"completion of {key}", writes=True):
-                self._client.complete_multipart_upload(
+                answer = self._client.complete_multipart_upload(
                     Bucket=self._bucket,
                     Key=full_key,
                     UploadId=upload_id,
                     MultipartUpload=made_of,
                 )
+                if checksum_of_parts(answer) == composite_crc32c(parts):
+                    size_bytes = sum(part.size_bytes for part in parts)
+                    return ObjectInfo(key, size_bytes, answer["ETag"], answered_ms(answer))
         except (OutcomeUnknown, NotFound) as error:
             cause = error
         found = self._made_of(key, parts, answered=cause is None)
@@ -301,7 +300,7 @@ class S3Store:
         try:
             with self._translated(f"head of {key}", writes=False):
                 answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
-                checksum = answer.get("ChecksumCRC32C", "").partition("-")[0]
+                checksum = checksum_of_parts(answer)
                 proven = checksum == composite_crc32c(parts) or answer["ETag"] == composite_etag(parts)
                 if answer["ContentLength"] != size_bytes or not (proven or (answered and not checksum)):
                     return None
@@ -351,48 +350,6 @@ class S3Store:
 
     def close(self) -> None:
         self._client.close()
-
-
-@functools.cache
-def _service_descriptions() -> Any:
-    """The SDK's description of S3, megabytes of JSON: parsed once per process, which makes a store open in a third."""
-    return create_loader()
-
-
-def _client(options: StoreOptions) -> Any:
-    core, settings = botocore.session.get_session(), options.settings
-    core.register_component("data_loader", _service_descriptions())
-    times = functools.partial(parsed_time, otherwise=parse_timestamp)
-    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=times)
-    session = boto3.session.Session(
-        botocore_session=core,
-        aws_access_key_id=options.access_key,
-        aws_secret_access_key=options.secret_key,
-        aws_session_token=options.session_token,
-    )
-
-    def built(addressing: str) -> Any:
-        config = Config(
-            connect_timeout=settings.connect_timeout_s,
-            read_timeout=settings.read_timeout_s,
-            max_pool_connections=settings.connections_max,
-            retries={"total_max_attempts": 1, "mode": "standard"},
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"payload_signing_enabled": False, "addressing_style": addressing},
-            user_agent_extra="offloader",
-        )
-        region = options.region or session.region_name or "us-east-1"
-        return session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
-
-    # A server of one's own rarely has a host name per bucket.
-    if options.endpoint_url and not is_aws(options.endpoint_url):
-        return built("path")
-    client = built("auto")
-    if is_aws(client.meta.endpoint_url):
-        return client
-    client.close()  # the environment or a profile names such a server
-    return built("path")
 
 
 def _starts_past_end(error: OffloaderError) -> bool:

@@ -23,6 +23,7 @@ from offloader.store.s3_errors import meaning_of
 
 __all__ = [
     "answered_ms",
+    "checksum_of_parts",
     "completed_parts",
     "composite_crc32c",
     "composite_etag",
@@ -130,6 +131,12 @@ def decoded_crc32c(text: str | None) -> int | None:
         return int(struct.unpack(">I", base64.b64decode(text or ""))[0])
     except (struct.error, binascii.Error):
         return None
+
+
+def checksum_of_parts(answer: Mapping[str, Any]) -> str:
+    """The CRC-32C over the parts' that an answer has, without their number; empty when it has none."""
+    checksum: str = answer.get("ChecksumCRC32C", "")
+    return checksum.partition("-")[0]
 
 
 def composite_etag(parts: Sequence[PartInfo]) -> str:

@@ -28,6 +28,7 @@ from offloader.errors import (
 from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo, open_store
 from offloader.store.metered import requests_of
+from offloader.store.s3_answers import composite_crc32c, composite_etag
 from offloader.store.s3_errors import meaning_of
 from offloader.testing.servers import Answer, LosingProxy, ScriptedServer, silent_server, slow_server
 
@@ -150,6 +151,32 @@ def test_a_complete_that_ends_with_an_error_inside_a_200_is_unknown() -> None:
     with ScriptedServer([Answer(200, error_body("InternalError")), Answer(404)]) as server:
         store = opened(server.url)
         with pytest.raises(OutcomeUnknown):
+            store.complete_upload("k", "u", [PART])
+        assert [line.split()[0] for line in server.requests][:2] == ["POST", "HEAD"]
+        store.close()
+
+
+def completed(etag: str, checksum: str = "") -> Answer:
+    kept = f"<ChecksumCRC32C>{checksum}</ChecksumCRC32C>" if checksum else ""
+    body = f"<CompleteMultipartUploadResult><ETag>{etag}</ETag>{kept}</CompleteMultipartUploadResult>"
+    return Answer(200, b'<?xml version="1.0"?>' + body.encode())
+
+
+def test_a_completion_whose_answer_has_the_checksum_over_the_parts_is_proven() -> None:
+    with ScriptedServer([completed('"e-1"', f"{composite_crc32c([PART])}-1")]) as server:
+        store = opened(server.url)
+        info = store.complete_upload("k", "u", [PART])
+        assert (info.key, info.size_bytes, info.etag) == ("k", 5, '"e-1"')
+        assert [line.split()[0] for line in server.requests] == ["POST"]
+        store.close()
+
+
+@pytest.mark.parametrize("checksum", ["", "AAAAAA==-1", "no checksum"])
+def test_a_completion_is_not_proven_by_its_etag_nor_by_another_checksum(checksum: str) -> None:
+    """An answer may be made up of the request; the object is looked at, and isn't there."""
+    with ScriptedServer([completed(composite_etag([PART]), checksum), Answer(404)]) as server:
+        store = opened(server.url)
+        with pytest.raises(OutcomeUnknown, match="made something else"):
             store.complete_upload("k", "u", [PART])
         assert [line.split()[0] for line in server.requests][:2] == ["POST", "HEAD"]
         store.close()
