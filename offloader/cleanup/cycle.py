@@ -19,7 +19,7 @@ from offloader.cleanup.sweeper import Sweeper, Swept
 from offloader.clock import Clock
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.limits import Priority, working_at
-from offloader.manifest.catalog import list_streams
+from offloader.manifest.catalog import forget_name, list_streams
 from offloader.manifest.global_hold import DeletionStopped, require_no_global_hold
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
@@ -105,7 +105,8 @@ def cleanup_stream(
             entropy=entropy,
         )
         if report.is_finished:
-            release_topics_of(store, [stream])
+            now_ms = (deletion_clock or _deletion_clock(store, clock, settings or Settings())).now_ms()
+            release_topics_of(store, [stream], clock=clock, now_ms=now_ms)
     return report
 
 
@@ -134,7 +135,8 @@ def cleanup_all(
         require_no_global_hold(store)
     kept = deletion_clock
     deleted = []
-    for stream in list_streams(store, prefix=prefix):
+    streams = list_streams(store, prefix=prefix)
+    for stream in streams:
         settings = settings_of(stream)
         kept = kept or _deletion_clock(store, clock, settings)
         report = CleanupReport(stream=stream, dry_run=dry_run)
@@ -154,10 +156,21 @@ def cleanup_all(
             report.error = error
         deleted += [stream] if report.is_finished else []
         yield report
+    if dry_run:
+        return
+    # Void entries: of names that were deleted, by somebody who didn't come to the end.
+    names = set(list_streams(store, prefix=prefix, released=True)).difference(streams)
+    if not names and not deleted:
+        return
+    require_no_global_hold(store)
+    now_ms = (kept or _deletion_clock(store, clock, settings_of(""))).now_ms()
+    for name in sorted(names):
+        try:
+            forget_name(store, name, clock=clock, now_ms=now_ms)
+        except OffloaderError as error:
+            yield CleanupReport(stream=name, dry_run=False, is_deleted=True, error=error)
     # After all of them: a topic's last partition tells.
-    if deleted:
-        require_no_global_hold(store)
-        release_topics_of(store, deleted)
+    release_topics_of(store, [*deleted, *names], clock=clock, now_ms=now_ms)
 
 
 def _deletion_clock(store: ObjectStore, clock: Clock, settings: Settings) -> DeletionClock:

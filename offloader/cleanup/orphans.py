@@ -23,6 +23,7 @@ from formats.retention_state import incarnation_of_retention_key, topic_key
 from formats.truncation_intent import intent_key
 from offloader.manifest.named_uuids import NamedUuids, Words
 from offloader.manifest.objects import is_manifest_object
+from offloader.manifest.shared_keys import is_void_size
 from offloader.manifest.topics import TopicState
 from offloader.store.base import ObjectInfo, UploadInfo
 
@@ -59,6 +60,7 @@ class Reason(StrEnum):
     DEAD = "of a stream that was deleted"
     COMPLETE = "its segment is complete"
     ENDED = "a lease that has ended"
+    LET_GO = "of a stream that was deleted; nothing of it is left"
     DEAD_MANIFEST = "a manifest that no catalogue entry names"
     YOUNG = "too young"
     HELD = "held back: a hold is on the stream, or on everything"
@@ -78,7 +80,7 @@ class Reason(StrEnum):
         return self is not Reason.FOREIGN
 
 
-_DELETABLE = {Reason.UNNAMED, Reason.DEAD, Reason.COMPLETE, Reason.ENDED, Reason.DEAD_MANIFEST}
+_DELETABLE = {Reason.UNNAMED, Reason.DEAD, Reason.COMPLETE, Reason.ENDED, Reason.DEAD_MANIFEST, Reason.LET_GO}
 
 
 class Outcome(StrEnum):
@@ -278,7 +280,7 @@ def _retention_reason(info: ObjectInfo, known: Knowledge) -> Reason | None:
         return known.kept_or(Reason.DEAD, info.modified_ms)
     if key in (topic_key(known.stream), intent_key(known.stream)):
         is_over = topic.entry_is_over if key == topic_key(known.stream) else topic.intent_is_over
-        return known.kept_or(Reason.DEAD, info.modified_ms) if info.size_bytes and is_over else None
+        return known.kept_or(Reason.DEAD, info.modified_ms) if is_over and not is_void_size(info.size_bytes) else None
     batches = (deletion_name(key, known.stream, done=done) for done in (True, False))
     if all(name is None for name in batches) and awaited_number(key, known.stream) is None:
         return Reason.FOREIGN

@@ -34,14 +34,14 @@ from offloader.cleanup.orphans import (
 from offloader.cleanup.uploads import uploads_below, uploads_by_key
 from offloader.clock import Clock
 from offloader.errors import Corrupt, InvalidCall, NotFound, StoreUnavailable, Unsupported
-from offloader.manifest.catalog import is_released, read_entry
+from offloader.manifest.catalog import forget_name, is_released, read_entry, unused_void
 from offloader.manifest.global_hold import global_hold
 from offloader.manifest.leases import leases_of
 from offloader.manifest.named_uuids import NamedUuids, load_named_uuids, refreshed_named_uuids
 from offloader.manifest.objects import DELETE_KEYS_MAX, incarnations_in
 from offloader.manifest.store_time import time_for_deletion_ms
 from offloader.manifest.stream_deletion import DeadIncarnation, sweep_dead_incarnations
-from offloader.manifest.topics import release_intent, release_topic, topic_state
+from offloader.manifest.topics import forget_topic, is_topic_unused, release_intent, release_topic, topic_state
 from offloader.settings import ManifestSettings
 from offloader.store.base import DeleteFailure, ListPage, ObjectStore, UploadInfo
 from offloader.store.probe import finds_uploads_by_prefix
@@ -118,6 +118,7 @@ class Reconciliation:
         incarnations = incarnations_in(self.store, self.stream)
         page = self.store.list(prefix)
         self._known = self._knowledge(incarnations, now_ms - int(self.settings.orphan_age_hours_min * _MS_PER_HOUR))
+        voids = self._voids()
         waiting: list[Leftover] = []
         for some in (self._judged_uploads(uploads), self._ended_leases(), self._judged_pages(page, prefix)):
             for leftover in some:
@@ -130,6 +131,7 @@ class Reconciliation:
                     waiting = []
         yield from self._taken(waiting)
         yield from self._swept_manifests()
+        yield from self._forgotten(voids)
 
     def _time_ms(self) -> int:
         if self.now_ms is None:
@@ -252,6 +254,25 @@ class Reconciliation:
             youngest, key=key, size_bytes=before.size_bytes + found.size_bytes, objects=before.objects + 1
         )
 
+    def _voids(self) -> list[Leftover]:
+        """What stands for a name of which nothing else is left: judged now, so that a dry run says the same."""
+        void = None if self.is_topic or self._entry is not None else unused_void(self.store, self.stream)
+        found = [] if void is None else [(Place.CATALOGUE, void)]
+        voids = self._known.topic.voids
+        if voids and is_topic_unused(self.store, self.stream):
+            found += [(Place.RETENTION, each) for each in voids]
+        return [
+            Leftover(
+                stream=self.stream,
+                place=place,
+                key=info.key,
+                size_bytes=info.size_bytes,
+                modified_ms=info.modified_ms,
+                reason=self._known.kept_or(Reason.LET_GO, info.modified_ms),
+            )
+            for place, info in found
+        ]
+
     # -- what is done
 
     def _taken(self, some: Sequence[Leftover]) -> Iterator[Leftover]:
@@ -303,6 +324,20 @@ class Reconciliation:
             others = self._known.dead | self._known.doubtful
             self._unfinished |= {each for each in others if parsed and is_segment_uuid_of(parsed.uuid, each)}
         return leftover
+
+    def _forgotten(self, voids: Sequence[Leftover]) -> Iterator[Leftover]:
+        for void in voids:
+            if not (self.delete and void.reason.is_deletable):
+                yield replace(void, outcome=Outcome.DELETABLE) if void.reason.is_deletable else void
+                continue
+            self._look_again()
+            if self._known.stopped:
+                yield replace(void, reason=Reason.HELD)
+                continue
+            forget = forget_name if void.place is Place.CATALOGUE else forget_topic
+            gone = forget(self.store, self.stream, clock=self.clock, now_ms=self._time_ms())
+            changed = replace(void, reason=Reason.NAMED_SINCE)
+            yield replace(void, outcome=Outcome.DELETED) if gone else changed
 
     def _swept_manifests(self) -> Iterator[Leftover]:
         swept: Mapping[UUID, DeadIncarnation] = {}

@@ -18,6 +18,7 @@ from offloader.clock import SystemClock
 from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall
 from offloader.manifest.catalog import read_entry
+from offloader.manifest.store_time import time_for_deletion_ms
 from offloader.manifest.topics import release_topics_of
 from offloader.retention.place import find_place
 from offloader.store.base import ObjectStore
@@ -59,7 +60,9 @@ def run(
         remove_stream(opened, each, clock=clock, settings=settings.manifest, despite_readers=despite_readers)
         for each in streams
     ]
-    release_topics_of(opened, streams)
+    skew_ms_max = settings.manifest.clock_skew_seconds_max * 1000
+    now_ms = time_for_deletion_ms(opened, clock, skew_ms_max=skew_ms_max)
+    release_topics_of(opened, streams, clock=clock, now_ms=now_ms)
     _print(done, as_json=json)
 
 

@@ -1,9 +1,7 @@
 """The catalogue: which streams a store has, and which incarnation of each is alive.
 
-Owns the catalogue's entries. Must never delete one with an unconditional request: it may be the next incarnation's.
-
-An entry that is let go becomes an empty object, by If-Match: stores have no conditional delete to rely on, and a plain
-one that arrives late would take the entry of a stream that was created again meanwhile.
+Owns the catalogue's entries. Must never take one for that of another incarnation: how one is let go of and removed is
+``offloader.manifest.shared_keys``.
 """
 
 from __future__ import annotations
@@ -12,16 +10,30 @@ from collections.abc import Callable
 from uuid import UUID
 
 from formats.errors import FormatError
-from formats.keys import catalog_key, catalog_prefix, stream_of_catalog_key
+from formats.keys import catalog_key, catalog_prefix, stream_of_catalog_key, stream_prefix
 from formats.manifest import CatalogEntry, decode_catalog_entry, encode_catalog_entry
-from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
+from offloader.clock import Clock
+from offloader.errors import Corrupt, InvalidCall, PreconditionFailed, StoreUnavailable
+from offloader.manifest.objects import unlisted_incarnation
+from offloader.manifest.shared_keys import VOID, is_void_size, let_go, mode_of_new, read_shared, remove_void
 from offloader.manifest.unreadable import REBUILD, unreadable
-from offloader.store.base import CREATE, IfMatch, ObjectStore
+from offloader.store.base import ObjectInfo, ObjectStore
 
-__all__ = ["create_entry", "is_released", "list_streams", "read_entry", "release_entry", "replace_entry"]
+__all__ = [
+    "create_entry",
+    "forget_name",
+    "is_released",
+    "list_streams",
+    "read_entry",
+    "release_entry",
+    "replace_entry",
+    "unused_void",
+]
 
-#: Body of an entry that names no stream any more.
-_VOID = b""
+#: Times a stream is tried to be created while others create, delete and remove it.
+ATTEMPTS_MAX = 10
+#: What can be left below a name only as long as an entry, or a void, tells of what stream.
+_FOLDERS = ("manifest/", "retention/", "leases/")
 
 
 def read_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
@@ -45,16 +57,16 @@ def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False
     after: str | None = ""
     while after is not None:
         page = store.list(catalog_prefix(), after=after)
-        names = [_stream_named_by(info.key) for info in page.objects if info.size_bytes or released]
+        names = [_stream_named_by(info.key) for info in page.objects if released or not is_void_size(info.size_bytes)]
         found += [name for name in names if name is not None and name.startswith(prefix)]
         after = page.next_after
     return sorted(found)
 
 
 def is_released(store: ObjectStore, stream: str) -> bool:
-    """Whether the stream had an entry that was let go."""
-    existing, etag = _read(store, stream)
-    return existing is None and etag is not None
+    """Whether the stream had an entry that was let go, and its void is still there."""
+    existing, info = _read(store, stream)
+    return existing is None and info is not None
 
 
 def create_entry(
@@ -64,22 +76,26 @@ def create_entry(
 
     Raises:
         InvalidCall: another stream's name begins with this one's levels, or the other way round.
+        Corrupt: there is no entry, and yet a manifest: a new one would hide what that says.
+        StoreUnavailable: what was left of a stream of that name is just being removed.
     """
-    existing, etag = _read(store, stream)
-    if existing is not None:
-        return existing, False
-    _require_own_level(store, stream)
-    entry = CatalogEntry(stream, new_incarnation(), created_ms)
-    mode = CREATE if etag is None else IfMatch(etag)
-    try:
-        store.put(catalog_key(stream), encode_catalog_entry(entry), mode=mode)
-    except PreconditionFailed:
-        existing = read_entry(store, stream)
-        if existing is None:
-            raise StoreUnavailable(f"stream {stream} appears and vanishes in {store.url}") from None
-        # A lost answer to our own creation looks the same.
-        return existing, existing == entry
-    return entry, True
+    entry: CatalogEntry | None = None
+    for _ in range(ATTEMPTS_MAX):
+        existing, info = _read(store, stream)
+        if existing is not None:
+            # A lost answer to our own creation looks the same.
+            return existing, existing == entry
+        _require_own_level(store, stream)
+        if info is None:
+            _require_no_manifest(store, stream)
+        entry = entry or CatalogEntry(stream, new_incarnation(), created_ms)
+        mode = mode_of_new(store, catalog_key(stream), info)
+        try:
+            store.put(catalog_key(stream), encode_catalog_entry(entry), mode=mode)
+        except PreconditionFailed:
+            continue  # somebody else created it, or removed what was left of one that was deleted
+        return entry, True
+    raise StoreUnavailable(f"stream {stream} appears and vanishes in {store.url}")
 
 
 def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogEntry | None) -> bool:
@@ -88,18 +104,17 @@ def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogE
     Raises:
         InvalidCall: there is nothing, and another stream's name begins with this one's levels, or the other way round.
     """
+    key = catalog_key(entry.stream)
     try:
-        existing, etag = _read(store, entry.stream)
+        existing, info = _read(store, entry.stream)
     except Corrupt:
-        existing, etag = None, store.head(catalog_key(entry.stream)).etag
+        existing, info = None, store.head(key)
     if existing != expected:
         return existing == entry
-    if etag is None:
+    if info is None:
         _require_own_level(store, entry.stream)
     try:
-        store.put(
-            catalog_key(entry.stream), encode_catalog_entry(entry), mode=CREATE if etag is None else IfMatch(etag)
-        )
+        store.put(key, encode_catalog_entry(entry), mode=mode_of_new(store, key, info))
     except PreconditionFailed:
         return _read(store, entry.stream)[0] == entry
     return True
@@ -107,36 +122,64 @@ def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogE
 
 def release_entry(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     """Lets go of the entry of one incarnation; whether it doesn't stand any more."""
-    existing, etag = _read(store, stream)
-    if existing is None or existing.incarnation != incarnation or etag is None:
+    existing, info = _read(store, stream)
+    if existing is None or existing.incarnation != incarnation or info is None:
         return True
-    try:
-        store.put(catalog_key(stream), _VOID, mode=IfMatch(etag))
-    except PreconditionFailed:
-        existing = read_entry(store, stream)
-        return existing is None or existing.incarnation != incarnation
-    return True
+    if let_go(store, catalog_key(stream), info.etag):
+        return True
+    existing = read_entry(store, stream)
+    return existing is None or existing.incarnation != incarnation
 
 
-def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, str | None]:
-    """The entry, and the ETag of its object where there is one, be it empty."""
+def forget_name(store: ObjectStore, stream: str, *, clock: Clock, now_ms: int) -> bool:
+    """Removes the void of a stream of which nothing is left; whether its name isn't known any more.
+
+    Args:
+        now_ms: the earlier of both clocks.
+
+    Raises:
+        OutcomeUnknown, StoreUnavailable: call again an hour later.
+    """
+
+    return remove_void(
+        store, catalog_key(stream), clock=clock, now_ms=now_ms, is_unused=lambda: _is_unused(store, stream)
+    )
+
+
+def unused_void(store: ObjectStore, stream: str) -> ObjectInfo | None:
+    """The void that ``forget_name`` would remove, be it too early; ``None``: there is none."""
+    existing, info = _read(store, stream)
+    return info if existing is None and info is not None and _is_unused(store, stream) else None
+
+
+def _is_unused(store: ObjectStore, stream: str) -> bool:
+    prefixes = [f"{stream_prefix(stream)}{folder}" for folder in _FOLDERS]
+    return not any(store.list(prefix, limit=1).objects for prefix in prefixes)
+
+
+def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectInfo | None]:
+    """The entry, and the description of its object where there is one, be it a void."""
     try:
         key = catalog_key(stream)
     except FormatError as error:
         raise InvalidCall(str(error)) from error
-    try:
-        data, info = store.get(key)
-    except NotFound:
-        return None, None
-    if data == _VOID:
-        return None, info.etag
+    data, info = read_shared(store, key)
+    if info is None or data == VOID:
+        return None, info
     try:
         entry = decode_catalog_entry(data, object_name=key)
     except FormatError as error:
         raise unreadable(f"the catalogue entry of stream {stream}", error) from error
     if entry.stream != stream:
         raise Corrupt(f"{key} in {store.url} names stream {entry.stream}, not {stream}", hint=REBUILD)
-    return entry, info.etag
+    return entry, info
+
+
+def _require_no_manifest(store: ObjectStore, stream: str) -> None:
+    """Where no entry is and none was let go of: it may be lost, or have been deleted by hand."""
+    found = unlisted_incarnation(store, stream)
+    if found is not None:
+        raise Corrupt(f"stream {stream} has a manifest, {found}, and no catalogue entry: it may be lost", hint=REBUILD)
 
 
 def _require_own_level(store: ObjectStore, stream: str) -> None:
@@ -147,7 +190,7 @@ def _require_own_level(store: ObjectStore, stream: str) -> None:
     after: str | None = ""
     while clash is None and after is not None:
         page = store.list(catalog_key(stream) + "/", after=after)
-        below = [_stream_named_by(info.key) for info in page.objects if info.size_bytes]
+        below = [_stream_named_by(info.key) for info in page.objects if not is_void_size(info.size_bytes)]
         clash = next((name for name in below if name is not None), None)
         after = page.next_after
     if clash is not None:

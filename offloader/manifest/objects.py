@@ -15,7 +15,15 @@ from formats.keys import boundary_key, checkpoint_number, manifest_prefix, recor
 from offloader.errors import StoreUnavailable
 from offloader.store.base import ObjectInfo, ObjectStore
 
-__all__ = ["ManifestObjects", "delete_keys", "incarnations_in", "is_manifest_object", "list_manifest", "listed"]
+__all__ = [
+    "ManifestObjects",
+    "delete_keys",
+    "incarnations_in",
+    "is_manifest_object",
+    "list_manifest",
+    "listed",
+    "unlisted_incarnation",
+]
 
 #: Keys of one delete request.
 DELETE_KEYS_MAX = 1000
@@ -83,6 +91,21 @@ def incarnations_in(store: ObjectStore, stream: str) -> list[UUID]:
     prefix = f"{stream_prefix(stream)}manifest/"
     found = {_incarnation(info.key[len(prefix) :]) for info in listed(store, prefix)}
     return sorted(each for each in found if each is not None)
+
+
+def unlisted_incarnation(store: ObjectStore, stream: str) -> UUID | None:
+    """An incarnation that has a boundary and a record or checkpoint. Where no catalogue entry names it, that is lost.
+
+    A boundary alone is of somebody who began to create a stream and was overtaken, records alone of a writer whose
+    stream was deleted long ago.
+    """
+    found: dict[UUID, set[bool]] = {}
+    prefix = f"{stream_prefix(stream)}manifest/"
+    for info in listed(store, prefix):
+        incarnation = _incarnation(info.key[len(prefix) :])
+        if incarnation is not None:
+            found.setdefault(incarnation, set()).add(info.key == boundary_key(stream, incarnation))
+    return next((each for each, kinds in found.items() if len(kinds) == len((True, False))), None)
 
 
 def _incarnation(rest: str) -> UUID | None:

@@ -20,7 +20,7 @@ from formats.manifest import OpenEpoch, StreamDeleted
 from offloader.clock import Clock
 from offloader.errors import Fenced, InvalidCall, NotFound, StoreUnavailable
 from offloader.manifest.boundary import create_boundary, raise_boundary, read_boundary
-from offloader.manifest.catalog import is_released, read_entry, release_entry
+from offloader.manifest.catalog import forget_name, is_released, read_entry, release_entry
 from offloader.manifest.checkpointer import checkpoint_now
 from offloader.manifest.expiry import runs_named_by
 from offloader.manifest.log import ManifestLog
@@ -205,4 +205,6 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
     release_entry(store, stream, incarnation)
     rest = [info.key for info in found.known() if info.key in kept]
     delete_keys(store, rest)
+    # What a crash leaves from here on is a void; so does anything of ours that still lies below the name.
+    forget_name(store, stream, clock=clock, now_ms=now_ms)
     return replace(deletion, is_finished=True, deleted_objects=len(doomed) + len(rest))

@@ -4,9 +4,7 @@ Owns telling whether that still is of streams that live, and letting go of what 
 state while one of the streams that it names lives, or may come back.
 
 A partitioned topic is the streams ``<topic>-partition-0``, ``-1``, ...; it has no manifest and no catalogue entry of
-its own. Its entry and its last truncation lie under keys that all its incarnations share: they are let go of by
-If-Match on what was read, so that a topic that is created again meanwhile keeps its own, and what stays is an empty
-object, as of a stream's catalogue entry.
+its own. Its entry and its last truncation lie under keys that all its incarnations share (``shared_keys``).
 """
 
 from __future__ import annotations
@@ -18,20 +16,31 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from formats.errors import FormatError
-from formats.keys import catalog_key, stream_of_catalog_key
-from formats.retention_state import TopicEntry, decode_topic_entry, document_keys, topic_key
+from formats.keys import catalog_key, manifest_prefix, stream_of_catalog_key
+from formats.retention_state import (
+    PartitionRow,
+    TopicEntry,
+    decode_topic_entry,
+    document_keys,
+    retention_prefix,
+    topic_key,
+)
 from formats.truncation_intent import TruncationIntent, decode_intent, intent_key
-from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, Unsupported
+from offloader.clock import Clock
+from offloader.errors import Corrupt, InvalidCall, Unsupported
 from offloader.manifest.catalog import is_released, read_entry
 from offloader.manifest.objects import delete_keys, listed
+from offloader.manifest.shared_keys import is_void_size, let_go, read_shared, remove_void
 from offloader.manifest.unreadable import unreadable
-from offloader.store.base import IfMatch, ObjectStore
+from offloader.store.base import ObjectInfo, ObjectStore
 
 __all__ = [
     "PARTITIONS_MAX",
-    "VOID",
     "TopicState",
+    "doubtful_rows",
     "forget_documents",
+    "forget_topic",
+    "is_topic_unused",
     "partition_of",
     "partition_streams",
     "read_intent",
@@ -44,8 +53,6 @@ __all__ = [
 
 #: Partitions of one topic.
 PARTITIONS_MAX = 10_000
-#: What an entry or a truncation is after it was let go of.
-VOID = b""
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})")
 
 
@@ -72,36 +79,36 @@ def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
         except FormatError:
             continue
         split = partition_of(stream)
-        if info.size_bytes and split is not None and split[0] == topic:
+        if not is_void_size(info.size_bytes) and split is not None and split[0] == topic:
             found[split[1]] = stream
         if len(found) > PARTITIONS_MAX:
             raise InvalidCall(f"topic {topic} has more than {PARTITIONS_MAX} partitions")
     return dict(sorted(found.items()))
 
 
-def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None, str | None]:
-    """A topic's entry, and the ETag of its object where there is one, be it empty.
+def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None, ObjectInfo | None]:
+    """A topic's entry, and the description of its object where there is one, be it a void.
 
     Raises:
         Corrupt, Unsupported: it can't be read.
     """
-    data, etag = _read(store, topic_key(topic))
+    data, info = read_shared(store, topic_key(topic))
     if not data:
-        return None, etag
+        return None, info
     try:
-        return decode_topic_entry(data, object_name=topic_key(topic)), etag
+        return decode_topic_entry(data, object_name=topic_key(topic)), info
     except FormatError as error:
         what = f"{topic_key(topic)} in {store.url}"
         raise unreadable(what, error, hint="put an earlier version of this object back") from error
 
 
-def read_intent(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None, str | None]:
+def read_intent(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None, ObjectInfo | None]:
     """A topic's last truncation likewise."""
-    data, etag = _read(store, intent_key(topic))
+    data, info = read_shared(store, intent_key(topic))
     if not data:
-        return None, etag
+        return None, info
     try:
-        return decode_intent(data, object_name=intent_key(topic)), etag
+        return decode_intent(data, object_name=intent_key(topic)), info
     except FormatError as error:
         raise unreadable(f"the truncation under way of {topic}, {intent_key(topic)},", error) from error
 
@@ -125,10 +132,10 @@ def release_topic(store: ObjectStore, topic: str) -> bool:
         Corrupt, Unsupported: it can't be read.
         StoreUnavailable: not all documents were deleted; ``cleanup orphans`` finds them.
     """
-    entry, etag = read_topic_entry(store, topic)
-    if entry is None or etag is None:
+    entry, info = read_topic_entry(store, topic)
+    if entry is None or info is None:
         return True
-    if not _are_gone(store, _named_by_entry(entry)) or not _void(store, topic_key(topic), etag):
+    if doubtful_rows(store, entry) or not let_go(store, topic_key(topic), info.etag):
         return False
     forget_documents(store, topic, entry.incarnation)
     return True
@@ -143,13 +150,13 @@ def release_intent(store: ObjectStore, topic: str) -> bool:
     Raises:
         Corrupt, Unsupported: it can't be read.
     """
-    intent, etag = read_intent(store, topic)
-    if intent is None or etag is None:
+    intent, info = read_intent(store, topic)
+    if intent is None or info is None:
         return True
-    return _are_gone(store, _named_by_intent(intent)) and _void(store, intent_key(topic), etag)
+    return _are_gone(store, _named_by_intent(intent)) and let_go(store, intent_key(topic), info.etag)
 
 
-def release_topics_of(store: ObjectStore, streams: Iterable[str]) -> None:
+def release_topics_of(store: ObjectStore, streams: Iterable[str], *, clock: Clock, now_ms: int) -> None:
     """After streams were deleted: lets go of what is kept under the names of topics that they were the last ones of.
 
     Also under the streams' own names, which may have been those of topics once. What a crash before leaves is found by
@@ -157,8 +164,33 @@ def release_topics_of(store: ObjectStore, streams: Iterable[str]) -> None:
     """
     names = {name for stream in streams for name in (stream, (partition_of(stream) or (stream,))[0])}
     for topic in sorted(names):
-        release_topic(store, topic)
-        release_intent(store, topic)
+        if release_topic(store, topic) and release_intent(store, topic):
+            forget_topic(store, topic, clock=clock, now_ms=now_ms)
+
+
+def forget_topic(store: ObjectStore, topic: str, *, clock: Clock, now_ms: int) -> bool:
+    """Removes the voids of a topic of which nothing is left; whether none stands there any more.
+
+    Args:
+        now_ms: the earlier of both clocks.
+
+    Raises:
+        OutcomeUnknown, StoreUnavailable: call again an hour later.
+    """
+    gone = [
+        remove_void(store, key, clock=clock, now_ms=now_ms, is_unused=lambda: is_topic_unused(store, topic))
+        for key in _shared_keys(topic)
+    ]
+    return all(gone)
+
+
+def _shared_keys(topic: str) -> tuple[str, str]:
+    return intent_key(topic), topic_key(topic)
+
+
+def is_topic_unused(store: ObjectStore, topic: str) -> bool:
+    """Whether nothing is left of a topic but its voids, which tell of what a document is as long as there is one."""
+    return all(info.key in _shared_keys(topic) for info in listed(store, retention_prefix(topic)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +202,7 @@ class TopicState:
         is_there: whether there is an entry, or was one that was let go of.
         is_damaged: whether it can't be read: an earlier version of it may be put back.
         entry_is_over, intent_is_over: every partition that is named is gone for good.
+        voids: what was let go of and not removed yet.
     """
 
     incarnation: UUID | None = None
@@ -177,34 +210,39 @@ class TopicState:
     is_damaged: bool = False
     entry_is_over: bool = False
     intent_is_over: bool = False
+    voids: tuple[ObjectInfo, ...] = ()
 
 
 def topic_state(store: ObjectStore, topic: str) -> TopicState:
     """Reads it; what can't be read is never over."""
-    incarnation, is_there, is_damaged, entry_is_over, intent_is_over = None, True, False, False, False
+    incarnation, is_damaged, entry_is_over, intent_is_over = None, False, False, False
+    entry, of_entry, intent, of_intent = None, None, None, None
     try:
-        entry, etag = read_topic_entry(store, topic)
+        entry, of_entry = read_topic_entry(store, topic)
     except (Corrupt, Unsupported):
         is_damaged = True
-    else:
-        is_there = etag is not None
-        if entry is not None:
-            entry_is_over = _are_gone(store, _named_by_entry(entry))
-            incarnation = None if entry_is_over else entry.incarnation
+    if entry is not None:
+        entry_is_over = not doubtful_rows(store, entry)
+        incarnation = None if entry_is_over else entry.incarnation
     with suppress(Corrupt, Unsupported):
-        intent, _ = read_intent(store, topic)
+        intent, of_intent = read_intent(store, topic)
         intent_is_over = intent is not None and _are_gone(store, _named_by_intent(intent))
+    found = ((of_intent, intent), (of_entry, entry))
     return TopicState(
         incarnation=incarnation,
-        is_there=is_there,
+        is_there=is_damaged or of_entry is not None,
         is_damaged=is_damaged,
         entry_is_over=entry_is_over,
         intent_is_over=intent_is_over,
+        voids=tuple(info for info, value in found if info is not None and value is None),
     )
 
 
-def _named_by_entry(entry: TopicEntry) -> Iterable[tuple[str, UUID]]:
-    return ((f"{entry.topic}-partition-{row.number}", row.incarnation) for row in entry.partitions)
+def doubtful_rows(store: ObjectStore, entry: TopicEntry) -> tuple[PartitionRow, ...]:
+    """The partitions of an entry that live, or may come back: what is kept of the topic is still theirs."""
+    return tuple(
+        row for row in entry.partitions if not _is_gone(store, f"{entry.topic}-partition-{row.number}", row.incarnation)
+    )
 
 
 def _named_by_intent(intent: TruncationIntent) -> Iterable[tuple[str, UUID]]:
@@ -218,20 +256,7 @@ def _are_gone(store: ObjectStore, streams: Iterable[tuple[str, UUID]]) -> bool:
 def _is_gone(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     """Whether an incarnation was let go of. A catalogue entry that is lost can be brought back with the same one."""
     entry = read_entry(store, stream)
-    return is_released(store, stream) if entry is None else entry.incarnation != incarnation
-
-
-def _void(store: ObjectStore, key: str, etag: str) -> bool:
-    try:
-        store.put(key, VOID, mode=IfMatch(etag))
-    except PreconditionFailed:
-        return False
-    return True
-
-
-def _read(store: ObjectStore, key: str) -> tuple[bytes, str | None]:
-    try:
-        data, info = store.get(key)
-    except NotFound:
-        return VOID, None
-    return data, info.etag
+    if entry is not None:
+        return entry.incarnation != incarnation
+    # A void goes last: without one either all of the stream is gone, or its entry is lost and its manifest is there.
+    return is_released(store, stream) or not store.list(manifest_prefix(stream, incarnation), limit=1).objects

@@ -14,15 +14,22 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from formats.retention_state import PartitionRow, TopicEntry, encode_topic_entry, topic_key
 from offloader.errors import InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.manifest.catalog import list_streams, read_entry
-from offloader.manifest.topics import forget_documents, partition_of, partition_streams, read_topic_entry
+from offloader.manifest.shared_keys import mode_of_new
+from offloader.manifest.topics import (
+    doubtful_rows,
+    forget_documents,
+    partition_of,
+    partition_streams,
+    read_topic_entry,
+)
 from offloader.retention.at_once import at_once
-from offloader.store.base import CREATE, IfMatch, ObjectStore
+from offloader.store.base import ObjectStore
 
 __all__ = [
     "Partition",
@@ -112,23 +119,33 @@ def find_place(
         raise NotFound(f"stream {name} isn't in {store.url}", hint=hint)
     place = Place(name=name, incarnation=None, partitions=partitions, is_topic=True)
     for _ in range(ATTEMPTS_MAX):
-        entry, etag = read_topic_entry(store, name)
+        entry, info = read_topic_entry(store, name)
+        # A partition whose catalogue entry is lost can come back: while it may, the topic is the same.
+        kept = () if entry is None else _missing(store, place, entry)
         gone = None
-        if entry is not None and not any(map(place.is_alive, entry.partitions)):
+        if entry is not None and not kept and not any(map(place.is_alive, entry.partitions)):
             gone, entry = entry.incarnation, None
         incarnation = None if entry is None else entry.incarnation
-        known = entry is not None and entry.partitions == place.rows
+        rows = tuple(sorted((*place.rows, *kept), key=lambda row: row.number))
+        known = entry is not None and entry.partitions == rows
         if known or not create:
             return Place(name=name, incarnation=incarnation, partitions=partitions, is_topic=True)
-        wanted = TopicEntry(name, incarnation or UUID(bytes=entropy(16), version=4), place.rows)
+        wanted = TopicEntry(name, incarnation or UUID(bytes=entropy(16), version=4), rows)
+        key = topic_key(name)
         try:
-            store.put(topic_key(name), encode_topic_entry(wanted), mode=CREATE if etag is None else IfMatch(etag))
+            store.put(key, encode_topic_entry(wanted), mode=mode_of_new(store, key, info))
         except PreconditionFailed:
             continue  # somebody else's: look
         if gone is not None:
             forget_documents(store, name, gone)
         return Place(name=name, incarnation=wanted.incarnation, partitions=partitions, is_topic=True)
     raise StoreUnavailable(f"the retention entry of topic {name} changes all the time")
+
+
+def _missing(store: ObjectStore, place: Place, entry: TopicEntry) -> tuple[PartitionRow, ...]:
+    """Partitions that the entry names, that aren't in the catalogue, and that weren't deleted either."""
+    absent = tuple(row for row in entry.partitions if row.number not in place.partitions)
+    return doubtful_rows(store, replace(entry, partitions=absent)) if absent else ()
 
 
 def _only(stream: str, incarnation: UUID) -> Mapping[int, Partition]:

@@ -18,9 +18,10 @@ from offloader.ledgers.base import LedgerSource
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.shared_keys import mode_of_new
 from offloader.manifest.topics import partition_of, read_intent
 from offloader.retention.truncation import Truncation, truncate_stream
-from offloader.store.base import CREATE, IfMatch, ObjectStore
+from offloader.store.base import ObjectStore
 
 __all__ = ["resume_topic_truncation", "truncate_topic"]
 
@@ -154,8 +155,9 @@ def _is_alive(store: ObjectStore, wanted: PartitionHead) -> bool:
 
 def _write(store: ObjectStore, intent: TruncationIntent, *, over: TruncationIntent | None = None) -> None:
     """Writes an intent over one that is done, or over ``over``; of that, nothing when it is another by now."""
+    key = intent_key(intent.topic)
     for _ in range(ATTEMPTS_MAX):
-        found, etag = read_intent(store, intent.topic)
+        found, info = read_intent(store, intent.topic)
         if found == intent:
             return
         if over is not None and found != over:
@@ -163,8 +165,8 @@ def _write(store: ObjectStore, intent: TruncationIntent, *, over: TruncationInte
         if found is not None and over is None and not found.is_done:
             raise StoreUnavailable(f"somebody else truncates {intent.topic} at the same time: {found.by}")
         try:
-            store.put(intent_key(intent.topic), encode_intent(intent), mode=CREATE if etag is None else IfMatch(etag))
+            store.put(key, encode_intent(intent), mode=mode_of_new(store, key, info))
         except PreconditionFailed:
             continue
         return
-    raise StoreUnavailable(f"{intent_key(intent.topic)} in {store.url} changed {ATTEMPTS_MAX} times meanwhile")
+    raise StoreUnavailable(f"{key} in {store.url} changed {ATTEMPTS_MAX} times meanwhile")

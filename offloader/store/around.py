@@ -111,6 +111,9 @@ class AroundStore:
             return self.inner.delete(keys)
         return self.around(Request("delete", Traffic.DELETE, keys[0], keys=len(keys)), lambda: self.inner.delete(keys))
 
+    def delete_if_match(self, key: str, etag: str) -> None:
+        self.around(Request("delete_if_match", Traffic.DELETE, key), lambda: self.inner.delete_if_match(key, etag))
+
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         def call() -> str:
             return self.inner.begin_upload(key, metadata=metadata)

@@ -173,6 +173,14 @@ class ObjectStore(Protocol):
         """Removes keys; a key that isn't there counts as removed. Answers what was *not* removed."""
         ...
 
+    def delete_if_match(self, key: str, etag: str) -> None:
+        """Removes an object if it still has this ETag; one that isn't there counts as removed. One request, which no
+        layer repeats: ``PreconditionFailed`` (another version is there), or any other error: nobody knows.
+
+        Some servers (MinIO) don't know the condition and remove what is there: who calls keeps others from replacing it
+        for longer than a request takes."""
+        ...
+
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         """Starts a multipart upload; answers its id."""
         ...

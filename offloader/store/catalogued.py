@@ -199,6 +199,10 @@ class CataloguedStore:
             return self.objects.delete(foreign)  # refuses
         return self.notes.delete(keys)
 
+    def delete_if_match(self, key: str, etag: str) -> None:
+        self._require_note(key)
+        self._of(key).delete_if_match(key, etag)
+
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         self._require_note(key)
         return self._of(key).begin_upload(key, metadata=metadata)

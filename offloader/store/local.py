@@ -40,6 +40,7 @@ from offloader.store.base import (
     Body,
     ByteRange,
     DeleteFailure,
+    IfMatch,
     ListPage,
     ObjectInfo,
     PartInfo,
@@ -194,6 +195,14 @@ class LocalStore:
                 except OffloaderError as error:
                     failures.append(DeleteFailure(key, str(error), error.retryable))
         return failures
+
+    def delete_if_match(self, key: str, etag: str) -> None:
+        _check(key)
+        checks.check_mode(IfMatch(etag))
+        with translated(self.url, f"delete of {key}"), self._lock:
+            if self._files.version(key) is not None:
+                self._check_etag(key, IfMatch(etag))
+                self._files.remove(key)
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         _check(key)

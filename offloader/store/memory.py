@@ -20,6 +20,7 @@ from offloader.store.base import (
     Body,
     ByteRange,
     DeleteFailure,
+    IfMatch,
     ListPage,
     ObjectInfo,
     PartInfo,
@@ -157,9 +158,24 @@ class MemoryStore:
         full_keys = checks.check_keys(keys, root=self._root)
         with self._bucket.lock:
             for full_key in full_keys:
-                if self._bucket.objects.pop(full_key, None) is not None:
-                    del self._bucket.keys[bisect_left(self._bucket.keys, full_key)]
+                self._remove(full_key)
         return ()
+
+    def delete_if_match(self, key: str, etag: str) -> None:
+        full_key = checks.check_key(key, root=self._root)
+        checks.check_mode(IfMatch(etag))
+        with self._bucket.lock:
+            there = self._bucket.objects.get(full_key)
+            if there is None:
+                return
+            if there[0].etag != etag:
+                raise PreconditionFailed(f"{self.url}: {key} has ETag {there[0].etag}, expected {etag}")
+            self._remove(full_key)
+
+    def _remove(self, full_key: str) -> None:
+        """Under the lock."""
+        if self._bucket.objects.pop(full_key, None) is not None:
+            del self._bucket.keys[bisect_left(self._bucket.keys, full_key)]
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         full_key = checks.check_key(key, root=self._root)

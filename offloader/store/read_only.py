@@ -97,6 +97,9 @@ class ReadOnlyStore:
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         self._refuse("delete of", f"{len(keys)} keys")
 
+    def delete_if_match(self, key: str, etag: str) -> None:  # noqa: ARG002
+        self._refuse("delete of", key)
+
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:  # noqa: ARG002
         self._refuse("upload of", key)
 

@@ -15,7 +15,7 @@ from typing import Any
 from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, Unsupported
 from offloader.store import checks
-from offloader.store.base import OVERWRITE, Body, DeleteFailure, ObjectInfo, PartInfo, PutMode, UploadInfo
+from offloader.store.base import OVERWRITE, Body, DeleteFailure, IfMatch, ObjectInfo, PartInfo, PutMode, UploadInfo
 
 __all__ = ["RemoteMemoryWrites"]
 
@@ -101,6 +101,15 @@ class RemoteMemoryWrites:
                 if self._there(key) is not None:
                     self._files.rm_file(self._root + key)
         return ()
+
+    def delete_if_match(self, key: str, etag: str) -> None:
+        checks.check_key(key)
+        checks.check_mode(IfMatch(etag))
+        with _lock:
+            there = self._there(key)
+            if there is not None and there.etag != etag:
+                raise PreconditionFailed(f"{self._url}: {key} has ETag {there.etag}, expected {etag}")
+            self.delete([key])
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         checks.check_key(key)

@@ -189,6 +189,10 @@ class RetryingStore:
             self._repeat(attempt, _HARMLESS)
         return [*lasting, *passing]
 
+    def delete_if_match(self, key: str, etag: str) -> None:
+        """Once only: a repeat may meet what somebody else has written since."""
+        self.inner.delete_if_match(key, etag)
+
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         """A lost answer leaves an upload without parts behind, for the reconciler to find."""
         return self._repeat(lambda: self.inner.begin_upload(key, metadata=metadata), _HARMLESS)

@@ -29,6 +29,7 @@ from offloader.store.base import (
     Body,
     ByteRange,
     DeleteFailure,
+    IfMatch,
     ListPage,
     ObjectInfo,
     PartInfo,
@@ -229,6 +230,15 @@ class S3Store:
         with self._translated(f"delete of {len(full_keys)} keys", writes=True):
             answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
         return delete_failures(len(self._root), answer.get("Errors", ()))
+
+    def delete_if_match(self, key: str, etag: str) -> None:
+        full_key = checks.check_key(key, root=self._root)
+        checks.check_mode(IfMatch(etag))
+        try:
+            with self._translated(f"delete of {key}", writes=True):
+                self._client.delete_object(Bucket=self._bucket, Key=full_key, IfMatch=etag)
+        except NotFound:
+            return  # as S3 answers where there is a condition and no object
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         full_key = checks.check_key(key, root=self._root)

@@ -51,6 +51,8 @@ def all_keys(store: ObjectStore, prefix: str = "", limit: int = 1000) -> list[st
 class StoreSuite(UploadSuite):
     """See the module."""
 
+    #: Whether a delete obeys If-Match, or removes whatever is there (MinIO).
+    delete_conditions: ClassVar[Literal["kept", "ignored"]] = "kept"
     #: Whether ``a`` and ``a/b`` can both be objects: ``kept``; ``refused``; or ``unlisted``, where both are kept and a
     #: listing doesn't show the second (MinIO). Nobody may rely on it.
     nested_keys: ClassVar[Literal["kept", "refused", "unlisted"]] = "kept"
@@ -338,6 +340,19 @@ class StoreSuite(UploadSuite):
         with pytest.raises(InvalidCall):
             store.delete("k")
         assert self.raw_get(store, "k") == b"x"
+
+    def test_a_version_is_deleted_if_it_is_the_one_that_was_meant(self, store: ObjectStore) -> None:
+        old = store.put("k", b"first").etag
+        new = store.put("k", b"second", mode=IfMatch(old)).etag
+        if self.delete_conditions == "kept":
+            with pytest.raises(PreconditionFailed):
+                store.delete_if_match("k", old)
+            assert self.raw_get(store, "k") == b"second"
+        store.delete_if_match("k", new)
+        assert self.raw_get(store, "k") is None
+        store.delete_if_match("k", new)
+        with pytest.raises(InvalidCall):
+            store.delete_if_match("k", "")
 
     # -- the rest
 

@@ -163,11 +163,10 @@ def test_a_churn_ends_with_exactly_the_objects_that_manifests_name(
         leave_late_objects(store, stream)
     truncated = truncate_and_crash(store)
     delete_whole(store, "churn/deleted")
-    released = {catalog_key("churn/deleted")}
-    assert not list(listed(store, "churn/deleted/"))
+    assert not [info.key for info in listed(store, "") if "churn/deleted" in info.key]
     before = {info.key for info in listed(store, "")}
     named = named_by_manifests(store)
-    assert len(before - named - released) >= 2 * len(KILLS) + 4
+    assert len(before - named) >= 2 * len(KILLS) + 4
     assert len(uploads_of_every_attempt(store)) >= len(KILLS)
 
     let_it_age(store)
@@ -183,7 +182,7 @@ def test_a_churn_ends_with_exactly_the_objects_that_manifests_name(
 
     assert (outcomes, failures) == ({Outcome.DELETED}, [])
     left = {info.key for info in listed(store, "")}
-    assert left == named_by_manifests(store) | released
+    assert left == named_by_manifests(store)
     assert uploads_of_every_attempt(store) == []
     # The probe's scratch objects may come and go; what the run counted as needed is what there is.
     assert sum(tally.objects for kind, tally in run.needed.items() if kind is not Place.STORE) == len(left)

@@ -130,7 +130,7 @@ def test_a_stream_is_deleted_only_when_that_is_said_twice(
     assert "tombstone" in done.out
     [again] = offloader("delete-stream", "orders", "--yes", "--json", "--config", str(tmp_path / "gone.toml")).rows
     assert again["finished"]
-    assert [info.key for info in store.list("").objects] == ["_catalog/orders"]
+    assert list(store.list("").objects) == []
     assert offloader("delete-stream", "orders", "--yes").code == 3
 
 

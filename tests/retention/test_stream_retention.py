@@ -470,3 +470,29 @@ def test_a_damaged_catalogue_or_topic_entry_is_no_missing_one(bench: Bench) -> N
     bench.memory.put(catalog_key("t-partition-0"), b"{}")
     with pytest.raises(Corrupt):
         bench.retention("t")
+
+
+def test_a_topic_stays_the_same_while_a_lost_catalogue_entry_of_a_partition_can_be_brought_back() -> None:
+    """All entries are lost, and another partition is added before they are brought back."""
+    bench = Bench()
+    names = [f"orders-partition-{number}" for number in range(3)]
+    for name in names[:2]:
+        bench.stream(name)
+    bench.retention("orders").add("billing")
+    bench.retention("orders").publish("billing", {0: Position(1, 20), 1: Position(1, 30)})
+    before = find_place(bench.memory, "orders").incarnation
+    entries = {name: bench.memory.get(catalog_key(name))[0] for name in names[:2]}
+    bench.memory.delete([catalog_key(name) for name in names[:2]])
+    bench.stream(names[2])
+
+    bench.retention("orders").add("search")
+
+    place = find_place(bench.memory, "orders", create=True)
+    assert (place.incarnation, list(place.partitions)) == (before, [2])
+    for name, entry in entries.items():
+        bench.memory.put(catalog_key(name), entry)
+    registry = bench.retention("orders").registry()
+    assert registry.names() == ["billing", "search"]
+    assert len(find_place(bench.memory, "orders", create=True).partitions) == 3
+    # What was written meanwhile forgot the positions in what was missing: it counts as unread, which deletes nothing.
+    assert [each.lag_entries for each in bench.retention("orders").subscribers()] == [90, 90]

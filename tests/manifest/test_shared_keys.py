@@ -1,0 +1,222 @@
+"""What is left of a deleted name is removed, and never what stands there by then."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from uuid import UUID
+
+import pytest
+
+from formats.keys import boundary_key, catalog_key, manifest_prefix
+from formats.manifest import LedgerClosed
+from offloader.errors import Corrupt, NotFound, OffloaderError, StoreUnavailable
+from offloader.manifest.catalog import create_entry, forget_name, list_streams, read_entry, release_entry
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.objects import listed
+from offloader.manifest.shared_keys import MARK_MS_MIN, REMOVAL_S_MAX, VOID, is_void_size
+from offloader.settings import StoreSettings
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import ObjectStore
+from offloader.store.memory import MemoryStore
+from offloader.store.retrying import RetryingStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from offloader.testing.schedule import Fate, Schedule
+
+STREAM = "public/default/persistent/orders"
+KEY = catalog_key(STREAM)
+MARK_S = MARK_MS_MIN / 1000
+_names = itertools.count()
+
+
+class Unconditional(MemoryStore):
+    """Deletes whatever is there, as MinIO does."""
+
+    def delete_if_match(self, key: str, etag: str) -> None:
+        self.delete([key])
+
+
+class Bench:
+    """A name whose stream was deleted: its void is all there is."""
+
+    def __init__(self, kind: Callable[..., MemoryStore] = MemoryStore) -> None:
+        self.clock = ManualClock()
+        self.memory = kind(f"shared-keys-{next(_names)}", "", self.clock)
+        self.schedule = Schedule(self.memory)
+        self._incarnations = (UUID(int=number, version=4) for number in itertools.count(1))
+        create_entry(self.memory, STREAM, self.incarnation, 1)
+        release_entry(self.memory, STREAM, UUID(int=1, version=4))
+
+    def incarnation(self) -> UUID:
+        return next(self._incarnations)
+
+    def forget(self, store: ObjectStore | None = None) -> bool:
+        return forget_name(store or self.memory, STREAM, clock=self.clock, now_ms=self.clock.now_ms())
+
+    def create(self, store: ObjectStore | None = None) -> ManifestLog:
+        """A stream with a record, by somebody who tries again when he is told to."""
+        log = ManifestLog(store or self.memory, STREAM, clock=self.clock)
+        for _ in range(20):
+            try:
+                log.open_epoch()
+                break
+            except StoreUnavailable as error:
+                assert "just being removed" in error.message  # noqa: PT017
+        log.commit([LedgerClosed(1, 9)])
+        return log
+
+    def check_found(self, log: ManifestLog) -> None:
+        """Readers find the stream of that log."""
+        assert list_streams(self.memory) == [STREAM]
+        assert load_manifest(self.memory, STREAM) == log.state
+        assert log.state.incarnation == read_entry(self.memory, STREAM).incarnation  # type: ignore[union-attr]
+
+    def keys(self) -> list[str]:
+        return [info.key for info in listed(self.memory, "")]
+
+
+def test_a_void_is_removed_and_then_the_name_is_as_new() -> None:
+    bench = Bench()
+    assert bench.keys() == [KEY]
+    assert bench.forget()
+    assert bench.keys() == []
+    assert bench.forget(), "somebody else did it"
+    log = bench.create()
+    bench.check_found(log)
+    assert not bench.forget()
+    bench.check_found(log)
+
+
+@pytest.mark.parametrize("folder", ["manifest", "retention", "leases"])
+def test_a_void_stays_while_anything_of_the_stream_is_there(folder: str) -> None:
+    bench = Bench()
+    bench.memory.put(f"{STREAM}/{folder}/x", b"")
+    assert not bench.forget()
+    assert bench.memory.get(KEY)[0] == VOID
+    bench.memory.delete([f"{STREAM}/{folder}/x"])
+    bench.memory.put(f"{STREAM}/notes.txt", b"somebody's")
+    assert bench.forget()
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, Unconditional])
+def test_whoever_comes_between_two_requests_of_a_removal_has_his_stream(kind: type[MemoryStore]) -> None:
+    """A creator runs to each of its requests, at each request of a removal; then either goes on first."""
+    tried = 0
+    for at, upto, removal_first in itertools.product(range(1, 10), range(1, 14), (False, True)):
+        bench = Bench(kind)
+        bench.schedule.start("D", bench.forget)
+        bench.schedule.start("C", bench.create)
+        for name, steps in (("D", at - 1), ("C", upto - 1)):
+            for _ in range(steps):
+                if bench.schedule.pending(name) is not None:
+                    bench.schedule.step(name)
+        if removal_first:
+            bench.schedule.finish("D")
+        while bench.schedule.pending("C") is not None and not removal_first:
+            bench.schedule.step("C")
+            # Told to come back later: then the removal has its turn.
+            if bench.schedule.pending("D") is not None and bench.memory.head(KEY).size_bytes == 16:
+                bench.schedule.step("D")
+        log = bench.schedule.finish("C")
+        bench.schedule.finish("D")
+        bench.check_found(log)
+        tried += 1
+    assert tried == 9 * 13 * 2
+
+
+@pytest.mark.parametrize("kind", [MemoryStore, Unconditional])
+def test_while_a_removal_may_still_arrive_nobody_creates_the_stream(kind: type[MemoryStore]) -> None:
+    """Its last request is under way, and whoever sent it gave up."""
+    bench = Bench(kind)
+    bench.schedule.start("D", bench.forget)
+    bench.schedule.until("D", "delete_if_match")
+    bench.schedule.step("D", Fate.IN_FLIGHT)
+    with pytest.raises(OffloaderError, match="in flight"):
+        bench.schedule.finish("D")
+    assert list_streams(bench.memory) == []
+    with pytest.raises(StoreUnavailable, match="just being removed"):
+        ManifestLog(bench.memory, STREAM, clock=bench.clock).open_epoch()
+    bench.clock.advance(MARK_S - 1)
+    assert not bench.forget(), "the mark is somebody else's"
+    bench.schedule.land()
+    bench.check_found(bench.create())
+
+
+def test_a_removal_that_never_arrived_is_done_by_another_and_may_arrive_after_all() -> None:
+    bench = Bench()
+    bench.schedule.start("D", bench.forget)
+    bench.schedule.until("D", "delete_if_match")
+    bench.schedule.step("D", Fate.IN_FLIGHT)
+    bench.clock.advance(MARK_S + 1)
+    assert bench.forget()
+    log = bench.create()
+    bench.schedule.land()
+    bench.check_found(log)
+
+
+def test_who_is_slow_takes_the_mark_back() -> None:
+    for number in range(1, 12):
+        bench = Bench()
+        store = FaultyStore(bench.memory, clock=bench.clock)
+        store.set_faults([Fault(call=number, error=None, latency_s=REMOVAL_S_MAX + 1)])
+        gone = bench.forget(store)
+        verbs = [verb for verb, _ in store.calls]
+        marked = verbs.index("put") + 1
+        last = verbs.index("delete_if_match") + 1 if gone else len(verbs)
+        # Late before the mark is set, or at the very request: only the way between counts.
+        assert gone == (number < marked or number >= last)
+        assert bench.keys() == ([] if gone else [KEY])
+        if not gone:
+            assert bench.memory.get(KEY)[0] == VOID
+            bench.check_found(bench.create())
+        if number > len(verbs):
+            return
+    raise AssertionError("the removal has more requests than that")
+
+
+def test_the_last_request_is_made_once_whatever_is_said_to_it() -> None:
+    bench = Bench()
+    seen: list[str] = []
+
+    class Counting(AroundStore):
+        def around(self, request: Request, call: Callable[[], object]) -> object:  # type: ignore[override]
+            seen.append(request.verb)
+            return call()
+
+    store = Counting(FaultyStore(bench.memory, [Fault(call=1, verb="delete_if_match", calls=3)]))
+    with pytest.raises(StoreUnavailable):
+        bench.forget(RetryingStore(store, StoreSettings(), bench.clock))
+    assert seen.count("delete_if_match") == 1
+
+
+def test_a_stream_whose_entry_is_lost_isn_t_begun_anew() -> None:
+    bench = Bench()
+    log = bench.create()
+    bench.memory.delete([KEY])
+    with pytest.raises(Corrupt, match="no catalogue entry") as refused:
+        ManifestLog(bench.memory, STREAM, clock=bench.clock).open_epoch()
+    assert "rebuild" in refused.value.hint
+    assert KEY not in set(bench.keys())
+    log.commit([LedgerClosed(2, 9)])
+
+
+def test_what_a_late_writer_or_creator_leaves_of_a_dead_incarnation_stands_in_nobodys_way() -> None:
+    bench = Bench()
+    assert bench.forget()
+    late, other = UUID(int=7, version=4), UUID(int=8, version=4)
+    bench.memory.put(f"{manifest_prefix(STREAM, late)}{7:020d}.json", b"{}")
+    bench.memory.put(boundary_key(STREAM, other), b"{}")
+    with pytest.raises(NotFound):
+        load_manifest(bench.memory, STREAM)
+    bench.check_found(bench.create())
+
+
+def test_a_damaged_entry_isn_t_taken_for_one_that_was_let_go_of() -> None:
+    bench = Bench()
+    bench.create()
+    for damaged in (b"x" * 15, b"{}", b"gone " + b"x" * 11):
+        bench.memory.put(KEY, damaged)
+        with pytest.raises(Corrupt):
+            read_entry(bench.memory, STREAM)
+        assert not is_void_size(len(damaged)) or len(damaged) == 16
