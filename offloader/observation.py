@@ -87,8 +87,9 @@ class Observation:
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()
-        self._stalled: set[str] = set()
+        self._reasons: dict[str, str] = {}
         self._told: str = ""
+        self._complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda rows: rows
         self._started = False
         self._closed = False
         self._unwatch = recorder.watch(self.readings)
@@ -97,6 +98,16 @@ class Observation:
         """Looks at it from now on, for as long as somebody else holds it."""
         with self._lock:
             self._streams.add(stream)
+
+    def complete_with(self, complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+        """From here on ``complete`` makes the document's rows of what was seen: who serves streams knows more of them,
+        and of others too. Must be quick."""
+        self._complete = complete
+
+    @property
+    def stalled(self) -> Mapping[str, str]:
+        """The streams that were stalled at the last look, and why."""
+        return dict(self._reasons)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
         """Looks every ``status_interval_s``, less often where a look takes long; a second call changes nothing.
@@ -136,7 +147,7 @@ class Observation:
         seen = self._see()
         documents = [stream_document(each.stream, each.status, each.lag, each.stall) for each in seen]
         document = process_document(
-            documents,
+            self._complete(documents),
             settings=self._settings,
             limits=self._limits(),
             store=None if self._store is None else store_document(self._store, self._settings, self._store_problems),
@@ -193,12 +204,12 @@ class Observation:
 
     def _warn(self, stalls: Mapping[str, Stall]) -> None:
         """Once when it begins, once when it is over."""
-        for name in stalls.keys() - self._stalled:
+        for name in stalls.keys() - self._reasons.keys():
             extra = {"event": "stream_stalled", "stream": name, "seconds": round(stalls[name].seconds, 3)}
             _log.warning("%s", stalls[name].reason, extra=extra)
-        for name in self._stalled - stalls.keys():
+        for name in self._reasons.keys() - stalls.keys():
             _log.info("stream %s: not stalled any more", name, extra={"event": "stream_moves", "stream": name})
-        self._stalled = set(stalls)
+        self._reasons = {name: stall.reason for name, stall in stalls.items()}
 
     def _write(self, document: Mapping[str, Any]) -> None:
         if not self._settings.telemetry.status_file:

@@ -28,6 +28,7 @@ from offloader.write.stream.status import Mode, StreamStatus
 
 __all__ = [
     "VERSION",
+    "idle_document",
     "manifest_document",
     "process_document",
     "read_status_file",
@@ -62,6 +63,29 @@ def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: S
         "last_error": None if status.was_closed else status.error or None,
         "last_progress_ms": status.last_progress_ms,
         "stalled": None if stall is None else stall.reason,
+    }
+
+
+def idle_document(stream: str, mode: str, *, error: str | None) -> dict[str, Any]:
+    """A stream of this process that isn't offloaded while it is written: ``mode`` is ``standby``, ``ledger``, ``none``
+    or ``starting``. What the process doesn't know of it is ``null``, or in the manifest."""
+    return {
+        "stream": stream,
+        "source": "process",
+        "mode": mode,
+        "tail": None,
+        "offered": None,
+        "committed": None,
+        "lag": None,
+        "buffer": None,
+        "segments": {"offloaded": None, "failed": 0},
+        "entries_offloaded": None,
+        "bytes_offloaded": None,
+        "offers_refused": None,
+        "gaps_recorded": None,
+        "last_error": error,
+        "last_progress_ms": None,
+        "stalled": None,
     }
 
 

@@ -109,6 +109,8 @@ class Database:
         self._closed = False
         self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue(READERS_MAX)
         self._in_memory = path == ":memory:"
+        #: Reads and writes nothing, so that a change by any other connection is one by another.
+        self._watcher: sqlite3.Connection | None = None
         with self.translated("opening it"):
             if not self._in_memory:
                 self._prepare_file(create)
@@ -166,6 +168,16 @@ class Database:
         finally:
             self._readers.put(connection)
 
+    def version(self) -> int:
+        """A number that is another one as soon as anybody, in this process or another, has changed the database."""
+        with self._write_lock, self.translated("looking"):
+            self._check_open()
+            if self._in_memory:
+                return int(self._writer.total_changes)
+            if self._watcher is None:
+                self._watcher = self._connect()
+            return int(self._watcher.execute("PRAGMA data_version").fetchone()[0])
+
     def close(self) -> None:
         """Gives all connections back; closing twice is fine. Reads that are running end first."""
         with self._write_lock:
@@ -179,6 +191,8 @@ class Database:
             for _ in range(READERS_MAX):
                 self._readers.put(None)
             self._writer.close()
+            if self._watcher is not None:
+                self._watcher.close()
 
     @contextlib.contextmanager
     def translated(self, doing: str) -> Iterator[None]:

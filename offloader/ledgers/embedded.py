@@ -111,6 +111,10 @@ class EmbeddedLedgers:
         with self._database.reading() as connection:
             return [row[0] for row in connection.execute("SELECT stream FROM streams ORDER BY stream")]
 
+    def version(self) -> int:
+        """A number that is another one as soon as anybody, in this process or another, has changed the database."""
+        return self._database.version()
+
     def close(self) -> None:
         """Closes the database; open ledgers stay open until their stream is opened again."""
         self._database.close()

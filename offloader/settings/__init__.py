@@ -9,6 +9,7 @@ from offloader.settings.doors import AccessSettings
 from offloader.settings.fields import Pairs
 from offloader.settings.keeping import CleanupSettings, ManifestSettings, RetentionSettings
 from offloader.settings.offload import LedgerSettings, OffloadSettings
+from offloader.settings.serve import ServeSettings
 from offloader.settings.telemetry import TelemetrySettings
 from offloader.settings.whole import Settings
 
@@ -22,6 +23,7 @@ __all__ = [
     "Pairs",
     "ReadSettings",
     "RetentionSettings",
+    "ServeSettings",
     "Settings",
     "StoreSettings",
     "TelemetrySettings",

@@ -15,6 +15,7 @@ from offloader.settings.doors import AccessSettings
 from offloader.settings.fields import problem as problem_of
 from offloader.settings.keeping import CleanupSettings, ManifestSettings, RetentionSettings
 from offloader.settings.offload import LedgerSettings, OffloadSettings
+from offloader.settings.serve import ServeSettings
 from offloader.settings.telemetry import TelemetrySettings
 
 __all__ = ["Settings"]
@@ -34,6 +35,7 @@ class Settings:
     cleanup: CleanupSettings = CleanupSettings()
     retention: RetentionSettings = RetentionSettings()
     access: AccessSettings = AccessSettings()
+    serve: ServeSettings = ServeSettings()
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:

@@ -318,7 +318,11 @@ class LedgerOffloader:
             )
 
         offload = StreamOffload(source, log, make_handle=make_handle, tools=tools, take_over=take_over)
-        offload.start()
+        try:
+            offload.start()
+        except BaseException:
+            offload.stop()
+            raise
         self.observation.add(offload)
         if self._observe:
             self.observation.start(self._observers.call_after)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from formats.manifest import Gap
+from offloader.errors import Closed
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState, follows
 from offloader.settings import OffloadSettings
@@ -92,7 +93,14 @@ class SegmentQueue:
             if segment is None:
                 break
             fit = entries_that_fit(rest, segment.handle.wire_bytes, self._settings)
-            count = segment.handle.offer_batch(rest.slice(0, fit) if fit < len(rest) else rest, own=True)
+            try:
+                count = segment.handle.offer_batch(rest.slice(0, fit) if fit < len(rest) else rest, own=True)
+            except Closed:
+                # It grew too old, or failed, since the line above: the next one takes these. One without an entry would
+                # never be completed.
+                if segment.handle.last_offered() is None:
+                    self._segments.remove(segment)
+                continue
             if count < fit:
                 self._refused_bytes = int(rest.lengths[count]) + ENTRY_HEADER_BYTES
             if count == 0:

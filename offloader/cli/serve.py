@@ -1,0 +1,177 @@
+"""``offloader serve``: the process beside a broker, from its first line to its last.
+
+Owns signals, the log, what a service manager is told, and how the process ends. Must never be needed to keep data safe:
+it may be killed at any instant.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from offloader.cli.options import Config
+from offloader.clock import Clock, SystemClock
+from offloader.effective_settings import SettingsFile, read_settings_file
+from offloader.errors import InvalidCall, OffloaderError, StoreUnavailable
+from offloader.logs import log_to
+from offloader.service.assembly import assemble
+from offloader.service.notify import Notifier
+from offloader.service.process import ServingProcess
+from offloader.service.recent import RecentErrors
+
+__all__ = ["run"]
+
+_log = logging.getLogger("offloader.service")
+
+#: How soon a signal is seen that came while nobody waited.
+WAIT_S = 1.0
+
+
+def run(
+    config: Config = "",
+    check: Annotated[bool, typer.Option("--check", help="Only check the settings file.")] = False,
+) -> int:
+    """Serve: offload streams, keep the store in order, answer questions, until told to stop.
+
+    SIGTERM or SIGINT: the current segments are completed within offload.drain_seconds_max, then the process ends (exit
+    code 4 when something is left to the next start). A second one ends it at once: nothing is lost, what isn't
+    committed is read again from its source. SIGHUP: the settings file is read again; what can't change while it runs is
+    named, and a file with mistakes changes nothing.
+    """
+    if not config:
+        raise InvalidCall(
+            "no settings file was named", hint="give --config FILE; `offloader config sample` prints one with comments"
+        )
+    file = read_settings_file(config)
+    if check:
+        print(f"{config}: all settings are good")
+        return 0
+    return _Service(file, config).run()
+
+
+class _Service:
+    """One run."""
+
+    def __init__(self, file: SettingsFile, config: str, clock: Clock | None = None) -> None:
+        self._file, self._config = file, config
+        self._clock = clock or SystemClock()
+        self._notifier = Notifier()
+        self._wake = threading.Event()
+        self._reload = False
+        self._stopped_by = 0
+        self._process: ServingProcess | None = None
+
+    def run(self) -> int:
+        serve = self._file.settings_of("").serve
+        handler = log_to(sys.stderr, level=serve.log_level.upper(), as_json=serve.log_format == "json")
+        recent = RecentErrors()
+        logger = logging.getLogger("offloader")
+        logger.addHandler(recent)
+        try:
+            with self._signals():
+                return self._serve(recent)
+        finally:
+            logger.removeHandler(recent)
+            logger.removeHandler(handler)
+
+    def _serve(self, recent: RecentErrors) -> int:
+        assembled = assemble(self._file, clock=self._clock, recent=recent)
+        self._process = process = assembled.process
+        try:
+            process.start()
+        except BaseException:
+            process.stop(drain=False)
+            raise
+        self._notifier.ready(f"serving {assembled.store.url}")
+        while not self._stopped_by:
+            self._clock.wait(self._wake, WAIT_S)
+            self._wake.clear()
+            if self._reload and not self._stopped_by:
+                self._reload = False
+                self._read_again(process)
+        name = signal.Signals(self._stopped_by).name
+        _log.info("%s: completing the current segments", name, extra={"event": "signal", "signal": name})
+        self._notifier.stopping("completing the current segments")
+        left = self._ended(process)
+        if left:
+            raise StoreUnavailable(
+                f"{left} streams were stopped before everything was offloaded",
+                hint="nothing is lost: the next start goes on there",
+            )
+        return 0
+
+    def _ended(self, process: ServingProcess) -> int:
+        """Stops within the limits, come what may: a store that doesn't answer must not keep a machine from going
+        down."""
+        streams = process.streams.all()
+        drain_s = max((each.settings.offload.drain_seconds_max for each in streams), default=0.0)
+        limit_s = drain_s + process.file.settings_of("").serve.stop_seconds_max
+        done = threading.Event()
+
+        def give_up() -> None:
+            if not self._clock.wait(done, limit_s):
+                sys.stderr.write(f"offloader: not stopped within {limit_s:g} s: ended as it is; nothing is lost\n")
+                sys.stderr.flush()
+                os._exit(StoreUnavailable("").exit_code)
+
+        threading.Thread(target=give_up, name="offloader-stop", daemon=True).start()
+        try:
+            return process.stop()
+        finally:
+            done.set()
+
+    def _read_again(self, process: ServingProcess) -> None:
+        self._notifier.reloading(self._clock.monotonic_s())
+        try:
+            found = process.reload(read_settings_file(self._config))
+        except OffloaderError as error:
+            process.refused_reload(error)
+            _log.error("the settings stay as they were: %s", error, extra={"event": "reload_refused"})
+        else:
+            level = found.file.settings_of("").serve.log_level.upper()
+            logging.getLogger("offloader").setLevel(level)
+            changed, restart = ", ".join(found.changed) or "nothing", ", ".join(found.needs_restart)
+            extra = {"event": "reloaded", "changed": list(found.changed), "needs_restart": list(found.needs_restart)}
+            _log.info("settings read again, changed: %s", changed, extra=extra)
+            if restart:
+                _log.warning("not in force before a restart: %s", restart, extra={"event": "needs_restart"})
+        self._notifier.ready("serving")
+
+    # --- signals -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        before = {
+            each: signal.signal(each, handle)
+            for each, handle in (
+                (signal.SIGTERM, self._on_stop),
+                (signal.SIGINT, self._on_stop),
+                (signal.SIGHUP, self._on_reload),
+            )
+        }
+        try:
+            yield
+        finally:
+            for each, old in before.items():
+                signal.signal(each, old)
+
+    def _on_stop(self, number: int, _: FrameType | None) -> None:
+        if self._stopped_by:
+            # Whatever the process is in: it could be killed here too.
+            os.write(2, b"offloader: stopped at once; nothing is lost, the next start goes on\n")
+            os._exit(128 + number)
+        self._stopped_by = number
+        self._wake.set()
+
+    def _on_reload(self, _number: int, _: FrameType | None) -> None:
+        self._reload = True
+        self._wake.set()

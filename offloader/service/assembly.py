@@ -1,0 +1,127 @@
+"""Making a serving process out of a settings file.
+
+Owns what is made of which setting, and that nothing is started before everything is made. Must never be needed by a
+part: each gets what it needs from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from offloader.clock import Clock
+from offloader.effective_settings import SettingsFile
+from offloader.errors import InvalidCall
+from offloader.metrics import Metrics
+from offloader.service.control import ServiceControl
+from offloader.service.feeds import Feed
+from offloader.service.ledgers_feed import EmbeddedFeed
+from offloader.service.process import ServingParts, ServingProcess
+from offloader.service.recent import RecentErrors
+from offloader.service.streams import ServedStreams
+from offloader.service.view import ServiceView
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore, open_store
+from offloader.store.probe import require_conditional_puts
+from offloader.upkeep import Upkeep
+from offloader.write.offloader import LedgerOffloader
+
+__all__ = ["Assembled", "FeedParts", "assemble", "feeds_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedParts:
+    """What a feed may be made of.
+
+    Attributes:
+        store: of the streams, open for writing.
+    """
+
+    settings: Settings
+    store: ObjectStore
+    metrics: Metrics
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A process that isn't started, and what its doors need.
+
+    Attributes:
+        view: answers questions; ``control``: takes commands.
+    """
+
+    process: ServingProcess
+    view: ServiceView
+    control: ServiceControl
+    metrics: Metrics
+    store: ObjectStore
+
+
+def assemble(
+    file: SettingsFile,
+    *,
+    clock: Clock,
+    recent: RecentErrors,
+    store: ObjectStore | None = None,
+    feeds: Callable[[FeedParts], Sequence[Feed]] | None = None,
+    url: str = "",
+) -> Assembled:
+    """Makes a process; it isn't started.
+
+    Args:
+        file: the settings.
+        recent: hears of the log; whoever gives it adds it to the logger.
+        store: instead of the one that ``serve.store`` names; opened with a recorder, or it isn't measured.
+        feeds: instead of those that the settings name.
+        url: where the process can be reached when ``serve.url`` doesn't say.
+
+    Raises:
+        InvalidCall: no store, or nothing to do.
+        Unsupported: the store lets two writers create one object, and ``store.single_writer`` isn't set.
+        OffloaderError: the store can't be used.
+    """
+    settings = file.settings_of("")
+    serve = settings.serve
+    metrics = Metrics(settings.telemetry, clock)
+    if store is None:
+        if not serve.store:
+            raise InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file')
+        store = open_store(
+            serve.store,
+            endpoint_url=serve.endpoint_url or None,
+            region=serve.region or None,
+            settings=settings.store,
+            limits=settings.limits,
+            clock=clock,
+            recorder=metrics,
+        )
+    made = list((feeds or feeds_of)(FeedParts(settings, store, metrics, clock)))
+    if not made and not serve.upkeep:
+        raise InvalidCall(
+            "there is nothing to do: no feed of streams, and no upkeep",
+            hint="set serve.ledgers, or what brings streams from elsewhere, or serve.upkeep = true",
+        )
+    # Two writers that both "win" would lose entries: found out before anything is written.
+    problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
+    offloader = LedgerOffloader(
+        store, settings, clock=clock, observe=True, store_problems=problems, writer_url=serve.url or url
+    )
+    streams = ServedStreams(offloader, file, clock)
+    upkeep = None
+    if serve.upkeep:
+        upkeep = Upkeep(
+            store, clock=clock, settings_of=streams.settings_of, source_of=streams.source_of, recorder=metrics
+        )
+    process = ServingProcess(ServingParts(offloader, streams, made, upkeep, recent, clock))
+    view = ServiceView(store, clock=clock, process=process)
+    control = ServiceControl(store, clock=clock, process=process)
+    return Assembled(process, view, control, metrics, store)
+
+
+def feeds_of(parts: FeedParts) -> list[Feed]:
+    """The feeds that the settings name."""
+    found: list[Feed] = []
+    if parts.settings.serve.ledgers:
+        found.append(EmbeddedFeed(parts.settings.serve.ledgers, clock=parts.clock))
+    return found

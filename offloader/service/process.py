@@ -1,0 +1,306 @@
+"""The serving process: its store, its streams, the feeds that bring them, its upkeep and its doors.
+
+Owns the order in which they begin and end. Must never let one that fails keep another from its work, nor read a file,
+a signal or an environment variable: who calls it does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from formats.entries import Position
+from offloader.clock import Clock
+from offloader.effective_settings import SettingsFile
+from offloader.errors import ErrorKind, OffloaderError
+from offloader.ledgers.base import LedgerSource
+from offloader.service.feeds import Feed, Problem
+from offloader.service.recent import RecentErrors
+from offloader.service.reloading import Reloaded, reloaded
+from offloader.service.streams import ServedStreams
+from offloader.upkeep import Upkeep
+from offloader.workers import Workers
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.runs import HistoryRuns
+
+__all__ = ["Door", "ServingParts", "ServingProcess"]
+
+_log = logging.getLogger("offloader.service")
+
+#: How old the status document may be that somebody gets who asks.
+DOCUMENT_AGE_S_MAX = 1.0
+#: Seconds that a feed or a door may take to end.
+CLOSE_S = 5.0
+#: First wait before a feed that couldn't be started is started again; it doubles up to the second one.
+FEED_RETRY_S, FEED_RETRY_S_MAX = 1.0, 60.0
+#: Stalled streams that are named one by one among the problems.
+STALLED_NAMED_MAX = 20
+
+
+class Door(Protocol):
+    """Where others come in: the HTTP interface."""
+
+    @property
+    def name(self) -> str: ...
+
+    def start(self) -> None:
+        """Answers from now on.
+
+        Raises:
+            OffloaderError: it can't listen there.
+        """
+        ...
+
+    def stop(self, within_s: float) -> None:
+        """Answers no more; requests under way have ``within_s`` seconds. Never raises."""
+        ...
+
+    def reload(self) -> None:
+        """Reads its secrets and certificates again.
+
+        Raises:
+            OffloaderError: what is wrong; everything stays as it was.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServingParts:
+    """What a process is made of; whoever makes it opens and closes the store.
+
+    Attributes:
+        offloader: writes to the store.
+        streams: over that offloader.
+        feeds: bring streams.
+        upkeep: ``None``: another process does it.
+        recent: hears of the log.
+    """
+
+    offloader: LedgerOffloader
+    streams: ServedStreams
+    feeds: Sequence[Feed]
+    upkeep: Upkeep | None
+    recent: RecentErrors
+    clock: Clock
+
+
+class ServingProcess:
+    """Made once, started once, stopped once. Thread-safe.
+
+    It is what ``offloader.service.view`` and ``offloader.service.control`` ask.
+    """
+
+    def __init__(self, parts: ServingParts) -> None:
+        self._parts, self._clock = parts, parts.clock
+        self._streams, self._offloader = parts.streams, parts.offloader
+        self._doors: list[Door] = []
+        # One for upkeep, whose runs are long, and one for what is retried.
+        self._workers = Workers(2, parts.clock)
+        self._started_ms = parts.clock.now_ms()
+        # Guards the document and what is wrong.
+        self._lock = threading.Lock()
+        self._document: tuple[float, Mapping[str, Any]] | None = None
+        self._waiting: dict[str, Problem] = {
+            feed.name: Problem(where=f"feed {feed.name}", what="isn't started yet", blocks_ready=True)
+            for feed in parts.feeds
+        }
+        self._reload_problem: Problem | None = None
+        self._stopping = False
+        parts.offloader.observation.complete_with(self._complete)
+
+    def add_door(self, door: Door) -> None:
+        """Opens and closes it with the process; before ``start``."""
+        self._doors.append(door)
+
+    # --- its life ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Opens the doors, then starts upkeep and the feeds.
+
+        Raises:
+            OffloaderError: a door can't be opened, or a feed's settings are wrong; call ``stop`` then.
+        """
+        for door in self._doors:
+            door.start()
+        self._streams.start()
+        if self._parts.upkeep is not None:
+            self._parts.upkeep.start(self._workers.call_after)
+        for feed in self._parts.feeds:
+            self._start(feed, FEED_RETRY_S, must=True)
+        extra = {"event": "started", "feeds": [feed.name for feed in self._parts.feeds]}
+        _log.info("serving %s", self._offloader.store.url, extra=extra)
+
+    def stop(self, *, drain: bool = True) -> int:
+        """Ends everything: the feeds bring nothing further, the current segments are completed, the streams end, then
+        the doors, the feeds and the offloader are closed. Calling it twice is fine.
+
+        Returns:
+            How many streams weren't drained within their limits; what they have is left to the next start.
+        """
+        with self._lock:
+            if self._stopping:
+                return 0
+            self._stopping = True
+        _log.info("stopping", extra={"event": "stopping"})
+        for feed in self._parts.feeds:
+            self._quietly(f"feed {feed.name}", partial(feed.stop, CLOSE_S))
+        left = self._streams.close(drain=drain)
+        if self._parts.upkeep is not None:
+            self._quietly("upkeep", self._parts.upkeep.close)
+        self._offloader.observation.look()  # how it ended, before nobody can ask any more
+        for door in reversed(self._doors):
+            self._quietly(f"door {door.name}", partial(door.stop, CLOSE_S))
+        for feed in self._parts.feeds:
+            self._quietly(f"feed {feed.name}", feed.close)
+        self._workers.close()
+        self._offloader.close()
+        _log.info("stopped, %d streams not drained", left, extra={"event": "stopped", "left": left})
+        return left
+
+    def abort(self) -> None:
+        """Nothing is waited for any more: ``stop`` ends soon. What isn't committed is left to the next start."""
+        self._streams.abort()
+
+    def reload(self, new: SettingsFile) -> Reloaded:
+        """Obeys other settings as far as that is possible; the doors read their secrets again.
+
+        Raises:
+            OffloaderError: a door's secrets are wrong; nothing was changed.
+        """
+        found = reloaded(self._streams.file, new)
+        for door in self._doors:
+            door.reload()
+        self._streams.use(found.file)
+        with self._lock:
+            self._reload_problem = None
+            if found.needs_restart:
+                self._reload_problem = Problem(
+                    where=f"settings {new.name}",
+                    what=f"not in force before a restart: {', '.join(found.needs_restart)}",
+                    hint="restart the process, or put the old values back",
+                    since_ms=self._clock.now_ms(),
+                )
+        return found
+
+    def refused_reload(self, error: OffloaderError) -> None:
+        """Shows that a changed settings file is wrong; the old one stays in force."""
+        with self._lock:
+            self._reload_problem = Problem(
+                where="settings", what=error.message, hint=error.hint, since_ms=self._clock.now_ms()
+            )
+
+    def _start(self, feed: Feed, wait_s: float, *, must: bool = False) -> None:
+        try:
+            feed.start(self._streams)
+        except OffloaderError as error:
+            if must and error.kind is ErrorKind.FIX_CALL:
+                raise
+            extra = {"event": "feed_failed", "feed": feed.name}
+            _log.warning("feed %s can't be started: %s; again in %.0f s", feed.name, error, wait_s, extra=extra)
+            self._wait_for(feed, error.message, error.hint, wait_s)
+        except Exception as error:
+            # A bug in one feed: the others, and what has been offloaded before, must go on.
+            _log.exception("feed %s can't be started", feed.name)
+            self._wait_for(feed, f"{type(error).__name__}: {error}", "", wait_s)
+        else:
+            with self._lock:
+                self._waiting.pop(feed.name, None)
+
+    def _wait_for(self, feed: Feed, what: str, hint: str, wait_s: float) -> None:
+        with self._lock:
+            self._waiting[feed.name] = Problem(
+                where=f"feed {feed.name}", what=what, hint=hint, since_ms=self._clock.now_ms(), blocks_ready=True
+            )
+            if self._stopping:
+                return
+        again = partial(self._start, feed, min(2 * wait_s, FEED_RETRY_S_MAX))
+        self._workers.call_after(wait_s, again)
+
+    def _quietly(self, what: str, end: Callable[[], object]) -> None:
+        try:
+            end()
+        except Exception:
+            # The next one has to end too.
+            _log.exception("%s didn't end in order", what)
+
+    # --- what it is asked ----------------------------------------------------------------------------------------
+
+    @property
+    def started_ms(self) -> int:
+        return self._started_ms
+
+    @property
+    def file(self) -> SettingsFile:
+        return self._streams.file
+
+    @property
+    def upkeep(self) -> Upkeep | None:
+        return self._parts.upkeep
+
+    @property
+    def recent(self) -> RecentErrors:
+        return self._parts.recent
+
+    @property
+    def streams(self) -> ServedStreams:
+        return self._streams
+
+    @property
+    def history(self) -> HistoryRuns:
+        return self._offloader.history
+
+    def source_of(self, stream: str) -> LedgerSource | None:
+        return self._streams.source_of(stream)
+
+    def offload(self, stream: str, until: Position | None, *, timeout_s: float) -> Position | None:
+        """See ``offloader.service.control.ControlledProcess``."""
+        return self._streams.require(stream).offload(until, timeout_s=timeout_s)
+
+    def look_again(self, stream: str) -> None:
+        """See ``offloader.service.control.ControlledProcess``."""
+        found = self._streams.get(stream)
+        if found is not None:
+            found.look_again()
+
+    def document(self) -> Mapping[str, Any]:
+        """The status document, at most ``DOCUMENT_AGE_S_MAX`` old."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            if self._document is not None and now_s - self._document[0] < DOCUMENT_AGE_S_MAX:
+                return self._document[1]
+        document = self._offloader.status()
+        with self._lock:
+            self._document = now_s, document
+        return document
+
+    def problems(self) -> Sequence[Problem]:
+        with self._lock:
+            found = list(self._waiting.values())
+            if self._reload_problem is not None:
+                found.append(self._reload_problem)
+            if self._stopping:
+                found.append(Problem(where="process", what="is stopping", blocks_ready=True))
+        for feed in self._parts.feeds:
+            found += feed.problems()
+        found += self._streams.problems()
+        stalled = sorted(self._offloader.observation.stalled.items())
+        found += [Problem(where=f"stream {name}", what=reason) for name, reason in stalled[:STALLED_NAMED_MAX]]
+        if self._parts.upkeep is not None:
+            for name, run in self._parts.upkeep.latest.items():
+                if run.error is not None:
+                    found.append(Problem(where=name, what=run.error.message, hint=run.error.hint, since_ms=run.at_ms))
+        return found
+
+    def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The rows of the status document: with who brought a stream, and streams that aren't being offloaded too."""
+        labels = self._streams.labels()
+        seen = {row["stream"] for row in rows}
+        idle = [row for row in self._streams.documents() if row["stream"] not in seen]
+        # A stream that was removed may be held for a while.
+        live = [row for row in rows if row["stream"] in labels]
+        found = [{**row, **labels.get(row["stream"], {})} for row in [*live, *idle]]
+        return sorted(found, key=lambda row: str(row["stream"]))

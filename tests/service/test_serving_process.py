@@ -1,0 +1,341 @@
+"""The serving process without its doors: what feeds bring is offloaded, and nothing that fails keeps the rest."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formats.entries import Position
+from offloader.clock import SystemClock
+from offloader.errors import Closed, Corrupt, Fenced, InvalidCall, LimitReached, NotFound, StoreUnavailable
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.service.served_stream import RESTART_S_MIN
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from tests.support.readback import stored_entries
+from tests.support.served import HeldFeed, serving, settings_file
+from tests.support.waiting import eventually
+
+ORDERS, BILLS = "a/b/persistent/orders", "a/b/persistent/bills"
+_names = itertools.count()
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore(MemoryStore(f"served-{next(_names)}", "", SystemClock()))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Any:
+    with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as opened:
+        yield opened
+
+
+def append(source: EmbeddedStream, count: int = 40) -> Position:
+    return source.append([b"x" * 100] * count)[-1].last
+
+
+def test_streams_of_several_feeds_are_offloaded_drained_and_left_in_order(
+    store: FaultyStore, database: EmbeddedLedgers
+) -> None:
+    one, two = HeldFeed("one"), HeldFeed("two")
+    sources = {name: database.open_stream(name) for name in (ORDERS, BILLS)}
+    # Segments that close by nothing but the drain.
+    file = settings_file(offload__max_offload_segment_rollover_time_minutes=60)
+    with serving(store, file, one, two) as assembled:
+        assert one.streams is not None
+        assert two.streams is not None
+        controls = [
+            one.streams.add(ORDERS, sources[ORDERS], feed="one"),
+            two.streams.add(BILLS, sources[BILLS], feed="two"),
+        ]
+        for source in sources.values():
+            append(source)
+        rows = {row["stream"]: row for row in assembled.view.streams().items}
+        assert {name: (row["feed"], row["active"], row["method"]) for name, row in rows.items()} == {
+            ORDERS: ("one", True, "streaming"),
+            BILLS: ("two", True, "streaming"),
+        }
+        assert assembled.view.readiness().ready
+        assert assembled.process.stop() == 0
+        assert all(not control.is_active for control in controls)
+        with pytest.raises(Closed, match="stopping"):
+            one.streams.add("a/b/persistent/late", sources[ORDERS], feed="one")
+    assert one.heard == ["start", "stop", "close"]
+    assert {name: len(stored_entries(store, name)) for name in sources} == {ORDERS: 40, BILLS: 40}
+
+
+def test_a_feed_that_cannot_start_is_retried_and_keeps_no_other_from_its_work(
+    store: FaultyStore, database: EmbeddedLedgers
+) -> None:
+    broken = HeldFeed("broken", failing=[StoreUnavailable("no answer", hint="look"), ValueError("a bug")])
+    good = HeldFeed("good")
+    with serving(store, settings_file(), broken, good) as assembled:
+        source = database.open_stream(ORDERS)
+        assert good.streams is not None
+        good.streams.add(ORDERS, source, feed="good")
+        last = append(source)
+        eventually(lambda: load_manifest(store, ORDERS).committed_end() == last if ORDERS in names(store) else False)
+        readiness = assembled.view.readiness()
+        assert (readiness.ready, [(each.where, each.blocks_ready) for each in readiness.problems]) == (
+            False,
+            [("feed broken", True)],
+        )
+        eventually(lambda: assembled.view.readiness().ready)
+        assert broken.heard == ["start"] * 3
+        assert any("feed broken can't be started" in each["message"] for each in assembled.view.errors())
+
+
+def names(store: FaultyStore) -> set[str]:
+    from offloader.manifest.log import list_streams
+
+    return set(list_streams(store))
+
+
+def test_wrong_settings_of_a_feed_end_the_start(store: FaultyStore) -> None:
+    wrong = HeldFeed(failing=[InvalidCall("pulsar.topics: 'x' is no topic")])
+    with (
+        serving(store, settings_file(), wrong, started=False) as assembled,
+        pytest.raises(InvalidCall, match="no topic"),
+    ):
+        assembled.process.start()
+
+
+def test_a_stream_stands_by_until_it_is_its_turn_and_the_other_process_is_fenced(
+    store: FaultyStore, database: EmbeddedLedgers
+) -> None:
+    feeds = HeldFeed(), HeldFeed()
+    source = database.open_stream(ORDERS)
+    with serving(store, settings_file(), feeds[0]) as first, serving(store, settings_file(), feeds[1]) as second:
+        assert feeds[0].streams is not None
+        assert feeds[1].streams is not None
+        working = feeds[0].streams.add(ORDERS, source, feed="held")
+        waiting = feeds[1].streams.add(ORDERS, source, feed="held", active=False)
+        append(source)
+        working.offload(timeout_s=30)
+        epoch = load_manifest(store, ORDERS).epoch
+        assert second.view.stream(ORDERS)["mode"] == "standby"
+        with pytest.raises(Fenced, match="stands by here"):
+            waiting.offload(timeout_s=1)
+
+        waiting.activate()
+        last = append(source)
+        eventually(lambda: load_manifest(store, ORDERS).committed_end() == last)
+        state = load_manifest(store, ORDERS)
+        assert state.epoch == epoch + 1
+        eventually(lambda: first.view.stream(ORDERS)["mode"] == "stopped")
+        # It learns that it isn't its turn any more, and stands by without another epoch.
+        working.stand_by()
+        eventually(lambda: first.view.stream(ORDERS)["mode"] == "standby")
+        assert load_manifest(store, ORDERS).epoch == epoch + 1
+        assert len(stored_entries(store, ORDERS)) == 80
+        # And back.
+        waiting.stand_by()
+        working.activate()
+        last = append(source)
+        eventually(lambda: load_manifest(store, ORDERS).committed_end() == last)
+        assert load_manifest(store, ORDERS).epoch == epoch + 2
+    assert len(stored_entries(store, ORDERS)) == 120
+
+
+class Flaky:
+    """A source that can't say which ledgers it has, so often."""
+
+    def __init__(self, inner: EmbeddedStream, failures: int, error: Exception) -> None:
+        self._inner, self.failures, self._error = inner, failures, error
+
+    def ledgers(self) -> Any:
+        if self.failures:
+            self.failures -= 1
+            raise self._error
+        return self._inner.ledgers()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("no answer"), OSError("a bug")])
+def test_a_stream_that_cannot_be_started_is_started_again_later(
+    store: FaultyStore, database: EmbeddedLedgers, error: Exception
+) -> None:
+    feed, clock = HeldFeed(), ManualClock()
+    inner = database.open_stream(ORDERS)
+    source = Flaky(inner, 2, error)
+    last = append(inner)
+    with serving(store, settings_file(), feed, clock=clock) as assembled:
+        assert feed.streams is not None
+        feed.streams.add(ORDERS, source, feed="held")  # type: ignore[arg-type]
+        eventually(lambda: assembled.process.problems())
+        assert assembled.view.readiness().ready, "the others are served"
+
+        def is_offloaded() -> bool:
+            clock.advance(RESTART_S_MIN)
+            return bool(names(store)) and load_manifest(store, ORDERS).committed_end() == last
+
+        eventually(is_offloaded)
+        assert not source.failures
+        eventually(lambda: not assembled.process.problems())
+
+
+def test_a_stream_that_stopped_on_an_error_is_started_again(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    feed, clock = HeldFeed(), ManualClock()
+    inner = database.open_stream(ORDERS)
+
+    class Damaged(Flaky):
+        def read(self, start: Position, max_bytes: int) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise Corrupt("ledger 1 is damaged")
+            return inner.read(start, max_bytes)
+
+        def ledgers(self) -> Any:
+            return inner.ledgers()
+
+    append(inner)
+    source = Damaged(inner, 1, Corrupt(""))
+    with serving(store, settings_file(), feed, clock=clock) as assembled:
+        assert feed.streams is not None
+        control = feed.streams.add(ORDERS, source, feed="held")  # type: ignore[arg-type]
+        eventually(lambda: (status := control.status()) is not None and "damaged" in status.error)
+
+        def is_offloaded() -> bool:
+            clock.advance(5)
+            return ORDERS in names(store) and load_manifest(store, ORDERS).committed_end() is not None
+
+        eventually(is_offloaded)
+        assert len(stored_entries(store, ORDERS)) == 40
+        assert any("isn't offloaded" in each["message"] for each in assembled.view.errors(stream=ORDERS))
+
+
+def test_a_removed_stream_is_drained_and_its_name_is_free_again(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    feed = HeldFeed()
+    source = database.open_stream(ORDERS)
+    file = settings_file(offload__max_offload_segment_rollover_time_minutes=60, serve__streams_max=1)
+    with serving(store, file, feed) as assembled:
+        streams = feed.streams
+        assert streams is not None
+        streams.add(ORDERS, source, feed="held")
+        with pytest.raises(InvalidCall, match="feed held brought it"):
+            streams.add(ORDERS, source, feed="other")
+        with pytest.raises(LimitReached, match="spread"):
+            streams.add(BILLS, source, feed="other")
+        with pytest.raises(InvalidCall):
+            streams.add("a//b", source, feed="other")
+        last = append(source)
+        assert streams.remove(ORDERS)
+        assert not streams.remove(ORDERS)
+        assert load_manifest(store, ORDERS).committed_end() == last
+        with pytest.raises(NotFound, match="isn't offloaded by this process"):
+            assembled.process.offload(ORDERS, None, timeout_s=1)
+        streams.add(ORDERS, source, feed="held")
+        append(source)
+        streams.remove(ORDERS)
+    assert len(stored_entries(store, ORDERS)) == 80
+
+
+def test_a_stream_obeys_other_settings_from_a_reload_on(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    feed = HeldFeed()
+    source = database.open_stream(ORDERS)
+    with serving(store, settings_file(), feed) as assembled:
+        assert feed.streams is not None
+        feed.streams.add(ORDERS, source, feed="held")
+        append(source)
+        assembled.process.offload(ORDERS, None, timeout_s=30)
+        new = settings_file(topics={ORDERS: {"offload__codec": "zstd"}}, offload__workers_max=3)
+        found = assembled.process.reload(new)
+        assert found.changed == (f"[topic {ORDERS}] offload.codec",)
+        assert found.needs_restart == ("offload.workers_max",)
+        assert [each.what for each in assembled.process.problems()] == [
+            "not in force before a restart: offload.workers_max"
+        ]
+        values = {row["name"]: row["value"] for row in assembled.view.config(ORDERS)}
+        assert (values["offload.codec"], values["offload.workers_max"]) == ("zstd", 8), "what is in force"
+        append(source)
+        eventually(
+            lambda: [each.summary.compressed for each in load_manifest(store, ORDERS).offloaded()] == [False, True]  # type: ignore[union-attr]
+        )
+        assert assembled.process.reload(new).changed == ()
+        # Somebody puts it back.
+        found = assembled.process.reload(settings_file(topics={ORDERS: {"offload__codec": "zstd"}}))
+        assert found.needs_restart == ()
+        assert not assembled.process.problems()
+
+
+def test_a_stream_of_the_ledger_method_and_one_of_none(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    feed = HeldFeed()
+    sources = {name: database.open_stream(name) for name in (ORDERS, BILLS)}
+    file = settings_file(topics={ORDERS: {"offload__method": "ledger"}, BILLS: {"offload__method": "none"}})
+    with serving(store, file, feed) as assembled:
+        assert feed.streams is not None
+        for name, source in sources.items():
+            feed.streams.add(name, source, feed="held")
+            append(source)
+            source.close_ledger()
+        eventually(lambda: ORDERS in names(store) and load_manifest(store, ORDERS).committed_end() is not None)
+        modes = {row["stream"]: row["mode"] for row in assembled.view.streams().items}
+        assert modes == {ORDERS: "ledger", BILLS: "none"}
+        with pytest.raises(InvalidCall, match="method is none"):
+            assembled.process.offload(BILLS, None, timeout_s=1)
+        append(sources[ORDERS])
+        sources[ORDERS].close_ledger()
+        assert assembled.process.offload(ORDERS, None, timeout_s=30) is not None
+        assert assembled.view.stream(ORDERS)["segments"]["offloaded"] == 2
+    assert {int(each.layout) for each in load_manifest(store, ORDERS).offloaded()} == {1}
+
+
+def test_draining_ends_when_somebody_does_not_want_to_wait(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    import threading
+
+    feed = HeldFeed()
+    source = database.open_stream(ORDERS)
+    with serving(store, settings_file(offload__drain_seconds_max=3600), feed) as assembled:
+        assert feed.streams is not None
+        feed.streams.add(ORDERS, source, feed="held")
+        store.set_faults([Fault(call=1, calls=10**9)])
+        append(source)
+        left: list[int] = []
+        stopping = threading.Thread(target=lambda: left.append(assembled.process.stop()))
+        stopping.start()
+        eventually(lambda: "stop" in feed.heard)
+        assembled.process.abort()
+        stopping.join(60)
+        store.set_faults([])
+    assert left == [1]
+
+
+def test_every_start_opens_a_new_epoch(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    source = database.open_stream(ORDERS)
+    epochs = []
+    for _ in range(3):
+        feed = HeldFeed()
+        with serving(store, settings_file(), feed) as assembled:
+            assert feed.streams is not None
+            feed.streams.add(ORDERS, source, feed="held")
+            append(source)
+            assembled.process.stop()
+        epochs.append(load_manifest(store, ORDERS).epoch)
+    assert epochs == [1, 2, 3]
+    assert len(stored_entries(store, ORDERS)) == 120
+
+
+def test_a_stream_that_is_paused_is_seen_at_once(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    feed = HeldFeed()
+    source = database.open_stream(ORDERS)
+    with serving(store, settings_file(), feed) as assembled:
+        assert feed.streams is not None
+        feed.streams.add(ORDERS, source, feed="held")
+        append(source)
+        assembled.process.offload(ORDERS, None, timeout_s=30)
+        assert assembled.control.pause(ORDERS, reason="test", by="test")["paused"]
+        append(source)
+        eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "paused")
+        assembled.control.resume(ORDERS, by="test")
+        assembled.process.offload(ORDERS, None, timeout_s=30)
+    assert ManifestLog(store, ORDERS, clock=SystemClock()).load().paused is False
+    assert len(stored_entries(store, ORDERS)) == 80

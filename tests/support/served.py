@@ -1,0 +1,84 @@
+"""A serving process in this process: over a store of the test's choice, with feeds that the test plays."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from offloader.clock import Clock, SystemClock
+from offloader.effective_settings import SettingsFile
+from offloader.service.assembly import Assembled, assemble
+from offloader.service.feeds import Feed, Problem, Streams
+from offloader.service.recent import RecentErrors
+from offloader.store.base import ObjectStore
+
+__all__ = ["HeldFeed", "serving", "settings_file"]
+
+
+def settings_file(*, topics: Mapping[str, Mapping[str, Any]] | None = None, **names: Any) -> SettingsFile:
+    """Settings by ``section__name``, and of topics by theirs; small segments, and upkeep off, unless said otherwise."""
+    values = {
+        "offload.method": "streaming",
+        "offload.block_bytes": 1024,
+        "offload.max_size_per_offload_segment_mbytes": 1 / 64,
+        "offload.max_offload_segment_rollover_time_minutes": 0.002,
+        "offload.drain_seconds_max": 20.0,
+        "serve.upkeep": False,
+    }
+    values |= {name.replace("__", "."): value for name, value in names.items()}
+    layers: dict[str, Mapping[str, Any]] = {"": values}
+    for topic, given in (topics or {}).items():
+        layers[f"topics.{topic}"] = {name.replace("__", "."): value for name, value in given.items()}
+    return SettingsFile("test.toml", layers)
+
+
+class HeldFeed:
+    """A feed that does what the test says through ``streams``.
+
+    Attributes:
+        streams: of the process, once it is started.
+        failing: what its next starts raise, one each.
+        heard: what was called, in order.
+    """
+
+    def __init__(self, name: str = "held", failing: Sequence[Exception] = ()) -> None:
+        self.name = name
+        self.streams: Streams | None = None
+        self.failing = list(failing)
+        self.heard: list[str] = []
+        self.wrong: list[Problem] = []
+
+    def start(self, streams: Streams) -> None:
+        self.heard.append("start")
+        if self.failing:
+            raise self.failing.pop(0)
+        self.streams = streams
+
+    def stop(self, within_s: float) -> None:
+        self.heard.append("stop")
+
+    def close(self) -> None:
+        self.heard.append("close")
+
+    def problems(self) -> Sequence[Problem]:
+        return self.wrong
+
+
+@contextmanager
+def serving(
+    store: ObjectStore, file: SettingsFile, *feeds: Feed, clock: Clock | None = None, started: bool = True
+) -> Iterator[Assembled]:
+    """A process with these feeds and nothing else, stopped without draining at the end."""
+    recent = RecentErrors()
+    logger = logging.getLogger("offloader")
+    logger.addHandler(recent)
+    assembled = assemble(file, clock=clock or SystemClock(), recent=recent, store=store, feeds=lambda _: feeds)
+    try:
+        if started:
+            assembled.process.start()
+        yield assembled
+    finally:
+        assembled.process.stop(drain=False)
+        logger.removeHandler(recent)
