@@ -251,7 +251,7 @@ def test_settings_that_what_was_opened_before_does_not_obey_are_refused(
 
 
 #: What is called settings, in expressions.
-SETTINGS = re.compile(r"settings(\.\w+)?$|^chosen$|settings_of\(\w+\)\.\w+$")
+SETTINGS = re.compile(r"settings(\.\w+)?$|^chosen$|^serve$|self\._serve$|settings_of\((\w+|'')\)\.\w+$")
 
 
 def test_every_setting_is_read_somewhere_and_described() -> None:
