@@ -1,0 +1,130 @@
+"""What of a broker's push is new, and what it is refused for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats.entries import EntryBatch, Position
+from offloader.errors import InvalidCall
+from offloader.ledgers.push_order import LedgerEnd, NotNext, Piece, new_pieces, new_size
+from tests.ledgers.pushing_broker import Broker
+
+STREAM = "a/b"
+
+
+def batch(ledger_id: int, first: int, count: int) -> EntryBatch:
+    return EntryBatch.build(ledger_id, first, [b"x"] * count)
+
+
+def spans(pieces: list[Piece]) -> list[str]:
+    found = []
+    for piece in pieces:
+        found += [] if piece.closed is None else [f"{piece.closed.ledger_id} ends at {piece.closed.last_entry_id}"]
+        found += [] if piece.batch is None else [f"{piece.batch.first}-{piece.batch.last}"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("end", "closed", "batches", "ends", "expected"),
+    [
+        (None, {}, [batch(3, 0, 5)], [], ["3:0-3:4"]),
+        (Position(3, 4), {}, [batch(3, 5, 2)], [], ["3:5-3:6"]),
+        (Position(3, 4), {}, [batch(3, 0, 5)], [], []),
+        (Position(3, 4), {}, [batch(3, 2, 6)], [], ["3:5-3:7"]),
+        (Position(3, 4), {}, [batch(3, 3, 2), batch(5, 0, 1)], [LedgerEnd(3, 4)], ["3 ends at 4", "5:0-5:0"]),
+        (Position(3, 4), {3: 4}, [batch(5, 0, 1)], [], ["5:0-5:0"]),
+        (Position(3, 4), {}, [batch(3, 5, 1)], [LedgerEnd(3, 5)], ["3:5-3:5", "3 ends at 5"]),
+        (Position(3, 4), {}, [], [LedgerEnd(3, 4)], ["3 ends at 4"]),
+        (Position(3, 4), {3: 4}, [], [LedgerEnd(3, 4)], []),
+        (Position(3, 4), {}, [batch(6, 0, 1)], [LedgerEnd(3, 4), LedgerEnd(5, -1)], ["3 ends at 4", "6:0-6:0"]),
+        (Position(3, 4), {}, [batch(1, 0, 9), batch(3, 0, 6)], [LedgerEnd(1, 8)], ["3:5-3:5"]),
+        (None, {}, [], [], []),
+    ],
+)
+def test_what_is_new_is_taken_and_what_is_there_is_passed_over(
+    end: Position | None,
+    closed: dict[int, int],
+    batches: list[EntryBatch],
+    ends: list[LedgerEnd],
+    expected: list[str],
+) -> None:
+    assert spans(new_pieces(STREAM, end, closed, batches, ends)) == expected
+
+
+@pytest.mark.parametrize(
+    ("end", "closed", "batches", "ends", "message"),
+    [
+        (None, {}, [batch(3, 1, 5)], [], "a ledger begins with entry 0"),
+        (Position(3, 4), {}, [batch(3, 6, 2)], [], "3:6 was pushed after 3:4"),
+        (Position(3, 4), {}, [batch(4, 0, 2)], [], "nobody said that ledger 3 ends there"),
+        (Position(3, 4), {}, [batch(4, 0, 2)], [LedgerEnd(3, 9)], "ledger 3 ends at entry 9"),
+        (Position(3, 4), {3: 4}, [batch(4, 1, 2)], [], "a ledger begins with entry 0"),
+        (Position(3, 4), {}, [batch(6, 0, 1)], [LedgerEnd(3, 4), LedgerEnd(5, 2)], "ledger 5 between them has entries"),
+        (Position(3, 4), {}, [], [LedgerEnd(3, 7)], "the newest one pushed is 3:4"),
+        (Position(3, 4), {}, [], [LedgerEnd(9, 7)], "none of it was pushed"),
+    ],
+)
+def test_entries_that_are_missing_are_named_and_nothing_is_taken(
+    end: Position | None, closed: dict[int, int], batches: list[EntryBatch], ends: list[LedgerEnd], message: str
+) -> None:
+    with pytest.raises(NotNext, match=message):
+        new_pieces(STREAM, end, closed, batches, ends)
+
+
+@pytest.mark.parametrize(
+    ("end", "closed", "batches", "ends", "message"),
+    [
+        (Position(3, 4), {}, [batch(3, 5, 2), batch(3, 4, 2)], [], "3:4 was pushed after 3:6"),
+        (Position(3, 4), {}, [batch(3, 5, 1), batch(2, 0, 1)], [], "2:0 was pushed after 3:5"),
+        (None, {}, [batch(-1, 0, 1)], [], "-1:0 is no position"),
+        (Position(3, 4), {3: 4}, [batch(3, 5, 1)], [], "ledger 3 ends at entry 4"),
+        (Position(3, 4), {3: 4}, [], [LedgerEnd(3, 5)], "it said 4 before"),
+        (Position(3, 4), {}, [], [LedgerEnd(3, 2)], "and 3:4 was pushed"),
+        (Position(3, 4), {}, [], [LedgerEnd(3, -1)], "and 3:4 was pushed"),
+        (Position(3, 4), {}, [], [LedgerEnd(3, -2)], "can't end at -2"),
+    ],
+)
+def test_a_broker_that_contradicts_itself_is_told_so(
+    end: Position | None, closed: dict[int, int], batches: list[EntryBatch], ends: list[LedgerEnd], message: str
+) -> None:
+    with pytest.raises(InvalidCall, match=message) as caught:
+        new_pieces(STREAM, end, closed, batches, ends)
+    assert not isinstance(caught.value, NotNext), "waiting wouldn't mend it"
+
+
+def test_holes_and_disorder_inside_a_batch_are_found() -> None:
+    whole = batch(3, 0, 6)
+    holed = EntryBatch(3, whole.entry_ids[[0, 1, 4, 5]], whole.payloads.take([0, 1, 4, 5]), whole.publish_times_ms[:4])
+    twice = EntryBatch(3, whole.entry_ids[[0, 1, 1, 3]], whole.payloads.take([0, 1, 1, 3]), whole.publish_times_ms[:4])
+    with pytest.raises(NotNext, match="3:4 was pushed right after 3:1"):
+        new_pieces(STREAM, None, {}, [holed], [])
+    with pytest.raises(InvalidCall, match="3:1 was pushed right after 3:1"):
+        new_pieces(STREAM, None, {}, [twice], [])
+
+
+@given(seed=st.integers(0, 10**6), repeats=st.lists(st.integers(0, 30), min_size=1, max_size=12))
+def test_whatever_is_repeated_each_entry_is_taken_once_and_in_order(seed: int, repeats: list[int]) -> None:
+    broker = Broker(seed)
+    for back in repeats:
+        broker.append(back % 7)
+        if back % 3 == 0:
+            broker.close_ledger()
+    end: Position | None = None
+    closed: dict[int, int] = {}
+    taken: list[Position] = []
+    order = [position for position, _ in broker.entries]
+    for back in [*repeats, 0, 0]:
+        again = max(0, len(taken) - back)  # a broker that lost its place begins earlier
+        pushed = broker.next_after(order[again - 1] if again else None, 10_000 if back == 0 else back)
+        pieces = new_pieces(STREAM, end, closed, pushed.batches, pushed.ends)
+        assert new_size(pieces) <= sum(map(len, pushed.batches))
+        for piece in pieces:
+            if piece.closed is not None:
+                assert closed.setdefault(piece.closed.ledger_id, piece.closed.last_entry_id) == end.entry_id  # type: ignore[union-attr]
+            if piece.batch is not None:
+                taken += [entry.position for entry in piece.batch.entries()]
+                end = taken[-1]
+    assert taken == order
+    assert set(closed) == {each for each in broker.closed if broker.ledgers[each]}

@@ -1,0 +1,348 @@
+"""Pushed entries under the offloader: whatever fails in between, each is in the cold tier once and in order."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from uuid import uuid4
+
+import pytest
+
+from formats.entries import Position
+from formats.keys import new_segment_uuid
+from formats.manifest import Assign, LedgerClosed
+from offloader.clock import SystemClock
+from offloader.errors import Closed, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.ledgers.push_order import NotNext
+from offloader.ledgers.push_window import PushMemory
+from offloader.ledgers.pushed import Offered, PushedLedgers, PushNews
+from offloader.manifest.log import ManifestLog
+from offloader.read.streams import load_stream
+from offloader.settings import Settings
+from offloader.store.base import open_store
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.stream.status import Mode, StreamStatus
+from tests.ledgers.pushing_broker import Broker
+from tests.support.readback import stored_entries
+from tests.support.waiting import eventually
+
+STREAM = "public/default/persistent/orders"
+KIB = 1024
+
+
+def settings(**changes: object) -> Settings:
+    offload = {
+        "block_bytes": 2 * KIB,
+        "max_size_per_offload_segment_mbytes": 16 * KIB / 2**20,
+        "offload_buffer_bytes_max": 64 * KIB,
+        "retry_seconds_max": 0.05,
+        "drain_seconds_max": 20.0,
+    }
+    return Settings.of({"offload": {**offload, **changes}})
+
+
+class Sidecar:
+    """One process that offloads what a broker pushes to it."""
+
+    def __init__(self, store: FaultyStore, chosen: Settings, window_bytes_max: int = 16 * KIB) -> None:
+        state = load_stream(store, STREAM, may_be_absent=True)
+        self.memory = PushMemory(64 * KIB)
+        self.source = PushedLedgers(
+            STREAM,
+            committed=state.committed_end(),
+            closed=dict(state.closed_ledgers),
+            promised=state.newest_end,
+            window_bytes_max=window_bytes_max,
+            push_bytes_max=128 * KIB,
+            memory=self.memory,
+            clock=SystemClock(),
+        )
+        self.offloader = LedgerOffloader(store, chosen)
+        self.stream = self.offloader.offload_stream(self.source, STREAM)
+        self.source.offered = self.offered
+
+    def offered(self) -> Offered:
+        status: StreamStatus = self.stream.status()
+        error = Closed(status.error) if status.mode is Mode.STOPPED else None
+        return Offered(status.offered, status.committed, error)
+
+    def push(self, broker: Broker, count: int, *, within_s: float = 20.0) -> None:
+        """What comes after what is taken."""
+        pushed = broker.next_after(self.source.news().taken, count)
+        self.source.push(pushed.batches, pushed.ends, within_s=within_s)
+
+    def push_all(self, broker: Broker, count: int = 40) -> None:
+        eventually(lambda: self.source.news().taken == broker.end or self.push(broker, count), within_s=30)
+
+    def finish(self, broker: Broker) -> None:
+        """Pushes until everything is durable, whatever fails meanwhile."""
+
+        def durable() -> bool:
+            self.push(broker, 40)
+            self.stream.request_offload()
+            return self.source.news().durable == broker.end
+
+        eventually(durable, within_s=40)
+
+    def kill(self) -> None:
+        self.stream.forget()
+        self.offloader.close()
+        self.source.end()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Sidecar]]:
+    made: list[Sidecar] = []
+
+    def make(store: FaultyStore, window_bytes_max: int = 16 * KIB, **changes: object) -> Sidecar:
+        made.append(Sidecar(store, settings(**changes), window_bytes_max))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stream.stop()
+        each.kill()
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore(open_store(f"memory://{uuid4()}"))
+
+
+def history(broker: Broker, ledgers: int, entries: int) -> Broker:
+    for _ in range(ledgers):
+        broker.append(entries)
+        broker.close_ledger()
+    broker.append(entries)
+    return broker
+
+
+def test_what_is_pushed_is_in_the_cold_tier_once_and_nothing_of_it_is_held(
+    store: FaultyStore, start: Callable[..., Sidecar]
+) -> None:
+    broker = history(Broker(), ledgers=4, entries=150)
+    sidecar = start(store)
+    sidecar.push_all(broker)
+    assert sidecar.stream.offload() == broker.end
+
+    assert stored_entries(store, STREAM) == broker.entries
+    assert sidecar.source.news() == PushNews(broker.end, broker.end)
+    assert sidecar.memory.held_bytes == 0
+    known = load_stream(store, STREAM).closed_ledgers
+    assert all(known[each] == len(broker.ledgers[each]) - 1 for each in broker.closed)
+
+
+def test_a_failed_segment_is_pushed_again_from_the_committed_end(
+    store: FaultyStore, start: Callable[..., Sidecar]
+) -> None:
+    broker = history(Broker(), ledgers=1, entries=100)
+    sidecar = start(store)
+    sidecar.push_all(broker)
+    sidecar.stream.offload()
+    committed = sidecar.source.news().durable
+    store.set_faults([Fault(call=1, key_part=STREAM, but="/manifest/", verb="put", calls=3)])
+    broker.append(30)
+    sidecar.push_all(broker)
+    sidecar.stream.request_offload()
+
+    eventually(lambda: sidecar.source.waits_for_broker)
+    assert sidecar.source.news() == PushNews(committed, committed), "the broker is told to go back"
+    with pytest.raises(StoreUnavailable, match="push again"):
+        sidecar.source.ledgers()
+
+    sidecar.finish(broker)
+    assert stored_entries(store, STREAM) == broker.entries
+    assert sidecar.stream.status().gaps_recorded == 0
+
+
+def test_what_a_broker_pushed_before_it_heard_that_it_has_to_go_back_is_passed_over(
+    store: FaultyStore, start: Callable[..., Sidecar]
+) -> None:
+    broker = history(Broker(), ledgers=0, entries=100)
+    sidecar = start(store)
+    store.set_faults([Fault(call=1, key_part="-index", verb="put", calls=2)])
+    sidecar.push_all(broker)
+    sidecar.stream.request_offload()
+    eventually(lambda: sidecar.source.waits_for_broker)
+
+    broker.append(20)
+    late = broker.next_after(Position(broker.end.ledger_id, 99), 20)  # type: ignore[union-attr]
+    assert sidecar.source.push(late.batches, late.ends, within_s=1).taken == 0
+
+    sidecar.finish(broker)
+    broker.append(5)
+    missing = broker.next_after(Position(broker.end.ledger_id, 121), 3)  # type: ignore[union-attr]
+    with pytest.raises(NotNext):  # once it knows, a hole is a hole
+        sidecar.source.push(missing.batches, missing.ends, within_s=1)
+    assert stored_entries(store, STREAM) == broker.entries[:120]
+
+
+def test_a_full_buffer_holds_the_broker_back_and_a_limit_ends_its_wait(
+    store: FaultyStore, start: Callable[..., Sidecar]
+) -> None:
+    broker = history(Broker(size_max=2 * KIB), ledgers=0, entries=400)
+    sidecar = start(store, offload_buffer_bytes_max=64 * KIB)
+    sidecar.push(broker, 1)
+    sidecar.stream.offload()
+    store.set_faults([Fault(call=1, calls=10**6)])  # nothing leaves any more
+
+    with pytest.raises(StoreUnavailable, match="no room"):  # noqa: PT012 - nobody says how many fit
+        while sidecar.source.news().taken != broker.end:
+            sidecar.push(broker, 8, within_s=0.2)
+    held = sidecar.memory.held_bytes
+    assert 8 * KIB < held < 64 * KIB, "the window, and one push more"
+
+    store.set_faults([])
+    sidecar.finish(broker)
+    assert stored_entries(store, STREAM) == broker.entries
+
+
+def test_a_killed_process_leaves_its_work_to_the_next_one(store: FaultyStore, start: Callable[..., Sidecar]) -> None:
+    broker = history(Broker(), ledgers=2, entries=100)
+    first = start(store)
+    first.push_all(broker)
+    first.kill()  # most of it was never committed, and is nowhere but at the broker
+
+    second = start(store)
+    taken = second.source.news().taken
+    assert taken is None or taken < broker.end  # type: ignore[operator]
+    second.finish(broker)
+    assert stored_entries(store, STREAM) == broker.entries
+
+
+def test_what_was_promised_never_looks_lost_before_the_broker_pushed_it_again(
+    store: FaultyStore, start: Callable[..., Sidecar]
+) -> None:
+    """An owner planned up to 3:79 and died; the first push of the next broker session brings a part of that."""
+    broker = Broker()
+    broker.ledgers[3] = [b"%d" % each for each in range(80)]
+    broker.closed.add(3)
+    broker.append(40)
+    log = ManifestLog(store, STREAM, clock=SystemClock())
+    log.open_epoch()
+    uuid = new_segment_uuid(log.state.incarnation, 7)
+    log.commit([LedgerClosed(3, 79), Assign(uuid, 2, Position(3, 0), Position(3, 79), 1, dict(store.driver_metadata))])
+
+    sidecar = start(store, on_gap="record", window_bytes_max=4 * KIB)
+    for _ in range(4):
+        sidecar.push(broker, 10)
+        with pytest.raises(StoreUnavailable):
+            sidecar.source.ledgers()
+    sidecar.finish(broker)
+
+    assert stored_entries(store, STREAM) == broker.entries
+    assert load_stream(store, STREAM).gaps == ()
+
+
+def test_a_complete_segment_of_an_earlier_owner_is_adopted_and_its_entries_arent_asked_for(
+    store: FaultyStore, start: Callable[..., Sidecar]
+) -> None:
+    broker = history(Broker(), ledgers=0, entries=100)
+    first = start(store)
+    # Both objects are there, the record that says so is not: what a crash just before it leaves.
+    first.push(broker, 60)
+    eventually(lambda: load_stream(store, STREAM, may_be_absent=True).assigned())
+    store.set_faults([Fault(call=1, verb="put", key_part="/manifest/", calls=10**6)])
+    first.stream.request_offload()
+    eventually(lambda: any(key.endswith("-index") for verb, key in store.calls if verb == "put"))
+    eventually(lambda: first.stream.status().error)
+    first.kill()
+    store.set_faults([])
+
+    second = start(store)
+    assert second.source.news() == PushNews(None, None)
+    second.push(broker, 10)
+    eventually(lambda: second.source.news().durable is not None and second.source.news().durable.entry_id == 59)  # type: ignore[union-attr]
+    assert second.source.news().taken == second.source.news().durable
+    second.finish(broker)
+    assert stored_entries(store, STREAM) == broker.entries
+
+
+def test_a_stream_that_was_stopped_says_why_to_the_broker(store: FaultyStore, start: Callable[..., Sidecar]) -> None:
+    broker = history(Broker(), ledgers=0, entries=50)
+    first = start(store)
+    first.push_all(broker)
+    first.stream.offload()
+    second = start(store)
+    broker.append(10)
+    second.push_all(broker)
+    second.stream.offload()
+
+    def refused() -> bool:
+        broker.append(10)
+        try:
+            first.push(broker, 10)
+        except Closed as error:
+            return "epoch" in str(error)
+        first.stream.request_offload()
+        return False
+
+    eventually(refused)
+
+
+def test_other_readers_are_told_that_entries_are_on_their_way_and_disturb_nobody(
+    store: FaultyStore, start: Callable[..., Sidecar]
+) -> None:
+    broker = history(Broker(size_max=10), ledgers=0, entries=100)
+    sidecar = start(store, max_size_per_offload_segment_mbytes=1.0)
+    sidecar.push_all(broker)
+    eventually(lambda: sidecar.stream.status().mode is Mode.LIVE)
+    sidecar.source.news()
+    with pytest.raises(StoreUnavailable, match="on its way"):
+        sidecar.source.read(Position(broker.end.ledger_id, 5), 1000)  # type: ignore[union-attr]
+    assert sidecar.source.news().taken == broker.end
+    assert len(sidecar.source.ledgers()) == 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_fails_and_whenever_everything_arrives_once(
+    seed: int, store: FaultyStore, start: Callable[..., Sidecar]
+) -> None:
+    chance = random.Random(seed)
+    broker = Broker(seed, size_max=chance.choice([10, 300, 2000]))
+    memory = {"offload_memory_bytes_max": 64 * KIB} if chance.random() < 0.3 else {}
+    sidecar = start(store, **memory)
+    for _ in range(chance.randint(8, 20)):
+        broker.append(chance.randint(1, 80))
+        if chance.random() < 0.4:
+            broker.close_ledger()
+        if chance.random() < 0.4:
+            part = chance.choice([STREAM, "/manifest/", "-index", ""])
+            kinds = [{}, {"torn": True, "error": OutcomeUnknown}, {"after": True, "error": OutcomeUnknown}]
+            store.set_faults(
+                Fault(call=chance.randint(1, 8), key_part=part, calls=chance.randint(1, 5), **chance.choice(kinds))
+                for _ in range(2)
+            )
+        for _ in range(chance.randint(1, 6)):
+            with contextlib.suppress(StoreUnavailable, OutcomeUnknown, Closed):
+                sidecar.push(broker, chance.randint(1, 60), within_s=2)
+        if chance.random() < 0.3:
+            sidecar.stream.request_offload()
+        if chance.random() < 0.25:
+            sidecar.kill()
+            sidecar = started(store, start, memory)
+        # What the broker is told is durable stays durable, whoever says it.
+        durable = sidecar.source.news().durable
+        assert durable is None or durable <= (load_stream(store.inner, STREAM).committed_end() or Position(-1, -1))
+    store.set_faults([])
+    if sidecar.stream.status().mode is Mode.STOPPED:
+        sidecar.kill()
+        sidecar = start(store, **memory)
+    sidecar.finish(broker)
+    assert stored_entries(store.inner, STREAM) == broker.entries
+    assert load_stream(store.inner, STREAM).gaps == ()
+
+
+def started(store: FaultyStore, start: Callable[..., Sidecar], memory: dict[str, object]) -> Sidecar:
+    """The next process, as soon as the store lets it read the manifest."""
+    made: list[Sidecar] = []
+
+    def try_again() -> bool:
+        with contextlib.suppress(OffloaderError):
+            made.append(start(store, **memory))
+        return bool(made)
+
+    eventually(try_again)
+    return made[0]
