@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -23,6 +23,7 @@ from offloader.limits import Priority, working_at
 from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.store_time import DeletionClock
 from offloader.retention.cycle import RetentionCycle, no_source
+from offloader.retention.hot_streams import HotStreams
 from offloader.retention.partitions import SourceOf
 from offloader.retention.service import JITTER, RETRY, RETRY_S_MIN, RetentionService
 from offloader.settings import Settings
@@ -94,6 +95,7 @@ class Upkeep:
         clock: decides who is due; what deletes takes the store's time if that is earlier.
         settings_of: the settings of a stream or topic; of the name "": the periods.
         source_of: the hot tier of a stream, for what isn't offloaded yet.
+        hot_streams: the streams of ``source_of``: also those that aren't offloaded are ruled by their policies.
         recorder: takes the measurements.
         by: who runs this, for the audit; default: user and machine.
     """
@@ -105,6 +107,7 @@ class Upkeep:
         clock: Clock,
         settings_of: Callable[[str], Settings] = lambda _: Settings(),
         source_of: SourceOf = no_source,
+        hot_streams: Callable[[], Iterable[str]] = tuple,
         recorder: Recorder = NO_TELEMETRY,
         by: str = "",
     ) -> None:
@@ -114,7 +117,11 @@ class Upkeep:
         cycle = RetentionCycle(store, clock=clock, settings_of=settings_of, source_of=source_of, by=by)
         #: Has a turn for each stream.
         self.retention = RetentionService(
-            cycle, clock=clock, period_s=settings.retention.cycle_minutes * 60, recorder=recorder
+            cycle,
+            clock=clock,
+            period_s=settings.retention.cycle_minutes * 60,
+            recorder=recorder,
+            hot_streams=HotStreams(store, clock=clock, settings_of=settings_of, names=hot_streams),
         )
         self._times = DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
         self._jobs = [

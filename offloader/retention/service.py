@@ -23,6 +23,7 @@ from offloader.manifest.catalog import list_streams
 from offloader.manifest.topics import partition_of
 from offloader.retention.cycle import CycleOutcome, RetentionCycle
 from offloader.retention.decision import Decision
+from offloader.retention.hot_streams import HotStreams
 from offloader.retention.policies import is_internal
 from offloader.retention.policy import PolicyKind
 from offloader.store.base import ObjectStore
@@ -74,6 +75,7 @@ class RetentionService:
         period_s: between two cycles of a stream.
         recorder: takes the measurements of the retention specification, section 5.
         streams: which streams there are; default: those of the cycle's store.
+        hot_streams: streams of this process that aren't offloaded.
         on_cycle: hears of each cycle, by stream.
     """
 
@@ -85,6 +87,7 @@ class RetentionService:
         period_s: float,
         recorder: Recorder = NO_TELEMETRY,
         streams: Callable[[], Iterable[str]] | None = None,
+        hot_streams: HotStreams | None = None,
         on_cycle: Callable[[str, StreamCycle], object] = lambda _stream, _cycle: None,
     ) -> None:
         self._cycle = cycle
@@ -92,6 +95,7 @@ class RetentionService:
         self._period_s = period_s
         self._recorder = recorder
         self._streams = streams or (lambda: retained_streams(cycle.store))
+        self._hot_streams = hot_streams
         self._on_cycle = on_cycle
         # Guards what follows; no request is made while it is held.
         self._lock = threading.Lock()
@@ -162,6 +166,8 @@ class RetentionService:
         now_s = self._clock.monotonic_s()
         if now_s < self._discovery_due_s:
             return
+        if self._hot_streams is not None:
+            self._hot_streams.enrol()
         try:
             streams = set(self._streams())
         except OffloaderError as error:
