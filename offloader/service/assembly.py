@@ -111,7 +111,12 @@ def assemble(
     upkeep = None
     if serve.upkeep:
         upkeep = Upkeep(
-            store, clock=clock, settings_of=streams.settings_of, source_of=streams.source_of, recorder=metrics
+            store,
+            clock=clock,
+            settings_of=streams.settings_of,
+            source_of=streams.source_of,
+            hot_streams=lambda: [each.name for each in streams.all()],
+            recorder=metrics,
         )
     process = ServingProcess(ServingParts(offloader, streams, made, upkeep, recent, clock))
     view = ServiceView(store, clock=clock, process=process)
