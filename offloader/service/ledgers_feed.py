@@ -67,9 +67,18 @@ class EmbeddedFeed:
             self._failed(error)
         self._workers.call_after(0.0, lambda: self._again(streams))
 
-    def stop(self, within_s: float) -> None:  # noqa: ARG002 - a look ends when it has read what it reads
+    def stop(self, within_s: float) -> None:
         self._stopped = True
         self._workers.close()
+        # What was appended until now is to be drained too.
+        deadline_s = self._clock.monotonic_s() + within_s
+        if self._turn is None or self._turn.is_held:
+            for name, (source, _) in self._followed.items():
+                try:
+                    while source.look() and self._clock.monotonic_s() < deadline_s:
+                        pass
+                except OffloaderError as error:
+                    _log.warning("stream %s: its newest entries stay in the hot tier: %s", name, error)
 
     def close(self) -> None:
         if self._database is not None:

@@ -1,0 +1,223 @@
+"""``offloader serve`` as a process: signals, settings read again, crashes, standing by; over a real S3 server."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.cli.main import main
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.manifest.log import list_streams, load_manifest
+from offloader.store.base import ObjectStore
+from tests.conftest import Servers
+from tests.support.holding_proxy import HoldingProxy
+from tests.support.readback import stored_entries
+from tests.support.serving_processes import Serving
+from tests.support.waiting import eventually
+
+ORDERS = "a/b/persistent/orders"
+HOUR = "max_offload_segment_rollover_time_minutes = 60"
+QUICK = "max_offload_segment_rollover_time_minutes = 0.002"
+
+
+class Place:
+    """A bucket, a ledger database and settings files."""
+
+    def __init__(self, directory: Path, servers: Servers, server: str) -> None:
+        self._directory = directory
+        self.place = servers.place(server)
+        self.store: ObjectStore = self.place.open()
+        self.environ = {
+            "AWS_ACCESS_KEY_ID": self.place.endpoint.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.place.endpoint.secret_key,
+        }
+        self.database = EmbeddedLedgers(str(directory / "ledgers.db"))
+        self.appended = 0
+
+    def config(self, name: str = "offloader", *, offload: str = QUICK, more: str = "", endpoint: str = "") -> Path:
+        path = self._directory / f"{name}.toml"
+        path.write_text(
+            f"""
+            streaming_offload = true
+            [serve]
+            store = "{self.place.url}"
+            endpoint_url = "{endpoint or self.place.endpoint.url}"
+            ledgers = "sqlite:///{self._directory}/ledgers.db"
+            follow_seconds = 0.05
+            upkeep = false
+            [offload]
+            {offload}
+            {more}
+            """
+        )
+        return path
+
+    def serving(self, config: Path, *, wait: bool = True) -> Serving:
+        return Serving(config, self.environ, wait=wait)
+
+    def append(self, count: int = 50) -> None:
+        source = self.database.open_stream(ORDERS)
+        source.append([b"entry %d" % number for number in range(self.appended, self.appended + count)])
+        self.appended += count
+
+    @property
+    def is_known(self) -> bool:
+        return ORDERS in set(list_streams(self.store))
+
+    @property
+    def stored(self) -> list[bytes]:
+        return [payload for _, payload in stored_entries(self.store, ORDERS)] if self.is_known else []
+
+    def has_all(self) -> bool:
+        return self.stored == [b"entry %d" % number for number in range(self.appended)]
+
+
+@pytest.fixture
+def place(tmp_path: Path, servers: Servers, one_server: str, exercises: Any) -> Any:
+    exercises(one_server)
+    made = Place(tmp_path, servers, one_server)
+    with closing(made.database):
+        yield made
+
+
+def test_what_another_process_appends_is_offloaded_and_the_first_signal_completes_the_segment(place: Place) -> None:
+    with place.serving(place.config(offload=HOUR)) as serving:
+        place.append()
+        eventually(lambda: place.is_known and load_manifest(place.store, ORDERS).assigned())
+        assert not place.stored
+        serving.signal(signal.SIGTERM)
+        assert serving.ended() == 0
+        assert place.has_all()
+        serving.logged("stopped")
+    # The next start goes on there.
+    with place.serving(place.config()) as serving:
+        place.append()
+        eventually(place.has_all)
+        assert load_manifest(place.store, ORDERS).epoch == 2
+
+
+def test_a_second_signal_ends_it_at_once_and_the_next_start_goes_on(place: Place) -> None:
+    with HoldingProxy(place.place.endpoint.url) as proxy:
+        with place.serving(place.config(offload=QUICK, endpoint=proxy.url)) as serving:
+            place.append()
+            eventually(place.has_all)
+            proxy.hold("PUT", "")
+            place.append()
+            serving.signal(signal.SIGTERM)
+            serving.logged("signal")
+            serving.signal(signal.SIGTERM)
+            assert serving.ended(20) == 128 + signal.SIGTERM
+            assert "stopped at once" in serving.lines[-1]["text"]
+        with place.serving(place.config()):
+            eventually(place.has_all)
+
+
+def test_a_drain_that_does_not_come_to_its_end_has_a_limit_and_says_what_is_left(place: Place) -> None:
+    with HoldingProxy(place.place.endpoint.url) as proxy:
+        config = place.config(
+            offload=f"{QUICK}\ndrain_seconds_max = 0.2",
+            more="[store]\nretries_max = 0\nread_timeout_s = 1\nretry_total_s = 1",
+            endpoint=proxy.url,
+        )
+        with place.serving(config) as serving:
+            place.append()
+            eventually(place.has_all)
+            proxy.hold("PUT", "")
+            place.append()
+            serving.signal(signal.SIGINT)
+            assert serving.ended() == 4
+            assert "1 streams were stopped before everything was offloaded" in serving.lines[-2]["text"]
+            assert serving.logged("drain_failed")["stream"] == ORDERS
+
+
+def test_settings_are_read_again_and_a_file_with_mistakes_changes_nothing(place: Place) -> None:
+    config = place.config(offload=HOUR)
+    with place.serving(config) as serving:
+        place.append()
+        eventually(lambda: place.is_known)
+        place.config(offload=QUICK, more="[limits]\nrequests_per_s = 1000\n[manifest]\nx2 = 1")
+        serving.signal(signal.SIGHUP)
+        assert "manifest.x2: no such setting" in serving.logged("reload_refused")["message"]
+        place.config(offload=QUICK, more="[limits]\nrequests_per_s = 1000")
+        serving.signal(signal.SIGHUP)
+        found = serving.logged("reloaded")
+        assert found["changed"] == ["offload.max_offload_segment_rollover_time_minutes"]
+        assert found["needs_restart"] == ["limits.requests_per_s"]
+        # The new age counts: the segment closes.
+        eventually(place.has_all)
+
+
+def test_another_process_stands_by_and_takes_over_when_the_first_one_is_killed(place: Place) -> None:
+    config = place.config(more="[telemetry]\nstatus_interval_s = 0.1")
+    with place.serving(config) as first:
+        first.logged("active")
+        place.append()
+        eventually(place.has_all)
+        with place.serving(config) as second:
+            place.append()
+            eventually(place.has_all)
+            assert load_manifest(place.store, ORDERS).epoch == 1, "it stands by"
+            assert not any(line.get("event") == "active" for line in second.lines)
+            first.signal(signal.SIGKILL)
+            first.ended()
+            second.logged("active")
+            place.append()
+            eventually(place.has_all)
+            assert load_manifest(place.store, ORDERS).epoch == 2
+            # The first one comes back: now it is the one to wait.
+            with place.serving(config):
+                place.append()
+                eventually(place.has_all)
+                assert load_manifest(place.store, ORDERS).epoch == 2
+
+
+def test_a_service_manager_hears_of_it(place: Place, tmp_path: Path) -> None:
+    address = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(address))
+        manager.settimeout(30)
+        place.environ["NOTIFY_SOCKET"] = str(address)
+        with place.serving(place.config()) as serving:
+            assert manager.recv(1000).startswith(b"READY=1\n")
+            serving.signal(signal.SIGHUP)
+            assert manager.recv(1000).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+            assert manager.recv(1000).startswith(b"READY=1\n")
+            serving.signal(signal.SIGTERM)
+            assert manager.recv(1000).startswith(b"STOPPING=1\n")
+            assert serving.ended() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("", 2, "no store is named"),
+        ("a = = b", 2, "isn't TOML"),
+        ('[serve]\nstore = 3\nstreams = "x"\n[offload]\nx = 1', 2, "serve.store: 3 is not a text; serve.streams"),
+        ('[serve]\nstore = "memory://x"\nupkeep = false', 2, "there is nothing to do"),
+        ('[serve]\nstore = "memory://x"\nledgers = "postgres://x"', 2, "not the URL of an embedded ledger database"),
+        ('[serve]\nstore = "file:///proc/nowhere"', 3, "/proc/nowhere"),
+    ],
+)
+def test_what_is_wrong_ends_it_before_anything_is_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, code: int, said: str
+) -> None:
+    config = tmp_path / "offloader.toml"
+    config.write_text(text)
+    assert main(["serve", "--config", str(config)]) == code
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("offloader: ")]
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+def test_no_settings_file_and_one_that_is_only_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 2
+    assert "no settings file was named" in capsys.readouterr().err
+    config = tmp_path / "offloader.toml"
+    config.write_text('[serve]\nstore = "memory://x"\n')
+    assert main(["serve", "--config", str(config), "--check"]) == 0
+    assert capsys.readouterr().out == f"{config}: all settings are good\n"

@@ -1,0 +1,187 @@
+"""Small parts of the serving process: pages, recent errors, the lock between processes, what a reload may change."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offloader.effective_settings import PROCESS_SECTIONS, SettingsFile
+from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
+from offloader.service.process_lock import ProcessLock
+from offloader.service.recent import RecentErrors
+from offloader.service.reloading import ASKED_EACH_TIME, is_live, reloaded
+from offloader.service.stream_pages import StreamOrder, page_of
+
+# --- pages ----------------------------------------------------------------------------------------------------------
+
+rows = st.lists(
+    st.builds(
+        lambda name, lag, error: {
+            "stream": name,
+            "lag": None if lag is None else {"seconds": lag / 4, "bytes": lag},
+            "stalled": None,
+            "last_error": error,
+        },
+        st.text(min_size=1, max_size=4),
+        st.none() | st.integers(0, 20),
+        st.sampled_from([None, "broken"]),
+    ),
+    unique_by=lambda row: row["stream"],
+    max_size=20,
+)
+
+
+@given(rows, st.sampled_from(StreamOrder), st.integers(1, 7), st.data())
+def test_pages_hold_each_stream_once_in_order_whatever_comes_and_goes_between_them(
+    given_rows: list[dict[str, Any]], order: StreamOrder, limit: int, data: st.DataObject
+) -> None:
+    there, after, found = list(given_rows), "", list[str]()
+    gone: set[str] = set()
+    while True:
+        page = page_of(there, order, after=after, limit=limit)
+        assert len(page.items) <= limit
+        found += [str(row["stream"]) for row in page.items]
+        if page.next_after is None:
+            break
+        after = page.next_after
+        leaving = data.draw(st.sampled_from([None, *there]))
+        if leaving is not None:
+            there = [row for row in there if row is not leaving]
+            gone.add(leaving["stream"])
+    whole = [row["stream"] for row in page_of(given_rows, order, after="", limit=len(given_rows) or 1).items]
+    assert [name for name in found if name not in gone] == [name for name in whole if name not in gone]
+    assert len(found) == len(set(found))
+    if order is StreamOrder.NAME:
+        assert whole == sorted(whole)
+    if order is StreamOrder.TROUBLE:
+        broken = [row["stream"] for row in given_rows if row["last_error"]]
+        assert set(whole[: len(broken)]) == set(broken)
+
+
+@pytest.mark.parametrize(
+    "after", ["x", "[]", '["lag", 0, 0, 0, "a"]', '["name", null, 0, 0, "a"]', '["name", 0, 0, 0, 5]']
+)
+def test_a_place_that_is_none_is_refused(after: str) -> None:
+    with pytest.raises(InvalidCall, match="no place in the order name"):
+        page_of([], StreamOrder.NAME, after=after, limit=1)
+
+
+# --- recent errors --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recent() -> Iterator[RecentErrors]:
+    handler, logger = RecentErrors(kept_max=3), logging.getLogger("offloader")
+    logger.addHandler(handler)
+    logger.setLevel("INFO")
+    yield handler
+    logger.removeHandler(handler)
+
+
+def test_warnings_are_kept_and_counted_the_newest_first(recent: RecentErrors) -> None:
+    log = logging.getLogger("offloader.stream")
+    log.info("not of interest")
+    for seconds in (1, 2, 3):
+        log.warning("stream %s waits %d s", "a", seconds, extra={"stream": "a", "event": "waits"})
+    log.error("stream b stopped\nfor good", extra={"stream": "b"})
+    newest, waits = recent.newest()
+    assert (newest.level, newest.stream, newest.message) == ("error", "b", "stream b stopped for good")
+    assert (waits.count, waits.message, waits.event) == (3, "stream a waits 3 s", "waits")
+    assert [each.stream for each in recent.newest(stream="a")] == ["a"]
+    for name in "cdef":
+        log.warning("stream %s", name, extra={"stream": name})
+    assert [each.stream for each in recent.newest()] == ["f", "e", "d"]
+
+
+def test_an_error_that_is_logged_says_what_to_do_and_shows_no_traceback(recent: RecentErrors) -> None:
+    log = logging.getLogger("offloader.service")
+    for error in (StoreUnavailable("no answer", hint="look at the network"), ValueError("x" * 5000)):
+        try:
+            raise error
+        except Exception:
+            log.exception("it failed")
+    bug, known = recent.newest()
+    assert (known.message, known.hint) == ("it failed: no answer", "look at the network")
+    assert bug.message.startswith("it failed: ValueError: xxx")
+    assert len(bug.message) == 2000
+
+
+# --- the lock -------------------------------------------------------------------------------------------------------
+
+HOLDER = """
+import sys, pathlib
+from offloader.service.process_lock import ProcessLock
+print(ProcessLock(pathlib.Path(sys.argv[1])).take(), flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_one_process_has_the_lock_until_it_ends(tmp_path: Path) -> None:
+    lock = ProcessLock(tmp_path / "lock")
+    # It has the lock for as long as its object lives: the expression's value isn't kept.
+    code = HOLDER.replace(
+        "print(ProcessLock(pathlib.Path(sys.argv[1])).take()",
+        "l = ProcessLock(pathlib.Path(sys.argv[1]))\nprint(l.take()",
+    )
+    command = [sys.executable, "-c", code, str(lock.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        assert not lock.take()
+        assert lock.holder().endswith(f"/{other.pid}")
+        other.kill()
+    assert lock.take()
+    assert lock.take()
+    assert lock.is_held
+    again = ProcessLock(lock.path)
+    assert not again.take()
+    lock.give()
+    assert again.take()
+    again.give()
+
+
+def test_a_lock_where_none_can_be_is_said(tmp_path: Path) -> None:
+    with pytest.raises(AccessDenied, match="No such file"):
+        ProcessLock(tmp_path / "nowhere" / "lock").take()
+
+
+# --- reloading ------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_change_stays_and_is_named() -> None:
+    old = SettingsFile("x.toml", {"": {"store.retries_max": 1, "offload.codec": "zstd", "serve.streams": ["a"]}})
+    new = SettingsFile(
+        "x.toml",
+        {
+            "": {
+                "limits.requests_per_s": 5.0,
+                "offload.codec": "none",
+                "serve.streams": ["b"],
+                "streaming_offload": True,
+            },
+            "topics.a": {"retention.policy": "size"},
+        },
+    )
+    found = reloaded(old, new)
+    assert found.file.layers == {
+        "": {"store.retries_max": 1, "offload.codec": "none", "serve.streams": ["b"], "streaming_offload": True},
+        "topics.a": {"retention.policy": "size"},
+    }
+    assert found.changed == ("offload.codec", "serve.streams", "streaming_offload", "[topic a] retention.policy")
+    assert found.needs_restart == ("limits.requests_per_s", "store.retries_max")
+    assert reloaded(found.file, found.file).changed == ()
+
+
+def test_every_setting_that_is_asked_for_each_time_exists_and_the_process_own_others_are_fixed() -> None:
+    known = set(SettingsFile().values_of(""))
+    assert known >= ASKED_EACH_TIME
+    sections = {name.partition(".")[0] for name in known if is_live(name) and name not in ASKED_EACH_TIME}
+    assert not sections & PROCESS_SECTIONS
