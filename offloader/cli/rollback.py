@@ -153,7 +153,8 @@ def _print_result(store: ObjectStore, stream: str, result: RewriteResult, *, as_
         return
     print_rows(rows, STORED_COLUMNS)
     gone = result.replaced + result.retired
-    print(f"{totals_text(totals, store)}; {gone} segments await deletion after the grace period")
+    waiting = "1 segment awaits" if gone == 1 else f"{gone} segments await"
+    print(f"{totals_text(totals, store)}; {waiting} deletion after the grace period")
 
 
 def _ledgers(ids: Sequence[int]) -> str:

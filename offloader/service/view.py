@@ -23,6 +23,7 @@ from offloader.errors import NotFound, OffloaderError
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.global_hold import global_hold
 from offloader.manifest.log import list_streams
+from offloader.picture import StreamShape
 from offloader.read.segment_rows import segment_row
 from offloader.read.stream_shape import shape_of
 from offloader.read.streams import load_stream
@@ -215,12 +216,17 @@ class ServiceView:
         return [] if source is None else [asdict(each) for each in source.ledgers()[-LIMIT_MAX:]]
 
     def shape(self, name: str) -> dict[str, Any]:
-        """The readable segments against the ledgers in them and time, for a picture (``shape_document``).
+        """The readable segments against the ledgers in them and time, for a picture (``shape_document``); empty lists
+        where nothing is readable yet.
 
         Raises:
-            NotFound: no such stream, or nothing of it is readable.
+            NotFound: no such stream.
         """
-        return shape_document(shape_of(load_stream(self._store, name)))
+        state = load_stream(self._store, name)
+        try:
+            return shape_document(shape_of(state))
+        except NotFound:
+            return shape_document(StreamShape(name, [], [], []))
 
     # --- retention -----------------------------------------------------------------------------------------------
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
-import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from offloader.cli.main import main
 from offloader.store.base import open_store
+from tests.support.documents import run_samples
 from tests.support.golden_bucket import golden_cases, put_golden
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "ADOPTING.md").read_text(encoding="utf-8")
@@ -38,40 +35,11 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def sessions(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Commands and what each prints."""
-    for block in re.split(r"^\$ ", text, flags=re.M)[1:]:
-        command, *expected = block.splitlines()
-        yield command, expected
-
-
 def test_the_samples_run_in_order_and_print_what_the_text_says(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
-    printed, count = "", 0
-    for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.M | re.S):
-        here = text.replace(PLACE, str(place))
-        if language == "python":
-            with contextlib.redirect_stdout(io.StringIO()) as out:
-                exec(compile(here, "sample", "exec"), {})
-            printed = out.getvalue()
-        elif language == "text":
-            assert printed == here
-        else:
-            assert language == "console"
-            for command, expected in sessions(here):
-                words = shlex.split(command)
-                if words[0] == "export":
-                    monkeypatch.setenv(*words[1].split("=", 1))
-                    continue
-                capsys.readouterr()
-                code = main(words[1:])
-                found = capsys.readouterr()
-                assert (code, found.err) == (0, ""), command
-                assert found.out.splitlines() == expected, command
-                count += 1
-    assert count == 8
+    assert run_samples(TEXT, PLACE, place, monkeypatch, capsys) == 8
 
 
 def test_every_option_that_the_text_names_exists(capsys: pytest.CaptureFixture[str]) -> None:

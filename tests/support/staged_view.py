@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offloader.errors import NotFound
+from offloader.picture import StreamShape
 from offloader.service.stream_pages import Page, StreamOrder, page_of
+from offloader.service.stream_picture import shape_document
 
 NOW_MS = 1_795_000_000_000
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -139,9 +141,7 @@ class StagedView:
         return {"left": self.left, "jobs": self.jobs}
 
     def shape(self, name: str) -> dict[str, Any]:
-        if name not in self.shapes:
-            raise NotFound(f"stream {name} has no readable segment", hint="offload something first")
-        return self.shapes[name]
+        return self.shapes.get(name) or shape_document(StreamShape(name, [], [], []))
 
     def segments(self, name: str, *, start: int = 0, limit: int = 100) -> Page[Any]:
         total = self.stream(name)["segments"]["offloaded"]

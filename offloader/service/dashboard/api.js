@@ -7,8 +7,13 @@
 const TOKEN = "offloader-token";
 const ANSWER_MS_MAX = 20_000;
 
-/** It couldn't be reached, or its answer wasn't one. */
-export class Unreachable extends Error {}
+/** It couldn't be reached, or it can't answer now; `answered` says which. */
+export class Unreachable extends Error {
+  constructor(message, { answered = false, cause = undefined } = {}) {
+    super(message, { cause });
+    this.answered = answered;
+  }
+}
 
 /** It wants to know who asks, or that isn't enough: `status` is 401 or 403. */
 export class Unauthorised extends Error {
@@ -39,11 +44,9 @@ export const routes = {
   stream: (name) => of(name),
   shape: (name) => of(name, "/shape"),
   segments: (name) => of(name, "/segments"),
-  ledgers: (name) => of(name, "/ledgers"),
   retention: (name) => of(name, "/retention"),
   subscribers: (name) => of(name, "/subscribers"),
-  cleanup: (name) => of(name, "/cleanup-plan"),
-  orphansOf: (name) => of(name, "/orphans"),
+  cleanup: (name) => of(name, "/cleanup"),
 };
 
 export const token = {
@@ -85,6 +88,13 @@ export async function ask(route, parameters = {}, signal = undefined) {
   const problem = body ?? {};
   const message = problem.detail ?? problem.title ?? `it answered ${response.status} ${response.statusText}`;
   if (response.status === 401 || response.status === 403) throw new Unauthorised(response.status, message);
-  if (body === null || response.status >= 500) throw new Unreachable(message);
+  if (body === null || response.status >= 500) throw new Unreachable(message, { answered: true });
   throw new Refused(response.status, message, problem.hint ?? "");
 }
+
+/** What `asked` brings, or `{failed}` where it says no or can't now: the rest of a view is shown all the same. */
+export const part = (asked) =>
+  asked.catch((error) => {
+    if (error instanceof Refused || (error instanceof Unreachable && error.answered)) return { failed: error };
+    throw error;
+  });

@@ -57,8 +57,9 @@ function told(error, waitMs) {
     );
     return false;
   }
-  say(pill, "Unreachable");
+  say(pill, error.answered ? "Unwell" : "Unreachable");
   mark(pill, "bad");
+  say(byId("unreachable-what"), error.answered ? "The offloader can't say:" : "The offloader doesn't answer:");
   say(byId("unreachable-why"), `${error.message}; it is asked again in ${span(waitMs / 1000)}.`);
   say(byId("last-seen"), seenMs ? ago(seenMs) : "never");
   return true;

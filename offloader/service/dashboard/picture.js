@@ -5,7 +5,7 @@
  */
 
 import { el, svg } from "./dom.js";
-import { at, bytes, count, many, roughly } from "./words.js";
+import { at, bytes, count, many, roughly, shortly } from "./words.js";
 
 const COLOURS = 8;
 const HEIGHT = { ledger: 46, between: 26, segment: 46, rate: 74, axis: 22 };
@@ -172,7 +172,7 @@ function drawWaiting(picture, waiting, width, rows) {
   picture.append(svg("rect", box, svg("title", {}, `${many(waiting, "entry", "entries")} wait in the hot tier`)));
   const middle = { class: "told", x: x + wide / 2, "text-anchor": "middle" };
   picture.append(
-    svg("text", { ...middle, y: rows.ledger + 20 }, roughly(waiting)),
+    svg("text", { ...middle, y: rows.ledger + 20 }, wide > 50 ? roughly(waiting) : shortly(waiting)),
     svg("text", { ...middle, y: rows.ledger + 35 }, wide > 50 ? "waiting" : "wait"),
   );
 }

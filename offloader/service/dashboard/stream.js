@@ -2,7 +2,7 @@
  * The view of one stream: what it does, its picture, segments, why what of it is kept, who reads it.
  */
 
-import { ask, Refused, routes } from "./api.js";
+import { ask, part, routes } from "./api.js";
 import { card, el, mark, row, say, show, table } from "./dom.js";
 import { draw, legend, summary } from "./picture.js";
 import { errorList } from "./streams.js";
@@ -38,7 +38,8 @@ const PLAN = [
 export class StreamView {
   title;
   #name;
-  #start = 0;
+  /** Where each page of segments up to this one begins. */
+  #places = [""];
   #next = null;
   #askAgain;
   #slow = {};
@@ -96,7 +97,8 @@ export class StreamView {
     this.table = table(SEGMENTS, "Segments");
     this.range = el("span", { role: "status" }, "Loading…");
     const turn = (step) => () => {
-      this.#start = step > 0 ? Number(this.#next) : Math.max(this.#start - PAGE_ROWS, 0);
+      if (step > 0 && this.#next) this.#places.push(this.#next);
+      if (step < 0 && this.#places.length > 1) this.#places.pop();
       this.#slowAt = 0;
       this.#askAgain();
     };
@@ -124,7 +126,7 @@ export class StreamView {
     if (Date.now() - this.#slowAt > STORE_EVERY_MS) {
       const [shape, segments, retention, subscribers, cleanup] = await Promise.all([
         part(ask(routes.shape(name), {}, signal)),
-        part(ask(routes.segments(name), { after: this.#start || "", limit: PAGE_ROWS }, signal)),
+        part(ask(routes.segments(name), { cursor: this.#places.at(-1), limit: PAGE_ROWS }, signal)),
         part(ask(routes.retention(name), {}, signal)),
         part(ask(routes.subscribers(name), {}, signal)),
         part(ask(routes.cleanup(name), {}, signal)),
@@ -209,8 +211,12 @@ export class StreamView {
   #draw() {
     if (!this.#drawn?.shape) return;
     const { shape, waiting } = this.#drawn;
-    if (shape.refused) {
-      show(this.picture.body, note(shape.refused));
+    if (shape.failed) {
+      show(this.picture.body, note(shape.failed));
+      return;
+    }
+    if (shape.segments.length === 0) {
+      show(this.picture.body, el("p", { class: "empty" }, "Nothing of it is in the store yet."));
       return;
     }
     const width = Math.max(this.picture.section.clientWidth - 36, PICTURE_PX_MIN);
@@ -219,11 +225,11 @@ export class StreamView {
   }
 
   #showSegments(page) {
-    if (page.refused) {
-      say(this.range, page.refused.message);
+    if (page.failed) {
+      say(this.range, page.failed.message);
       return;
     }
-    this.#next = page.next_after;
+    this.#next = page.next_cursor;
     const lines = page.items.map((each) =>
       row(SEGMENTS, [
         [el("span", { class: "mono" }, each.uuid.slice(0, 8)), el("small", {}, `${each.layout}, ${ledgers(each.ledgers)}`)],
@@ -236,20 +242,21 @@ export class StreamView {
       ]),
     );
     show(this.table.body, ...lines);
-    const [first, last] = [this.#start + 1, this.#start + page.items.length];
+    const before = (this.#places.length - 1) * PAGE_ROWS;
+    const [first, last] = [before + 1, before + page.items.length];
     say(this.range, page.items.length ? `${count(first)} to ${count(last)} of ${count(page.total)}` : "None yet");
-    this.before.disabled = this.#start === 0;
-    this.after.disabled = page.next_after === null;
+    this.before.disabled = this.#places.length === 1;
+    this.after.disabled = page.next_cursor === null;
   }
 
   #showRetention(found) {
-    if (found.refused) show(this.retention.body, note(found.refused));
+    if (found.failed) show(this.retention.body, note(found.failed));
     else show(this.retention.body, el("pre", { class: "words", tabindex: "0" }, found.words.join("\n")));
   }
 
   #showSubscribers(found) {
-    if (found.refused || found.items.length === 0) {
-      show(this.subscribers.body, found.refused ? note(found.refused) : el("p", { class: "empty" }, "Nobody subscribes."));
+    if (found.failed || found.items.length === 0) {
+      show(this.subscribers.body, found.failed ? note(found.failed) : el("p", { class: "empty" }, "Nobody subscribes."));
       return;
     }
     const made = table(SUBSCRIBERS, "Subscribers");
@@ -267,9 +274,9 @@ export class StreamView {
   }
 
   #showPlan(plan) {
-    if (plan.refused || plan.lines.length === 0) {
+    if (plan.failed || plan.lines.length === 0) {
       const text = plan.held ? "On hold: nothing of it is deleted." : "Nothing is to be deleted.";
-      show(this.plan.body, plan.refused ? note(plan.refused) : el("p", { class: "empty" }, text));
+      show(this.plan.body, plan.failed ? note(plan.failed) : el("p", { class: "empty" }, text));
       return;
     }
     const made = table(PLAN, "Plan of cleanup");
@@ -285,13 +292,6 @@ export class StreamView {
     show(this.plan.body, made.whole);
   }
 }
-
-/** A part of the view that may fail alone. */
-const part = (asked) =>
-  asked.catch((error) => {
-    if (error instanceof Refused) return { refused: error };
-    throw error;
-  });
 
 const note = (error) => el("p", { class: "empty" }, error.message, error.hint ? el("small", {}, ` ${error.hint}`) : null);
 

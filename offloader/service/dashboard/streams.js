@@ -2,7 +2,7 @@
  * The first view: how the process is, all streams, what retention decided, what went wrong, what is left over.
  */
 
-import { ask, routes } from "./api.js";
+import { ask, part, routes } from "./api.js";
 import { card, el, keep, mark, row, say, show, table } from "./dom.js";
 import { ago, at, bytes, count, many, modeOf, modeWords, nameOf, percent, roughly, span } from "./words.js";
 
@@ -31,7 +31,6 @@ export class StreamsView {
   /** Where each page up to this one begins. */
   #places = [""];
   #next = null;
-  #shown = null;
   #opened = "";
 
   /** @param {() => void} askAgain the choice of streams changed */
@@ -74,12 +73,13 @@ export class StreamsView {
     );
     this.streams = card("Streams", this.search, this.order);
     this.table = table(COLUMNS, "Streams", "streams");
+    this.without = el("p", { class: "body faint", role: "status", hidden: true });
     this.none = el("p", { class: "empty" });
     this.range = el("span", { role: "status" });
     this.before = el("button", { type: "button", onclick: () => this.#turn(-1) }, "Previous");
     this.after = el("button", { type: "button", onclick: () => this.#turn(1) }, "Next");
     this.pager = el("div", { class: "pager" }, this.range, this.before, this.after);
-    this.streams.body.append(this.table.whole, this.none, this.pager);
+    this.streams.body.append(this.without, this.table.whole, this.none, this.pager);
   }
 
   #showLoading() {
@@ -114,16 +114,23 @@ export class StreamsView {
   }
 
   async load(signal) {
-    const choice = { order: this.order.value, contains: this.search.value.trim(), after: this.#places.at(-1) };
+    const choice = { order: this.order.value, contains: this.search.value.trim(), limit: PAGE_ROWS };
     // First of all: who isn't let in is told so once.
     const overview = await ask(routes.overview, {}, signal);
     const [streams, decisions, errors, orphans] = await Promise.all([
-      ask(routes.streams, { ...choice, limit: PAGE_ROWS }, signal),
+      this.#ask(choice, signal),
       ask(routes.decisions, { limit: LINES }, signal),
       ask(routes.errors, { limit: LINES }, signal),
       ask(routes.orphans, {}, signal),
     ]);
     return { overview, streams, decisions, errors, orphans, choice };
+  }
+
+  /** Streams that only the store knows are left out where the store can't be asked: then the others matter most. */
+  async #ask(choice, signal) {
+    const page = await part(ask(routes.streams, { ...choice, cursor: this.#places.at(-1) }, signal));
+    if (!page.failed) return page;
+    return { ...(await ask(routes.streams, { ...choice, served: true }, signal)), without: page.failed };
   }
 
   render({ overview, streams, decisions, errors, orphans, choice }) {
@@ -178,9 +185,10 @@ export class StreamsView {
     show(this.problems, el("ul", {}, ...lines));
   }
 
-  #showStreams({ items, next_after: next, total }, choice) {
+  #showStreams({ items, next_cursor: next, total, without }, choice) {
     this.#next = next;
-    this.#shown = items;
+    this.without.hidden = !without;
+    say(this.without, without ? `Only those that are offloaded here: ${without.message}` : "");
     const first = (this.#places.length - 1) * PAGE_ROWS;
     this.table.whole.hidden = items.length === 0;
     this.none.hidden = items.length > 0;

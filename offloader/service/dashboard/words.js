@@ -5,7 +5,7 @@
  */
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const TIME = { hour: "2-digit", minute: "2-digit", second: "2-digit" };
 const clock = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", ...TIME });
 const withYear = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric", ...TIME });
@@ -22,7 +22,9 @@ export const now = () => Date.now() + ahead;
 
 export const count = (value) => (value === null || value === undefined ? "–" : whole.format(value));
 
-export const roughly = (value) => (value < 100_000 ? whole.format(value) : short.format(value));
+export const shortly = (value) => compact.format(value);
+
+export const roughly = (value) => (value < 100_000 ? count(value) : shortly(value));
 
 export const many = (value, one, more = `${one}s`) => `${count(value)} ${value === 1 ? one : more}`;
 
