@@ -37,6 +37,7 @@ VERBS = {
     "adopt": "Take over what a Pulsar offloaded, where it is.",
     "manifest": "Show, rebuild or checkpoint a stream's manifest.",
     "read": "Print a stream's entries.",
+    "replay": "Send a stream's messages to a Pulsar topic.",
     "verify": "Check a stream's objects against its manifest.",
     "inspect": "Show one object, header by header.",
     "truncate": "Let a stream begin later.",

@@ -1,7 +1,7 @@
-"""How far a run over segments is, for who waits for it.
+"""How far a run over segments or entries is, for who waits for it.
 
-Owns that display: a bar on a terminal, a line for each segment where it was asked for, nothing elsewhere. Must never
-write to standard output.
+Owns that display: a bar on a terminal, lines where they were asked for, nothing elsewhere. Must never write to standard
+output.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
+from formats.entries import Position
 from formats.segment import SegmentSummary
 from offloader.cli.output import bytes_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-__all__ = ["SegmentProgress"]
+__all__ = ["EntryProgress", "SegmentProgress"]
 
 
 class SegmentProgress:
@@ -62,6 +63,46 @@ class SegmentProgress:
                 self._out.flush()
 
     def __enter__(self) -> SegmentProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class EntryProgress:
+    """Shows how many entries are done. A context that ends the bar.
+
+    Args:
+        out: standard error.
+        total: how many there are.
+        always: lines also where ``out`` is no terminal.
+    """
+
+    def __init__(self, out: TextIO, total: int, *, always: bool = False) -> None:
+        self._out, self._total = out, total
+        self._shown = always or out.isatty()
+        self._last = -1
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        if self._shown and out.isatty():
+            self._bar = _bar(out)
+            self._task = self._bar.add_task("entries", total=total, size="0 B")
+            self._bar.start()
+
+    def at(self, entries: int, size_bytes: int, position: Position | None) -> None:
+        """So far."""
+        size = bytes_text(size_bytes)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=entries, size=size)
+        elif self._shown and entries != self._last:
+            self._last = entries
+            self._out.write(f"{entries:,} of {self._total:,} entries, {size}: {position or '-'}\n")
+            self._out.flush()
+
+    def __enter__(self) -> EntryProgress:
         return self
 
     def __exit__(

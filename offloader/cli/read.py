@@ -10,24 +10,24 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Annotated
 
 import pyarrow as pa
 import typer
 
-from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
+from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch
 from formats.pulsar.columns import COLUMNS
 from formats.pulsar.messages import ROWS_MAX, BadEntry, MessageOptions
 from offloader.cli.message_lines import message_json, message_text
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store, position_of
+from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
 from offloader.cli.output import json_line
+from offloader.cli.range_options import AskedRange, chosen_range
 from offloader.clock import SystemClock
 from offloader.errors import InvalidCall
 from offloader.read.follow import follow
 from offloader.read.messages import decode_messages
-from offloader.read.reader import Reader, open_reader
-from offloader.read.times import time_ms_of, time_text
+from offloader.read.reader import open_reader
+from offloader.read.times import time_text
 
 __all__ = ["run"]
 
@@ -85,9 +85,9 @@ def run(
     line per Pulsar message: id, publish time, key, beginning of the value; with --json too, all that is known of it.
     """
     _require_one_shape(count=count, messages=messages, raw=raw, json=json, following=following, ends=end or to_time)
-    asked = _Asked.of(start, end, from_time, to_time)
+    asked = AskedRange.of(start, end, from_time, to_time)
     reader = open_reader(open_chosen_store(store, endpoint_url, region), stream)
-    wanted = _range(reader, asked)
+    wanted = chosen_range(reader, asked)
     if wanted is None:
         _print_count(0, json=json) if count else None
         return
@@ -114,43 +114,6 @@ def _require_one_shape(*, count: bool, messages: bool, raw: bool, json: bool, fo
         raise InvalidCall("--raw writes payloads only", hint="leave out --messages, --json and --count")
     if following and (count or ends):
         raise InvalidCall("--follow has no end", hint="leave out --count, --to and --to-time; --limit ends it")
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Where to begin and to end: by position or by time."""
-
-    first: Position | None
-    last: Position | None
-    from_ms: int | None
-    to_ms: int | None
-
-    @classmethod
-    def of(cls, start: str, end: str, from_time: str, to_time: str) -> _Asked:
-        first = position_of(start, option="--from") if start else None
-        last = position_of(end, option="--to") if end else None
-        from_ms = time_ms_of(from_time, option="--from-time") if from_time else None
-        to_ms = time_ms_of(to_time, option="--to-time") if to_time else None
-        if first is not None and from_ms is not None:
-            raise InvalidCall("--from and --from-time both say where to begin", hint="leave one of them out")
-        if last is not None and to_ms is not None:
-            raise InvalidCall("--to and --to-time both say where to end", hint="leave one of them out")
-        return cls(first, last, from_ms, to_ms)
-
-
-def _range(reader: Reader, asked: _Asked) -> tuple[Position | None, Position | None] | None:
-    """The first and last position that are meant; ``None`` when times leave nothing between them."""
-    first, last = asked.first, asked.last
-    if asked.from_ms is not None:
-        first = reader.position_at(asked.from_ms)
-        if first is None or (last is not None and first > last):
-            return None
-    if asked.to_ms is not None:
-        after, begin = reader.position_at(asked.to_ms), first or reader.first_position
-        if after is not None and begin is not None and after <= begin:
-            return None
-        last = None if after is None else Position(after.ledger_id, after.entry_id - 1)
-    return first, last
 
 
 def _print_count(number: int, *, json: bool) -> None:

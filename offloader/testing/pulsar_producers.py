@@ -37,9 +37,12 @@ class FakeProducers:
 
     Attributes:
         stored: name, sequence id and position of each stored entry.
-        cut_after: the connection is reset when so many more entries are stored, their receipts unsent; ``None``: never.
+        cut_after: the connection is reset when so many more entries are stored, the last one's receipt unsent, and what
+            receipts are on their way is lost; ``None``: never.
         refuse: the error code that the next entries are refused with; 0: none.
         is_held: entries are stored, and receipts aren't sent.
+        delay: so many further entries are only stored right before the next one after them, whoever sends that; their
+            producers hear nothing.
     """
 
     def __init__(self, broker: FakeBroker, topic: FakeTopic, *, deduplicates: bool = False) -> None:
@@ -48,6 +51,8 @@ class FakeProducers:
         self.cut_after: int | None = None
         self.refuse = 0
         self.is_held = False
+        self.delay = 0
+        self._delayed: list[tuple[str, Any, bytes]] = []
         self._broker = broker
         self._topic = topic
         self._lock = threading.RLock()
@@ -107,17 +112,29 @@ class FakeProducers:
         if self.refuse:
             client.send(CommandType.SEND_ERROR, error=self.refuse, message="refused", **receipt)
             return
-        position = Position(-1, -1)
-        if not self.deduplicates or body.sequence_id > self._newest.get(name, -1):
-            position = self._topic.append(entry, body.num_messages)
-            self._newest[name] = body.sequence_id
-            self.stored.append((name, body.sequence_id, position))
+        if self.delay:
+            self.delay -= 1
+            self._delayed.append((name, body, entry))
+            position = Position(-1, -1)
+        else:
+            for delayed in self._delayed:
+                self._append(*delayed)
+            self._delayed.clear()
+            position = self._append(name, body, entry)
         if self.cut_after is not None:
             self.cut_after -= 1
             if self.cut_after <= 0:
                 self.cut_after = None
                 self._producers.remove(found[0])
                 self._broker.cut()
-            return
-        if not self.is_held:
+                return
+        if not self.is_held and (name, body, entry) not in self._delayed:
             client.send(CommandType.SEND_RECEIPT, message_id=message_id(position), **receipt)
+
+    def _append(self, name: str, body: Any, entry: bytes) -> Position:
+        if self.deduplicates and body.sequence_id <= self._newest.get(name, -1):
+            return Position(-1, -1)
+        position = self._topic.append(entry, body.num_messages)
+        self._newest[name] = body.sequence_id
+        self.stored.append((name, body.sequence_id, position))
+        return position

@@ -195,6 +195,12 @@ class FakeTopic:
                     self._send_all()
                 case CommandType.ACK:
                     self._acknowledge(client, body)
+                case CommandType.GET_LAST_MESSAGE_ID:
+                    given = [position for position, _, messages in self.entries if messages]
+                    last = message_id(given[-1] if given else Position(-1, -1))
+                    client.send(
+                        CommandType.GET_LAST_MESSAGE_ID_RESPONSE, request_id=body.request_id, last_message_id=last
+                    )
                 case CommandType.CLOSE_CONSUMER:
                     self._leave(client, body.consumer_id)
                     client.send(CommandType.SUCCESS, request_id=body.request_id)

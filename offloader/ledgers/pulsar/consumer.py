@@ -158,6 +158,16 @@ class Consumer:
         self._permit(session)
         return taken
 
+    def last_position(self) -> Position | None:
+        """The newest entry that the broker would give to somebody, ``None``: there is none.
+
+        Raises as ``take``.
+        """
+        session = self._subscribed()
+        body = session.connection.request(CommandType.GET_LAST_MESSAGE_ID, consumer_id=session.consumer_id)
+        found = position_of(body.last_message_id)
+        return found if found.ledger_id >= 0 and found.entry_id >= 0 else None
+
     def acknowledge(self, position: Position) -> None:
         """The broker may delete everything up to ``position``. Repeating, or going back, asks for nothing.
 

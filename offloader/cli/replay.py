@@ -1,0 +1,314 @@
+"""``offloader replay STREAM --to TOPIC``: a stream's messages back into a Pulsar topic.
+
+Owns what is asked and said. Must never send anything before it is clear what goes where.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from formats.entries import Position
+from offloader.cli.options import Config, DryRun, EndpointUrl, Json, Region, ShowProgress, Store, open_chosen_store
+from offloader.cli.output import bytes_text, counted, json_line
+from offloader.cli.progress import EntryProgress
+from offloader.cli.range_options import AskedRange, chosen_range
+from offloader.clock import SystemClock
+from offloader.effective_settings import settings_for
+from offloader.errors import InvalidCall, NotFound
+from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.security import open_security
+from offloader.ledgers.pulsar.topics import stream_of_topic
+from offloader.manifest.topics import partition_streams
+from offloader.read.reader import Reader, open_reader
+from offloader.read.streams import load_stream
+from offloader.replay.numbering import producer_name
+from offloader.replay.progress import Progress, ProgressFile, default_folder
+from offloader.replay.replayer import Replayer, ReplayLimits, ReplayResult
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+
+__all__ = ["run"]
+
+_DOMAIN = "persistent://"
+
+
+_Stream = Annotated[str, typer.Argument(help="The stream's name, or a partitioned topic's.", show_default=False)]
+_Target = Annotated[
+    str,
+    typer.Option(
+        "--to",
+        metavar="TOPIC",
+        help="Where to: persistent://tenant/namespace/topic. A partitioned topic's streams go to a topic with as many "
+        "partitions.",
+        show_default=False,
+    ),
+]
+_ServiceUrl = Annotated[
+    str,
+    typer.Option(
+        "--service-url",
+        envvar="OFFLOADER_PULSAR_URL",
+        metavar="URL",
+        help="The cluster: pulsar://broker:6650 or pulsar+ssl://broker:6651. Its token is taken from "
+        "OFFLOADER_PULSAR_TOKEN.",
+        show_default=False,
+    ),
+]
+_TokenFile = Annotated[
+    str, typer.Option("--token-file", metavar="FILE", help="The token, instead.", show_default=False)
+]
+_CaFile = Annotated[
+    str, typer.Option("--ca-file", metavar="FILE", help="Certificate authorities of pulsar+ssl.", show_default=False)
+]
+_From = Annotated[
+    str, typer.Option("--from", metavar="LEDGER:ENTRY", help="First entry.", show_default="the first there is")
+]
+_Until = Annotated[
+    str,
+    typer.Option("--until", metavar="LEDGER:ENTRY", help="Last entry, included.", show_default="the last there is"),
+]
+_FromTime = Annotated[
+    str,
+    typer.Option(
+        "--from-time",
+        metavar="TIME",
+        help="Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC), or ms.",
+        show_default=False,
+    ),
+]
+_UntilTime = Annotated[
+    str,
+    typer.Option("--until-time", metavar="TIME", help="End before the earliest entry of then.", show_default=False),
+]
+_Rate = Annotated[float, typer.Option("--rate", min=0, metavar="MESSAGES", help="At most so many a second; 0: any.")]
+_RateMbytes = Annotated[
+    float, typer.Option("--rate-mbytes", min=0, metavar="MEGABYTES", help="At most so many a second; 0: any.")
+]
+_WithTransactions = Annotated[
+    bool,
+    typer.Option(
+        "--with-transactions",
+        help="Send what was sent within transactions too, as committed. What `adopt` found may have been aborted.",
+    ),
+]
+_Label = Annotated[
+    str,
+    typer.Option("--label", metavar="TEXT", help="Another replay of the same: sends it once more.", show_default=False),
+]
+_File = Annotated[
+    str,
+    typer.Option(
+        "--progress-file",
+        metavar="FILE",
+        help="Where it is remembered how far the replay is.",
+        show_default="a file in ~/.local/state/offloader/replay",
+    ),
+]
+
+
+def run(
+    stream: _Stream,
+    to: _Target,
+    service_url: _ServiceUrl = "",
+    token_file: _TokenFile = "",
+    ca_file: _CaFile = "",
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    config: Config = "",
+    start: _From = "",
+    end: _Until = "",
+    from_time: _FromTime = "",
+    until_time: _UntilTime = "",
+    rate: _Rate = 0,
+    mbytes_rate: _RateMbytes = 0,
+    with_transactions: _WithTransactions = False,
+    label: _Label = "",
+    progress_file: _File = "",
+    dry_run: DryRun = False,
+    progress: ShowProgress = False,
+    json: Json = False,
+) -> None:
+    """Send a stream's messages to a Pulsar topic: with their keys, properties, times, batches and compression.
+
+    The same command again goes on where it ended, however it ended. Nothing arrives twice where the target's broker
+    deduplicates; elsewhere at most one entry does, and it is said.
+    """
+    asked = AskedRange.of(start, end, from_time, until_time, end_options=("--until", "--until-time"))
+    settings = settings_for(stream, config or None)
+    opened = open_chosen_store(store, endpoint_url, region, settings=settings.store, limits=settings.limits)
+    security = open_security(token_file=Path(token_file) if token_file else None, ca_file=ca_file)
+    if not service_url:
+        raise InvalidCall("no Pulsar cluster was named", hint="give --service-url URL or set OFFLOADER_PULSAR_URL")
+    limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
+    with PulsarClient(service_url, security=security) as client:
+        for pair in _pairs(opened, stream, _topic_of(to), client, asked):
+            job = _Job(opened, settings, client, pair, asked, label, progress_file)
+            _run_one(job, limits, with_transactions=with_transactions, dry_run=dry_run, progress=progress, json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A stream and where it goes; ``number`` of the partition, where there are several."""
+
+    stream: str
+    topic: str
+    number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Everything one stream's replay needs."""
+
+    store: ObjectStore
+    settings: Settings
+    client: PulsarClient
+    pair: _Pair
+    asked: AskedRange
+    label: str
+    file: str
+
+    def open(self) -> tuple[Reader, Progress]:
+        state = load_stream(self.store, self.pair.stream)
+        begin = f"{self.asked.first or ''}|{self.asked.from_ms or ''}"
+        name = producer_name(self.pair.stream, state.incarnation, self.pair.topic, begin, self.label)
+        reader = open_reader(self.store, self.pair.stream, settings=self.settings.read, state=state)
+        return reader, Progress(producer=name, stream=self.pair.stream, topic=self.pair.topic)
+
+    def progress_file(self, progress: Progress) -> ProgressFile:
+        if not self.file:
+            return ProgressFile(default_folder() / f"{progress.producer}.json")
+        beside = "" if self.pair.number is None else f".{self.pair.number}"
+        return ProgressFile(Path(self.file + beside))
+
+
+def _topic_of(text: str) -> str:
+    stream_of_topic(text)  # raises for what is none
+    return text if text.startswith(_DOMAIN) else _DOMAIN + text
+
+
+def _pairs(store: ObjectStore, stream: str, topic: str, client: PulsarClient, asked: AskedRange) -> Sequence[_Pair]:
+    """Which stream goes where.
+
+    Raises:
+        NotFound, InvalidCall: they don't fit.
+    """
+    streams = partition_streams(store, stream)
+    if not streams:
+        load_stream(store, stream)  # names similar ones
+    partitions = client.partitions(topic)
+    if not streams:
+        if partitions:
+            raise InvalidCall(
+                f"{topic} has {partitions} partitions, {stream} is one stream",
+                hint=f"name one of them: --to {topic}-partition-0",
+            )
+        client.connection(topic)  # there must be a broker for it
+        return [_Pair(stream, topic)]
+    if partitions <= max(streams):
+        raise NotFound(
+            f"{topic} has {partitions or 'no'} partitions, {stream} has {max(streams) + 1}",
+            hint=f"make the topic with {max(streams) + 1} partitions, or replay one of them: {stream}-partition-0",
+        )
+    if asked.first is not None or asked.last is not None:
+        raise InvalidCall(
+            f"{stream} has {len(streams)} partitions, and a position is of one", hint="--from-time and --until-time"
+        )
+    return [_Pair(each, f"{topic}-partition-{number}", number) for number, each in sorted(streams.items())]
+
+
+def _run_one(
+    job: _Job, limits: ReplayLimits, *, with_transactions: bool, dry_run: bool, progress: bool, json: bool
+) -> None:
+    reader, wanted = job.open()
+    with closing(reader):
+        chosen = chosen_range(reader, job.asked)
+        first, last = chosen or (None, None)
+        first, last = first or reader.first_position, last or reader.last_position
+        if chosen is None or first is None or last is None or first > last:
+            _say(job.pair, None, ReplayResult(), 0, json=json, dry_run=dry_run)
+            return
+        total = reader.count(first, last)
+        file = job.progress_file(wanted)
+        if dry_run:
+            known = file.require(wanted)
+            sent = None if known is None else known.sent
+            _say(job.pair, (first, last), ReplayResult(resumed_after=sent), total, json=json, dry_run=True)
+            return
+        with EntryProgress(sys.stderr, total, always=progress) as shown:
+            result = Replayer(
+                reader,
+                first,
+                last,
+                client=job.client,
+                wanted=wanted,
+                file=file,
+                clock=SystemClock(),
+                limits=limits,
+                with_transactions=with_transactions,
+                on_progress=lambda now: shown.at(now.entries, now.size_bytes, now.sent),
+            ).run()
+    _say(job.pair, (first, last), result, total, json=json, dry_run=False)
+
+
+def _say(
+    pair: _Pair,
+    chosen: tuple[Position, Position] | None,
+    result: ReplayResult,
+    total: int,
+    *,
+    json: bool,
+    dry_run: bool,
+) -> None:
+    first, last = chosen or (None, None)
+    if json:
+        facts = {"stream": pair.stream, "topic": pair.topic, "first": first, "last": last, "in_range": total}
+        facts["sent" if not dry_run else "would_go_on_after"] = result.sent if not dry_run else result.resumed_after
+        if not dry_run:
+            facts |= {
+                "resumed_after": result.resumed_after,
+                "entries": result.entries,
+                "messages": result.messages,
+                "bytes": result.size_bytes,
+                "left_out": result.markers,
+                "twice": result.twice,
+                "deduplicates": result.deduplicates,
+                "target_forgot": result.target_forgot,
+            }
+        print(json_line(facts))
+        return
+    print("\n".join(_lines(pair, chosen, result, total, dry_run=dry_run)))
+
+
+def _lines(
+    pair: _Pair, chosen: tuple[Position, Position] | None, result: ReplayResult, total: int, *, dry_run: bool
+) -> list[str]:
+    where = f"{pair.stream} to {pair.topic}"
+    if chosen is None:
+        return [f"{where}: there is nothing in that range"]
+    first, last = chosen
+    count = "1 entry" if total == 1 else f"{total:,} entries"
+    found = f"{first}..{last}, {count}"
+    after = "" if result.resumed_after is None else f", an earlier run got to {result.resumed_after}"
+    if dry_run:
+        return [f"{where}: would send {found}{after}"]
+    if not result.entries:
+        return [f"{where}: {found}{after}; nothing was left to send (--label sends it once more)"]
+    sent = f"{counted(result.messages, 'message')} in {result.entries:,} of {total:,} entries"
+    lines = [f"{where}: sent {sent}, {bytes_text(result.size_bytes)}, {first}..{result.sent}{after}"]
+    if result.markers:
+        lines.append(f"left out {result.markers:,} entries that the brokers wrote for themselves")
+    if result.twice:
+        lines.append(f"{result.twice:,} entries arrived twice: turn deduplication on to avoid that")
+    if result.target_forgot:
+        lines.append(
+            "the target had deleted what tells where the earlier run got to: about its last second is repeated"
+        )
+    return lines

@@ -1,0 +1,149 @@
+"""``offloader replay`` onto the fake broker: what it says, and that a process that is killed costs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from offloader.cli.main import main
+from offloader.store.base import ObjectStore, open_store
+from offloader.testing.pulsar_broker import FakeBroker
+from offloader.testing.pulsar_producers import FakeProducers
+from offloader.testing.pulsar_topics import FakeTopic
+from tests.replay.replaying import STREAM, TARGET, Place, entries_of, write_stream
+from tests.support.waiting import eventually
+
+COUNTS = {7: 40, 9: 60}
+ALL = [Position(ledger, number) for ledger, count in COUNTS.items() for number in range(count)]
+
+
+@dataclass
+class Told:
+    """A place, and the options that name it."""
+
+    place: Place
+    store: ObjectStore
+    options: list[str]
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("OFFLOADER_PULSAR_TOKEN", "let-me-in")
+    store = open_store(f"file://{tmp_path}/store")
+    with FakeBroker({"persistent://t/n/parts": 2}, token="let-me-in") as broker:
+        topic = FakeTopic(broker, TARGET)
+        producers = FakeProducers(broker, topic)
+        place = Place(store, write_stream(store, entries_of(COUNTS)), broker, topic, producers, tmp_path)
+        yield Told(place, store, ["--store", store.url, "--service-url", broker.url])
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["replay", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_stream_is_sent_and_the_same_command_again_sends_nothing(
+    told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [STREAM, "--to", "t/n/target", *told.options]
+    code, out, _ = run(capsys, *words, "--dry-run")
+    assert (code, told.place.arrived) == (0, [])
+    assert out == f"{STREAM} to {TARGET}: would send 7:0..9:59, 100 entries\n"
+
+    code, out, err = run(capsys, *words, "--progress")
+    assert (code, told.place.arrived) == (0, ALL)
+    assert out.startswith(f"{STREAM} to {TARGET}: sent 166 messages in 100 of 100 entries, ")
+    assert err.splitlines()[-1].startswith("100 of 100 entries, ")
+
+    _, out, _ = run(capsys, *words)
+    assert "an earlier run got to 9:59; nothing was left to send" in out
+    _, out, _ = run(capsys, *words, "--label", "again", "--json")
+    assert told.place.arrived == [*ALL, *ALL]
+    facts = json.loads(out)
+    assert {name: facts[name] for name in ("first", "last", "sent", "entries", "messages", "twice")} == {
+        "first": "7:0",
+        "last": "9:59",
+        "sent": "9:59",
+        "entries": 100,
+        "messages": 166,
+        "twice": 0,
+    }
+
+
+def test_a_range_by_position_and_by_time(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [STREAM, "--to", TARGET, *told.options]
+    assert run(capsys, *words, "--from", "7:38", "--until", "9:0")[0] == 0
+    assert told.place.arrived == [Position(7, 38), Position(7, 39), Position(9, 0)]
+    told.place.topic.entries.clear()
+    begin = 1_700_000_000_000
+    assert run(capsys, *words, "--from-time", str(begin + 2000), "--until-time", str(begin + 4000))[0] == 0
+    assert told.place.arrived == [Position(7, 2), Position(7, 3)]
+    code, out, _ = run(capsys, *words, "--from-time", "2199-01-01")
+    assert (code, out) == (0, f"{STREAM} to {TARGET}: there is nothing in that range\n")
+
+
+def test_a_process_that_is_killed_costs_nothing(told: Told, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "offloader.cli.main", "replay", STREAM, "--to", TARGET, *told.options]
+    for upto in (15, 55):
+        with subprocess.Popen([*command, "--rate", "150"], stdout=subprocess.DEVNULL, env=os.environ) as process:
+            eventually(lambda upto=upto: len(told.place.arrived) >= upto, within_s=60)
+            process.send_signal(signal.SIGKILL)
+    done = subprocess.run([*command, "--json"], capture_output=True, check=True, text=True)
+    assert told.place.arrived == ALL
+    facts = json.loads(done.stdout)
+    assert Position.parse(facts["resumed_after"]) >= ALL[54]
+    assert (facts["twice"], facts["target_forgot"], facts["entries"] < 46) == (0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([STREAM, "--to", "orders"], 2, "orders is no persistent topic"),
+        ([STREAM, "--to", "t/n/parts"], 2, "has 2 partitions"),
+        ([STREAM, "--to", "t/n/none"], 3, "no such topic"),
+        (["t/n/persistent/origim", "--to", TARGET], 3, "did you mean t/n/persistent/origin"),
+        ([STREAM, "--to", TARGET, "--from", "7:0", "--from-time", "5"], 2, "both say where to begin"),
+        ([STREAM, "--to", TARGET, "--until", "7:0", "--until-time", "5"], 2, "--until and --until-time both say"),
+        ([STREAM, "--to", TARGET, "--from", "6:0"], 3, "6:0"),
+        ([STREAM, "--to", TARGET, "--token-file", "/nowhere"], 8, "no token in /nowhere"),
+    ],
+)
+def test_what_cannot_be_is_said_and_nothing_sent(
+    told: Told, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
+) -> None:
+    found, out, err = run(capsys, *words, *told.options)
+    assert (found, out) == (code, "")
+    assert message in err
+    assert "let-me-in" not in err
+    assert told.place.arrived == []
+
+
+def test_without_a_cluster_it_says_how_to_name_one(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, STREAM, "--to", TARGET, "--store", told.store.url)
+    assert code == 2
+    assert "--service-url" in err
+
+
+def test_partitions_go_to_partitions(told: Told, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/parts")
+    topic = FakeTopic(told.place.broker, "persistent://t/n/parts-partition-0")
+    FakeProducers(told.place.broker, topic)
+    write_stream(store, entries_of({3: 5}), stream="t/n/persistent/source-partition-0")
+    words = ["t/n/persistent/source", "--to", "t/n/parts", "--service-url", told.place.broker.url, "--store", store.url]
+    assert run(capsys, *words)[0] == 0
+    assert len(topic.entries) == 5
+    assert "a position is of one" in run(capsys, *words, "--from", "3:0")[2]
+    code, _, err = run(capsys, words[0], "--to", TARGET, *words[3:])
+    assert code == 3
+    assert "has no partitions, t/n/persistent/source has 1" in err
