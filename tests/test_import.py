@@ -120,7 +120,8 @@ def test_the_wheel_holds_both_packages_and_no_tests(wheel: Path) -> None:
         str(path.relative_to(ROOT))
         for package in ("formats", "offloader")
         for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".proto", ".typed"} and "__pycache__" not in path.parts
+        if path.suffix in {".py", ".proto", ".typed", ".html", ".css", ".js", ".svg"}
+        and "__pycache__" not in path.parts
     }
     shipped.add("pyspark_offloader.py")
     in_wheel = {name for name in names if ".dist-info/" not in name}

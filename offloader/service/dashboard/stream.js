@@ -180,7 +180,7 @@ export class StreamView {
     show(
       this.tiles,
       one("Behind", lag ? span(lag.seconds) : "–", waiting),
-      one("In the store", bytes(size), many(entries, "entry", "entries")),
+      one("In the store", bytes(size), entries === null ? "what the manifest says" : many(entries, "entry", "entries")),
       buffer
         ? one("Buffer", bytes(buffer.bytes), `of ${bytes(buffer.bytes_max)}`, percent(buffer.bytes, buffer.bytes_max))
         : one("Buffer", "–", "not offloaded here"),
