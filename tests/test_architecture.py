@@ -43,7 +43,7 @@ LAYERS = [
         "offloader.watchdog",
         "offloader.write",
     },
-    {"offloader.managed_ledger", "offloader.replay", "offloader.upkeep"},
+    {"offloader.asking", "offloader.managed_ledger", "offloader.replay", "offloader.upkeep"},
     {"offloader.spark", "pyspark_offloader", "offloader.service"},
     {"offloader.demo"},
     {"offloader.cli"},

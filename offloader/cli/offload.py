@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from formats.entries import Position
+from offloader.asking import Owner, OwnerSilent
 from offloader.cli.options import (
     Config,
     DryRun,
@@ -31,9 +32,12 @@ from offloader.cli.options import (
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.cli.progress import SegmentProgress
 from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
+from offloader.clock import SystemClock
 from offloader.effective_settings import read_settings_file
+from offloader.errors import NotFound
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.manifest.state import ManifestState
 from offloader.read.streams import load_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -74,19 +78,26 @@ def run(
 ) -> None:
     """Offload what a stream's ledgers hold and the store doesn't, and check in the store that it is there.
 
-    By the stream's method: streaming (V2 segments of about the segment size, up to the newest entry; one that a writer
-    left unfinished is completed) or ledger (an object pair for each closed ledger). A settings file says the method,
-    else the manifest does. Interrupted, it goes on where it was when it is called again.
+    Where a process offloads the stream that can be asked (`offloader serve` with HTTP), that one is: it closes and
+    completes its current segment. Else from the ledger database, by the stream's method: streaming (V2 segments of
+    about the segment size, up to the newest entry; one that a writer left unfinished is completed) or ledger (an object
+    pair for each closed ledger). A settings file says the method, else the manifest does. Interrupted, it goes on where
+    it was when it is called again.
     """
-    require_ledgers(ledgers)
     last = position_of(until, option="--until") if until else None
     file = read_settings_file(config) if config else None
     settings = Settings() if file is None else file.settings_of(stream)
     opened = open_configured_store(store, endpoint_url, region, settings, read_only=dry_run)
+    state = load_stream(opened, stream, may_be_absent=True)
+    if state.owner.url and not (dry_run or take_over or size_threshold):
+        asked = _asked_owner(opened, state, last, settings, must=not ledgers)
+        if asked is not None:
+            _print_result(opened, stream, state.method, asked, as_json=json, owner=state.owner.url)
+            return
+    require_ledgers(ledgers)
     with closing(EmbeddedLedgers(ledgers, create=False)) as database:
         # A view: who appends to the stream isn't disturbed.
         source = database.view_stream(stream)
-        state = load_stream(opened, stream, may_be_absent=True)
         method = method_by_hand(state, file)
         infos = source.ledgers()
         if size_threshold and method == "streaming":
@@ -115,6 +126,27 @@ def run(
         raise result.errors[0]
 
 
+def _asked_owner(
+    store: ObjectStore, before: ManifestState, last: Position | None, settings: Settings, *, must: bool
+) -> HistoryResult | None:
+    """What the stream's owner made of it; ``None``: it is gone, or doesn't offload the stream any more.
+
+    Args:
+        must: there is no other way.
+    """
+    owner = Owner(before.owner.url, clock=SystemClock())
+    try:
+        committed = owner.offload(before.stream, last, within_s=settings.offload.drain_seconds_max)
+    except (OwnerSilent, NotFound):
+        if must:
+            raise
+        return None
+    old = {record.uuid for record in before.offloaded(before.committed_end(), None)}
+    records = load_stream(store, before.stream).offloaded(before.committed_end(), None)
+    found = [(each.uuid, each.summary) for each in records if each.uuid not in old and each.summary is not None]
+    return HistoryResult(offloaded=found, committed=committed)
+
+
 def _expect(shown: SegmentProgress, plan: BackfillPlan | LedgerMethodPlan) -> None:
     if isinstance(plan, BackfillPlan):
         shown.expect(plan.segments, about=True)
@@ -139,11 +171,14 @@ def _print_planned(planned: Sequence[Any], ledgers: Sequence[LedgerInfo], stream
     print_rows(rows, _PLANNED, title=f"to be offloaded of {stream}", empty=f"nothing to offload of {stream}")
 
 
-def _print_result(store: ObjectStore, stream: str, method: str, result: HistoryResult, *, as_json: bool) -> None:
+def _print_result(
+    store: ObjectStore, stream: str, method: str, result: HistoryResult, *, as_json: bool, owner: str = ""
+) -> None:
     rows = stored_rows(store, stream, result.offloaded)
     totals = stored_totals(rows)
     if as_json:
         whole = {"stream": stream, "dry_run": False, "method": method, "offloaded": rows, **totals}
+        whole |= {"owner": owner} if owner else {}
         print(json_line({**whole, "committed": result.committed, "trimmed": [each.begin for each in result.trimmed]}))
         return
     for each in result.trimmed:

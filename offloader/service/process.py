@@ -44,9 +44,6 @@ STALLED_NAMED_MAX = 20
 class Door(Protocol):
     """Where others come in: the HTTP interface."""
 
-    @property
-    def name(self) -> str: ...
-
     def start(self) -> None:
         """Answers from now on.
 
@@ -153,7 +150,7 @@ class ServingProcess:
             self._quietly("upkeep", self._parts.upkeep.close)
         self._offloader.observation.look()  # how it ended, before nobody can ask any more
         for door in reversed(self._doors):
-            self._quietly(f"door {door.name}", partial(door.stop, CLOSE_S))
+            self._quietly(type(door).__name__, partial(door.stop, CLOSE_S))
         for feed in self._parts.feeds:
             self._quietly(f"feed {feed.name}", feed.close)
         self._workers.close()
