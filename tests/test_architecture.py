@@ -27,6 +27,7 @@ LAYERS = [
         "offloader.limits",
         "offloader.logs",
         "offloader.metrics",
+        "offloader.sample_settings",
         "offloader.telemetry",
         "offloader.turns",
         "offloader.workers",

@@ -1,4 +1,4 @@
-"""Writes REFERENCE.md: every error kind, metric, setting and fixed limit, as the code has them.
+"""Writes REFERENCE.md and offloader.toml: every error kind, metric, setting and fixed limit, as the code has them.
 
 Owns how they are laid out. Must never say anything that the code doesn't.
 """
@@ -21,6 +21,7 @@ import formats
 import offloader
 from offloader.effective_settings import PROCESS_SECTIONS, PROCESS_SETTINGS
 from offloader.errors import ErrorKind, OffloaderError
+from offloader.sample_settings import sample_settings
 from offloader.settings import Settings
 from offloader.telemetry import METRICS
 
@@ -194,15 +195,17 @@ def reference() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes the file; with ``--check`` only says whether it is current."""
-    path, text = HERE / "REFERENCE.md", reference()
-    if path.exists() and path.read_text(encoding="utf-8") == text:
-        return 0
-    if "--check" in arguments:
-        sys.stderr.write("docs/operations/REFERENCE.md isn't what the code says\n")
-        return 1
-    path.write_text(text, encoding="utf-8")
-    return 0
+    """Writes the files; with ``--check`` only says whether they are current."""
+    wrong = 0
+    for path, text in ((HERE / "REFERENCE.md", reference()), (HERE / "offloader.toml", sample_settings())):
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if "--check" in arguments:
+            sys.stderr.write(f"docs/operations/{path.name} isn't what the code says\n")
+            wrong = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+    return wrong
 
 
 if __name__ == "__main__":

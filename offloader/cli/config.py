@@ -1,4 +1,4 @@
-"""``offloader config explain TOPIC | check``: what settings count, and where they come from.
+"""``offloader config explain TOPIC | check | sample``: what settings count, where they come from, which there are.
 
 Owns how they are printed. Must never change a setting.
 """
@@ -13,6 +13,7 @@ from offloader.cli.options import Config, Json
 from offloader.cli.output import Column, json_line, print_rows
 from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import InvalidCall
+from offloader.sample_settings import sample_settings
 
 __all__ = ["run"]
 
@@ -25,19 +26,26 @@ _COLUMNS = [Column("name", "SETTING"), Column("value", "VALUE", _value), Column(
 
 
 def run(
-    action: Annotated[str, typer.Argument(help="explain or check.", show_default=False)],
+    action: Annotated[str, typer.Argument(help="explain, check or sample.", show_default=False)],
     topic: Annotated[str, typer.Argument(help="explain: the stream's name.", show_default="the process")] = "",
     config: Config = "",
     changed: Annotated[bool, typer.Option("--changed", help="explain: only what differs from the defaults.")] = False,
     json: Json = False,
 ) -> None:
-    """Explain each effective setting of a stream and where it comes from, or check a settings file.
+    """Explain each effective setting of a stream and where it comes from, check a settings file, or print a sample.
 
     Layers: process, then namespace, then topic; the last one that names a setting counts. A file with unknown,
-    ineffective or contradictory settings is refused (exit code 2), all of them named.
+    ineffective or contradictory settings is refused (exit code 2), all of them named. The sample has every setting with
+    its default and what it means.
     """
-    if action not in ("explain", "check"):
-        raise InvalidCall(f"config {action}: no such action", hint="explain TOPIC or check")
+    if action not in ("explain", "check", "sample"):
+        raise InvalidCall(f"config {action}: no such action", hint="explain TOPIC, check or sample")
+    if action == "sample":
+        if config or topic or changed:
+            raise InvalidCall("sample takes nothing else", hint="offloader config sample > offloader.toml")
+        text = sample_settings()
+        print(json_line({"sample": text}) if json else text, end="\n" if json else "")
+        return
     if action == "check" and (not config or topic):
         raise InvalidCall("check takes a settings file and nothing else", hint="give --config FILE")
     found = read_settings_file(config) if config else SettingsFile()
