@@ -21,6 +21,7 @@ LAYERS = [
     {
         "offloader",
         "offloader.effective_settings",
+        "offloader.backoff",
         "offloader.errors",
         "offloader.settings",
         "offloader.clock",
@@ -65,7 +66,7 @@ APART = {
 }
 #: The rooms of the write side, from the bottom up; what stands beside them may see them all, and ``BESIDE`` is for all.
 WRITE_ROOMS = ["hot", "segment", "ownership", "history", "stream"]
-BESIDE = {"offloader.write.backoff"}
+BESIDE = set[str]()
 #: Shipped for tests of others: may see everything but is seen by nobody.
 TESTING = "offloader.testing"
 

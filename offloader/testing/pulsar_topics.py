@@ -19,6 +19,13 @@ __all__ = ["FakeTopic"]
 
 _CONSUMER_BUSY, _TOPIC_NOT_FOUND = 5, 11
 _NO_REQUEST = 2**64 - 1
+#: Those that name a consumer.
+_CONSUMERS_COMMANDS = (
+    CommandType.FLOW,
+    CommandType.ACK,
+    CommandType.CLOSE_CONSUMER,
+    CommandType.GET_LAST_MESSAGE_ID,
+)
 
 
 @dataclass(eq=False)
@@ -38,11 +45,42 @@ class _Subscription:
     consumers: list[_Consumer] = field(default_factory=list)
 
 
+class _Switchboard:
+    """Which topic of a broker a command is about."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, FakeTopic] = {}
+        self.consumers: dict[tuple[BrokerClient, int], FakeTopic] = {}
+
+    @classmethod
+    def of(cls, broker: FakeBroker) -> _Switchboard:
+        """The one that the broker's first topic made."""
+        found = getattr(broker.answer, "__self__", None)
+        if not isinstance(found, cls):
+            found = cls()
+            broker.answer = found.answer
+        return found
+
+    def answer(self, client: BrokerClient, command: Command) -> bool:
+        if command.type is CommandType.SUBSCRIBE:
+            body = command.body
+            topic = self.topics.get(body.topic)
+            if topic is None:
+                client.send(CommandType.ERROR, error=_TOPIC_NOT_FOUND, request_id=body.request_id, message=body.topic)
+                return True
+            self.consumers[client, body.consumer_id] = topic
+        elif command.type in _CONSUMERS_COMMANDS:
+            topic = self.consumers.get((client, command.body.consumer_id))
+        else:
+            return False
+        return topic is not None and topic.answer(client, command)
+
+
 class FakeTopic:
-    """One topic of ``broker``, which it adds itself to. Only one at a time.
+    """One topic of ``broker``, which it adds itself to.
 
     Attributes:
-        entries: position, bytes, and how many messages they hold.
+        entries: position, bytes, and how many messages they hold; none: it is stored and given to nobody.
         lies: position -> the one that is said instead.
 
     Besides clients that speak the protocol, a test may hold subscriptions itself: ``subscribe``, ``acknowledge``.
@@ -56,7 +94,7 @@ class FakeTopic:
         self._lock = threading.RLock()
         self._next = Position(1, 0)
         self._subscriptions: dict[str, _Subscription] = {}
-        broker.answer = self._answer
+        _Switchboard.of(broker).topics[name] = self
 
     def append(self, entry: bytes, messages: int = 1) -> Position:
         """Stores an entry and sends it on."""
@@ -65,6 +103,16 @@ class FakeTopic:
             self.entries.append((position, entry, messages))
             self._send_all()
         return position
+
+    def append_marker(self) -> Position:
+        """Stores an entry that no client ever gets."""
+        return self.append(b"marker", messages=0)
+
+    def expire(self, before_ledger_id: int) -> None:
+        """Closed ledgers before that one are deleted, whoever needed them."""
+        with self._lock:
+            gone = [each for each in self.entries if each[0].ledger_id < before_ledger_id]
+            self._forget(len([each for each in gone if each[0].ledger_id < self._next.ledger_id]))
 
     def roll(self) -> None:
         """The next entry begins a ledger."""
@@ -140,9 +188,13 @@ class FakeTopic:
             at = min([len(gone), *needed])
             while 0 < at < len(self.entries) and self.entries[at][0].ledger_id == self.entries[at - 1][0].ledger_id:
                 at -= 1
-            del self.entries[:at]
-            for found in self._subscriptions.values():
-                found.mark_delete, found.sent = max(found.mark_delete - at, 0), max(found.sent - at, 0)
+            self._forget(at)
+
+    def _forget(self, count: int) -> None:
+        """The first entries are gone."""
+        del self.entries[:count]
+        for found in self._subscriptions.values():
+            found.mark_delete, found.sent = max(found.mark_delete - count, 0), max(found.sent - count, 0)
 
     def _mark_delete(self, found: _Subscription) -> Position:
         """With -1 for the entry, where nothing of the first ledger is consumed."""
@@ -181,7 +233,8 @@ class FakeTopic:
                     )
                 found.consumers.clear()
 
-    def _answer(self, client: BrokerClient, command: Command) -> bool:
+    def answer(self, client: BrokerClient, command: Command) -> bool:
+        """To a command about this topic; False: that is somebody else's."""
         body = command.body
         with self._lock:
             match command.type:
@@ -210,9 +263,6 @@ class FakeTopic:
 
     def _subscribe(self, client: BrokerClient, body: Any) -> None:
         refused = {"request_id": body.request_id, "message": body.topic}
-        if body.topic != self.name:
-            client.send(CommandType.ERROR, error=_TOPIC_NOT_FOUND, **refused)
-            return
         self._forget_lost()
         found = self._subscriptions.get(body.subscription)
         if found is not None and body.type == 0 and found.consumers:
@@ -252,16 +302,25 @@ class FakeTopic:
             found.consumers = [c for c in found.consumers if (c.client, c.consumer_id) != (client, consumer_id)]
             if found.consumers[:1] != before:
                 self._activate(found)
+        self._drop_readers()
 
     def _forget_lost(self) -> None:
         for found in self._subscriptions.values():
             found.consumers = [consumer for consumer in found.consumers if self._broker.has(consumer.client)]
+        self._drop_readers()
+
+    def _drop_readers(self) -> None:
+        self._subscriptions = {
+            name: found for name, found in self._subscriptions.items() if found.durable or found.consumers
+        }
 
     def _send_all(self) -> None:
         for found in self._subscriptions.values():
             while found.consumers and found.consumers[0].permits > 0 and found.sent < len(self.entries):
                 position, entry, messages = self.entries[found.sent]
                 found.sent += 1
+                if not messages:
+                    continue
                 found.consumers[0].permits -= messages
                 said = message_id(self.lies.get(position, position))
                 consumer = found.consumers[0]

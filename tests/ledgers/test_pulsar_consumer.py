@@ -149,7 +149,7 @@ def test_the_broker_decides_who_works(topic: FakeTopic, client: PulsarClient, co
     take(consumer, 2)
     standby = Consumer(client, TOPIC, NAME, after=Position(1, 0))
     assert standby.take() == []
-    assert (consumer.is_active, standby.is_active) == (True, False)
+    eventually(lambda: (consumer.is_active, standby.is_active) == (True, False))
     consumer.acknowledge(Position(1, 0))
     topic.switch(NAME)
     assert seen(take(standby, 1)) == stored(topic)[1:]

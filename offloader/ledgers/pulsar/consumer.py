@@ -17,7 +17,7 @@ from formats.entries import Position
 from formats.pulsar.commands import Command, CommandType, message_id, position_of
 from formats.pulsar.frame import decode_frame, signed64
 from offloader.clock import Clock, SystemClock
-from offloader.errors import BeyondEnd, Closed, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.errors import BeyondEnd, Closed, Corrupt, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.connection import Connection
 from offloader.ledgers.pulsar.flow import FlowWindow
@@ -56,9 +56,12 @@ class ConsumerLimits:
 class _Session:
     """One consumer as a broker knows it; what comes for an earlier one is nobody's."""
 
-    def __init__(self, consumer: Consumer, connection: Connection) -> None:
+    def __init__(self, consumer: Consumer, connection: Connection, begin: Position | None) -> None:
         self._consumer = consumer
         self.connection = connection
+        #: Of a reader: where it was to begin, and what came last.
+        self.begin = begin
+        self.last: Position | None = None
         self.consumer_id = connection.attach(self)
         self.is_known = True
         self.is_broken = False
@@ -71,6 +74,10 @@ class _Session:
 
     def lost(self, error: OffloaderError) -> None:
         self._consumer.ended(self, error)
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_known and not self.is_broken
 
     def leave(self) -> None:
         """The broker is told, if it can be."""
@@ -91,6 +98,7 @@ class Consumer:
         start: where a reader without a trace begins, instead of a durable subscription.
         after: the last entry that nobody needs any more; it and earlier ones are dropped when they come.
         limits: of what waits.
+        bytes_max: asked before more is permitted, instead of the one in ``limits``.
         clock: of waits.
         ready: called by another thread when there is something to take; must return quickly.
     """
@@ -104,6 +112,7 @@ class Consumer:
         start: Position | None = None,
         after: Position | None = None,
         limits: ConsumerLimits | None = None,
+        bytes_max: Callable[[], int] | None = None,
         clock: Clock | None = None,
         ready: Callable[[], object] | None = None,
     ) -> None:
@@ -115,6 +124,7 @@ class Consumer:
         self._ready = ready
         limits = limits or ConsumerLimits()
         self._flow = FlowWindow(limits.messages_max, limits.bytes_max)
+        self._bytes_max = bytes_max
         self._subscribing = threading.Lock()
         self._lock = threading.Lock()
         self._session: _Session | None = None
@@ -124,13 +134,38 @@ class Consumer:
         self._taken = after
         self._acknowledged: Position | None = None
         self._error: OffloaderError | None = None
-        self._is_active = False
+        self._is_active: bool | None = None
         self._is_closed = False
 
     @property
-    def is_active(self) -> bool:
-        """Whether the broker chose this consumer of the subscription; a reader always is."""
-        return self._is_active
+    def is_active(self) -> bool | None:
+        """Whether the broker chose this consumer of the subscription; a reader always is. ``None``: it hasn't said, or
+        can't be heard now."""
+        with self._lock:
+            session = self._session
+            return self._is_active if session is not None and session.is_usable else None
+
+    def attend(self) -> None:
+        """Subscribes, and again where that is needed; brings no entries. Raises as ``take``."""
+        self._raise_error()
+        self._subscribed()
+
+    def last_position(self) -> Position | None:
+        """The newest entry that the broker would give to somebody, ``None``: there is none.
+
+        Raises as ``attend``.
+        """
+        session = self._subscribed()
+        body = session.connection.request(CommandType.GET_LAST_MESSAGE_ID, consumer_id=session.consumer_id)
+        found = position_of(body.last_message_id)
+        return found if found.ledger_id >= 0 and found.entry_id >= 0 else None
+
+    def skip(self, position: Position) -> None:
+        """Nobody needs anything up to ``position`` any more: it counts as taken."""
+        with self._lock:
+            self._taken = position if self._taken is None else max(self._taken, position)
+            self._last = position if self._last is None else max(self._last, position)
+            self._kept = [each for each in self._kept if each.position > position]
 
     def take(self, wait_s: float = 0.0) -> list[Delivery]:
         """Entries that nobody took yet, in order; none: nothing came within ``wait_s``.
@@ -140,6 +175,7 @@ class Consumer:
 
         Raises:
             StoreUnavailable: no broker has the topic now, or an entry arrived damaged; try again later.
+            Corrupt: what a reader's broker gives doesn't ascend.
             AccessDenied, NotFound, InvalidCall: the broker refuses.
             BeyondEnd: a reader's broker began before ``start``, as brokers do when nothing is stored from there on.
             Closed: this consumer was closed.
@@ -232,9 +268,8 @@ class Consumer:
         position = position_of(command.body.message_id)
         metadata = decode_frame(command.entry).metadata
         messages = max(metadata.num_messages_in_batch, 1)
-        if self._last is None and self._start is not None and position < self._start:
-            self._error = BeyondEnd(f"{self.topic}: asked for {self._start}, its broker began at {position}")
-            session.is_broken = True
+        if self._start is not None and (error := self._out_of_order(session, position)) is not None:
+            self._error, session.is_broken = error, True
             return
         # After a change of consumers or connections, brokers begin again behind what was acknowledged.
         is_new = self._last is None or position > self._last
@@ -242,6 +277,18 @@ class Consumer:
         if is_new:
             self._last = position
             self._kept.append(Delivery(position, command.entry, messages, signed64(metadata.publish_time)))
+
+    def _out_of_order(self, session: _Session, position: Position) -> OffloaderError | None:
+        """What is wrong with the position of a reader's next entry: nobody repeats or skips back for a reader."""
+        last, session.last = session.last, position
+        if last is not None and position <= last:
+            return Corrupt(
+                f"{self.topic}: {session.connection.name} gave {position} after {last}",
+                hint="the broker's ids can't be trusted: have the topic moved to another broker (unload)",
+            )
+        if last is None and session.begin is not None and position < session.begin:
+            return BeyondEnd(f"{self.topic}: asked for {session.begin}, its broker began at {position}")
+        return None
 
     def _raise_error(self) -> None:
         """What went wrong, once, when everything before it was taken."""
@@ -253,7 +300,9 @@ class Consumer:
 
     def _permit(self, session: _Session) -> None:
         with self._lock:
-            usable = session is self._session and session.is_known and not session.is_broken
+            if self._bytes_max is not None:
+                self._flow.bytes_max = self._bytes_max()
+            usable = session is self._session and session.is_usable
             permits = self._flow.grant() if usable else 0
         if permits:
             # A connection that breaks now is made again by the next take.
@@ -267,7 +316,7 @@ class Consumer:
                 raise Closed(f"the consumer of {self.topic} was closed")
             with self._lock:
                 session = self._session
-                if session is not None and session.is_known and not session.is_broken:
+                if session is not None and session.is_usable:
                     return session
                 self._session = None
             if session is not None:
@@ -277,16 +326,16 @@ class Consumer:
     def _subscribe(self) -> _Session:
         """With the lock of subscribing held."""
         connection = self._client.connection(self.topic)
-        session = _Session(self, connection)
         is_reader = self._start is not None
+        begin = self._last or self._start
+        session = _Session(self, connection, begin)
         # A broker is a while at closing a subscription: a reader that comes back under its name is refused, or begins
         # where the earlier one did.
         name = f"{self._subscription}-{os.urandom(8).hex()}" if is_reader else self._subscription
         with self._lock:
             self._session = session
-            self._is_active = is_reader
+            self._is_active = True if is_reader else None
             self._flow.restarted()
-            begin = self._last or self._start
         try:
             connection.request(
                 CommandType.SUBSCRIBE,

@@ -21,12 +21,12 @@ class FlowWindow:
 
     Args:
         messages_max: sent and not taken.
-        bytes_max: about as much, by the largest of the last messages.
+        bytes_max: about as much, by the largest of the last messages; may be changed.
     """
 
     def __init__(self, messages_max: int, bytes_max: int) -> None:
         self._messages_max = messages_max
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._message_bytes = float(FIRST_ESTIMATE_BYTES)
         self._permitted = 0
         self.messages = 0
@@ -50,7 +50,7 @@ class FlowWindow:
 
     def grant(self) -> int:
         """How many messages to permit now, 0: not worth a command. They count as permitted from here on."""
-        by_bytes = int((self._bytes_max - self.bytes) / self._message_bytes)
+        by_bytes = int((self.bytes_max - self.bytes) / self._message_bytes)
         room = min(self._messages_max - self.messages, by_bytes)
         if not self.messages:
             room = max(room, 1)  # one message must fit, however large

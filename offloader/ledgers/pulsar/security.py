@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offloader.errors import AccessDenied, InvalidCall
+from offloader.settings import PulsarSettings
 
-__all__ = ["Security", "open_security"]
+__all__ = ["Security", "open_security", "security_of"]
 
 TOKEN_VARIABLE = "OFFLOADER_PULSAR_TOKEN"  # noqa: S105
 #: Longer files hold something else.
@@ -38,14 +39,19 @@ class Security:
 
 
 def open_security(
-    *, token_file: Path | None = None, token_variable: str = TOKEN_VARIABLE, ca_file: str = ""
+    *,
+    token_file: Path | None = None,
+    token_variable: str = TOKEN_VARIABLE,
+    ca_file: str = "",
+    certificate_file: str = "",
+    key_file: str = "",
 ) -> Security:
-    """From a token's file or environment variable, and a file of certificate authorities.
+    """From a token's file or environment variable, certificate authorities and a certificate of our own.
 
     A file is read again each time, so that a renewed token counts. No file and no variable: no authentication.
 
     Raises:
-        InvalidCall: ``ca_file`` isn't one.
+        InvalidCall: a file of certificates isn't one.
         AccessDenied: there is no token in ``token_file``.
     """
     tls = None
@@ -54,12 +60,40 @@ def open_security(
             tls = ssl.create_default_context(cafile=ca_file)
         except (OSError, ssl.SSLError) as cause:
             raise InvalidCall(f"{ca_file} holds no certificate authorities: {cause}") from cause
+    if certificate_file:
+        tls = tls or ssl.create_default_context()
+        try:
+            tls.load_cert_chain(certificate_file, key_file or None, password="")
+        except (OSError, ssl.SSLError) as cause:
+            raise InvalidCall(f"{certificate_file} holds no certificate with its key: {cause}") from cause
     if token_file is not None:
         file = token_file
         _token_in(file)
         return Security(lambda: _token_in(file), tls)
     value = os.environ.get(token_variable, "").strip()
     return Security((lambda: value) if value else None, tls)
+
+
+def security_of(settings: PulsarSettings) -> Security:
+    """As the section ``[pulsar]`` says.
+
+    Raises:
+        InvalidCall: a file of certificates isn't one, or ``token`` names no place.
+        AccessDenied: there is no token where ``token`` says.
+    """
+    kind, _, place = settings.token.partition(":")
+    files = {"ca_file": settings.ca_file, "certificate_file": settings.certificate_file, "key_file": settings.key_file}
+    if not settings.token:
+        return open_security(**files)
+    if kind == "file" and place:
+        return open_security(token_file=Path(place), **files)
+    if kind != "env" or not place:
+        # What stands there may be a token that somebody put there: it isn't repeated.
+        raise InvalidCall("pulsar.token names no place of a token", hint="write file:PATH or env:NAME")
+    security = open_security(token_variable=place, **files)
+    if security.token is None:
+        raise AccessDenied(f"no token in the environment variable {place}, which pulsar.token names")
+    return security
 
 
 def _token_in(file: Path) -> str:

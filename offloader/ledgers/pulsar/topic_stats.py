@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -48,6 +49,7 @@ class TopicInternals:
         open_entries, open_size_bytes: of the open ledger.
         last_confirmed: the newest entry that is stored; entry -1: none of that ledger.
         is_terminated: whether nothing will ever be added.
+        newest_ledger_created_ms: when the last ledger was opened, ms since 1970 UTC; ``None``: it doesn't say.
         cursors: by name.
     """
 
@@ -57,6 +59,7 @@ class TopicInternals:
     last_confirmed: Position | None
     is_terminated: bool
     cursors: Mapping[str, Cursor]
+    newest_ledger_created_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ def internals_of(document: object, topic: str) -> TopicInternals:
             last_confirmed=None if last is None else _position(last),
             is_terminated=fields.get("state") == _TERMINATED,
             cursors={cursor.name: cursor for cursor in cursors},
+            newest_ledger_created_ms=_time_ms(fields.get("lastLedgerCreatedTimestamp")),
         )
     except (TypeError, KeyError, ValueError, AttributeError) as cause:
         raise Corrupt(f"{topic}: no internal statistics of a topic: {cause}") from cause
@@ -123,6 +127,14 @@ def _cursor(name: str, fields: Any) -> Cursor:
         _position(fields["markDeletePosition"]),
         tuple((Position(int(a), int(b)), Position(int(c), int(d))) for a, b, c, d in runs),
     )
+
+
+def _time_ms(text: Any) -> int | None:
+    """Of a time as Java prints it, ``2026-11-21T19:03:12.345Z``; what isn't one says nothing."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _position(text: str) -> Position:

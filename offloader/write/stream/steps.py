@@ -33,7 +33,7 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.workers import SerialTask
-from offloader.write.backoff import Backoff
+from offloader.backoff import Backoff
 from offloader.write.history.backfill import HistoryTools
 from offloader.write.ownership.opening import Ownership
 from offloader.write.ownership.revival import Revival

@@ -1,0 +1,229 @@
+"""Which ledgers a topic has, as its broker says, and which of their entries it never gives to anybody.
+
+Owns how long an answer counts, and the proof of every jump between two entries that were read one after the other. Must
+never take an answer from before something was seen for an answer about it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from formats.entries import Position
+from offloader.clock import Clock
+from offloader.errors import Corrupt
+from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.pulsar.topic_stats import TopicInternals
+
+__all__ = ["LedgerList", "first_from", "newest_of"]
+
+#: How long an answer counts while nothing casts doubt on it. Entries that are delivered are known without asking.
+AGE_S_MAX = 10.0
+#: Runs of entries that are never given, kept per topic; the oldest ledgers' go first: by then the manifest has them.
+RUNS_MAX = 100_000
+
+_NO_LEDGER = Position(-1, -1)
+
+
+def first_from(infos: Sequence[LedgerInfo], start: Position) -> Position | None:
+    """The first listed entry at or after ``start`` that may be given, ``None``: there is none."""
+    for info in infos:
+        first = start.entry_id if info.ledger_id == start.ledger_id else 0
+        if info.ledger_id < start.ledger_id:
+            continue
+        for begin, end in info.holes:
+            if begin <= first <= end:
+                first = end + 1
+        if first < info.entries:
+            return Position(info.ledger_id, first)
+    return None
+
+
+def newest_of(infos: Sequence[LedgerInfo]) -> Position | None:
+    """The newest listed entry."""
+    return next((Position(each.ledger_id, each.last_entry_id) for each in reversed(infos) if each.entries), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the broker said: its ledgers as they are, and how far anybody can read."""
+
+    asked_s: float
+    doubts: int
+    internals: TopicInternals
+    readable: Position
+    closed_before_ms: int
+
+
+class LedgerList:
+    """One topic's ledgers. Thread-safe; calls that ask the broker wait for each other.
+
+    Args:
+        topic: its name, for errors.
+        ask: the broker's admin interface, for the topic's internal statistics.
+        ask_last: the broker, for the newest entry that it would give to somebody.
+        clock: of ages and times.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        ask: Callable[[], TopicInternals],
+        ask_last: Callable[[], Position | None],
+        clock: Clock,
+    ) -> None:
+        self.topic = topic
+        self._ask, self._ask_last, self._clock = ask, ask_last, clock
+        self._asking = threading.Lock()
+        self._lock = threading.Lock()
+        self._answer: _Answer | None = None
+        self._doubts = 0
+        self._delivered = _NO_LEDGER
+        self._holes: dict[int, list[tuple[int, int]]] = {}
+        self._closed_ms: dict[int, int] = {}
+        self._gone: set[int] = set()
+
+    def infos(self) -> list[LedgerInfo]:
+        """All ledgers, ascending, but those whose hot copies were given up.
+
+        A ledger counts as open, and as long as what can be read of it, until its last entry was readable or a later
+        ledger's was: what nobody can read yet (a transaction that isn't decided) may be read later.
+
+        Raises: as the admin interface and the broker.
+        """
+        answer = self._current()
+        with self._lock:
+            readable = max(answer.readable, self._delivered)
+            return [info for info in self._infos(answer, readable) if info.ledger_id not in self._gone]
+
+    def internals(self) -> TopicInternals:
+        """The broker's answer itself, as old as ``infos`` may be."""
+        return self._current().internals
+
+    def doubt(self) -> None:
+        """Something was seen that the last answer may not know of: the next call asks again."""
+        with self._lock:
+            self._doubts += 1
+
+    def delivered(self, position: Position) -> None:
+        """An entry was delivered: it is there without asking."""
+        with self._lock:
+            self._delivered = max(self._delivered, position)
+
+    def gave_up(self, ledger_id: int) -> None:
+        """Its hot copy may be deleted at any time: it isn't listed any more."""
+        with self._lock:
+            self._gone.add(ledger_id)
+            self._holes.pop(ledger_id, None)
+            self._closed_ms.pop(ledger_id, None)
+
+    def follow(self, before: Position | None, begin: Position) -> list[LedgerInfo]:
+        """Accounts for what lies between two entries that a reader got one after the other, ``None``: the topic's
+        beginning. What the broker lists there and didn't give is never given to anybody.
+
+        Returns:
+            The closed ledgers from ``before`` on that end before ``begin``.
+
+        Raises:
+            Corrupt: the broker gave an entry that it doesn't list.
+            What asking raises: nothing was decided.
+        """
+        if before is not None and before.ledger_id == begin.ledger_id and begin.entry_id == before.entry_id + 1:
+            self.delivered(begin)
+            return []
+        self.doubt()
+        answer = self._current()
+        with self._lock:
+            listed = {info.ledger_id: info for info in self._infos(answer, max(answer.readable, self._delivered, begin))}
+            self._require_listed(before, begin, answer, listed)
+            self._delivered = max(self._delivered, begin)
+            found = []
+            for ledger_id, info in listed.items():
+                if ledger_id > begin.ledger_id or (before is not None and ledger_id < before.ledger_id):
+                    continue
+                first = before.entry_id + 1 if before is not None and ledger_id == before.ledger_id else 0
+                last = begin.entry_id - 1 if ledger_id == begin.ledger_id else info.last_entry_id
+                if first <= last:
+                    self._add_hole(ledger_id, first, last)
+                if ledger_id < begin.ledger_id:
+                    found.append(self._with_holes(info))
+            return found
+
+    def _current(self) -> _Answer:
+        with self._asking:
+            with self._lock:
+                answer, doubts, now_s = self._answer, self._doubts, self._clock.monotonic_s()
+            if answer is not None and answer.doubts == doubts and now_s - answer.asked_s < AGE_S_MAX:
+                return answer
+            # In this order: what the first one lists and the second one doesn't reach can't be read now.
+            internals = self._ask()
+            readable = self._ask_last() or _NO_LEDGER
+            created_ms, now_ms = internals.newest_ledger_created_ms, self._clock.now_ms()
+            # All but the newest ledger were closed when that was opened, or before.
+            closed_ms = now_ms if created_ms is None else min(created_ms, now_ms)
+            answer = _Answer(now_s, doubts, internals, readable, closed_ms)
+            with self._lock:
+                self._answer = answer
+            return answer
+
+    def _infos(self, answer: _Answer, readable: Position) -> list[LedgerInfo]:
+        """With the lock held."""
+        internals, found = answer.internals, []
+        ledgers = internals.ledgers.ledgers
+        for number, ledger in enumerate(ledgers, 1):
+            is_newest = number == len(ledgers)
+            entries, size_bytes = ledger.entries, ledger.size_bytes
+            if is_newest and internals.open_entries > entries:
+                entries, size_bytes = internals.open_entries, internals.open_size_bytes
+            ledger_id = ledger.ledger_id
+            known = entries
+            if ledger_id == readable.ledger_id:
+                known = readable.entry_id + 1 if is_newest else min(entries, readable.entry_id + 1)
+            elif ledger_id > readable.ledger_id:
+                known = 0
+            closed = known >= entries and (not is_newest or internals.is_terminated)
+            if closed:
+                self._closed_ms.setdefault(ledger_id, answer.closed_before_ms)
+            info = LedgerInfo(
+                ledger_id=ledger_id,
+                closed=closed,
+                entries=known,
+                size_bytes=size_bytes * known // entries if entries else 0,
+                created_ms=0,
+                closed_ms=self._closed_ms[ledger_id] if closed else None,
+            )
+            found.append(self._with_holes(info))
+        return found
+
+    def _with_holes(self, info: LedgerInfo) -> LedgerInfo:
+        runs = self._holes.get(info.ledger_id)
+        return info if not runs else replace(info, holes=tuple(run for run in runs if run[1] < info.entries))
+
+    def _require_listed(
+        self, before: Position | None, begin: Position, answer: _Answer, listed: dict[int, LedgerInfo]
+    ) -> None:
+        hint = "the broker's ids can't be trusted: have the topic moved to another broker (unload), then start again"
+        internals = answer.internals
+        last = internals.last_confirmed
+        confirmed = last is None or begin <= last
+        if begin.ledger_id not in listed or begin.entry_id >= listed[begin.ledger_id].entries or not confirmed:
+            raise Corrupt(f"{self.topic}: the broker gave {begin}, which it doesn't list", hint=hint)
+        own = None if before is None or before.ledger_id == begin.ledger_id else listed.get(before.ledger_id)
+        if before is not None and own is not None and own.last_entry_id < before.entry_id:
+            end = own.last_entry_id
+            raise Corrupt(f"{self.topic}: the broker gave {before} of a ledger that it says ends at {end}", hint=hint)
+
+    def _add_hole(self, ledger_id: int, first: int, last: int) -> None:
+        """Joined with what it touches."""
+        runs = sorted([*self._holes.get(ledger_id, ()), (first, last)])
+        joined = [runs[0]]
+        for run in runs[1:]:
+            if run[0] <= joined[-1][1] + 1:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], run[1]))
+            else:
+                joined.append(run)
+        self._holes[ledger_id] = joined
+        while len(self._holes) > 1 and sum(map(len, self._holes.values())) > RUNS_MAX:
+            del self._holes[min(self._holes)]
