@@ -9,6 +9,7 @@ from offloader.settings.doors import AccessSettings
 from offloader.settings.fields import Pairs
 from offloader.settings.keeping import CleanupSettings, ManifestSettings, RetentionSettings
 from offloader.settings.offload import LedgerSettings, OffloadSettings
+from offloader.settings.pulsar import PulsarSettings
 from offloader.settings.serve import ServeSettings
 from offloader.settings.telemetry import TelemetrySettings
 from offloader.settings.whole import Settings
@@ -21,6 +22,7 @@ __all__ = [
     "ManifestSettings",
     "OffloadSettings",
     "Pairs",
+    "PulsarSettings",
     "ReadSettings",
     "RetentionSettings",
     "ServeSettings",

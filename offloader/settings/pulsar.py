@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offloader.settings.fields import MIB, choice, flag, setting, text, texts
+from offloader.settings.fields import MIB, choice, flag, setting, text
 
 __all__ = ["PulsarSettings"]
 
@@ -19,25 +19,29 @@ class PulsarSettings:
 
     service_url: str = text("", "of brokers or proxies, `pulsar://broker:6650` or `pulsar+ssl://broker:6651`")
     admin_url: str = text("", "of the admin interface, `http://broker:8080` or `https://broker:8443`")
-    token: str = text("", "where the token is: `file:PATH` or `env:NAME`; empty: `env:OFFLOADER_PULSAR_TOKEN`, if it is set")
+    token: str = text(
+        "", "where the token is: `file:PATH` or `env:NAME`; empty: `env:OFFLOADER_PULSAR_TOKEN`, if it is set"
+    )
     ca_file: str = text("", "certificate authorities of brokers and admin interface; empty: the machine's")
     certificate_file: str = text("", "our certificate, where brokers ask for one")
     key_file: str = text("", "its key; empty: in `certificate_file`")
-    subscription: str = text("offloader", "name of our durable subscription, the same in all processes that share topics")
-    topics: tuple[str, ...] = texts("topics to offload: names and patterns like `public/default/*`")
-    exclude: tuple[str, ...] = texts("topics that aren't offloaded although `topics` names them")
+    subscription: str = text(
+        "offloader", "name of our durable subscription, the same in all processes that share topics"
+    )
     topics_max: int = setting(10_000, "topics and partitions of one process", low=1, high=1_000_000)
     on_gap: str = choice(
         "record",
-        "what to do when entries expired or were deleted before they were offloaded: record the gap and go on, or block",
+        "what to do when entries were gone before they were offloaded: record the gap and go on, or block",
         ("record", "block"),
     )
     trim: bool = flag(True, "ask the broker at once to delete what was given up; else it does when it likes")
-    receive_bytes_max: int = setting(
-        128 * MIB, "received and not taken yet, all topics together", low=MIB, high=2**40
-    )
+    receive_bytes_max: int = setting(128 * MIB, "received and not taken yet, all topics together", low=MIB, high=2**40)
     connect_seconds_max: float = setting(10.0, "to connect to a broker", low=0.1, high=600)
     request_seconds_max: float = setting(30.0, "for a broker's answer", low=0.1, high=600)
-    keep_alive_seconds: float = setting(30.0, "silence after which a broker is asked whether it is there", low=0.1, high=600)
-    retry_seconds_max: float = setting(10.0, "longest wait before something that failed is tried again", low=0.01, high=3600)
+    keep_alive_seconds: float = setting(
+        30.0, "silence after which a broker is asked whether it is there", low=0.1, high=600
+    )
+    retry_seconds_max: float = setting(
+        10.0, "longest wait before something that failed is tried again", low=0.01, high=3600
+    )
     workers_max: int = setting(8, "threads that read topics and tell their streams, whole process", low=1, high=256)

@@ -15,6 +15,7 @@ from offloader.settings.doors import AccessSettings
 from offloader.settings.fields import problem as problem_of
 from offloader.settings.keeping import CleanupSettings, ManifestSettings, RetentionSettings
 from offloader.settings.offload import LedgerSettings, OffloadSettings
+from offloader.settings.pulsar import PulsarSettings
 from offloader.settings.serve import ServeSettings
 from offloader.settings.telemetry import TelemetrySettings
 
@@ -36,6 +37,7 @@ class Settings:
     retention: RetentionSettings = RetentionSettings()
     access: AccessSettings = AccessSettings()
     serve: ServeSettings = ServeSettings()
+    pulsar: PulsarSettings = PulsarSettings()
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:

@@ -71,6 +71,9 @@ class _Switchboard:
             self.consumers[client, body.consumer_id] = topic
         elif command.type in _CONSUMERS_COMMANDS:
             topic = self.consumers.get((client, command.body.consumer_id))
+            if topic is None and command.type is CommandType.CLOSE_CONSUMER:
+                client.send(CommandType.SUCCESS, request_id=command.body.request_id)
+                return True
         else:
             return False
         return topic is not None and topic.answer(client, command)
@@ -275,6 +278,8 @@ class FakeTopic:
         client.send(CommandType.SUCCESS, request_id=body.request_id)
         if len(found.consumers) == 1:
             self._activate(found)
+        else:
+            client.send(CommandType.ACTIVE_CONSUMER_CHANGE, consumer_id=body.consumer_id, is_active=False)
 
     def _index_of(self, start: Position) -> int:
         """Of the first entry from there on; past the end a broker falls back to the first of all."""

@@ -96,8 +96,8 @@ class Fence:
             is_new, self._passed = passed is not None and passed != self._passed, passed
         if is_new:
             _log.error(
-                "%s: the subscription %s stands at %s, and only what comes before %s is committed: message TTL, a backlog "
-                "quota or somebody acknowledged for it; the broker may delete what isn't offloaded yet",
+                "%s: the subscription %s stands at %s, and only what comes before %s is committed: message TTL, a "
+                "backlog quota or somebody acknowledged for it; the broker may delete what isn't offloaded yet",
                 self._standing.topic,
                 self._subscription,
                 stands,

@@ -136,7 +136,9 @@ class LedgerList:
         self.doubt()
         answer = self._current()
         with self._lock:
-            listed = {info.ledger_id: info for info in self._infos(answer, max(answer.readable, self._delivered, begin))}
+            listed = {
+                info.ledger_id: info for info in self._infos(answer, max(answer.readable, self._delivered, begin))
+            }
             self._require_listed(before, begin, answer, listed)
             self._delivered = max(self._delivered, begin)
             found = []

@@ -61,8 +61,11 @@ class LiveFeed:
         self._task = SerialTask(workers, self._bring)
         self._backoff = Backoff(workers, retry_s_max, self._task.schedule)
         self._lock = threading.Lock()
+        self._came = threading.Condition(self._lock)
+        self._told: Position | None = None
         self._window = LiveWindow()
         self._asked: Position | None = None
+        self._is_stalled = False
         self._is_ended = False
         self.trouble: OffloaderError | None = None
 
@@ -93,10 +96,22 @@ class LiveFeed:
         bytes_max = self._bytes_max()
         with self._lock:
             found = self._window.read(start, max_bytes, bytes_max)
-            has_room = self._window.waiting_bytes < bytes_max
-        if found is not None and has_room:
+            goes_on = self._is_stalled and self._window.waiting_bytes < bytes_max
+        if goes_on:
             self._task.schedule()
         return found
+
+    @property
+    def told(self) -> Position | None:
+        """The newest entry that was told; ``None``: none, or nobody listens."""
+        with self._lock:
+            return self._told
+
+    def wait(self, start: Position, max_bytes: int, wait_s: float) -> EntryBatch | None:
+        """As ``read``, for what has to come next: it is on its way, and would only be brought twice otherwise."""
+        with self._came:
+            self._came.wait_for(lambda: self._told is None or self._told >= start or self.trouble, wait_s)
+        return self.read(start, max_bytes)
 
     def end(self) -> None:
         """Brings nothing any more."""
@@ -125,7 +140,8 @@ class LiveFeed:
     def _has_room(self) -> bool:
         bytes_max = self._bytes_max()
         with self._lock:
-            return self._window.waiting_bytes < bytes_max
+            self._is_stalled = self._window.waiting_bytes >= bytes_max
+            return not self._is_stalled
 
     def _tell_some(self) -> bool:
         """Whether there was something."""
@@ -145,20 +161,24 @@ class LiveFeed:
         self._last = batch.last
         with self._lock:
             self._window.add(batch)
+            self._told = batch.last
+            self._came.notify_all()
         if self._listeners.tell(batch):
             with self._lock:
                 self._window.taken()
         return True
 
     def _trouble(self, error: OffloaderError) -> None:
-        self.trouble = error
-        if error.retryable:
-            delay_s = self._backoff.wait()
-            _log.warning("%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s)
+        if not error.retryable:
+            self._is_ended = True
+            self._failed(error)
+            self._leave()
             return
-        self._is_ended = True
-        self._leave()
-        self._failed(error)
+        with self._lock:
+            self.trouble = error
+            self._came.notify_all()
+        delay_s = self._backoff.wait()
+        _log.warning("%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s)
 
     def _leave(self) -> None:
         reader, self._reader, self._begin = self._reader, None, None
@@ -167,3 +187,5 @@ class LiveFeed:
         self._untold.clear()
         with self._lock:
             self._window.taken()
+            self._told = None
+            self._came.notify_all()

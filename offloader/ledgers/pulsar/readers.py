@@ -71,9 +71,7 @@ class ReaderPool:
         with self._lock:
             return self._busy + len(self._idle)
 
-    def read(
-        self, ledgers: LedgerList, infos: Sequence[LedgerInfo], target: Position, max_bytes: int
-    ) -> EntryBatch:
+    def read(self, ledgers: LedgerList, infos: Sequence[LedgerInfo], target: Position, max_bytes: int) -> EntryBatch:
         """Entries of one ledger from the first one at or after ``target`` that is given.
 
         Args:
@@ -123,7 +121,9 @@ class ReaderPool:
             if self._is_closed:
                 raise Closed(f"the readers of {ledgers.topic} were closed")
             for reader in self._idle:
-                if reader.ledgers is ledgers and (_keeps(reader, target) or first_from(infos, reader.next_start) == target):
+                if reader.ledgers is ledgers and (
+                    _keeps(reader, target) or first_from(infos, reader.next_start) == target
+                ):
                     self._idle.remove(reader)
                     self._busy += 1
                     return reader

@@ -9,6 +9,7 @@ import os
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from offloader.errors import AccessDenied, InvalidCall
@@ -82,15 +83,20 @@ def security_of(settings: PulsarSettings) -> Security:
         AccessDenied: there is no token where ``token`` says.
     """
     kind, _, place = settings.token.partition(":")
-    files = {"ca_file": settings.ca_file, "certificate_file": settings.certificate_file, "key_file": settings.key_file}
+    opened = partial(
+        open_security,
+        ca_file=settings.ca_file,
+        certificate_file=settings.certificate_file,
+        key_file=settings.key_file,
+    )
     if not settings.token:
-        return open_security(**files)
+        return opened()
     if kind == "file" and place:
-        return open_security(token_file=Path(place), **files)
+        return opened(token_file=Path(place))
     if kind != "env" or not place:
         # What stands there may be a token that somebody put there: it isn't repeated.
         raise InvalidCall("pulsar.token names no place of a token", hint="write file:PATH or env:NAME")
-    security = open_security(token_variable=place, **files)
+    security = opened(token_variable=place)
     if security.token is None:
         raise AccessDenied(f"no token in the environment variable {place}, which pulsar.token names")
     return security

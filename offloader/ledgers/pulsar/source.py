@@ -35,6 +35,9 @@ __all__ = ["PulsarSource"]
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
+#: How long is waited for an entry that is on its way, before it is fetched apart from the others.
+LIVE_WAIT_S = 1.0
+
 
 class PulsarSource:
     """A ``LedgerSource``. Thread-safe. Made by ``PulsarCluster.open_topic``.
@@ -155,9 +158,11 @@ class PulsarSource:
         target = first_from(infos, start)
         if target is None:
             return None
+        told = self._live.told
         try:
-            # What was delivered since may be what the list begins with here.
-            return self._live.read(target, max_bytes) or self._readers.read(self._ledgers, infos, target, max_bytes)
+            if told is not None and first_from(infos, Position(told.ledger_id, told.entry_id + 1)) == target:
+                found = self._live.wait(target, max_bytes, LIVE_WAIT_S)
+            return found or self._readers.read(self._ledgers, infos, target, max_bytes)
         except OffloaderError as error:
             self._ledgers.doubt()
             if not error.retryable:

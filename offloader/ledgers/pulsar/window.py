@@ -49,10 +49,11 @@ class LiveWindow:
         """Entries from ``start`` on, of one ledger, as ``LedgerSource.read``; ``None``: they aren't here.
 
         Args:
-            start: at the first entry here or after it.
+            start: who asks for it has read everything before it, here or elsewhere.
             max_bytes: of payload; at least one entry.
             bytes_max: of what was read already and stays.
         """
+        self._mark_read(Position(start.ledger_id, start.entry_id - 1), bytes_max)
         if not self._batches or start < self._batches[0].first:
             return None
         found = next((batch for batch in self._batches if batch.last >= start), None)
@@ -64,7 +65,9 @@ class LiveWindow:
         return answer
 
     def _mark_read(self, position: Position, bytes_max: int) -> None:
-        self._read = position if self._read is None else max(self._read, position)
+        if self._read is not None and position <= self._read:
+            return
+        self._read = position
         self.waiting_bytes = sum(
             batch.between(Position(self._read.ledger_id, self._read.entry_id + 1), batch.last).wire_bytes
             for batch in self._batches

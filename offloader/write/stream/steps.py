@@ -28,12 +28,12 @@ from formats.entries import EntryBatch, Position
 from formats.keys import new_segment_uuid
 from formats.manifest import Failed, Gap
 from formats.segment import SegmentSummary
+from offloader.backoff import Backoff
 from offloader.errors import Closed, Corrupt, Fenced, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.workers import SerialTask
-from offloader.backoff import Backoff
 from offloader.write.history.backfill import HistoryTools
 from offloader.write.ownership.opening import Ownership
 from offloader.write.ownership.revival import Revival
