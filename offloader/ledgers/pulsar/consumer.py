@@ -150,16 +150,6 @@ class Consumer:
         self._raise_error()
         self._subscribed()
 
-    def last_position(self) -> Position | None:
-        """The newest entry that the broker would give to somebody, ``None``: there is none.
-
-        Raises as ``attend``.
-        """
-        session = self._subscribed()
-        body = session.connection.request(CommandType.GET_LAST_MESSAGE_ID, consumer_id=session.consumer_id)
-        found = position_of(body.last_message_id)
-        return found if found.ledger_id >= 0 and found.entry_id >= 0 else None
-
     def skip(self, position: Position) -> None:
         """Nobody needs anything up to ``position`` any more: it counts as taken."""
         with self._lock:
