@@ -142,6 +142,9 @@ _ALL = (
     Metric("orphan_deleted_objects_total", "counter", "Objects and uploads that no manifest named and that are gone."),
     Metric("orphan_deleted_bytes_total", "counter", "Bytes of objects that no manifest named and that are gone."),
     Metric("upkeep_last_success_timestamp_seconds", "gauge", "When upkeep last ended in order.", ("job",), merge=max),
+    Metric("http_requests_total", "counter", "Requests over HTTP, by class of answer.", ("status",)),
+    Metric("http_seconds", "histogram", "Requests over HTTP, from their head to their answer.", ()),
+    Metric("http_refused_total", "counter", "Connections and callers that HTTP turned away.", ("reason",)),
     Metric("label_sets_refused_total", "counter", "Label sets above the limit, counted as other.", ()),
 )
 #: Name without the prefix ``offloader_`` -> metric.

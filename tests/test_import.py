@@ -21,6 +21,7 @@ HEAVY = {
     "aiobotocore",
     "boto3",
     "botocore",
+    "fastapi",
     "fsspec",
     "matplotlib",
     "numpy",
@@ -28,7 +29,10 @@ HEAVY = {
     "prometheus_client",
     "pyarrow",
     "pyspark",
+    "pydantic",
     "s3fs",
+    "starlette",
+    "uvicorn",
 }
 #: The interpreter's own modules, ours, and in the case of the command line typer with what it needs.
 IMPORT_MODULES_MAX = 80

@@ -123,6 +123,8 @@ def _range(field: Field[Any]) -> str:
         return "true, false"
     if "low" in found:
         return f"{found['low']} to {found['high']}"
+    if "places" in found:
+        return "file:PATH, env:NAME"
     return "a text" if "text" in found else "texts" if "texts" in found else "a table of texts"
 
 

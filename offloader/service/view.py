@@ -33,6 +33,7 @@ from offloader.retention.recorded_state import read_decisions
 from offloader.retention.stream_retention import open_retention
 from offloader.service.feeds import Problem
 from offloader.service.recent import RecentErrors
+from offloader.service.segment_pages import place_after, start_after
 from offloader.service.stream_pages import Page, StreamOrder, page_of
 from offloader.service.stream_picture import shape_document
 from offloader.status_document import manifest_document, with_manifest
@@ -203,12 +204,22 @@ class ServiceView:
             return self._labelled(row)
         return self._labelled(manifest if row is None else with_manifest(row, manifest))
 
-    def segments(self, name: str, *, start: int = 0, limit: int = 100) -> Page[dict[str, Any]]:
-        """A page of a stream's segments in the stream's order, from the one numbered ``start`` on."""
+    def segments(self, name: str, *, after: str = "", limit: int = 100) -> Page[dict[str, Any]]:
+        """A page of a stream's segments in the stream's order.
+
+        Args:
+            after: ``next_after`` of the page before; empty: the first page.
+
+        Raises:
+            NotFound: no such stream.
+            InvalidCall: ``after`` isn't a place among segments.
+        """
         segments = load_stream(self._store, name).segments.in_order()
-        stop = start + min(limit, LIMIT_MAX)
-        rows = tuple(segment_row(record, name) for record in segments[start:stop])
-        return Page(rows, str(stop) if stop < len(segments) else None, len(segments))
+        start = start_after(segments, after)
+        found = segments[start : start + max(min(limit, LIMIT_MAX), 1)]
+        more = start + len(found) < len(segments)
+        rows = tuple(segment_row(record, name) for record in found)
+        return Page(rows, place_after(found[-1]) if more else None, len(segments))
 
     def ledgers(self, name: str) -> list[dict[str, Any]]:
         """The hot tier's ledgers of a stream that is served here; none of others."""

@@ -5,7 +5,7 @@ an environment variable or the network.
 """
 
 from offloader.settings.access import LimitSettings, ReadSettings, StoreSettings
-from offloader.settings.doors import AccessSettings
+from offloader.settings.doors import AccessSettings, HttpSettings
 from offloader.settings.fields import Pairs
 from offloader.settings.keeping import CleanupSettings, ManifestSettings, RetentionSettings
 from offloader.settings.offload import LedgerSettings, OffloadSettings
@@ -17,6 +17,7 @@ from offloader.settings.whole import Settings
 __all__ = [
     "AccessSettings",
     "CleanupSettings",
+    "HttpSettings",
     "LedgerSettings",
     "LimitSettings",
     "ManifestSettings",

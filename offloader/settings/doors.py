@@ -1,6 +1,6 @@
-"""Who may come in at the doors of a process.
+"""Who may come in at the doors of a process, and how HTTP is served.
 
-Owns the section `access`. Must never hold a component or
+Owns the sections `access` and `http`. Must never hold a component or
 read a file, an environment variable or the network; nor hold a token: only where one is.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offloader.settings.fields import Pairs, choice, flag, pairs, places, text
+from offloader.settings.fields import KIB, MIB, Pairs, choice, flag, pairs, places, setting, text
 
-__all__ = ["AccessSettings"]
+__all__ = ["AccessSettings", "HttpSettings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +33,19 @@ class AccessSettings:
         ("loopback", "read", "write", "admin"),
     )
     tokens_without_tls: bool = flag(False, "tokens may cross the network as they are: something else encrypts them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Where HTTP is served, and what one client may cost."""
+
+    listen: str = text("", "address and port, 127.0.0.1:8750; :8750 is every address; empty: no HTTP")
+    connections_max: int = setting(256, "open connections; more are closed at once", low=1, high=100_000)
+    requests_max: int = setting(16, "requests worked on at once; more are asked to come again", low=1, high=256)
+    header_bytes_max: int = setting(16 * KIB, "request line and headers of a request", low=4 * KIB, high=MIB)
+    body_bytes_max: int = setting(64 * KIB, "body of a request", low=KIB, high=16 * MIB)
+    request_seconds_max: float = setting(10.0, "time for a client to send its request", low=0.1, high=600)
+    answer_seconds_max: float = setting(
+        60.0, "time for an answer to be found, and again to be taken by the client", low=0.1, high=3600
+    )
+    idle_seconds_max: float = setting(30.0, "a connection without a request is closed after it", low=0.1, high=3600)

@@ -11,7 +11,7 @@ from typing import Any
 
 from offloader.errors import InvalidCall
 from offloader.settings.access import LimitSettings, ReadSettings, StoreSettings
-from offloader.settings.doors import AccessSettings
+from offloader.settings.doors import AccessSettings, HttpSettings
 from offloader.settings.fields import problem as problem_of
 from offloader.settings.keeping import CleanupSettings, ManifestSettings, RetentionSettings
 from offloader.settings.offload import LedgerSettings, OffloadSettings
@@ -36,6 +36,7 @@ class Settings:
     cleanup: CleanupSettings = CleanupSettings()
     retention: RetentionSettings = RetentionSettings()
     access: AccessSettings = AccessSettings()
+    http: HttpSettings = HttpSettings()
     serve: ServeSettings = ServeSettings()
     pulsar: PulsarSettings = PulsarSettings()
 

@@ -1,36 +1,54 @@
-"""docs/HTTP.md says what is so: its settings."""
+"""docs/HTTP.md: its samples run and print what it says, its paths are those that there are, with their roles."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 
-import pytest
+from offloader.effective_settings import read_settings_file
+from offloader.service.auth import Role
+from offloader.settings import Settings
+from tests.support.http_process import ask, http_process
 
-from offloader.settings import AccessSettings, Settings
-
-TEXT = (Path(__file__).parents[2] / "docs" / "HTTP.md").read_text(encoding="utf-8")
-SECTIONS = {"access": AccessSettings}
-
-
-@pytest.mark.parametrize(("section", "kind"), SECTIONS.items())
-def test_every_setting_is_in_the_table_as_it_is(section: str, kind: type) -> None:
-    def shown(default: object) -> str:
-        return str(default).lower() if isinstance(default, bool) else "(empty)" if default in ("", ()) else str(default)
-
-    expected = [
-        f"| `{section}.{field.name}` | {shown(field.default)} | {field.metadata['doc']} |" for field in fields(kind)
-    ]
-    assert [line for line in TEXT.splitlines() if line.startswith(f"| `{section}.")] == expected
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "HTTP.md").read_text(encoding="utf-8")
+TOKENS = {role.name: f"{role.name.lower()}-token-0123456789" for role in Role}
+ACCESS = {f"{name.lower()}_tokens": [f"env:{name}"] for name in TOKENS}
 
 
-def test_every_setting_that_the_text_names_exists() -> None:
-    known = {f"{section}.{field.name}" for section, kind in SECTIONS.items() for field in fields(kind)}
-    assert set(re.findall(rf"`((?:{'|'.join(SECTIONS)})\.[a-z0-9_]+)", TEXT)) <= known
+def fences(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
 
 
-def test_the_settings_that_the_text_shows_are_good() -> None:
-    for sample in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL):
+def test_the_sample_runs_and_prints_what_the_text_says(tmp_path: Path) -> None:
+    [sample], [printed] = fences("python"), fences("text")
+    with http_process(tmp_path) as (http, _), contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(sample.replace("http://127.0.0.1:8750", http.url), "sample", "exec"), {})
+    assert out.getvalue() == printed
+
+
+def test_the_settings_that_the_text_shows_are_good(tmp_path: Path) -> None:
+    file = tmp_path / "offloader.toml"
+    for sample in fences("toml"):
         assert Settings.of(tomllib.loads(sample))
+        file.write_text(sample)
+        assert read_settings_file(str(file))
+
+
+def test_the_paths_are_those_that_there_are_with_their_roles(tmp_path: Path) -> None:
+    with http_process(tmp_path, {"access": ACCESS}, environ=TOKENS, streams=()) as (http, _):
+        description = ask(f"{http.url}/v1/openapi.json", token=TOKENS["READ"]).json()
+        rows = []
+        for path, methods in description["paths"].items():
+            for method, about in methods.items():
+                url = http.url + path.replace("{stream}", "none").replace("{subscriber}", "nobody")
+                allowed = [
+                    name.lower()
+                    for name, token in {"-": "", **TOKENS}.items()
+                    if ask(url, method=method.upper(), token=token).status not in (401, 403)
+                ]
+                rows.append(f"| {method.upper()} | `{path}` | {allowed[0]} | {about['description'].splitlines()[0]} |")
+    found = [line for line in TEXT.splitlines() if re.match(r"\| (GET|POST|PUT|DELETE) \|", line)]
+    assert found == rows

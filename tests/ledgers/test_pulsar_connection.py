@@ -26,7 +26,7 @@ from offloader.ledgers.pulsar.addresses import parse_service_url
 from offloader.ledgers.pulsar.connection import Connection, ConnectionLimits, open_connection
 from offloader.ledgers.pulsar.security import Security, open_security
 from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
-from tests.ledgers.pulsar_certificates import Authority
+from tests.support.certificates import Authority
 from tests.support.waiting import eventually
 
 TOKEN = "very-secret"

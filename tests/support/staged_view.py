@@ -143,8 +143,9 @@ class StagedView:
     def shape(self, name: str) -> dict[str, Any]:
         return self.shapes.get(name) or shape_document(StreamShape(name, [], [], []))
 
-    def segments(self, name: str, *, start: int = 0, limit: int = 100) -> Page[Any]:
+    def segments(self, name: str, *, after: str = "", limit: int = 100) -> Page[Any]:
         total = self.stream(name)["segments"]["offloaded"]
+        start = int(after or 0)
         stop = min(start + limit, total)
         items = tuple(segment(number, ledgers=(6, 7) if number % 3 == 0 else (7,)) for number in range(start, stop))
         return Page(items, str(stop) if stop < total else None, total)

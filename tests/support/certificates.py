@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, and what it signs for brokers."""
+"""Certificates for tests: an authority, and what it signs for servers and clients."""
 
 from __future__ import annotations
 
@@ -36,22 +36,26 @@ class Authority:
 
     def server(self, host: str = "127.0.0.1", *, expired: bool = False) -> ssl.SSLContext:
         """For a server called ``host``."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.issue(host, expired=expired))
+        return context
+
+    def issue(self, name: str, *, expired: bool = False) -> Path:
+        """Certificate and key, in one file, of a server or client called ``name``."""
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "broker")])
-        alternative: x509.GeneralName = x509.DNSName(host)
-        if host[0].isdigit():
-            alternative = x509.IPAddress(ipaddress.ip_address(host))
+        alternative: x509.GeneralName = x509.DNSName(name)
+        if name[0].isdigit():
+            alternative = x509.IPAddress(ipaddress.ip_address(name))
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = self._builder(subject, key, expired=expired)
         builder = builder.add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
         signed = builder.sign(self._key, hashes.SHA256())
-        file = self.folder / f"{host}-{expired}.pem"
+        file = self.folder / f"{name}-{expired}.pem"
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         file.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(file)
-        return context
+        return file
 
     def _builder(
         self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, *, expired: bool

@@ -1,0 +1,73 @@
+"""What a request asks for: the caller's role, the stream in the path.
+
+Owns how names travel in paths. Must never decode a name twice, or split one that was one part of a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+from urllib.parse import unquote_to_bytes
+
+from fastapi import Depends, Path, Request
+
+from formats.stream_names import STREAM_BYTES_MAX, encode_stream
+from offloader.errors import InvalidCall
+from offloader.service.auth import Caller, Role
+from offloader.service.http.gate import CALLER
+
+__all__ = ["Admin", "Reader", "StreamName", "SubscriberName", "Writer", "caller_of"]
+
+#: A name in a path, percent-encoded once more than in keys.
+_PART_CHARS_MAX = 3 * STREAM_BYTES_MAX
+
+
+def caller_of(request: Request) -> Caller:
+    """Who calls, as the gate found."""
+    caller: Caller = request.scope["state"][CALLER]
+    return caller
+
+
+def _having(role: Role) -> Callable[[Request], Caller]:
+    def require(request: Request) -> Caller:
+        caller = caller_of(request)
+        caller.require(role)
+        return caller
+
+    return require
+
+
+Reader = Annotated[Caller, Depends(_having(Role.READ))]
+Writer = Annotated[Caller, Depends(_having(Role.WRITE))]
+Admin = Annotated[Caller, Depends(_having(Role.ADMIN))]
+
+
+def _decoded(part: str, what: str) -> str:
+    try:
+        return unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise InvalidCall(f"the {what} in the path isn't UTF-8", hint="percent-encode its UTF-8 bytes") from None
+
+
+def _stream_name(
+    stream: Annotated[
+        str,
+        Path(
+            description="The stream's name, percent-encoded as one part: `public%2Fdefault%2Fpersistent%2Forders`.",
+            max_length=_PART_CHARS_MAX,
+        ),
+    ],
+) -> str:
+    name = _decoded(stream, "stream's name")
+    encode_stream(name)  # raises for what no stream may be called
+    return name
+
+
+def _subscriber_name(
+    subscriber: Annotated[str, Path(description="Percent-encoded.", max_length=_PART_CHARS_MAX)],
+) -> str:
+    return _decoded(subscriber, "subscriber's name")
+
+
+StreamName = Annotated[str, Depends(_stream_name)]
+SubscriberName = Annotated[str, Depends(_subscriber_name)]

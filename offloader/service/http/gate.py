@@ -1,0 +1,269 @@
+"""What every request passes before and after the application: who calls, how much, how long, and the answer's headers.
+
+Owns authentication, sizes, the number of requests at once, deadlines and errors nobody expected. Must never let a
+request reach the application whose caller isn't known, nor an answer leave without the headers that keep browsers safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from email.utils import formatdate
+from typing import Any
+
+from offloader.clock import Clock
+from offloader.errors import AccessDenied
+from offloader.service.auth import Caller, Guard, NotAuthenticated
+from offloader.service.http.connection import CERTIFICATE_NAMES
+from offloader.service.http.origins import is_other_site, is_our_host
+from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
+from offloader.service.listen import ListenAddress
+from offloader.settings import HttpSettings
+from offloader.telemetry import Recorder
+
+__all__ = ["CALLER", "Gate"]
+
+_log = logging.getLogger("offloader.service.http")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+#: Where in a request's state its ``Caller`` is.
+CALLER = "caller"
+#: Asked by machines that watch the process: they have turns of their own, so that it looks alive when it is busy.
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+PROBES_MAX = 4
+#: Asked without a token, too: what is shown then says so itself.
+_OPEN = frozenset({"/healthz", "/readyz"})
+_READ_ONLY = frozenset({"GET", "HEAD", "OPTIONS"})
+_HEADERS = (
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+
+
+class Gate:
+    """An ASGI application around another one.
+
+    Args:
+        app: what is behind it.
+        guard: who comes in.
+        settings: sizes, numbers and times.
+        address: where the door is.
+        clock: for the date of an answer.
+        recorder: counts answers and refusals.
+        is_open: paths that need nobody to be known: the page's own files.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        guard: Guard,
+        settings: HttpSettings,
+        address: ListenAddress,
+        clock: Clock,
+        recorder: Recorder,
+        is_open: Callable[[str], bool],
+    ) -> None:
+        self._app, self._guard, self._settings, self._address = app, guard, settings, address
+        self._clock, self._recorder, self._is_open = clock, recorder, is_open
+        self._working = {True: 0, False: 0}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = _Answer(send, self._clock)
+        started_s = self._clock.monotonic_s()
+        # Still percent-encoded: a slash within a stream's name must not become one between parts of the path.
+        scope["path"] = scope["raw_path"].decode("ascii")
+        try:
+            await self._pass(scope, receive, answer)
+        except Exception as error:
+            await self._failed(scope, answer, error)
+        finally:
+            self._recorder.add("http_requests_total", label=f"{answer.status // 100}xx" if answer.status else "none")
+            self._recorder.observe("http_seconds", self._clock.monotonic_s() - started_s)
+
+    async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        headers = _single_headers(scope)
+        if headers is None:
+            await answer.problem(problem_document(400, "a header is there twice that can be there once"))
+            return
+        problem = self._oddity(scope, headers)
+        if problem is not None:
+            await answer.problem(problem)
+            return
+        path = str(scope["path"])
+        scope["state"][CALLER] = self._caller(scope, headers, may_be_wrong=path in _OPEN or self._is_open(path))
+        body = await _body(receive, self._settings.body_bytes_max)
+        if body is None:
+            return
+        if len(body) > self._settings.body_bytes_max:
+            await answer.problem(self._too_long())
+            return
+        is_probe = path in PROBES
+        if self._working[is_probe] >= (PROBES_MAX if is_probe else self._settings.requests_max):
+            busy = problem_document(503, "as many requests as are worked on at once", hint="come again in a second")
+            await answer.problem(busy)
+            return
+        await self._work(scope, _replay(body, receive), answer, is_probe=is_probe)
+
+    async def _work(self, scope: Scope, receive: Receive, answer: _Answer, *, is_probe: bool) -> None:
+        """Runs the application for at most as long as an answer may take; a thread that goes on keeps its turn."""
+        self._working[is_probe] += 1
+        task = asyncio.ensure_future(self._app(scope, receive, answer))
+
+        def ended(_: object) -> None:
+            self._working[is_probe] -= 1
+
+        task.add_done_callback(ended)
+        done, _ = await asyncio.wait([task], timeout=self._settings.answer_seconds_max)
+        if done:
+            await task
+            return
+        late = problem_document(
+            504,
+            f"no answer within {self._settings.answer_seconds_max:g} s",
+            hint="what was begun may go on: look first",
+        )
+        if answer.status:
+            answer.cut()
+        else:
+            await answer.problem(late)
+        task.add_done_callback(_forget)
+        answer.close()
+
+    def _oddity(self, scope: Scope, headers: Mapping[str, str]) -> dict[str, Any] | None:
+        """What is wrong with a request whoever sends it."""
+        # uvicorn looks only at heads that come in pieces.
+        head_bytes = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if head_bytes + len(scope["raw_path"]) + len(scope["query_string"]) > self._settings.header_bytes_max:
+            return problem_document(431, f"a head of more than {self._settings.header_bytes_max} bytes")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            return problem_document(400, "the body's length is said in two ways")
+        unguarded = self._address.is_loopback and self._guard.anonymous is not None
+        if unguarded and not is_our_host(headers.get("host", ""), self._address):
+            # Somebody's web page, which resolves its own name to our address, would be anyone on this machine.
+            return problem_document(421, "the header Host names somebody else", hint="ask by this process's address")
+        if scope["method"] not in _READ_ONLY:
+            if is_other_site(headers):
+                return problem_document(403, "a web page of another site may change nothing here")
+            if int(headers.get("content-length") or 0) or "transfer-encoding" in headers:
+                media = headers.get("content-type", "").partition(";")[0].strip().lower()
+                if media != "application/json":
+                    return problem_document(
+                        415, "the body isn't application/json", hint="Content-Type: application/json"
+                    )
+        if int(headers.get("content-length") or 0) > self._settings.body_bytes_max:
+            return self._too_long()
+        return None
+
+    def _too_long(self) -> dict[str, Any]:
+        return problem_document(413, f"a body of more than {self._settings.body_bytes_max} bytes")
+
+    def _caller(self, scope: Scope, headers: Mapping[str, str], *, may_be_wrong: bool) -> Caller:
+        try:
+            return self._guard.caller(headers.get("authorization"), scope["state"].get(CERTIFICATE_NAMES))
+        except NotAuthenticated:
+            if may_be_wrong:
+                return Caller("anyone", None)
+            raise
+
+    async def _failed(self, scope: Scope, answer: _Answer, error: Exception) -> None:
+        problem = problem_of(error)
+        if problem is None:
+            # The path may hold anything; its name is enough to find the rest.
+            extra = {"event": "http_failed", "method": scope["method"]}
+            _log.error("a request failed unexpectedly", exc_info=error, extra=extra)
+            problem = BUG
+        elif isinstance(error, AccessDenied) and problem["status"] in (401, 403):
+            self._recorder.add("http_refused_total", label="unknown" if problem["status"] == 401 else "role")
+        if answer.status:
+            answer.cut()
+        else:
+            await answer.problem(problem)
+
+
+class _Answer:
+    """Where an application sends its answer: adds the headers, and can be closed."""
+
+    def __init__(self, send: Send, clock: Clock) -> None:
+        self._send, self._clock = send, clock
+        self._closed = False
+        self.status = 0
+
+    async def __call__(self, message: Message) -> None:
+        if self._closed:
+            return
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            given = list(message.get("headers", []))
+            names = {name.lower() for name, _ in given}
+            date = (b"date", formatdate(self._clock.now_ms() / 1000, usegmt=True).encode())
+            message["headers"] = [*given, *(each for each in (*_HEADERS, date) if each[0] not in names)]
+        await self._send(message)
+
+    async def problem(self, document: Mapping[str, Any]) -> None:
+        """Answers with a problem."""
+        body = json.dumps(document, ensure_ascii=False).encode()
+        headers = [(b"content-type", PROBLEM_JSON.encode()), (b"content-length", str(len(body)).encode())]
+        headers += [(name.encode(), value.encode()) for name, value in problem_headers(document).items()]
+        await self({"type": "http.response.start", "status": document["status"], "headers": headers})
+        await self({"type": "http.response.body", "body": body})
+
+    def close(self) -> None:
+        """Drops what an application still sends."""
+        self._closed = True
+
+    def cut(self) -> None:
+        """The answer began and can't be finished: uvicorn closes the connection of one that ends early."""
+        self._closed = True
+
+
+def _single_headers(scope: Scope) -> dict[str, str] | None:
+    """Headers by name; ``None``: one that says who calls or how much comes is there twice."""
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        text = name.decode("latin-1")
+        if text in found and text in ("authorization", "host", "content-length", "content-type", "origin"):
+            return None
+        found[text] = value.decode("latin-1")
+    return found
+
+
+async def _body(receive: Receive, bytes_max: int) -> bytes | None:
+    """The whole body, or as much as shows that it is too long; ``None``: the client went away."""
+    found = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        found += message.get("body", b"")
+        if not message.get("more_body", False) or len(found) > bytes_max:
+            return bytes(found)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives an application the body that was read already."""
+    left = [body]
+
+    async def replayed() -> Message:
+        if left:
+            return {"type": "http.request", "body": left.pop(), "more_body": False}
+        return await receive()
+
+    return replayed
+
+
+def _forget(task: asyncio.Future[None]) -> None:
+    """Takes the error of a task that nobody waits for any more."""
+    with contextlib.suppress(asyncio.CancelledError):
+        if task.exception() is not None:
+            _log.warning("a request failed after its client was told that it takes too long: %s", task.exception())

@@ -1,0 +1,290 @@
+"""The HTTP server of a process: accepts connections, bounded, on a thread and an event loop of its own.
+
+Owns the listening socket and how serving begins and ends. Must never hold up the process: what takes long runs on
+threads of its own, as many as ``http.requests_max`` says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import threading
+from collections.abc import Callable, Coroutine
+
+import anyio.to_thread
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+
+from offloader.clock import Clock
+from offloader.errors import InvalidCall
+from offloader.service.auth import Credentials, guard_for
+from offloader.service.control import ServiceControl
+from offloader.service.dashboard.routes import is_page
+from offloader.service.http.application import make_application
+from offloader.service.http.connection import Connection, ConnectionLimits
+from offloader.service.http.gate import PROBES_MAX, Gate
+from offloader.service.listen import ListenAddress, parse_listen
+from offloader.service.tls import renew_certificate, server_tls
+from offloader.service.view import ServiceView
+from offloader.settings import Settings
+from offloader.telemetry import NO_TELEMETRY, Recorder
+
+__all__ = ["OffloadHttp"]
+
+_log = logging.getLogger("offloader.service.http")
+
+#: Connections that wait to be accepted.
+BACKLOG = 128
+#: What connections that were cut have to be gone; those that are still in their handshake are given up then.
+_CUT_S = 0.5
+#: How long accepting rests when the process has no file descriptors left.
+_REST_S = 0.2
+
+
+class OffloadHttp:
+    """Serves until it is stopped.
+
+    Args:
+        view, control: what is shown, and what may be asked for.
+        settings: of the process: ``http`` and ``access``.
+        credentials: who is known.
+        clock: for dates.
+        exposition: the metrics in Prometheus' format.
+        recorder: counts requests.
+
+    Raises:
+        InvalidCall, AccessDenied: settings that aren't safe or don't fit, see ``guard_for`` and ``server_tls``.
+    """
+
+    def __init__(
+        self,
+        view: ServiceView,
+        control: ServiceControl,
+        *,
+        settings: Settings,
+        credentials: Credentials,
+        clock: Clock,
+        exposition: Callable[[], bytes],
+        recorder: Recorder = NO_TELEMETRY,
+    ) -> None:
+        self._settings, self._credentials, self._recorder = settings, credentials, recorder
+        wanted = parse_listen(settings.http.listen, setting="http.listen")
+        self._tls = server_tls(settings.access)
+        has_tls = self._tls is not None
+        guard = guard_for(wanted, credentials, settings.access, has_tls=has_tls, setting="http.listen")
+        answer_s = settings.http.answer_seconds_max
+        application = make_application(view, control, exposition, answer_s=answer_s)
+        gate = Gate(
+            application,
+            guard=guard,
+            settings=settings.http,
+            address=wanted,
+            clock=clock,
+            recorder=recorder,
+            is_open=is_page,
+        )
+        self._config = Config(
+            gate,
+            ws="none",
+            http="h11",
+            interface="asgi3",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=settings.http.idle_seconds_max,  # type: ignore[arg-type]  # asyncio takes fractions
+            h11_max_incomplete_event_size=settings.http.header_bytes_max,
+        )
+        self._limits = ConnectionLimits(settings.http.request_seconds_max, answer_s, self._refused)
+        self._wanted = wanted
+        self._state = ServerState()
+        self._open = 0
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+        self._within_s = 0.0
+        self._address: ListenAddress | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "http"
+
+    @property
+    def address(self) -> ListenAddress:
+        """Where it listens, with the port that was free.
+
+        Raises:
+            InvalidCall: it wasn't started.
+        """
+        if self._address is None:
+            raise InvalidCall("HTTP isn't served yet", hint="start it")
+        return self._address
+
+    @property
+    def url(self) -> str:
+        """What to put before a path."""
+        return f"{'http' if self._tls is None else 'https'}://{self.address}"
+
+    def start(self) -> None:
+        """Listens; connections are accepted when this returns.
+
+        Raises:
+            InvalidCall: the address can't be listened on.
+        """
+        listener = _listener(self._wanted)
+        host, port = listener.getsockname()[:2]
+        self._address = ListenAddress(host, port)
+        began = threading.Event()
+        self._thread = threading.Thread(target=self._serve, args=(listener, began), name="offloader-http", daemon=True)
+        self._thread.start()
+        began.wait()
+        _log.info("HTTP is served at %s", self.url, extra={"event": "http_started", "url": self.url})
+
+    def stop(self, within_s: float = 5.0) -> None:
+        """Accepts no more, lets requests end, cuts those that take longer. Never raises; stopping twice is fine.
+
+        Args:
+            within_s: seconds that requests have.
+        """
+        thread, loop, stopping = self._thread, self._loop, self._stopping
+        if thread is None or loop is None or stopping is None:
+            return
+        self._within_s = within_s
+        with contextlib.suppress(RuntimeError):  # it ended by itself meanwhile
+            loop.call_soon_threadsafe(stopping.set)
+        thread.join()
+        self._thread = None
+
+    def reload(self) -> None:
+        """Reads tokens and certificate again, for connections and requests from now on.
+
+        Raises:
+            InvalidCall, AccessDenied: what is wrong with them; those before stay.
+        """
+        self._credentials.reload()
+        if self._tls is not None:
+            renew_certificate(self._tls, self._settings.access)
+
+    # --- on the thread -------------------------------------------------------------------------------------------
+
+    def _serve(self, listener: socket.socket, began: threading.Event) -> None:
+        # uvicorn tells of each odd request; what matters is counted, and the gate tells of errors.
+        logging.getLogger("offloader.service.http.wire").setLevel(logging.CRITICAL)
+        try:
+            with listener, asyncio.Runner() as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._accept_until_stopped(listener, began))
+        except Exception:
+            _log.exception("serving HTTP ended", extra={"event": "http_ended"})
+        finally:
+            began.set()
+
+    async def _accept_until_stopped(self, listener: socket.socket, began: threading.Event) -> None:
+        self._stopping = asyncio.Event()
+        anyio.to_thread.current_default_thread_limiter().total_tokens = self._settings.http.requests_max + PROBES_MAX
+        self._config.load()
+        door = _Door(listener, self._settings.http.connections_max, self._connect, self._refused)
+        began.set()
+        await self._stopping.wait()
+        door.close()
+        tasks = door.connections
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._within_s)
+        for connection in list(self._state.connections):
+            connection.transport.abort()
+        handshakes = [task for task in tasks if not task.done()]
+        if handshakes:
+            _, handshakes_left = await asyncio.wait(handshakes, timeout=_CUT_S)
+            for task in handshakes_left:
+                task.cancel()
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        """One connection, from its handshake to its end."""
+        loop = asyncio.get_running_loop()
+        connection = Connection(self._config, self._state, self._limits)
+        timeout_s = self._limits.request_s if self._tls is not None else None
+        try:
+            await loop.connect_accepted_socket(
+                lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=timeout_s
+            )
+        except (OSError, TimeoutError):  # ssl.SSLError is the first
+            self._refused("handshake")
+            return
+        await connection.lost
+
+    def _refused(self, reason: str) -> None:
+        self._recorder.add("http_refused_total", label=reason)
+
+
+class _Door:
+    """Accepts what comes, as many connections at once as are allowed; more are closed at once.
+
+    Args:
+        listener: a socket that listens.
+        connections_max: those in their handshake count too.
+        connect: lasts as long as a connection.
+        refused: hears why one wasn't taken.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        connections_max: int,
+        connect: Callable[[socket.socket], Coroutine[None, None, None]],
+        refused: Callable[[str], None],
+    ) -> None:
+        self._listener, self._connections_max = listener, connections_max
+        self._connect, self._refused = connect, refused
+        self._loop = asyncio.get_running_loop()
+        self.connections: set[asyncio.Task[None]] = set()
+        self._open()
+
+    def close(self) -> None:
+        """Accepts no more."""
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+
+    def _open(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        # At once, and not as a task: one that is cancelled loses the connection that it was about to get.
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self._refused("no_descriptors")
+                self._loop.remove_reader(self._listener)
+                self._loop.call_later(_REST_S, self._open)
+            return
+        if len(self.connections) >= self._connections_max:
+            accepted.close()
+            self._refused("connections")
+            return
+        accepted.setblocking(False)
+        task = self._loop.create_task(self._connect(accepted))
+        self.connections.add(task)
+        task.add_done_callback(self.connections.discard)
+
+
+def _listener(address: ListenAddress) -> socket.socket:
+    try:
+        family, _, _, _, where = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        found = socket.create_server(where, family=family, backlog=BACKLOG)
+    except OSError as cause:
+        raise InvalidCall(
+            f"http.listen {address}: {cause.strerror or cause}", hint="is something else listening there?"
+        ) from cause
+    found.setblocking(False)
+    return found

@@ -1,0 +1,286 @@
+"""Who comes in over HTTP and over TLS, and that no secret goes out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.errors import AccessDenied, InvalidCall
+from offloader.service.http.server import OffloadHttp
+from offloader.service.tls import server_tls
+from offloader.settings import AccessSettings, Pairs
+from tests.support.certificates import Authority
+from tests.support.http_process import ORDERS, HttpProcess, ask, exchange, http_process, quoted
+from tests.support.waiting import eventually
+
+TOKENS = {"READ": "read-secret-0123456789", "WRITE": "write-secret-0123456789", "ADMIN": "admin-secret-0123456789"}
+ACCESS = {f"{name.lower()}_tokens": [f"env:{name}"] for name in TOKENS}
+STREAM = f"/v1/streams/{quoted(ORDERS)}"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OffloadHttp, HttpProcess]]:
+    folder = tmp_path_factory.mktemp("guarded")
+    with http_process(folder, {"access": ACCESS}, environ=TOKENS) as found:
+        yield found
+
+
+def test_without_a_token_there_is_a_yes_or_no_and_the_page(guarded: Any) -> None:
+    http, _ = guarded
+    assert ask(f"{http.url}/healthz").json() == {"status": "ok"}
+    assert ask(f"{http.url}/readyz").json() == {"ready": True, "problems": None}
+    assert ask(f"{http.url}/").status == 200
+    for path in ("/metrics", "/v1/overview", "/v1/openapi.json", STREAM, "/v1/streams", "/v1/config"):
+        answer = ask(f"{http.url}{path}")
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert answer.json()["kind"] == "denied"
+
+
+def test_a_wrong_token_is_refused_everywhere_but_where_none_is_asked_for(guarded: Any) -> None:
+    http, _ = guarded
+    for token in ("wrong-secret-0123456789", TOKENS["READ"][:-1], TOKENS["READ"] + "0", TOKENS["READ"].upper()):
+        assert ask(f"{http.url}/v1/overview", token=token).status == 401
+        assert ask(f"{http.url}/readyz", token=token).json()["problems"] is None
+    basic = {"Authorization": "Basic " + TOKENS["READ"]}
+    assert ask(f"{http.url}/v1/overview", headers=basic).status == 401
+    twice = f"Authorization: Bearer {TOKENS['READ']}\r\n" * 2
+    raw = exchange(http, f"GET /v1/overview HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{twice}\r\n".encode())
+    assert raw.startswith(b"HTTP/1.1 400 ")
+
+
+def test_each_path_wants_its_role(guarded: Any) -> None:
+    """Whatever the description lists: asked for with every role."""
+    http, _ = guarded
+    description = ask(f"{http.url}/v1/openapi.json", token=TOKENS["READ"]).json()
+    changing = {"post": "WRITE", "put": "WRITE", "delete": "ADMIN"}
+    order = list(TOKENS)
+    seen = set()
+    for path, methods in description["paths"].items():
+        for method in methods:
+            wanted = changing.get(method, "READ")
+            seen.add(wanted)
+            url = http.url + path.replace("{stream}", "no%2Fstream").replace("{subscriber}", "nobody")
+            for name, token in TOKENS.items():
+                answer = ask(url, method=method.upper(), token=token)
+                allowed = order.index(name) >= order.index(wanted)
+                assert (answer.status == 403) is not allowed, f"{method} {path} as {name}: {answer}"
+    assert seen == set(TOKENS)
+
+
+def test_tokens_are_renewed_while_it_serves(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(TOKENS["READ"])
+    with http_process(tmp_path, {"access": {"read_tokens": [f"file:{file}"]}}, streams=()) as (http, _):
+        file.write_text(TOKENS["ADMIN"])
+        http.reload()
+        assert ask(f"{http.url}/v1/overview", token=TOKENS["READ"]).status == 401
+        assert ask(f"{http.url}/v1/overview", token=TOKENS["ADMIN"]).status == 200
+        file.write_text("")
+        with pytest.raises(InvalidCall, match="holds no token"):
+            http.reload()
+        assert ask(f"{http.url}/v1/overview", token=TOKENS["ADMIN"]).status == 200
+
+
+def test_off_loopback_it_doesnt_start_without_authentication(tmp_path: Path) -> None:
+    for access, words in (({}, "nobody would be asked"), (ACCESS, "tokens would cross the network readable")):
+        with (
+            pytest.raises(InvalidCall, match=words),
+            http_process(tmp_path, {"access": access, "http": {"listen": "0.0.0.0:0"}}, streams=(), environ=TOKENS),
+        ):
+            pass
+    by_name = {"access": {"anonymous": "read"}, "http": {"listen": "0.0.0.0:0"}}
+    with http_process(tmp_path, by_name) as (http, _):
+        url = f"http://127.0.0.1:{http.address.port}"
+        assert ask(f"{url}{STREAM}").status == 200
+        assert ask(f"{url}{STREAM}/pause", method="POST").status == 403
+
+
+def test_a_page_of_another_site_uses_nobodys_machine(tmp_path: Path) -> None:
+    """On loopback without tokens everyone is trusted who is on the machine: a web page isn't."""
+    with http_process(tmp_path) as (http, _):
+        port = http.address.port
+        for host, status in ((f"evil.example:{port}", 421), (f"localhost:{port}", 200), ("[::1]", 200), ("", 421)):
+            assert ask(f"{http.url}/v1/overview", headers={"Host": host}).status == status
+        for headers in ({"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+            answer = ask(f"{http.url}{STREAM}/pause", method="POST", headers=headers)
+            assert (answer.status, answer.json()["detail"]) == (
+                403,
+                "a web page of another site may change nothing here",
+            )
+        own = {"Origin": http.url, "Sec-Fetch-Site": "same-origin"}
+        assert ask(f"{http.url}{STREAM}/pause", method="POST", headers=own).status == 200
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+def client_tls(authority: Authority, certificate: Path | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=authority.ca_file)
+    if certificate is not None:
+        context.load_cert_chain(certificate)
+    return context
+
+
+def test_clients_are_known_by_their_certificates(tmp_path: Path, authority: Authority) -> None:
+    access = {
+        "certificate_file": str(authority.issue("127.0.0.1")),
+        "client_authorities_file": str(authority.ca_file),
+        "certificates": {"prometheus": "read", "ops.example.org": "admin"},
+    }
+    (tmp_path / "stranger").mkdir()
+    strangers = Authority(tmp_path / "stranger")
+    with http_process(tmp_path, {"access": access}) as (http, _):
+        assert http.url.startswith("https://")
+
+        def status(certificate: Path | None, method: str = "GET", path: str = STREAM) -> int:
+            return ask(f"{http.url}{path}", method=method, tls=client_tls(authority, certificate)).status
+
+        reader = authority.issue("prometheus")
+        assert status(reader) == 200
+        assert status(reader, "POST", f"{STREAM}/pause") == 403
+        assert status(authority.issue("ops.example.org"), "POST", f"{STREAM}/pause") == 200
+        assert status(authority.issue("somebody")) == 401
+        for refused in (None, authority.issue("prometheus", expired=True), strangers.issue("prometheus")):
+            with pytest.raises((ssl.SSLError, OSError)):
+                status(refused)
+        with pytest.raises((ssl.SSLError, OSError)):
+            ask(f"http://{http.address}/healthz")
+        assert status(reader) == 200, "those who were refused disturbed nobody"
+
+
+def test_a_token_or_a_certificate_is_enough_where_both_are_known(tmp_path: Path, authority: Authority) -> None:
+    access = {
+        **ACCESS,
+        "certificate_file": str(authority.issue("127.0.0.1")),
+        "client_authorities_file": str(authority.ca_file),
+        "certificates": {"*": "read"},
+    }
+    with http_process(tmp_path, {"access": access}, environ=TOKENS) as (http, _):
+        plain = client_tls(authority)
+        assert ask(f"{http.url}{STREAM}", tls=plain).status == 401
+        assert ask(f"{http.url}{STREAM}", tls=plain, token=TOKENS["READ"]).status == 200
+        shown = client_tls(authority, authority.issue("anybody"))
+        assert ask(f"{http.url}{STREAM}", tls=shown).status == 200
+        assert ask(f"{http.url}{STREAM}/pause", method="POST", tls=shown).status == 403
+        assert ask(f"{http.url}{STREAM}/pause", method="POST", tls=shown, token=TOKENS["WRITE"]).status == 200
+
+
+def test_an_expired_certificate_of_ours_is_replaced_while_it_serves(tmp_path: Path, authority: Authority) -> None:
+    file = tmp_path / "tls.pem"
+    file.write_bytes(authority.issue("127.0.0.1", expired=True).read_bytes())
+    with http_process(tmp_path, {"access": {"certificate_file": str(file)}}, streams=()) as (http, _):
+        with pytest.raises(OSError, match="certificate has expired"):
+            ask(f"{http.url}/healthz", tls=client_tls(authority))
+        file.write_text("no certificate")
+        with pytest.raises(InvalidCall, match=r"access\.certificate_file and access\.key_file"):
+            http.reload()
+        file.write_bytes(authority.issue("127.0.0.1").read_bytes())
+        http.reload()
+        assert ask(f"{http.url}/healthz", tls=client_tls(authority)).status == 200
+
+
+def test_tls_settings_that_dont_fit_are_refused(tmp_path: Path, authority: Authority) -> None:
+    good = str(authority.issue("127.0.0.1"))
+    other_key = str(authority.issue("other"))
+    (tmp_path / "no.pem").write_text("nothing")
+    wrong = [
+        ({"key_file": good}, InvalidCall, "key_file has no effect without"),
+        ({"client_authorities_file": good}, InvalidCall, "client_authorities_file has no effect without"),
+        (
+            {"certificate_file": good, "client_authorities_file": str(authority.ca_file)},
+            InvalidCall,
+            "one has no effect",
+        ),
+        ({"certificate_file": good, "certificates": Pairs({"a": "read"})}, InvalidCall, "one has no effect"),
+        ({"certificate_file": good, "key_file": other_key}, InvalidCall, "KEY_VALUES_MISMATCH|key values mismatch"),
+        ({"certificate_file": str(tmp_path / "no.pem")}, InvalidCall, "no.pem"),
+        ({"certificate_file": str(tmp_path / "none.pem")}, AccessDenied, "No such file"),
+    ]
+    for given, kind, words in wrong:
+        with pytest.raises(kind, match=words):
+            server_tls(AccessSettings(**given))  # type: ignore[arg-type]
+    assert server_tls(AccessSettings()) is None
+
+
+# --- secrets ---------------------------------------------------------------------------------------------------------
+
+
+def test_no_secret_is_in_any_answer_log_or_representation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    file = tmp_path / "tokens"
+    file.write_text(TOKENS["WRITE"])
+    access = {**ACCESS, "write_tokens": [f"file:{file}"]}
+    with http_process(tmp_path, {"access": access}, environ=TOKENS) as (http, process):
+        shown = [repr(http), repr(vars(http)), json.dumps(process.document(), default=str)]
+        paths = ["/v1/config", "/v1/status", "/v1/overview", "/v1/openapi.json", "/v1/errors", "/metrics", "/nothing"]
+        for path in paths:
+            for token in (*TOKENS.values(), TOKENS["READ"][:-1]):
+                answer = ask(f"{http.url}{path}", token=token)
+                shown.append(answer.body.decode() + repr(answer.headers))
+        shown.append(
+            repr(ask(f"{http.url}/v1/streams?contains={TOKENS['READ'][:-1]}&limit=x", token=TOKENS["READ"]).headers)
+        )
+        odd = f"Authorization: Bearer {TOKENS['READ']}\x01\r\n"
+        bad = exchange(http, f"GET /v1/overview HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{odd}\r\n".encode())
+        shown.append(bad.decode())
+        shown += [ask(f"{http.url}{STREAM}/offload", method="POST", body={TOKENS["READ"]: 1}).body.decode()]
+        file.write_text(TOKENS["WRITE"] + " spoiled")
+        with pytest.raises(InvalidCall) as raised:
+            http.reload()
+        shown.append(str(raised.value))
+    shown += [record.getMessage() + repr(vars(record)) for record in caplog.records]
+    secrets = [*TOKENS.values(), TOKENS["READ"][:-1]]
+    assert not [text for text in shown for secret in secrets if secret in text]
+
+
+def test_no_secret_is_in_the_list_of_processes(tmp_path: Path) -> None:
+    """A process with tokens of both kinds, looked at from outside."""
+    file = tmp_path / "tokens"
+    file.write_text(TOKENS["ADMIN"])
+    script = (
+        "import sys; from pathlib import Path; from tests.support.http_process import http_process\n"
+        "access = {'read_tokens': ['env:READ'], 'admin_tokens': ['file:' + sys.argv[1]]}\n"
+        "import os\n"
+        "with http_process(Path(sys.argv[2]), {'access': access}, streams=(), environ=os.environ) as (http, _):\n"
+        "    print(http.url, flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(file), str(tmp_path)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "READ": TOKENS["READ"]},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        url = process.stdout.readline().strip()
+        assert ask(f"{url}/v1/overview", token=TOKENS["ADMIN"]).status == 200
+        listed = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        process.stdin.close()
+    assert process.returncode == 0
+    assert not [secret for secret in TOKENS.values() if secret.encode() in listed]
+
+
+def test_who_changed_something_is_in_the_log(guarded: Any, caplog: pytest.LogCaptureFixture) -> None:
+    http, _ = guarded
+    with caplog.at_level(logging.INFO, "offloader"):
+        ask(f"{http.url}{STREAM}/offload", method="POST", token=TOKENS["WRITE"])
+        eventually(lambda: any(getattr(each, "event", "") == "asked" for each in caplog.records))
+    [told] = [each for each in caplog.records if getattr(each, "event", "") == "asked"]
+    assert re.fullmatch(rf"offload of stream {ORDERS}, asked by token of env:WRITE", told.getMessage())

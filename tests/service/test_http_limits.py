@@ -1,0 +1,260 @@
+"""What one client may cost over HTTP: sizes, numbers, times; broken and slow ones are cut, everybody else is served."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.errors import InvalidCall
+from offloader.service.http.gate import PROBES_MAX
+from offloader.service.http.server import OffloadHttp
+from tests.support.http_process import ORDERS, ask, exchange, http_process, quoted
+from tests.support.waiting import eventually
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+STREAM = f"/v1/streams/{quoted(ORDERS)}"
+
+
+def connected(http: OffloadHttp) -> socket.socket:
+    return socket.create_connection((http.address.host, http.address.port), timeout=60)
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """What still comes, until the other side closes or cuts."""
+    found = b""
+    try:
+        while piece := connection.recv(65536):
+            found += piece
+    except ConnectionError:
+        pass
+    return found
+
+
+def refused(http: OffloadHttp, reason: str) -> float:
+    lines = ask(f"{http.url}/metrics").body.decode().splitlines()
+    wanted = f'offloader_http_refused_total{{reason="{reason}"}} '
+    return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
+
+
+class Waiting:
+    """A view whose answers wait until the test says so."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.asked = threading.Semaphore(0)
+
+    def overview(self) -> dict[str, Any]:
+        self.asked.release()
+        assert self.go_on.wait(60)
+        return {"late": True}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        raise AssertionError(f"{name} isn't asked for here")
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 40 + b"\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\nConnection: close\r\n\r\n", 421),
+        (b"GET /healthz\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (HEAD + b"Host: twice\r\n\r\n", 400),
+        (HEAD + b"A b: c\r\n\r\n", 400),
+        (HEAD + b"Content-Length: -1\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 501),
+        (b"GET /healthz\xc3\xa9 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 431),
+    ],
+)
+def test_what_is_no_request_is_answered_with_a_problem_and_closed(tmp_path: Path, raw: bytes, status: int) -> None:
+    with http_process(tmp_path, {"http": {"request_seconds_max": 30}}, streams=()) as (http, _):
+        head, _, body = exchange(http, raw).partition(b"\r\n\r\n")
+        assert head.startswith(f"HTTP/1.1 {status} ".encode()), head
+        assert b"application/problem+json" in head
+        assert json.loads(body)["status"] == status
+        assert ask(f"{http.url}/healthz").status == 200
+
+
+def test_noise_is_answered_and_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import random
+
+    draw = random.Random(7)
+    with http_process(tmp_path, {"http": {"request_seconds_max": 0.3}}, streams=()) as (http, _):
+        for _ in range(60):
+            noise = bytearray(HEAD + b"Content-Length: 3\r\n\r\nabc")
+            for _ in range(draw.randint(1, 8)):
+                noise[draw.randrange(len(noise))] = draw.randrange(256)
+            found = exchange(http, bytes(noise[: draw.randint(1, len(noise))]) + b"\r\nConnection: close\r\n\r\n")
+            assert not found.startswith(b"HTTP/1.1 5") or found.startswith(b"HTTP/1.1 501"), (bytes(noise), found)
+        assert ask(f"{http.url}/healthz").status == 200
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+def test_a_body_is_as_long_as_allowed_and_no_longer(tmp_path: Path) -> None:
+    with http_process(tmp_path, {"http": {"body_bytes_max": 2048}}) as (http, _):
+        url = f"{http.url}{STREAM}/pause"
+        fits = json.dumps({"reason": "x" * 900}).encode().ljust(2048)
+        assert ask(url, method="POST", body=fits).status == 200
+        for body in (fits + b" ", b" " * 500_000):
+            answer = ask(url, method="POST", body=body)
+            assert (answer.status, answer.json()["detail"]) == (413, "a body of more than 2048 bytes")
+        chunks = b"".join(b"400\r\n" + b" " * 1024 + b"\r\n" for _ in range(100)) + b"0\r\n\r\n"
+        head = (
+            f"POST {STREAM}/pause HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        )
+        assert exchange(http, head.encode() + chunks).startswith(b"HTTP/1.1 413 ")
+        deep = b'{"reason":' + b"[" * 900 + b"]" * 900 + b"}"
+        assert ask(url, method="POST", body=deep).status == 400
+        digits = ask(url, method="POST", body=b'{"reason": ' + b"9" * 2000 + b"}")
+        assert digits.status == 400
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /heal", HEAD, HEAD + b"Content-Length: 1000\r\n\r\n12345"])
+def test_a_slow_sender_is_cut(tmp_path: Path, sent: bytes) -> None:
+    """However often a byte more comes: the deadline is the request's."""
+    with http_process(tmp_path, {"http": {"request_seconds_max": 0.4}}, streams=()) as (http, _):
+        with connected(http) as connection:
+            connection.sendall(sent)
+            stop = threading.Event()
+
+            def drip() -> None:
+                try:
+                    while sent and not stop.wait(0.05):
+                        connection.sendall(b"a")
+                except OSError:
+                    pass
+
+            dripping = threading.Thread(target=drip)
+            dripping.start()
+            found = rest_of(connection)
+            stop.set()
+            dripping.join()
+        assert found.startswith(b"HTTP/1.1 408 ") if sent else found == b""
+        assert refused(http, "slow_request") == (1 if sent else 0)
+        assert ask(f"{http.url}/healthz").status == 200
+
+
+def test_a_connection_without_a_request_is_closed_after_its_time(tmp_path: Path) -> None:
+    with http_process(tmp_path, {"http": {"idle_seconds_max": 0.3}}, streams=()) as (http, _):
+        with connected(http) as connection:
+            connection.sendall(HEAD + b"\r\n" + HEAD + b"\r\n")
+            found = rest_of(connection)
+        assert found.count(b"HTTP/1.1 200 ") == 2, "both requests of one connection are answered"
+
+
+def test_who_doesnt_take_the_answer_is_cut(tmp_path: Path) -> None:
+    """An answer of 32 MiB into a socket that nobody reads."""
+
+    class Large(Waiting):
+        def overview(self) -> dict[str, Any]:
+            return {"much": "x" * (32 * 1024 * 1024)}
+
+    sections = {"http": {"answer_seconds_max": 0.5, "idle_seconds_max": 600, "request_seconds_max": 600}}
+    with http_process(tmp_path, sections, streams=(), view=Large()) as (http, _):
+        with connected(http) as connection:
+            connection.sendall(b"GET /v1/overview HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            eventually(lambda: refused(http, "slow_reader") == 1)
+            assert len(rest_of(connection)) < 32 * 1024 * 1024
+        assert ask(f"{http.url}/healthz").status == 200
+
+
+def test_no_more_requests_are_worked_on_than_allowed_and_probes_are_answered(tmp_path: Path) -> None:
+    view = Waiting()
+    with http_process(tmp_path, {"http": {"requests_max": 3}}, streams=(), view=view) as (http, _):
+        with ThreadPoolExecutor(3) as pool:
+            busy = [pool.submit(ask, f"{http.url}/v1/overview") for _ in range(3)]
+            for _ in busy:
+                view.asked.acquire()
+            more = ask(f"{http.url}/v1/overview")
+            assert (more.status, more.headers["retry-after"], more.json()["kind"]) == (503, "1", "retry_later")
+            assert [ask(f"{http.url}{path}").status for path in ("/healthz", "/metrics")] == [200, 200]
+            view.go_on.set()
+            assert [each.result().json() for each in busy] == [{"late": True}] * 3
+        assert ask(f"{http.url}/v1/overview").status == 200
+    assert PROBES_MAX >= 2
+
+
+def test_an_answer_that_takes_too_long_is_given_up_and_keeps_its_turn(tmp_path: Path) -> None:
+    view = Waiting()
+    sections = {"http": {"requests_max": 1, "answer_seconds_max": 0.3}}
+    with http_process(tmp_path, sections, streams=(), view=view) as (http, _):
+        late = ask(f"{http.url}/v1/overview")
+        assert (late.status, late.json()["kind"]) == (504, "retry_later")
+        assert ask(f"{http.url}/v1/overview").status == 503, "its thread still works"
+        view.go_on.set()
+        eventually(lambda: ask(f"{http.url}/v1/overview").status == 200)
+
+
+def test_connections_above_the_limit_are_closed_at_once(tmp_path: Path) -> None:
+    with http_process(tmp_path, {"http": {"connections_max": 4}}, streams=()) as (http, _):
+        held = [connected(http) for _ in range(4)]
+        try:
+            for connection in held:
+                connection.sendall(HEAD + b"\r\n")
+                assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+            with connected(http) as one_more:
+                assert rest_of(one_more) == b""
+        finally:
+            for connection in held:
+                connection.close()
+        eventually(lambda: _is_served(http))
+        assert refused(http, "connections") >= 1
+
+
+def _is_served(http: OffloadHttp) -> bool:
+    try:
+        return ask(f"{http.url}/healthz").status == 200
+    except OSError:
+        return False
+
+
+def test_an_error_nobody_expected_is_in_the_log_and_not_in_the_answer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Waiting):
+        def overview(self) -> dict[str, Any]:
+            raise RuntimeError("the secret inside")
+
+    with http_process(tmp_path, streams=(), view=Broken()) as (http, _):
+        answer = ask(f"{http.url}/v1/overview")
+        assert (answer.status, answer.json()["kind"]) == (500, "bug")
+        assert b"secret" not in answer.body
+        assert ask(f"{http.url}/healthz").status == 200
+    [told] = [each for each in caplog.records if each.levelno >= logging.ERROR]
+    assert told.exc_info is not None
+
+
+def test_stopping_lets_requests_end_and_cuts_those_that_dont(tmp_path: Path) -> None:
+    view = Waiting()
+    with http_process(tmp_path, streams=(), view=view) as (http, _), ThreadPoolExecutor(2) as pool:
+        under_way = pool.submit(ask, f"{http.url}/v1/overview")
+        view.asked.acquire()
+        stopping = pool.submit(http.stop, 60.0)
+        eventually(lambda: not _is_served(http))
+        view.go_on.set()
+        assert under_way.result().json() == {"late": True}
+        stopping.result()
+        http.stop()
+
+
+def test_an_address_that_is_taken_is_refused_by_name(tmp_path: Path) -> None:
+    with (
+        http_process(tmp_path, streams=()) as (http, _),
+        pytest.raises(InvalidCall, match=rf"http.listen 127.0.0.1:{http.address.port}: Address already in use"),
+        http_process(tmp_path, {"http": {"listen": str(http.address)}}, streams=()),
+    ):
+        pass

@@ -1,0 +1,201 @@
+"""Every path over real sockets against a real process: what is answered, and what is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.read.streams import load_stream
+from offloader.service.feeds import Problem
+from offloader.service.http.server import OffloadHttp
+from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, ask, http_process, quoted
+
+Served = tuple[OffloadHttp, HttpProcess]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with http_process(tmp_path_factory.mktemp("http"), streams=(ORDERS, PAYMENTS)) as found:
+        yield found
+
+
+def of(http: OffloadHttp, stream: str, rest: str = "") -> str:
+    return f"{http.url}/v1/streams/{quoted(stream)}{rest}"
+
+
+def test_health_readiness_and_what_is_missing(served: Served) -> None:
+    http, process = served
+    assert ask(f"{http.url}/healthz").json() == {"status": "ok"}
+    ready = ask(f"{http.url}/readyz")
+    assert (ready.status, ready.json()) == (200, {"ready": True, "problems": []})
+    process.found.append(Problem(where="feed pulsar", what="no broker answers", hint="start one", blocks_ready=True))
+    try:
+        ready = ask(f"{http.url}/readyz")
+        assert ready.status == 503
+        assert ready.json()["problems"] == [
+            {"where": "feed pulsar", "what": "no broker answers", "hint": "start one", "since_ms": None,
+             "blocks_ready": True}
+        ]  # fmt: skip
+    finally:
+        process.found.clear()
+
+
+def test_metrics_are_prometheus_text(served: Served) -> None:
+    http, _ = served
+    answer = ask(f"{http.url}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.body.decode().splitlines()
+    assert any(line.startswith('offloader_entries_offloaded_total{namespace="shop/eu"} 40') for line in lines)
+    assert any(line.startswith('offloader_http_requests_total{status="2xx"}') for line in lines)
+
+
+def test_streams_are_listed_in_pages_that_go_on(served: Served) -> None:
+    http, _ = served
+    first = ask(f"{http.url}/v1/streams?limit=1").json()
+    assert [row["stream"] for row in first["items"]] == [ORDERS]
+    assert first["total"] == 2
+    second = ask(f"{http.url}/v1/streams?limit=1&cursor={first['next_cursor']}").json()
+    assert [row["stream"] for row in second["items"]] == [PAYMENTS]
+    assert second["next_cursor"] is None
+    assert second["items"][0]["mode"] == "live"
+    for wrong in (f"limit=1&order=lag&cursor={first['next_cursor']}", "cursor=eA", "cursor=%21", "limit=0", "order=x"):
+        answer = ask(f"{http.url}/v1/streams?{wrong}")
+        assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
+
+
+def test_one_stream_and_what_belongs_to_it(served: Served) -> None:
+    http, process = served
+    process.sources[ORDERS].append([b"one more"], [1_700_000_000_001])
+    committed = ask(of(http, ORDERS, "/offload"), method="POST", body={"wait_seconds": 30}).json()["committed"]
+    one = ask(of(http, ORDERS)).json()
+    assert (one["stream"], one["mode"], one["committed"], one["source"]) == (
+        ORDERS, "live", committed, "process and manifest"
+    )  # fmt: skip
+    page = ask(of(http, ORDERS, "/segments?limit=1")).json()
+    assert page["total"] == 2
+    rest = ask(of(http, ORDERS, f"/segments?limit=5&cursor={page['next_cursor']}")).json()
+    assert [row["uuid"] for row in page["items"] + rest["items"]] == [
+        str(record.uuid) for record in load_stream(process.store, ORDERS).offloaded()
+    ]
+    assert rest["items"][0]["last"] == committed
+    assert ask(of(http, ORDERS, "/ledgers")).json()["items"][0]["entries"] == 21
+    shape = ask(of(http, ORDERS, "/shape")).json()
+    assert [span["stop"] for span in shape["segments"]] == [20, 21]
+    assert ask(of(http, ORDERS, "/cleanup")).json()["lines"] == []
+    assert ask(of(http, ORDERS, "/orphans")).json() == {"items": []}
+    assert ask(of(http, ORDERS, "/decisions")).json() == {"items": []}
+    assert "policy" in ask(of(http, ORDERS, "/retention")).json()
+
+
+@pytest.mark.parametrize("path", ["overview", "status", "config", "errors", "decisions", "orphans", "openapi.json"])
+def test_what_there_is_of_the_process(served: Served, path: str) -> None:
+    http, _ = served
+    answer = ask(f"{http.url}/v1/{path}")
+    assert answer.status == 200
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["date"].endswith("GMT")
+    if path == "status":
+        assert [row["stream"] for row in answer.json()["streams"]] == [ORDERS, PAYMENTS]
+    if path == "overview":
+        assert answer.json()["streams"]["served"] == 2
+
+
+def test_a_stream_is_paused_and_goes_on(served: Served) -> None:
+    http, process = served
+    paused = ask(of(http, PAYMENTS, "/pause"), method="POST", body={"reason": "moving the store"})
+    assert (paused.status, paused.json()["paused"], paused.json()["changed"]) == (200, True, True)
+    assert load_stream(process.store, PAYMENTS).paused
+    assert ask(of(http, PAYMENTS, "/pause"), method="POST").json()["changed"] is False
+    process.sources[PAYMENTS].append([b"waits"], [1_700_000_000_001])
+    refused = ask(of(http, PAYMENTS, "/offload"), method="POST")
+    assert refused.status == 409
+    assert "paused" in refused.json()["detail"]
+    assert ask(of(http, PAYMENTS, "/resume"), method="POST").json()["paused"] is False
+    assert ask(of(http, PAYMENTS, "/offload"), method="POST").json()["committed"] == "2:20"
+
+
+def test_subscribers_come_publish_and_go(served: Served) -> None:
+    http, _ = served
+    subscriber = of(http, ORDERS, "/subscribers/billing%20%C3%A9")
+    missing = ask(f"{subscriber}/publish", method="POST", body={"at": "1:5"})
+    assert (missing.status, missing.json()["kind"]) == (404, "not_found")
+    assert ask(subscriber, method="PUT", body={"generation": 2}).json()["generation"] == 2
+    assert ask(f"{subscriber}/publish", method="POST", body={"at": "1:5", "generation": 1}).status == 400
+    for at in ("1:5", {"0": "1:6"}, "latest"):
+        assert ask(f"{subscriber}/publish", method="POST", body={"at": at}).status == 200
+    [row] = ask(of(http, ORDERS, "/subscribers")).json()["items"]
+    assert (row["subscriber"], row["lag_entries"]) == ("billing é", 0)
+    back = ask(f"{subscriber}/publish", method="POST", body={"at": "1:2"})
+    assert (back.status, back.json()["kind"]) == (400, "fix_call")
+    assert ask(f"{subscriber}?generation=1", method="DELETE").json()["removed"] is False
+    assert ask(subscriber, method="DELETE").json()["removed"] is True
+    assert ask(subscriber, method="DELETE").status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/streams/no%2Fsuch%2Fstream", 404),
+        ("/v1/streams/shop/eu/persistent/orders", 404),
+        ("/v1/streams/..%2F..%2Fetc%2Fpasswd", 404),
+        ("/v1/streams/%2E%2E", 404),
+        ("/v1/streams/shop%2Feu%2Fpersistent%2Forders%2F..%2Fpayments", 404),
+        ("/v1/streams/shop%252Feu%252Fpersistent%252Forders", 404),
+        ("/v1/streams/shop%2Feu%2F%2Fpersistent", 400),
+        ("/v1/streams/shop%2Feu%2Fmanifest", 400),
+        ("/v1/streams/_catalog", 400),
+        ("/v1/streams/_catalog%2Fx", 400),
+        ("/v1/streams/%00", 404),
+        ("/v1/streams/%FF%FE", 400),
+        ("/v1/streams/%2Fetc%2Fpasswd", 400),
+        ("/v1/streams/" + "a" * 3000, 400),
+        ("/v1/streams/", 404),
+        ("/v1//streams", 404),
+        ("/nothing", 404),
+        ("/dashboard/../../../pyproject.toml", 404),
+        ("/dashboard/%2e%2e/files.py", 404),
+        ("/docs", 404),
+    ],
+)
+def test_names_in_paths_lead_nowhere_else(served: Served, path: str, status: int) -> None:
+    http, _ = served
+    answer = ask(f"{http.url}{path}")
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
+    problem = answer.json()
+    assert problem["status"] == status
+    assert {"type", "title", "detail", "kind", "hint"} <= problem.keys()
+
+
+def test_a_path_that_climbs_names_a_stream_and_no_folder(tmp_path: Path) -> None:
+    """Names that look like paths are names: what they are stored under stays below the root."""
+    strange = "..", "a/../../b", "%2e%2e/x", "a\\..\\b", "x?y#z"
+    with http_process(tmp_path, streams=strange) as (http, _):
+        assert {row["stream"] for row in ask(f"{http.url}/v1/streams").json()["items"]} == set(strange)
+        for name in strange:
+            assert ask(of(http, name)).json()["stream"] == name
+
+
+def test_the_page_and_its_files_are_there(served: Served) -> None:
+    http, _ = served
+    page = ask(f"{http.url}/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "script-src 'self'" in page.headers["content-security-policy"]
+    again = ask(f"{http.url}/", headers={"If-None-Match": page.headers["etag"]})
+    assert (again.status, again.body) == (304, b"")
+
+
+def test_what_is_asked_for_in_another_way_is_refused(served: Served) -> None:
+    http, _ = served
+    answer = ask(f"{http.url}/v1/streams", method="DELETE")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET")
+    bodies: list[Any] = [b"{", b"[]", b"\xff", {"until": 3}, {"untli": "1:0"}, {"wait_seconds": "9"}, {"until": "x"}]
+    for body in bodies:
+        answer = ask(of(http, ORDERS, "/offload"), method="POST", body=body)
+        assert (answer.status, answer.json()["kind"]) == (400, "fix_call"), body
+    form = ask(of(http, ORDERS, "/pause"), method="POST", body=b"a=b", headers={"Content-Type": "text/plain"})
+    assert form.status == 415
+    unknown = ask(of(http, ORDERS, "/offload"), method="POST", body={"untli": "1:0"}).json()
+    assert unknown["problems"] == [{"where": "body.untli", "what": "Extra inputs are not permitted"}]

@@ -1,0 +1,193 @@
+"""A process with streams in an embedded database and a store in memory, served over real sockets.
+
+Everything is real but for what puts it together; ``ask`` is urllib, so that the client shares nothing with the server.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from formats.entries import Position
+from offloader.clock import SystemClock
+from offloader.effective_settings import SettingsFile
+from offloader.errors import NotFound
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.metrics import Metrics
+from offloader.service.auth import open_credentials
+from offloader.service.control import ServiceControl
+from offloader.service.feeds import Problem
+from offloader.service.http.server import OffloadHttp
+from offloader.service.recent import RecentErrors
+from offloader.service.view import ServiceView
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore, open_store
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.runs import HistoryRuns
+from offloader.write.stream.streaming import StreamOffload
+
+__all__ = ["Answer", "HttpProcess", "ask", "exchange", "http_process", "quoted"]
+
+ORDERS = "shop/eu/persistent/orders"
+PAYMENTS = "shop/eu/persistent/payments"
+_names = itertools.count()
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class HttpProcess:
+    """See the module; ``file`` and ``found`` may be changed by tests."""
+
+    store: ObjectStore
+    database: EmbeddedLedgers
+    offloader: LedgerOffloader
+    file: SettingsFile
+    streams: dict[str, StreamOffload] = field(default_factory=dict)
+    sources: dict[str, Any] = field(default_factory=dict)
+    found: list[Problem] = field(default_factory=list)
+    recent: RecentErrors = field(default_factory=RecentErrors)
+    started_ms: int = 0
+    upkeep: None = None
+
+    def add(self, name: str, entries: int = 20) -> None:
+        source = self.database.open_stream(name)
+        source.append([f"{name} {number}".encode() for number in range(entries)], [1_700_000_000_000] * entries)
+        self.sources[name] = source
+        self.streams[name] = self.offloader.offload_stream(source, name)
+        self.streams[name].offload(timeout_s=60)
+
+    # what a view and the commands ask for
+
+    @property
+    def history(self) -> HistoryRuns:
+        return self.offloader.history
+
+    def document(self) -> Mapping[str, Any]:
+        found = self.offloader.status()
+        rows = [{**row, "feed": "ledgers", "active": True, "method": "streaming"} for row in found["streams"]]
+        return {**found, "streams": rows}
+
+    def problems(self) -> Sequence[Problem]:
+        return self.found
+
+    def source_of(self, stream: str) -> Any:
+        return self.sources.get(stream)
+
+    def offload(self, stream: str, until: Position | None, *, timeout_s: float) -> Position | None:
+        if stream not in self.streams:
+            raise NotFound(f"stream {stream} isn't offloaded by this process", hint="`/v1/streams?served=true`")
+        return self.streams[stream].offload(until, timeout_s=timeout_s)
+
+    def look_again(self, stream: str) -> None:
+        if stream in self.streams:
+            self.streams[stream].look_again()
+
+
+@contextmanager
+def http_process(
+    folder: Path,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    streams: Sequence[str] = (ORDERS,),
+    environ: Mapping[str, str] | None = None,
+    view: Any = None,
+    control: Any = None,
+) -> Iterator[tuple[OffloadHttp, HttpProcess]]:
+    """Serves HTTP on a free port of loopback until the end.
+
+    Args:
+        sections: settings; ``http.listen`` is the free port unless given.
+        environ: where tokens are looked up.
+        view, control: instead of the real ones.
+    """
+    given = {name: dict(values) for name, values in (sections or {}).items()}
+    given["http"] = {"listen": "127.0.0.1:0", **given.get("http", {})}
+    settings = Settings.of(given)
+    clock = SystemClock()
+    layer = {f"{section}.{name}": value for section, values in given.items() for name, value in values.items()}
+    metrics = Metrics(settings.telemetry, clock=clock)
+    store = open_store(f"memory://http-{next(_names)}", recorder=metrics)
+    database = EmbeddedLedgers(str(folder / f"ledgers-{next(_names)}.db"))
+    offloader = LedgerOffloader(store, settings, observe=True)
+    process = HttpProcess(store, database, offloader, SettingsFile("test.toml", {"": layer}), started_ms=clock.now_ms())
+    http = None
+    try:
+        for name in streams:
+            process.add(name)
+        http = OffloadHttp(
+            view or ServiceView(store, clock=clock, process=process),
+            control or ServiceControl(store, clock=clock, process=process),
+            settings=settings,
+            credentials=open_credentials(settings.access, environ or {}),
+            clock=clock,
+            exposition=metrics.exposition,
+            recorder=metrics,
+        )
+        http.start()
+        yield http, process
+    finally:
+        if http is not None:
+            http.stop()
+        for stream in process.streams.values():
+            stream.stop()
+        offloader.close()
+        database.close()
+
+
+def quoted(name: str) -> str:
+    """A name as one part of a path."""
+    return "".join(chr(b) if chr(b).isalnum() or chr(b) in "-_.~" else f"%{b:02X}" for b in name.encode())
+
+
+def ask(
+    url: str,
+    *,
+    method: str = "GET",
+    body: object = None,
+    token: str = "",
+    headers: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Answer:
+    """One request; a body that isn't bytes is sent as JSON."""
+    data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, method=method)
+    if data is not None:
+        request.add_header("Content-Type", "application/json")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    for name, value in (headers or {}).items():
+        request.add_header(name, value)
+    try:
+        with urllib.request.urlopen(request, timeout=60, context=tls) as answer:
+            return Answer(answer.status, dict(answer.headers.items()), answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Answer(error.code, dict(error.headers.items()), error.read())
+
+
+def exchange(http: OffloadHttp, raw: bytes) -> bytes:
+    """Everything that is answered to these bytes, until the other side closes."""
+    with socket.create_connection((http.address.host, http.address.port), timeout=60) as connection:
+        connection.sendall(raw)
+        found = b""
+        while piece := connection.recv(65536):
+            found += piece
+        return found
