@@ -45,7 +45,7 @@ LAYERS = [
         "offloader.watchdog",
         "offloader.write",
     },
-    {"offloader.asking", "offloader.managed_ledger", "offloader.replay", "offloader.upkeep"},
+    {"offloader.asking", "offloader.doctor", "offloader.managed_ledger", "offloader.replay", "offloader.upkeep"},
     {"offloader.spark", "pyspark_offloader", "offloader.service"},
     {"offloader.demo"},
     {"offloader.cli"},

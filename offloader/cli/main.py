@@ -47,6 +47,7 @@ VERBS = {
     "rollback": "Make ledgers readable for a reader that knows V1 only.",
     "config": "Explain or check settings.",
     "status": "Show what the streams are doing.",
+    "doctor": "Find out what keeps streams from being offloaded.",
     "serve": "Offload streams unattended, beside a broker.",
     "spark": "Backfill, export or verify many streams with Spark.",
 }

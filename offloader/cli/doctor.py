@@ -1,0 +1,89 @@
+"""``offloader doctor``: whether everything is there that a serving process needs, and why nothing is offloaded.
+
+Owns what is looked at and how it is shown. Must never leave a trace but scratch objects that it removes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.output import Column, print_rows
+from offloader.clock import SystemClock
+from offloader.doctor.findings import Check, Finding, Outcome, run_checks
+from offloader.doctor.local_checks import LocalChecks
+from offloader.doctor.store_checks import StoreChecks
+from offloader.doctor.stream_checks import StreamChecks
+from offloader.effective_settings import SettingsFile, read_settings_file
+
+__all__ = ["run"]
+
+_COLUMNS = [
+    Column("outcome", "OUTCOME"),
+    Column("check", "CHECK"),
+    Column("what", "FOUND"),
+    Column("hint", "TO DO"),
+]
+
+
+def run(
+    config: Config = "",
+    store: Store = "",
+    endpoint_url: EndpointUrl = "",
+    region: Region = "",
+    read_only: Annotated[bool, typer.Option("--read-only", help="Write nothing, not even scratch objects.")] = False,
+    json: Json = False,
+) -> int:
+    """Look whether the store answers, lets us do each verb and keeps its promises; at clocks, disk, memory, brokers,
+    and at streams that wait to be offloaded. Each finding says what to do about it.
+
+    The exit code is that of the first problem; warnings have none.
+    """
+    file = read_settings_file(config) if config else SettingsFile()
+    failed: list[int] = []
+
+    def rows() -> Iterator[dict[str, object]]:
+        for each in run_checks(_checks(file, store, endpoint_url, region, read_only=read_only)):
+            if each.outcome is Outcome.PROBLEM:
+                failed.append(each.kind.value if each.kind else 1)
+            yield _row(each)
+
+    print_rows(rows(), _COLUMNS, as_json=json)
+    if failed and not json:
+        print(f"{len(failed)} problems", file=sys.stderr)
+    return failed[0] if failed else 0
+
+
+def _checks(file: SettingsFile, url: str, endpoint_url: str, region: str, *, read_only: bool) -> Iterator[Check]:
+    clock, settings = SystemClock(), file.settings_of("")
+    serve = settings.serve
+    # A store that doesn't answer is to be told soon.
+    patience = replace(settings.store, retries_max=min(settings.store.retries_max, 1))
+    opened = open_chosen_store(
+        url or serve.store,
+        endpoint_url or serve.endpoint_url,
+        region or serve.region,
+        settings=patience,
+        limits=settings.limits,
+        read_only=read_only,
+    )
+    stores = StoreChecks(opened, settings, clock, read_only=read_only)
+    yield stores
+    yield LocalChecks(settings)
+    if stores.answers:
+        yield StreamChecks(opened, file, clock)
+
+
+def _row(finding: Finding) -> dict[str, object]:
+    return {
+        "outcome": finding.outcome.value,
+        "check": finding.check,
+        "what": finding.what,
+        "hint": finding.hint or None,
+        "kind": None if finding.kind is None else finding.kind.name.lower(),
+    }

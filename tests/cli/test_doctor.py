@@ -1,0 +1,211 @@
+"""``offloader doctor``: what is wrong is found, named with what to do about it, and decides the exit code."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.cli.main import main
+from offloader.clock import SystemClock
+from offloader.doctor.findings import Finding, Outcome, fine, run_checks
+from offloader.doctor.store_checks import StoreChecks
+from offloader.errors import AccessDenied, ErrorKind, StoreUnavailable, Unsupported
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.managed_ledger import open_managed_ledger
+from offloader.manifest.global_hold import set_global_hold
+from offloader.manifest.hold import set_hold
+from offloader.manifest.log import ManifestLog
+from offloader.settings import Settings
+from offloader.store.base import DeleteFailure, ObjectStore, open_store
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.manual_clock import ManualClock
+from tests.conftest import S3Place
+
+STREAM = "a/b/persistent/orders"
+_names = itertools.count()
+VERBS = ["put", "head and get", "list", "uploads", "list parts", "list uploads", "abort", "delete"]
+
+
+def memory(clock: Any = None) -> FaultyStore:
+    return FaultyStore(MemoryStore(f"doctor-{next(_names)}", "", clock or SystemClock()))
+
+
+def found(store: ObjectStore, clock: Any = None, **store_settings: Any) -> dict[str, Finding]:
+    settings = Settings.of({"store": store_settings})
+    return {each.check: each for each in run_checks([StoreChecks(store, settings, clock or SystemClock())])}
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    code = main(["doctor", "--json", *arguments])
+    return code, {row["check"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+
+
+def test_a_store_with_which_all_is_well(s3_place: S3Place) -> None:
+    store = s3_place.open()
+    findings = found(store)
+    assert {each.outcome for each in findings.values()} == {Outcome.OK}
+    assert list(findings) == [
+        "store reachable",
+        *(f"store {verb}" for verb in VERBS),
+        "store conditional puts",
+        "store clock",
+    ]
+    assert not store.list("").objects
+    assert not store.list_uploads("")
+
+
+@pytest.mark.parametrize(
+    ("verb", "check", "permission"),
+    [
+        ("put", "store put", "s3:PutObject"),
+        ("head", "store head and get", "s3:GetObject"),
+        ("complete_upload", "store uploads", "s3:PutObject"),
+        ("list_parts", "store list parts", "s3:ListMultipartUploadParts"),
+        ("list_uploads", "store list uploads", "s3:ListBucketMultipartUploads"),
+        ("abort_upload", "store abort", "s3:AbortMultipartUpload"),
+    ],
+)
+def test_what_is_not_allowed_is_named_with_the_permission_it_needs(verb: str, check: str, permission: str) -> None:
+    store = memory()
+    store.set_faults([Fault(call=1, calls=1, verb=verb, error=AccessDenied)])
+    finding = found(store)[check]
+    assert (finding.outcome, finding.kind, finding.hint) == (Outcome.PROBLEM, ErrorKind.DENIED, f"allow {permission}")
+
+
+class Keeping(FaultyStore):
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        return [DeleteFailure(key, "AccessDenied", retryable=False) for key in keys]
+
+
+def test_a_delete_that_is_refused_key_by_key_is_a_problem() -> None:
+    store = Keeping(MemoryStore(f"doctor-{next(_names)}", "", SystemClock()))
+    finding = found(store)["store delete"]
+    assert (finding.kind, finding.hint) == (ErrorKind.DENIED, "allow s3:DeleteObject")
+    assert "AccessDenied" in finding.what
+
+
+def test_a_store_that_does_not_answer_is_said_once() -> None:
+    store = memory()
+    store.set_faults([Fault(call=1, calls=100)])
+    assert list(found(store)) == ["store reachable"]
+
+
+class Overwriting(FaultyStore):
+    """Ignores every condition."""
+
+    def put(self, key: str, body: Any, **given: Any) -> Any:
+        given.pop("mode", None)
+        return self.inner.put(key, body, **given)
+
+
+def test_promises_that_are_not_kept_are_a_problem_unless_there_is_one_writer() -> None:
+    broken = Overwriting(MemoryStore(f"doctor-{next(_names)}", "", SystemClock()))
+    finding = found(broken)["store conditional puts"]
+    assert (finding.outcome, finding.kind) == (Outcome.PROBLEM, Unsupported.kind)
+    finding = found(broken, single_writer=True)["store conditional puts"]
+    assert finding.outcome is Outcome.WARNING
+
+
+def test_clocks_that_differ_are_a_problem() -> None:
+    clock = ManualClock()
+    store = memory(clock)
+    ahead = ManualClock()
+    ahead.advance(3600)
+    finding = found(store, ahead)["store"]
+    assert (finding.outcome, finding.kind) == (Outcome.PROBLEM, ErrorKind.RETRY_LATER)
+    assert "differ by" in finding.what
+
+
+def test_one_check_that_fails_keeps_no_other_from_its_turn() -> None:
+    class Failing:
+        name = "broker"
+
+        def run(self) -> list[Finding]:
+            raise StoreUnavailable("no answer", hint="is it running?")
+
+    class Good:
+        name = "disk"
+
+        def run(self) -> list[Finding]:
+            return [fine("disk", "large")]
+
+    assert [(each.check, each.outcome, each.hint) for each in run_checks([Failing(), Good()])] == [
+        ("broker", Outcome.PROBLEM, "is it running?"),
+        ("disk", Outcome.OK, ""),
+    ]
+
+
+def test_streams_that_wait_are_named_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url, ledgers = f"file://{tmp_path}/store", f"sqlite:///{tmp_path}/ledgers.db"
+    store = open_store(url)
+    names = {"paused": f"{STREAM}-paused", "none": f"{STREAM}-none", "late": f"{STREAM}-late", "held": f"{STREAM}-held"}
+    for name in names.values():
+        with open_managed_ledger(name, ledgers=ledgers, store=store) as topic:
+            topic.append(b"x")
+            topic.offload()
+            if name == names["paused"]:
+                topic.pause()
+            if name != names["held"]:
+                topic.append(b"y")
+            if name in (names["late"], names["none"]):
+                topic.close(drain=False)
+    set_hold(store, names["held"], on=True, reason="audit", clock=SystemClock())
+    set_global_hold(store, by="me", reason="audit", now_ms=0)
+    fresh = f"{STREAM}-fresh"
+    database = EmbeddedLedgers(ledgers)
+    database.open_stream(fresh).append([b"x"] * 3)
+    database.close()
+    config = tmp_path / "offloader.toml"
+    config.write_text(
+        f'streaming_offload = true\n[serve]\nstore = "{url}"\nledgers = "{ledgers}"\n'
+        "[offload]\ntakeover_after_seconds = 0.01\nmax_offload_segment_rollover_time_minutes = 0.0001\n"
+        f'[topics."{names["none"]}".offload]\nmethod = "none"\n'
+    )
+    code, rows = doctor(capsys, "--config", str(config))
+    assert code == 0, "warnings are no failure"
+    said = {name: rows[f"stream {stream}"]["what"] for name, stream in names.items()}
+    assert said["paused"] == "paused, and 1 entries wait"
+    assert said["none"] == "its method is none, and 1 entries wait"
+    assert said["late"].startswith("nothing was written for ")
+    assert said["held"] == "on hold: nothing of it is deleted"
+    assert rows[f"stream {fresh}"]["what"] == "never offloaded, and 3 entries wait"
+    assert rows["store deletion"]["what"] == "all deletion is stopped by me: audit"
+    assert rows["ledger database"]["what"].endswith("ledgers.db has 5 streams")
+
+
+def test_a_damaged_manifest_and_a_folder_that_is_missing_are_problems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file://{tmp_path}/store"
+    store = open_store(url)
+    log = ManifestLog(store, STREAM, clock=SystemClock())
+    log.open_epoch()
+    for info in store.list(f"{STREAM}/manifest/").objects:
+        store.put(info.key, b"damaged")
+    config = tmp_path / "offloader.toml"
+    config.write_text(
+        f'[serve]\nledgers = "sqlite:///{tmp_path}/nowhere/ledgers.db"\n'
+        f'[telemetry]\nstatus_file = "{tmp_path}/nowhere/status.json"\n'
+    )
+    code, rows = doctor(capsys, "--config", str(config), "--store", url)
+    assert {name: row["kind"] for name, row in rows.items() if row["outcome"] == "problem"} == {
+        "ledger database": "denied",
+        "status file": "denied",
+        f"stream {STREAM}": "repair_data",
+    }
+    assert code == ErrorKind.DENIED.value, "the first one's"
+
+
+def test_reading_only_leaves_the_store_untouched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "store").mkdir()
+    code, rows = doctor(capsys, "--store", f"file://{tmp_path}/store", "--read-only")
+    assert (code, list((tmp_path / "store").iterdir())) == (0, [])
+    assert "store put" not in rows
+    assert main(["doctor"]) == 2
+    assert "no store was named" in capsys.readouterr().err
