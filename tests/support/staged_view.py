@@ -157,7 +157,24 @@ class StagedView:
         return {"stream": name, "words": self.words, "latest_cycle_ms": self.now_ms, "latest_cycle_error": None}
 
     def decisions(self, name: str) -> list[dict[str, Any]]:
-        return []
+        return (
+            [
+                {
+                    "at_ms": self.now_ms - 1_800_000,
+                    "why": self.words[-2][9:],
+                    "removed_bytes": 12 * _MIB,
+                    "overridden": [],
+                },
+                {
+                    "at_ms": self.now_ms - 3_600_000,
+                    "why": "nothing is old enough",
+                    "removed_bytes": None,
+                    "overridden": [],
+                },
+            ]
+            if self.words
+            else []
+        )
 
     def subscribers(self, name: str) -> list[dict[str, Any]]:
         return self.subscriber_rows

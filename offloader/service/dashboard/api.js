@@ -45,6 +45,7 @@ export const routes = {
   shape: (name) => of(name, "/shape"),
   segments: (name) => of(name, "/segments"),
   retention: (name) => of(name, "/retention"),
+  decisionsOf: (name) => of(name, "/decisions"),
   subscribers: (name) => of(name, "/subscribers"),
   cleanup: (name) => of(name, "/cleanup"),
 };

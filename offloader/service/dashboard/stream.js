@@ -9,8 +9,9 @@ import { errorList } from "./streams.js";
 import { ago, at, bytes, count, many, modeOf, nameOf, percent, span } from "./words.js";
 
 const PAGE_ROWS = 20;
-// What is read from the store, not from memory, is asked for less often.
+// What is read from the store, not from memory, is asked for less often; sooner where something was committed.
 const STORE_EVERY_MS = 15_000;
+const STORE_SOONEST_MS = 4_000;
 const PICTURE_PX_MIN = 240;
 const SEGMENTS = [
   ["Segment", ""],
@@ -61,6 +62,7 @@ export class StreamView {
     this.picture = card("Ledgers, segments and time");
     this.facts = card("Where it stands");
     this.retention = card("What retention would do now, and why");
+    this.decisions = card("What was decided before");
     this.subscribers = card("Who reads it");
     this.segments = card("Segments");
     this.plan = card("What cleanup would do now");
@@ -84,12 +86,12 @@ export class StreamView {
       el("div", { class: "two" }, this.facts.section, this.subscribers.section),
       this.retention.section,
       this.segments.section,
-      el("div", { class: "two" }, this.plan.section, this.errors.section),
+      el("div", { class: "two" }, this.plan.section, this.decisions.section),
+      this.errors.section,
     );
-    for (const each of [this.picture, this.facts, this.subscribers, this.retention, this.plan, this.errors]) {
-      show(each.body, el("p", { class: "empty" }, "Loading…"));
-    }
-    this.plan.body.className = this.errors.body.className = "scroll";
+    const cards = [this.picture, this.facts, this.subscribers, this.retention, this.plan, this.decisions, this.errors];
+    for (const each of cards) show(each.body, el("p", { class: "empty" }, "Loading…"));
+    for (const each of cards.slice(-3)) each.body.className = "scroll";
     new ResizeObserver(() => this.#draw()).observe(this.picture.section);
   }
 
@@ -123,21 +125,23 @@ export class StreamView {
       ask(routes.stream(name), {}, signal),
       ask(routes.errors, { stream: name, limit: PAGE_ROWS }, signal),
     ]);
-    if (Date.now() - this.#slowAt > STORE_EVERY_MS) {
-      const [shape, segments, retention, subscribers, cleanup] = await Promise.all([
+    const age = Date.now() - this.#slowAt;
+    if (age > STORE_EVERY_MS || (age > STORE_SOONEST_MS && stream.committed !== this.#slow.committed)) {
+      const [shape, segments, retention, decisions, subscribers, cleanup] = await Promise.all([
         part(ask(routes.shape(name), {}, signal)),
         part(ask(routes.segments(name), { cursor: this.#places.at(-1), limit: PAGE_ROWS }, signal)),
         part(ask(routes.retention(name), {}, signal)),
+        part(ask(routes.decisionsOf(name), {}, signal)),
         part(ask(routes.subscribers(name), {}, signal)),
         part(ask(routes.cleanup(name), {}, signal)),
       ]);
-      this.#slow = { shape, segments, retention, subscribers, cleanup };
+      this.#slow = { committed: stream.committed, shape, segments, retention, decisions, subscribers, cleanup };
       this.#slowAt = Date.now();
     }
     return { overview, stream, errors, ...this.#slow };
   }
 
-  render({ overview, stream, errors, shape, segments, retention, subscribers, cleanup }) {
+  render({ overview, stream, errors, shape, segments, retention, decisions, subscribers, cleanup }) {
     const [word, state] = modeOf(stream);
     say(this.badge, word);
     mark(this.badge, state);
@@ -150,6 +154,7 @@ export class StreamView {
     this.#showRetention(retention);
     this.#showSubscribers(subscribers);
     this.#showPlan(cleanup);
+    this.#showDecisions(decisions);
     const none = el("p", { class: "empty" }, "Nothing went wrong since the process began.");
     show(this.errors.body, errors.items.length ? errorList(errors.items) : none);
   }
@@ -252,6 +257,24 @@ export class StreamView {
   #showRetention(found) {
     if (found.failed) show(this.retention.body, note(found.failed));
     else show(this.retention.body, el("pre", { class: "words", tabindex: "0" }, found.words.join("\n")));
+  }
+
+  #showDecisions(found) {
+    if (found.failed || found.items.length === 0) {
+      show(this.decisions.body, found.failed ? note(found.failed) : el("p", { class: "empty" }, "Nothing yet."));
+      return;
+    }
+    const lines = found.items.map((each) =>
+      el(
+        "li",
+        {},
+        el("span", { class: "when" }, ago(each.at_ms)),
+        el("div", {}, each.removed_bytes ? `${bytes(each.removed_bytes)} went` : "Nothing went"),
+        el("div", { class: "faint" }, each.why),
+        each.overridden.length ? el("div", {}, `unread data of ${each.overridden.map((one) => one.name).join(", ")}`) : null,
+      ),
+    );
+    show(this.decisions.body, el("ul", { class: "said" }, ...lines));
   }
 
   #showSubscribers(found) {

@@ -60,6 +60,7 @@ export class StreamsView {
       type: "search",
       id: "search",
       placeholder: "Search by name",
+      maxlength: 200,
       "aria-label": "Search streams by name",
       oninput: () => {
         clearTimeout(timer);

@@ -1,0 +1,324 @@
+"""The page in a real browser: what it shows, that it keeps up, by keyboard, light and dark, on a phone, for guests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.http_process import ORDERS, PAYMENTS, http_process
+from tests.support.page_server import PageServer
+from tests.support.staged_view import NOW_MS, StagedView, lively, stream_row
+
+Serve = Callable[..., PageServer]
+Look = Callable[..., Page]
+Keep = Callable[[Page, str], None]
+
+WORST = "shop/eu/persistent/clicks-partition-0"
+TOKEN = "a-token-that-is-long-enough"
+
+#: Text that is seen, with the contrast to what lies behind it (WCAG 2.1, 1.4.3), where that is too low.
+FAINT_TEXT = """() => {
+  const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const behind = (node) => {
+    for (let each = node; each; each = each.parentElement) {
+      const colour = parse(getComputedStyle(each).backgroundColor);
+      if (colour[3] === 1) return colour;
+    }
+    return [255, 255, 255, 1];
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || node.closest("svg, noscript, script, :disabled")) continue;
+    if (!node.checkVisibility({ visibilityProperty: true, opacityProperty: true })) continue;
+    const style = getComputedStyle(node);
+    const [one, other] = [light(parse(style.color)), light(behind(node))];
+    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.6 && style.fontWeight >= 600);
+    if (ratio < (large ? 3 : 4.5)) found.push(`${ratio.toFixed(2)} ${walker.currentNode.data.trim().slice(0, 40)}`);
+  }
+  return found;
+}"""
+
+
+def address(stream: str) -> str:
+    return f"#/stream/{stream.replace('/', '%2F')}"
+
+
+def shown(page: Page) -> Page:
+    """Waits until the page has something to show."""
+    expect(page.locator("#state")).not_to_have_attribute("data-state", "loading")
+    expect(page.get_by_text("Loading…").filter(visible=True)).to_have_count(0)
+    return page
+
+
+def nudge(page: Page) -> None:
+    """What happens when somebody comes back to the tab: the page asks at once."""
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+
+
+def overflow_px(page: Page) -> int:
+    found: int = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+    return found
+
+
+def test_trouble_comes_first_and_what_changes_is_seen_without_asking(
+    serve: Serve, look: Look, keep_picture: Keep
+) -> None:
+    view = lively()
+    server = serve(view)
+    page = shown(look(server.url))
+    rows = page.get_by_role("table", name="Streams").locator("tbody tr")
+    expect(rows).to_have_count(12)
+    expect(rows.first).to_contain_text("clicks-partition-0")
+    expect(rows.first).to_contain_text("stalled")
+    expect(rows.first).to_contain_text("32 min")
+    expect(rows.first).to_contain_text("503 SlowDown")
+    expect(page.get_by_role("region", name="Problems")).to_contain_text("the store asks for fewer requests")
+    expect(page.get_by_role("region", name="What retention decided")).to_contain_text(
+        "4.0 GiB went: the maximum of 20 GiB"
+    )
+    expect(page.get_by_role("region", name="Errors and warnings")).to_contain_text("it is asked again every 30 s")
+    expect(page.get_by_role("region", name="Orphans", exact=True)).to_contain_text("31.0 MiB")
+    expect(page).to_have_title("1 problem · offloader")
+    keep_picture(page, "streams")
+
+    view.rows[2] |= {
+        "stalled": None,
+        "last_error": None,
+        "mode": "live",
+        "lag": {"entries": 0, "bytes": 0, "seconds": 0},
+    }
+    view.problem_rows.clear()
+    row = page.locator("tbody tr", has_text="clicks-partition-0")
+    expect(row).to_contain_text("live")
+    expect(row).not_to_contain_text("503 SlowDown")
+    expect(page.locator("#state")).to_have_text("Working")
+    expect(page.get_by_role("region", name="Problems")).to_be_hidden()
+    expect(page).to_have_title("offloader")
+
+
+def test_a_real_process_is_seen_as_it_is(look: Look, tmp_path: Path) -> None:
+    """Nothing is staged: entries go into ledgers, segments into a store, and both are looked at through the page."""
+    with http_process(tmp_path, streams=(ORDERS, PAYMENTS)) as (http, process):
+        page = shown(look(f"{http.url}/"))
+        rows = page.locator(".streams tbody tr")
+        expect(rows).to_have_count(2)
+        expect(rows.filter(has_text="orders")).to_contain_text("20 entries")
+        page.get_by_role("link", name="orders").click()
+        expect(page.get_by_role("img", name="20 entries in 1 ledger, offloaded as 1 segment")).to_be_visible()
+        expect(page.get_by_role("region", name="Where it stands")).to_contain_text("1:19")
+        expect(page.get_by_role("table", name="Segments")).to_contain_text("V2, ledger 1")
+        expect(page.get_by_text("no policy: nothing goes by itself")).to_be_visible()
+        process.sources[ORDERS].append([b"one more"])
+        process.streams[ORDERS].offload(timeout_s=60)
+        expect(page.get_by_role("img", name="21 entries in 1 ledger, offloaded as 2 segments")).to_be_visible()
+        expect(page.locator("#state")).to_have_text("Working")
+
+
+def test_one_stream_is_a_picture_with_its_facts(serve: Serve, look: Look, keep_picture: Keep) -> None:
+    view = lively()
+    page = shown(look(serve(view).url + address(WORST), expected=("404",)))
+    expect(page.get_by_role("heading", level=1)).to_have_text("clicks-partition-0")
+    picture = page.get_by_role(
+        "img", name=re.compile("4 ledgers, offloaded as 12 segments, 1 gap, 81,204 entries wait")
+    )
+    expect(picture.locator("rect[data-ledger] > title").filter(has_text="ledger 6:")).to_have_count(1)
+    # A segment that lies in two ledgers has a piece of the colour of each.
+    across = picture.locator("rect[data-ledger] > title").filter(has_text="of ledger 6, ledger 7")
+    expect(across).to_have_count(2)
+    expect(picture.locator("line.gap")).to_have_count(1)
+    expect(picture.locator("path.rate")).to_have_count(1)
+    expect(page.get_by_role("region", name="Where it stands")).to_contain_text("9:3999")
+    expect(page.get_by_role("table", name="Subscribers")).to_contain_text("billing")
+    expect(page.get_by_role("table", name="Plan of cleanup")).to_contain_text("waits for grace period")
+    expect(page.get_by_text("what lies before 7:100 would go: 74,000 entries")).to_be_visible()
+    expect(page.get_by_role("alert").filter(has_text="entries up to 7:19 wait")).to_be_visible()
+    decided = page.get_by_role("region", name="What was decided before")
+    expect(decided.locator("li")).to_have_text(
+        [re.compile("12.0 MiB went.*read by all that count"), re.compile("Nothing went")]
+    )
+    keep_picture(page, "stream")
+
+    view.rows[2]["lag"] = {"entries": 90_000, "bytes": 1, "seconds": 1950.0}
+    nudge(page)
+    expect(page.get_by_role("img", name=re.compile("90,000 entries wait"))).to_be_visible()
+    # What isn't in the store has no picture, and says so.
+    view.rows.append(stream_row("shop/eu/persistent/new"))
+    page.goto(page.url.partition("#")[0] + address("shop/eu/persistent/new"))
+    expect(page.get_by_text("Nothing of it is in the store yet.")).to_be_visible()
+    page.goto(page.url.partition("#")[0] + address("shop/eu/persistent/gone"))
+    expect(page.get_by_text("there is no stream shop/eu/persistent/gone")).to_be_visible()
+
+
+def test_everything_is_reached_by_keyboard(serve: Serve, look: Look) -> None:
+    page = shown(look(serve(lively()).url))
+    reached = []
+    for _ in range(5):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent")
+        )
+    assert reached == [
+        "Skip to the content", "offloader, all streams", "Search streams by name", "Order of the streams",
+        "clicks-partition-0",
+    ]  # fmt: skip
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("clicks-partition-0")
+    expect(page.get_by_role("heading", level=1)).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Escape")
+    link = page.get_by_role("link", name="clicks-partition-0").first
+    expect(link).to_be_focused()
+    # It stays there while what is shown is renewed.
+    with page.expect_response(re.compile("/v1/orphans")):
+        pass
+    expect(link).to_be_focused()
+    page.keyboard.press("/")
+    page.keyboard.type("PAYMENTS")
+    expect(page.locator(".streams tbody tr")).to_have_count(2)
+    expect(page.get_by_role("status").filter(has_text="1 to 2 of 2")).to_be_visible()
+    page.keyboard.type(" of nobody")
+    expect(page.get_by_text("No stream is called like that")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator(".streams tbody tr")).to_have_count(12)
+
+
+def test_thousands_of_streams_come_page_by_page(serve: Serve, look: Look) -> None:
+    view = StagedView(
+        rows=[stream_row(f"shop/eu/persistent/t-{number:04}", lag_s=float(number)) for number in range(2500)]
+    )
+    page = shown(look(serve(view).url))
+    rows = page.locator(".streams tbody tr")
+    expect(rows).to_have_count(50)
+    expect(rows.first).to_contain_text("t-2499")
+    page.get_by_role("button", name="Next").click()
+    expect(rows.first).to_contain_text("t-2449")
+    page.get_by_role("button", name="Next").click()
+    expect(page.get_by_text("101 to 150 of 2,500")).to_be_visible()
+    page.get_by_role("button", name="Previous").click()
+    expect(page.get_by_text("51 to 100 of 2,500")).to_be_visible()
+    page.get_by_label("Order of the streams").select_option("name")
+    expect(rows.first).to_contain_text("t-0000")
+    expect(page.get_by_text("1 to 50 of 2,500")).to_be_visible()
+
+
+@pytest.mark.parametrize("where", ["streams", "stream"])
+def test_it_is_readable_in_light_and_dark_and_fits_a_phone(
+    serve: Serve, look: Look, keep_picture: Keep, where: str
+) -> None:
+    view = lively()
+    view.rows.append(stream_row(f"shop/eu/persistent/{'a-very-long-name-' * 14}end", lag_s=9999.0))
+    url = serve(view).url + (address(WORST) if where == "stream" else "")
+    grounds = []
+    for dark in (False, True):
+        page = shown(look(url, width=375, height=800, dark=dark))
+        assert overflow_px(page) <= 0
+        keep_picture(page, f"{where}-phone-{'dark' if dark else 'light'}")
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.locator("h2").first.wait_for()
+        assert overflow_px(page) <= 0
+        assert page.evaluate(FAINT_TEXT) == []
+        grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        keep_picture(page, f"{where}-{'dark' if dark else 'light'}")
+    assert grounds == ["rgb(245, 247, 248)", "rgb(15, 22, 28)"]
+
+
+HOSTILE = [
+    "shop/eu/persistent/<img src=x onerror=hacked=1>",
+    'shop/eu/persistent/"><script>hacked=1</script>',
+    "javascript:hacked=1/persistent/'onclick='hacked=1",
+    "shop/eu/persistent/%3Cb%3E..%2F#&?=;",
+    "shop/eu/persistent/\u202eevil\u0000".replace("\u0000", "\u2028"),
+]
+
+
+def test_names_and_messages_are_text_whatever_is_in_them(serve: Serve, look: Look) -> None:
+    view = StagedView(rows=[stream_row(name, last_error=f"broken: {name}") for name in HOSTILE])
+    view.problem_rows = [
+        {"where": name, "what": name, "hint": name, "since_ms": None, "blocks_ready": True} for name in HOSTILE
+    ]
+    view.error_rows = [
+        {
+            "first_ms": NOW_MS, "last_ms": NOW_MS, "count": 1, "level": "error", "stream": name, "event": "",
+            "hint": name, "message": name,
+        }
+        for name in HOSTILE
+    ]  # fmt: skip
+    view.decision_rows = [
+        {"stream": name, "at_ms": NOW_MS, "bytes": 1, "overridden": [name], "why": name, "error": None, "hint": name}
+        for name in HOSTILE
+    ]
+    view.words = HOSTILE
+    server = serve(view)
+    page = shown(look(server.url))
+    for name in HOSTILE:
+        assert name in page.get_by_role("region", name="Problems").inner_text()
+        page.locator(f'.streams a[href="#/stream/{server.encoded(name)}"]').click()
+        expect(page.get_by_role("region", name="Where it stands")).to_contain_text(name)
+        assert page.locator("pre.words").text_content() == "\n".join(HOSTILE)
+        page.keyboard.press("Escape")
+        expect(page.locator(".streams tbody tr")).to_have_count(len(HOSTILE))
+    assert page.evaluate("typeof hacked") == "undefined"
+    assert page.locator("img").count() == 1, "the brand's"
+    assert page.locator("script").count() == 1
+
+
+def test_a_guest_is_asked_for_a_token_that_stays_in_the_tab(serve: Serve, look: Look, keep_picture: Keep) -> None:
+    server = serve(lively(), token=TOKEN)
+    asked: list[str] = []
+    page = look(server.url, expected=("401",))
+    page.on("request", lambda request: asked.append(request.url))
+    expect(page.get_by_label("Token")).to_be_focused()
+    expect(page.locator("#view")).to_be_hidden()
+    keep_picture(page, "token")
+    page.keyboard.type("a-token-that-nobody-gave-out")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("That token isn't known here.")).to_be_visible()
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Look inside").click()
+    expect(page.locator(".streams tbody tr")).to_have_count(12)
+    expect(page.locator("#token-form")).to_be_hidden()
+    assert page.evaluate("[Object.values({...sessionStorage}), {...localStorage}, document.cookie]") == [
+        [TOKEN],
+        {},
+        "",
+    ]
+    assert all(TOKEN not in each for each in asked)
+    assert {each.startswith(server.url) for each in asked} == {True}, "nobody else is asked"
+    assert TOKEN not in page.content()
+    page.get_by_role("button", name="Forget the token").click()
+    expect(page.get_by_label("Token")).to_be_focused()
+    assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_what_was_seen_last_stays_while_nobody_answers(serve: Serve, look: Look, keep_picture: Keep) -> None:
+    server = serve(lively())
+    page = shown(look(server.url, expected=("Failed to load resource",)))
+    server.stop()
+    nudge(page)
+    expect(page.get_by_text("The offloader doesn't answer:")).to_be_visible()
+    expect(page.locator("#state")).to_have_text("Unreachable")
+    expect(page.locator(".streams tbody tr")).to_have_count(12)
+    keep_picture(page, "unreachable")
+    server.start()
+    page.get_by_role("button", name="Try now").click()
+    expect(page.locator("#state")).to_have_text("1 problem")
+    expect(page.get_by_text("The offloader doesn't answer:")).to_be_hidden()
+
+
+def test_nothing_there_yet_is_said_in_words(serve: Serve, look: Look, empty: StagedView, keep_picture: Keep) -> None:
+    page = shown(look(serve(empty).url))
+    expect(page.get_by_text("No streams yet")).to_be_visible()
+    expect(page.get_by_text("No cycle has run yet.")).to_be_visible()
+    expect(page.get_by_text("This process doesn't clean up.")).to_be_visible()
+    expect(page.locator("#state")).to_have_text("Working")
+    keep_picture(page, "empty")
