@@ -141,6 +141,20 @@ class PartitionEntries:
         is_end = position.ledger_id == ledger_id and position.entry_id == last + 1 and first <= last
         return after if is_end and after.ledger_id > ledger_id and self._ends(Position(ledger_id, last)) else position
 
+    def at_or_before(self, position: Position) -> Position | None:
+        """The latest place of this stream at or before a position of somebody who knows other ledgers too.
+
+        ``None``: the position is before everything there is, or there is nothing.
+        """
+        if self.head is not None and position <= self.head:
+            return position
+        row = self._row(position)
+        if row < 0:
+            return self.head
+        last = self._last_of(row)
+        end = Position(last.ledger_id, last.entry_id + 1)
+        return min(position, end) if self.head is None else max(self.head, min(position, end))
+
     def is_at_tail(self, position: Position) -> bool:
         """Whether no entry lies at or after a position."""
         return self.last is None or position > self.last

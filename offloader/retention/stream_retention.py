@@ -17,6 +17,7 @@ from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.state import ManifestState
 from offloader.retention.cuts import Cut
 from offloader.retention.documents import DocumentStore, Stored
+from offloader.retention.followed import Followed, followed
 from offloader.retention.own_cuts import Known, OwnCuts
 from offloader.retention.partitions import LoadedPartitions, SourceOf
 from offloader.retention.place import Place, find_place
@@ -185,6 +186,30 @@ class StreamRetention:
             return registry if given is None else registry.remove(name, given)
 
         return name not in self._changed(place, removed).subscribers
+
+    def follow(
+        self, wanted: Mapping[str, Followed], *, gone: Collection[str] = (), renew_ms: int | None = None
+    ) -> Registry:
+        """Brings subscribers in line with somebody else's, all in one write; see ``followed``.
+
+        Args:
+            wanted: name -> what that one has consumed; the cuts are this stream's.
+            gone: names that aren't anybody's any more.
+            renew_ms: a sign of life of who is connected is older than this when it is renewed; ``None``: never.
+
+        Raises:
+            NotFound: the stream was deleted.
+            LimitReached: too many subscribers.
+        """
+        place = self.place(create=True) if wanted else self.place()
+        if place.incarnation is None:
+            return Registry()
+        own = self.cuts(place, ahead=place.partitions)
+
+        def changed(registry: Registry, now_ms: int) -> Registry:
+            return followed(registry, wanted, gone, own, now_ms=now_ms, renew_ms=renew_ms)
+
+        return self._changed(place, changed)
 
     def try_publish(self, name: str, cut: CutLike, *, generation: int | None = None) -> Published:
         """Says what a subscriber has consumed; the status tells whether that counts.

@@ -49,7 +49,6 @@ def client(fake: FakeAdmin) -> Iterator[AdminClient]:
 
 def test_ledgers_cursors_and_subscriptions_of_a_topic(topic: FakeTopic, client: AdminClient) -> None:
     topic.subscribe("sub/1 +")
-    topic.subscribe("reader", durable=False)
     topic.acknowledge("sub/1 +", Position(2, 1))
 
     internals, stats = client.internals(TOPIC), client.stats(TOPIC)
@@ -58,13 +57,9 @@ def test_ledgers_cursors_and_subscriptions_of_a_topic(topic: FakeTopic, client: 
     assert (internals.open_entries, internals.open_size_bytes) == (1, 4)
     assert internals.last_confirmed == Position(3, 0)
     assert not internals.is_terminated
-    assert {name: cursor.mark_delete for name, cursor in internals.cursors.items()} == {
-        "sub/1 +": Position(2, 1),
-        "reader": Position(1, -1),
-    }
+    assert {name: cursor.mark_delete for name, cursor in internals.cursors.items()} == {"sub/1 +": Position(2, 1)}
     assert {each.name: (each.is_durable, each.consumers) for each in stats.subscriptions.values()} == {
-        "sub/1 +": (True, 0),
-        "reader": (False, 0),
+        "sub/1 +": (True, 0)
     }
     assert not stats.deduplicates
 
