@@ -6,6 +6,7 @@ part: each gets what it needs from here.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from offloader.service.auth import open_credentials
 from offloader.service.control import ServiceControl
 from offloader.service.feeds import Feed
 from offloader.service.ledgers_feed import EmbeddedFeed
+from offloader.service.listen import ListenAddress, parse_listen
 from offloader.service.process import Door, ServingParts, ServingProcess
 from offloader.service.recent import RecentErrors
 from offloader.service.streams import ServedStreams
@@ -106,7 +108,12 @@ def assemble(
     # Two writers that both "win" would lose entries: found out before anything is written.
     problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
     offloader = LedgerOffloader(
-        store, settings, clock=clock, observe=True, store_problems=problems, writer_url=serve.url or url
+        store,
+        settings,
+        clock=clock,
+        observe=True,
+        store_problems=problems,
+        writer_url=serve.url or url or _listening_url(settings),
     )
     streams = ServedStreams(offloader, file, clock)
     upkeep = None
@@ -126,6 +133,18 @@ def assemble(
     if settings.http.listen:
         process.add_door(_http(made_of, settings, clock))
     return made_of
+
+
+def _listening_url(settings: Settings) -> str:
+    """Where HTTP is served, as others may reach it; empty: it isn't, or at a port that nobody knows yet."""
+    if not settings.http.listen:
+        return ""
+    address = parse_listen(settings.http.listen, setting="http.listen")
+    if not address.port:
+        return ""
+    if address.is_every:
+        address = ListenAddress(socket.gethostname(), address.port)
+    return f"{'https' if settings.access.certificate_file else 'http'}://{address}"
 
 
 def _http(parts: Assembled, settings: Settings, clock: Clock) -> Door:

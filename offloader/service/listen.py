@@ -38,6 +38,14 @@ class ListenAddress:
         mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1; is_loopback knows it only since 3.13
         return (mapped or address).is_loopback
 
+    @property
+    def is_every(self) -> bool:
+        """Whether it stands for all addresses of the machine."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from contextlib import closing
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 
 from offloader.cli.main import main
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.store.base import ObjectStore
+from services.servers import free_port
 from tests.conftest import Servers
 from tests.support.holding_proxy import HoldingProxy
 from tests.support.readback import stored_entries
@@ -174,6 +177,41 @@ def test_another_process_stands_by_and_takes_over_when_the_first_one_is_killed(p
                 place.append()
                 eventually(place.has_all)
                 assert load_manifest(place.store, ORDERS).epoch == 2
+
+
+def test_a_process_is_looked_into_and_asked_to_complete_a_segment_by_its_address(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    (tmp_path / "tokens").write_text("a-token-of-this-test\n")
+    more = f'[http]\nlisten = "127.0.0.1:{port}"\n[access]\nwrite_tokens = ["file:{tmp_path}/tokens"]'
+    for name, value in place.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("OFFLOADER_ENDPOINT_URL", place.place.endpoint.url)
+    monkeypatch.setenv("OFFLOADER_STORE", place.place.url)
+    with place.serving(place.config(offload=HOUR, more=more)):
+        place.append()
+        eventually(lambda: place.is_known and load_manifest(place.store, ORDERS).assigned())
+        assert urllib3.request("GET", f"http://127.0.0.1:{port}/readyz", timeout=10, retries=3).status == 200
+        # The address stands in the epoch's record; nobody but whoever has a token may ask.
+        assert main(["offload", ORDERS]) == 8
+        assert "OFFLOADER_TOKEN" in capsys.readouterr().err
+        monkeypatch.setenv("OFFLOADER_TOKEN", "a-token-of-this-test")
+        assert main(["offload", ORDERS, "--json"]) == 0
+        done = json.loads(capsys.readouterr().out)
+        assert (done["owner"], done["segments"], done["entries"]) == (f"http://127.0.0.1:{port}", 1, 50)
+        assert place.has_all()
+        assert main(["offload", ORDERS]) == 0
+        assert capsys.readouterr().out.startswith(f"nothing to offload of {ORDERS}: committed is ")
+        state = load_manifest(place.store, ORDERS)
+        assert (state.epoch, state.owner.url) == (1, f"http://127.0.0.1:{port}")
+    # It is gone: without ledgers nobody can be asked, with them it is done here.
+    place.append()
+    assert main(["offload", ORDERS]) == 4
+    assert "nobody answers at" in capsys.readouterr().err
+    monkeypatch.setenv("OFFLOADER_LEDGERS", f"sqlite:///{tmp_path}/ledgers.db")
+    eventually(lambda: main(["offload", ORDERS, "--take-over"]) == 0)
+    assert place.has_all()
 
 
 def test_a_service_manager_hears_of_it(place: Place, tmp_path: Path) -> None:
