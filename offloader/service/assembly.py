@@ -87,18 +87,7 @@ def assemble(
     settings = file.settings_of("")
     serve = settings.serve
     metrics = Metrics(settings.telemetry, clock)
-    if store is None:
-        if not serve.store:
-            raise InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file')
-        store = open_store(
-            serve.store,
-            endpoint_url=serve.endpoint_url or None,
-            region=serve.region or None,
-            settings=settings.store,
-            limits=settings.limits,
-            clock=clock,
-            recorder=metrics,
-        )
+    store = store or _open_store(settings, clock, metrics)
     made = list((feeds or feeds_of)(FeedParts(settings, store, metrics, clock)))
     if not made and not serve.upkeep:
         raise InvalidCall(
@@ -133,6 +122,21 @@ def assemble(
     if settings.http.listen:
         process.add_door(_http(made_of, settings, clock))
     return made_of
+
+
+def _open_store(settings: Settings, clock: Clock, metrics: Metrics) -> ObjectStore:
+    serve = settings.serve
+    if not serve.store:
+        raise InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file')
+    return open_store(
+        serve.store,
+        endpoint_url=serve.endpoint_url or None,
+        region=serve.region or None,
+        settings=settings.store,
+        limits=settings.limits,
+        clock=clock,
+        recorder=metrics,
+    )
 
 
 def _listening_url(settings: Settings) -> str:
