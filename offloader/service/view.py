@@ -10,7 +10,6 @@ Answers are documents with the field names of the command line's ``--json`` (doc
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -32,6 +31,7 @@ from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.recorded_state import read_decisions
 from offloader.retention.stream_retention import open_retention
 from offloader.service.feeds import Problem
+from offloader.service.kept import KeptAnswers
 from offloader.service.recent import RecentErrors
 from offloader.service.segment_pages import place_after, start_after
 from offloader.service.stream_pages import Page, StreamOrder, page_of
@@ -47,6 +47,8 @@ __all__ = ["LIMIT_MAX", "ProcessState", "Readiness", "ServiceView"]
 LIMIT_MAX = 500
 #: How long the list of the store's streams is used before it is asked for again.
 NAMES_AGE_S_MAX = 10.0
+#: The same for what a manifest says in a list of streams; who asks for one stream gets what it says now.
+ROW_AGE_S_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,8 @@ class ServiceView:
         self._cycle = RetentionCycle(
             store, clock=clock, settings_of=lambda name: process.file.settings_of(name), source_of=process.source_of
         )
-        self._lock = threading.Lock()
-        self._names: tuple[float, list[str]] | None = None
+        self._names = KeptAnswers[list[str]](clock, age_s_max=NAMES_AGE_S_MAX)
+        self._stored_rows = KeptAnswers[dict[str, Any]](clock, age_s_max=ROW_AGE_S_MAX, kept_max=LIMIT_MAX)
 
     # --- the process ---------------------------------------------------------------------------------------------
 
@@ -340,10 +342,13 @@ class ServiceView:
         """A page's row; of a stream that isn't served here its manifest is loaded."""
         if "mode" in row:
             return self._labelled(row)
+        name: str = row["stream"]
         try:
-            return self._labelled(manifest_document(load_stream(self._store, row["stream"])))
+            return self._labelled(
+                self._stored_rows.get(name, lambda: manifest_document(load_stream(self._store, name)))
+            )
         except OffloaderError as error:
-            return self._labelled({"stream": row["stream"], "mode": None, "last_error": error.message})
+            return self._labelled({"stream": name, "mode": None, "last_error": error.message})
 
     def _labelled(self, row: Mapping[str, Any]) -> dict[str, Any]:
         served = {"namespace": namespace_of(row["stream"]), "feed": None, "active": False}
@@ -351,11 +356,4 @@ class ServiceView:
 
     def _stored_names(self) -> list[str]:
         """What the store's catalogue lists, at most ``NAMES_AGE_S_MAX`` old."""
-        now_s = self._clock.monotonic_s()
-        with self._lock:
-            if self._names is not None and now_s - self._names[0] < NAMES_AGE_S_MAX:
-                return self._names[1]
-        names = list(list_streams(self._store))
-        with self._lock:
-            self._names = now_s, names
-        return names
+        return self._names.get("", lambda: list(list_streams(self._store)))

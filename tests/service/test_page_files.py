@@ -9,6 +9,7 @@ from pathlib import Path
 from offloader.picture import Span, StreamShape
 from offloader.service.dashboard.files import HEADERS, page_files
 from offloader.service.stream_picture import BARS_MAX, POINTS_MAX, shape_document
+from tests.support.http_process import ask, http_process
 
 FOLDER = Path(__file__).resolve().parents[2] / "offloader" / "service" / "dashboard"
 
@@ -64,3 +65,41 @@ def test_a_stream_of_many_segments_is_told_as_few() -> None:
     assert (document["segments_total"], document["ledgers_total"], document["is_thinned"]) == (count, 1, True)
     assert document["gaps"] == [[5, "gap 3:1..3:4"]]
     assert document["ledgers"] == [{"name": "ledger 3", "start": 0, "stop": count * 10, "size_bytes": 5}]
+
+
+def test_guests_get_the_files_and_nothing_else(tmp_path: Path) -> None:
+    access = {"read_tokens": ["env:READ"]}
+    environ = {"READ": "a-token-that-is-long-enough"}
+    with http_process(tmp_path, {"access": access}, streams=(), environ=environ) as (http, _):
+        for path, file in page_files().items():
+            answer = ask(http.url + path)
+            assert (answer.status, answer.body) == (200, file.body)
+            found = {name.lower(): value for name, value in answer.headers.items()}
+            assert found["content-type"] == file.media_type
+            assert {name: found[name.lower()] for name in HEADERS} == HEADERS
+            again = ask(http.url + path, headers={"If-None-Match": file.etag})
+            assert (again.status, again.body) == (304, b"")
+            assert ask(http.url + path, method="HEAD").status == 200
+            assert ask(http.url + path, method="POST").status == 405
+        assert ask(f"{http.url}/v1/overview").status == 401
+        elsewhere = (
+            "/dashboard/",
+            "/dashboard/files.py",
+            "/dashboard/../files.py",
+            "/dashboard/%2e%2e/files.py",
+            "/index.html",
+        )
+        for token in ("", environ["READ"]):
+            assert [ask(http.url + path, token=token).status for path in elsewhere] == [404] * len(elsewhere)
+
+
+def test_what_the_page_asks_for_is_described(tmp_path: Path) -> None:
+    """Each address in ``api.js`` is a path of the interface."""
+    asked = set(re.findall(r'"(v1/\w+)"', text("/dashboard/api.js")))
+    asked |= {
+        f"v1/streams/{{stream}}{each}" for each in re.findall(r'of\(name(?:, "([^"]+)")?\)', text("/dashboard/api.js"))
+    }
+    assert len(asked) == 12
+    with http_process(tmp_path, streams=()) as (http, _):
+        described = ask(f"{http.url}/v1/openapi.json").json()["paths"]
+    assert {f"/{each}" for each in asked} <= set(described)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import subprocess
 import sys
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 
 from offloader.effective_settings import PROCESS_SECTIONS, SettingsFile
 from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
+from offloader.service.kept import KeptAnswers
 from offloader.service.process_lock import ProcessLock
 from offloader.service.recent import RecentErrors
 from offloader.service.reloading import ASKED_EACH_TIME, is_live, reloaded
 from offloader.service.stream_pages import StreamOrder, page_of
+from offloader.testing.manual_clock import ManualClock
 
 # --- pages ----------------------------------------------------------------------------------------------------------
 
@@ -118,6 +121,7 @@ def test_an_error_that_is_logged_says_what_to_do_and_shows_no_traceback(recent: 
 
 HOLDER = """
 import sys, pathlib
+from offloader.service.kept import KeptAnswers
 from offloader.service.process_lock import ProcessLock
 print(ProcessLock(pathlib.Path(sys.argv[1])).take(), flush=True)
 sys.stdin.readline()
@@ -185,3 +189,36 @@ def test_every_setting_that_is_asked_for_each_time_exists_and_the_process_own_ot
     assert known >= ASKED_EACH_TIME
     sections = {name.partition(".")[0] for name in known if is_live(name) and name not in ASKED_EACH_TIME}
     assert not sections & PROCESS_SECTIONS
+
+
+# --- kept answers ---------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_is_used_again_while_it_is_young_and_few_are_kept() -> None:
+    clock = ManualClock()
+    kept = KeptAnswers[int](clock, age_s_max=10.0, kept_max=2)
+    made = itertools.count()
+    assert [kept.get("a", made.__next__) for _ in range(3)] == [0, 0, 0]
+    clock.advance(9.9)
+    assert kept.get("a", made.__next__) == 0
+    clock.advance(0.2)
+    assert kept.get("a", made.__next__) == 1
+    assert [kept.get(name, made.__next__) for name in ("b", "c", "b", "a")] == [2, 3, 2, 4], "two are kept"
+
+
+def test_an_answer_is_as_old_as_its_question_and_a_failure_isnt_kept() -> None:
+    clock = ManualClock()
+    kept = KeptAnswers[int](clock, age_s_max=10.0)
+
+    def slow() -> int:
+        clock.advance(8)
+        return 1
+
+    def failing() -> int:
+        raise StoreUnavailable("the store doesn't answer")
+
+    assert kept.get("a", slow) == 1
+    clock.advance(3)
+    with pytest.raises(StoreUnavailable):
+        kept.get("a", failing)
+    assert kept.get("a", lambda: 2) == 2

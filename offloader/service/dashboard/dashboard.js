@@ -70,7 +70,7 @@ function askForToken(error) {
   token.forget();
   place.hidden = true;
   byId("forget").hidden = true;
-  say(pill, "Who is there?");
+  say(pill, "Needs a token");
   mark(pill, "warn");
   const why = error.status === 403 ? `That token isn't enough: ${error.message}` : "That token isn't known here.";
   say(byId("token-why"), had ? why : "This offloader shows itself to those who have a token.");
