@@ -18,7 +18,7 @@ from offloader.ledgers.pulsar.topic_stats import TopicInternals
 
 __all__ = ["LedgerList", "first_from", "newest_of"]
 
-#: How long an answer counts while nothing casts doubt on it. Entries that are delivered are known without asking.
+#: How long an answer counts while nothing casts doubt on it, the newest entry least: that one is always asked for.
 AGE_S_MAX = 10.0
 #: Runs of entries that are never given, kept per topic; the oldest ledgers' go first: by then the manifest has them.
 RUNS_MAX = 100_000
@@ -158,17 +158,24 @@ class LedgerList:
             with self._lock:
                 answer, doubts, now_s = self._answer, self._doubts, self._clock.monotonic_s()
             if answer is not None and answer.doubts == doubts and now_s - answer.asked_s < AGE_S_MAX:
-                return answer
+                readable = self._ask_last() or _NO_LEDGER
+                if readable == answer.readable:
+                    return answer
+                listed = answer.internals.ledgers.ledgers
+                if listed and readable.ledger_id == listed[-1].ledger_id:
+                    return self._keep(replace(answer, readable=readable))
             # In this order: what the first one lists and the second one doesn't reach can't be read now.
             internals = self._ask()
             readable = self._ask_last() or _NO_LEDGER
             created_ms, now_ms = internals.newest_ledger_created_ms, self._clock.now_ms()
             # All but the newest ledger were closed when that was opened, or before.
             closed_ms = now_ms if created_ms is None else min(created_ms, now_ms)
-            answer = _Answer(now_s, doubts, internals, readable, closed_ms)
-            with self._lock:
-                self._answer = answer
-            return answer
+            return self._keep(_Answer(now_s, doubts, internals, readable, closed_ms))
+
+    def _keep(self, answer: _Answer) -> _Answer:
+        with self._lock:
+            self._answer = answer
+        return answer
 
     def _infos(self, answer: _Answer, readable: Position) -> list[LedgerInfo]:
         """With the lock held."""

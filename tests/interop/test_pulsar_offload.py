@@ -1,0 +1,289 @@
+"""A real broker's topics, offloaded while they are written: every entry the bookie has, byte for byte, once.
+
+Topics are unloaded, the broker restarted and offloading processes killed in the middle. The bookie is asked for the
+bytes of every entry: what it says is the truth.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+
+from formats.entries import Position
+from formats.pulsar.messages import messages
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.topics import stream_of_topic
+from offloader.read.reader import open_reader
+from offloader.store.base import ObjectStore, open_store
+from offloader.write.history.history import HistoryResult
+from services.pulsar.broker import Broker, running_broker
+from tests.interop.broker_topics import NAMESPACE, command, topic_of
+from tests.interop.pulsar_offloading import OffloadingProcess
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+#: Name -> options of a producer, messages of one burst, bytes of one message.
+PRODUCERS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "live-unbatched": ({"batching_enabled": False}, 250, 300),
+    "live-batched-lz4": ({"batching_enabled": True, "batching_max_messages": 7, "compression_type": 1}, 1500, 200),
+    "live-unbatched-zstd": ({"batching_enabled": False, "compression_type": 3}, 200, 2000),
+    "live-keyed": ({"batching_enabled": True, "batching_max_messages": 9, "batching_type": 1}, 1500, 100),
+}
+COMPRESSION = {1: pulsar.CompressionType.LZ4, 3: pulsar.CompressionType.ZSTD}
+
+
+class Restartable:
+    """A broker that can be stopped and started again at the same addresses."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._settings = {name: str(free_port()) for name in ("brokerServicePort", "webServicePort")}
+        self._running = ExitStack()
+        self.broker: Broker
+        self.start()
+
+    def start(self) -> None:
+        self.broker = self._running.enter_context(running_broker(self._folder, self._settings))
+
+    def stop(self) -> None:
+        self._running.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def restartable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restartable]:
+    made = Restartable(tmp_path_factory.mktemp("broker"))
+    yield made
+    made.stop()
+
+
+class Writer:
+    """One topic's producer; what it sent, in order."""
+
+    def __init__(self, broker: Broker, kind: str, name: str) -> None:
+        self.topic = topic_of(name)
+        options, self.count, self.size = PRODUCERS[kind]
+        options = {key: COMPRESSION[value] if key == "compression_type" else value for key, value in options.items()}
+        if "batching_type" in options:
+            options["batching_type"] = pulsar.BatchingType.KeyBased
+        self.is_keyed = "batching_type" in options
+        self._client = pulsar.Client(broker.service_url, logger=QUIET, operation_timeout_seconds=60)
+        self._producer = self._client.create_producer(
+            self.topic, block_if_queue_full=True, send_timeout_millis=120_000, **options
+        )
+        self.sent: list[bytes] = []
+
+    def burst(self) -> None:
+        failed: list[object] = []
+        for _ in range(self.count):
+            number = len(self.sent)
+            value = (b"%d " % number).ljust(self.size, b"%d" % (number % 10))
+            more = {"partition_key": str(number % 5)} if self.is_keyed else {}
+            self._producer.send_async(
+                value, lambda result, _: failed.append(result) if result != pulsar.Result.Ok else None, **more
+            )
+            self.sent.append(value)
+        self._producer.flush()
+        assert failed == []
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def stored_by_bookie(broker: Broker, topic: str) -> list[tuple[Position, bytes]]:
+    """Every entry of all ledgers; the open one is closed first, as the bookie gives only what is confirmed."""
+    unload(broker, topic)
+    with AdminClient(broker.admin_url) as admin:
+        internals = admin.internals(topic)
+    ledgers = internals.ledgers.ledgers
+    found: list[tuple[Position, bytes]] = []
+    for ledger in ledgers:
+        entries = max(ledger.entries, internals.open_entries) if ledger is ledgers[-1] else ledger.entries
+        for first in range(0, entries, 100):
+            run = broker.hot(ledger.ledger_id, first, min(first + 99, entries - 1))
+            found += [(Position(ledger.ledger_id, first + number), entry) for number, entry in enumerate(run)]
+    return found
+
+
+def unload(broker: Broker, topic: str) -> None:
+    command(broker, "PUT", f"persistent/{NAMESPACE}/{topic.rpartition('/')[2]}/unload")
+
+
+def require_whole(store: ObjectStore, broker: Broker, writer: Writer) -> None:
+    with open_reader(store, stream_of_topic(writer.topic)) as reader:
+        batches = list(reader.scan())
+    found = [(entry.position, bytes(entry.payload)) for batch in batches for entry in batch.entries()]
+    assert found == stored_by_bookie(broker, writer.topic)
+    assert len({position.ledger_id for position, _ in found}) >= 2
+    values = [row["value"] for batch in batches for row in messages(batch).to_pylist()]
+    # A producer that loses its broker sends again what wasn't confirmed: the broker stores that twice, and so do we.
+    once = list(dict.fromkeys(values))
+    assert (sorted(once) if writer.is_keyed else once) == (sorted(writer.sent) if writer.is_keyed else writer.sent)
+
+
+def test_four_producers_topics_that_move_and_a_broker_that_restarts(
+    restartable: Restartable, tmp_path: Path, exercises: Callable[[str], None]
+) -> None:
+    exercises("pulsar")
+    store = open_store(f"file://{tmp_path}/store")
+    writers = [Writer(restartable.broker, kind, kind) for kind in PRODUCERS]
+    for writer in writers:
+        writer.burst()  # history, before anybody listens
+    broker = restartable.broker
+    process = OffloadingProcess(broker.service_url, broker.admin_url, store, [writer.topic for writer in writers])
+    try:
+        both = [threading.Thread(target=writer.burst) for writer in writers]
+        for thread in both:
+            thread.start()
+        for writer in writers:
+            unload(broker, writer.topic)
+        for thread in both:
+            thread.join()
+        for writer in writers:
+            writer.close()
+        restartable.stop()
+        restartable.start()
+        writers = [again(writer, restartable.broker, kind) for writer, kind in zip(writers, PRODUCERS, strict=True)]
+        for writer in writers:
+            writer.burst()
+        for writer in writers:
+            eventually(lambda writer=writer: process.offload(writer.topic), within_s=120)  # type: ignore[misc]
+            require_whole(store, restartable.broker, writer)
+        released = give_up(process, restartable.broker, writers[0])
+        assert len(released) >= 2
+    finally:
+        process.close()
+        for writer in writers:
+            writer.close()
+
+
+def again(writer: Writer, broker: Broker, kind: str) -> Writer:
+    """The same topic, as its producer comes back."""
+    made = Writer(broker, kind, kind)
+    made.sent = writer.sent
+    return made
+
+
+def give_up(process: OffloadingProcess, broker: Broker, writer: Writer) -> list[int]:
+    """Gives up the ledgers that are safe: the subscription stands at their end, and not behind it."""
+    source = process.sources[writer.topic]
+    with AdminClient(broker.admin_url) as admin:
+        before = admin.internals(writer.topic)
+        assert before.cursors["offloader"].mark_delete < Position(before.ledgers.ledgers[1].ledger_id, -1)
+        closed = [info for info in source.ledgers() if info.closed and info.entries]
+        released = process.offloader.history.hot_release(source, source.stream).look()
+        assert released.errors == []
+        assert released.deleted == [info.ledger_id for info in closed]
+        end = Position(closed[-1].ledger_id, closed[-1].last_entry_id)
+        # A broker moves a subscription on to the beginning of the next ledger when it deletes one.
+        stands = admin.internals(writer.topic).cursors["offloader"].mark_delete
+        assert stands == end or (stands > end and stands.entry_id == -1)
+    return released.deleted
+
+
+class Killable:
+    """An offloading process of its own."""
+
+    def __init__(self, broker: Broker, store_url: str, topic: str) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.interop.pulsar_offloading"),
+                *(broker.service_url, broker.admin_url, store_url, topic),
+            ],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def ask(self, question: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(question + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate(timeout=30)
+
+    def end(self) -> None:
+        self.process.communicate(timeout=60)
+
+
+def one_works(running: list[Killable]) -> bool:
+    return sorted(each.ask("active") for each in running) == ["False", "True"]
+
+
+def test_processes_that_are_killed_lose_and_repeat_nothing(
+    restartable: Restartable, tmp_path: Path, exercises: Callable[[str], None]
+) -> None:
+    exercises("pulsar")
+    broker, url = restartable.broker, f"file://{tmp_path}/store"
+    writer = Writer(broker, "live-unbatched", "killed")
+    running = [Killable(broker, url, writer.topic) for _ in range(2)]
+    try:
+        for round_ in range(3):
+            # One works and one stands by, whoever it is.
+            eventually(lambda: one_works(running), within_s=60)
+            writing = threading.Thread(target=writer.burst)
+            writing.start()
+            works = next(each for each in running if each.ask("active") == "True")
+            works.ask("offload")
+            works.kill()
+            running.remove(works)
+            writing.join()
+            eventually(lambda: running[0].ask("offload") == "True", within_s=60)
+            if round_ < 2:
+                running.append(Killable(broker, url, writer.topic))
+        require_whole(open_store(url), broker, writer)
+    finally:
+        for each in running:
+            each.end()
+        writer.close()
+
+
+def test_the_ledger_method_takes_closed_ledgers_as_they_are(
+    restartable: Restartable, tmp_path: Path, exercises: Callable[[str], None]
+) -> None:
+    exercises("pulsar")
+    broker = restartable.broker
+    store = open_store(f"file://{tmp_path}/store")
+    writer = Writer(broker, "live-unbatched-zstd", "ledger-by-ledger")
+    writer.burst()
+    writer.burst()
+    process = OffloadingProcess(broker.service_url, broker.admin_url, store, [])
+    try:
+        source = process.cluster.open_topic(writer.topic)
+        eventually(lambda: source.active)
+        closed = {info.ledger_id for info in source.ledgers() if info.closed}
+        assert closed
+        result: HistoryResult = process.offloader.history.ledgers(source, source.stream)
+        assert result.errors == []
+        assert {(summary.layout, summary.begin.ledger_id) for _, summary in result.offloaded} == {
+            (1, ledger_id) for ledger_id in closed
+        }
+        with open_reader(store, source.stream) as reader:
+            found = [(entry.position, bytes(entry.payload)) for batch in reader.scan() for entry in batch.entries()]
+        assert found == [each for each in stored_by_bookie(broker, writer.topic) if each[0].ledger_id in closed]
+    finally:
+        process.close()
+        writer.close()

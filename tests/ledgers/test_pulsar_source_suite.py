@@ -1,0 +1,71 @@
+"""What every source of ledgers has to do, asked of a Pulsar topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from formats.entries import EntryBatch, Position
+from formats.pulsar.frame import decode_frame
+from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription
+from offloader.testing.source_suite import SourceSuite
+from tests.formats.pulsar_entries import Sent, single_entry
+from tests.ledgers.pulsar_bench import PulsarBench
+
+
+class ValueSource:
+    """A topic's source, with the messages' values for payloads: what is stored is a frame around each of them."""
+
+    def __init__(self, bench: PulsarBench) -> None:
+        self.bench = bench
+        self._inner = bench.open()
+        self._bytes: dict[int, int] = {}
+
+    def append(self, values: Sequence[bytes]) -> None:
+        for value in values:
+            ledger_id = self.bench.topic.append(single_entry(Sent(value=value))).ledger_id
+            self._bytes[ledger_id] = self._bytes.get(ledger_id, 0) + len(value)
+
+    def ledgers(self) -> list[LedgerInfo]:
+        return [replace(info, size_bytes=self._bytes.get(info.ledger_id, 0)) for info in self._inner.ledgers()]
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        batch = self._inner.read(start, max_bytes)
+        return None if batch is None else _values(batch)
+
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
+        def hear(batch: EntryBatch) -> bool | None:
+            return None if listener is None else listener(_values(batch))
+
+        return self._inner.subscribe(hear, closed)
+
+    def release(self, position: Position) -> None:
+        self._inner.release(position)
+
+    def delete(self, ledger_id: int) -> None:
+        self._inner.delete(ledger_id)
+
+
+def _values(batch: EntryBatch) -> EntryBatch:
+    values = [entry[decode_frame(entry).payload_start :] for entry in batch.payloads.to_pylist()]
+    return EntryBatch.build(batch.ledger_id, batch.first.entry_id, values, batch.publish_times_ms)
+
+
+class TestPulsarSource(SourceSuite):
+    deletes = False
+
+    @pytest.fixture
+    def source(self) -> Iterator[LedgerSource]:
+        bench = PulsarBench(trim=False)
+        yield ValueSource(bench)
+        bench.close()
+
+    def append(self, source: LedgerSource, payloads: Sequence[bytes]) -> None:
+        assert isinstance(source, ValueSource)
+        source.append(payloads)
+
+    def close_ledger(self, source: LedgerSource) -> None:
+        assert isinstance(source, ValueSource)
+        source.bench.topic.roll()
