@@ -142,7 +142,7 @@ def picture(outcome: CycleOutcome) -> Iterator[str]:
     marks = [" "] * scale.width
     for record in outcome.records:
         marks[scale.column(record.cut)] = "|"
-    yield _row("recorded", "".join(marks)) + ("" if outcome.records else "none")
+    yield _row("recorded", "".join(marks) if outcome.records else "none")
     for name, cut, note in _candidates(outcome):
         yield _pointer(scale, name, cut, note)
     for lag in outcome.lags:

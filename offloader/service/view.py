@@ -339,16 +339,17 @@ class ServiceView:
         return next((dict(row) for row in rows if row["stream"] == name), None)
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A page's row; of a stream that isn't served here its manifest is loaded."""
-        if "mode" in row:
-            return self._labelled(row)
+        """A page's row; of what this process doesn't know itself, the manifest tells."""
         name: str = row["stream"]
+        if row.get("bytes_offloaded") is not None:
+            return self._labelled(row)
         try:
-            return self._labelled(
-                self._stored_rows.get(name, lambda: manifest_document(load_stream(self._store, name)))
-            )
+            stored = self._stored_rows.get(name, lambda: manifest_document(load_stream(self._store, name)))
         except OffloaderError as error:
-            return self._labelled({"stream": name, "mode": None, "last_error": error.message})
+            # One that is served and isn't in the store yet has nothing there.
+            found = row if "mode" in row else {"stream": name, "mode": None, "last_error": error.message}
+            return self._labelled(found)
+        return self._labelled(with_manifest(row, stored) if "mode" in row else stored)
 
     def _labelled(self, row: Mapping[str, Any]) -> dict[str, Any]:
         served = {"namespace": namespace_of(row["stream"]), "feed": None, "active": False}

@@ -167,7 +167,7 @@ export class StreamView {
     show(this.trouble, el("div", {}, el("p", {}, why), beside));
   }
 
-  #showTiles({ lag, buffer, segments, bytes_offloaded: size, entries_offloaded: entries, last_progress_ms: progress }) {
+  #showTiles({ feed, lag, buffer, segments, bytes_offloaded: size, entries_offloaded: entries, last_progress_ms: progress }) {
     const one = (name, value, note, part = null) => {
       const bar = el("i", { "data-full": String((part ?? 0) > 90) });
       bar.style.width = `${part ?? 0}%`;
@@ -180,7 +180,8 @@ export class StreamView {
         el("span", { class: "note" }, note),
       );
     };
-    const waiting = lag ? `${many(lag.entries, "entry", "entries")} wait, ${bytes(lag.bytes)}` : "its hot tier isn't here";
+    const unknown = feed ? "not measured while it isn't streamed" : "its hot tier isn't here";
+    const waiting = lag ? `${many(lag.entries, "entry", "entries")} wait, ${bytes(lag.bytes)}` : unknown;
     const failed = segments.failed ? `, ${count(segments.failed)} failed` : "";
     show(
       this.tiles,
@@ -188,7 +189,7 @@ export class StreamView {
       one("In the store", bytes(size), entries === null ? "what the manifest says" : many(entries, "entry", "entries")),
       buffer
         ? one("Buffer", bytes(buffer.bytes), `of ${bytes(buffer.bytes_max)}`, percent(buffer.bytes, buffer.bytes_max))
-        : one("Buffer", "–", "not offloaded here"),
+        : one("Buffer", "–", feed ? "nothing is buffered" : "not offloaded here"),
       one("Segments", count(segments.offloaded), `last progress ${ago(progress)}${failed}`),
     );
   }

@@ -1,0 +1,50 @@
+"""The view: what a list of streams says of those that the process itself knows little of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from offloader.service.view import ROW_AGE_S_MAX, ServiceView
+from offloader.status_document import idle_document
+from offloader.testing.manual_clock import ManualClock
+from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, http_process
+
+NEW = "shop/eu/persistent/new"
+
+
+class _Idle:
+    """A process that serves some streams without streaming them."""
+
+    def __init__(self, process: HttpProcess, rows: list[dict[str, Any]]) -> None:
+        self._process, self._rows = process, rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def document(self) -> Mapping[str, Any]:
+        return {**self._process.document(), "streams": self._rows}
+
+
+def test_what_isnt_streamed_here_is_told_by_its_manifest_asked_for_now_and_then(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with http_process(tmp_path, streams=(ORDERS, PAYMENTS)) as (_, process):
+        rows = [idle_document(ORDERS, "ledger", error=None), idle_document(NEW, "starting", error="the store is away")]
+        view = ServiceView(process.store, clock=clock, process=_Idle(process, rows))  # type: ignore[arg-type]
+
+        def listed() -> dict[str, dict[str, Any]]:
+            return {row["stream"]: row for row in view.streams().items}
+
+        found = listed()
+        assert (found[ORDERS]["mode"], found[ORDERS]["entries_offloaded"]) == ("ledger", 20)
+        assert (found[PAYMENTS]["mode"], found[PAYMENTS]["entries_offloaded"]) == (None, 20)
+        assert (found[NEW]["mode"], found[NEW]["last_error"]) == ("starting", "the store is away")
+        assert found[NEW]["entries_offloaded"] is None
+
+        process.sources[ORDERS].append([b"one more"])
+        process.streams[ORDERS].offload(timeout_s=60)
+        assert listed()[ORDERS]["entries_offloaded"] == 20
+        assert view.stream(ORDERS)["entries_offloaded"] == 21, "one stream is asked for now"
+        clock.advance(ROW_AGE_S_MAX)
+        assert listed()[ORDERS]["entries_offloaded"] == 21
