@@ -1,24 +1,35 @@
 """What watching costs: memory of a measured idle stream, a scrape and a look at all of them, counting one event.
 
-    python benchmarks/bench_metrics.py [--streams 10000] [--labels namespace|topic] [--json]
+    python benchmarks/bench_metrics.py [--streams 10000] [--labels namespace|topic] [--topics-max 1000] [--counted]
+                                       [--json]
 
-One offloader over a store and hot tiers in memory. Times are of the processor, which others don't disturb.
+One offloader over a store and hot tiers in memory. Times are of the processor, which others don't disturb. With
+``--counted`` every stream has counted everything that a stream can count: the most there is to scrape. What an answer
+over HTTP costs beyond that is measured too: a gate, a thread, a socket.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import logging
 import os
 import time
+import urllib.request
 from pathlib import Path
+from typing import cast
 
 from offloader.clock import SystemClock
 from offloader.metrics import Metrics
+from offloader.service.auth import Credentials
+from offloader.service.control import ServiceControl
+from offloader.service.http.server import OffloadHttp
+from offloader.service.view import ServiceView
 from offloader.settings import Settings, TelemetrySettings
 from offloader.store.base import open_store
+from offloader.telemetry import METRICS
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.offloader import LedgerOffloader
 
@@ -30,9 +41,20 @@ def rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def measure(count: int, labels: str) -> dict[str, float]:
+def count_everything(metrics: Metrics, names: list[str]) -> None:
+    """Two values of each further label."""
+    for metric in METRICS.values():
+        labels = ("a", "b") if metric.labels[-1:] not in ((), ("topic",), ("namespace",)) else ("",)
+        for name, label in itertools.product(names, labels):
+            if metric.kind == "counter":
+                metrics.add(metric.name, 1.0, stream=name, label=label)
+            elif metric.kind == "histogram":
+                metrics.observe(metric.name, 0.1, stream=name)
+
+
+def measure(count: int, labels: str, topics_max: int, *, counted: bool) -> dict[str, float]:
     clock = SystemClock()
-    metrics = Metrics(TelemetrySettings(labels=labels))
+    metrics = Metrics(TelemetrySettings(labels=labels, topic_labels_max=topics_max))
     store = open_store("memory://bench-metrics", recorder=metrics)
     offloader = LedgerOffloader(store, Settings.of({"telemetry": {"status_interval_s": 3600.0}}))
     names = [f"bench/n{number % 10}/persistent/s{number}" for number in range(count)]
@@ -42,6 +64,9 @@ def measure(count: int, labels: str) -> dict[str, float]:
     streams = [offloader.offload_stream(source, name) for source, name in zip(sources, names, strict=True)]
     gc.collect()
     idle_bytes = rss_bytes() - before_bytes
+    if counted:
+        count_everything(metrics, names)
+    gc.collect()
     started_s = time.process_time()
     text = metrics.exposition()
     scrape_s = time.process_time() - started_s
@@ -54,6 +79,7 @@ def measure(count: int, labels: str) -> dict[str, float]:
     for _ in range(EVENTS):
         metrics.add("read_used_bytes_total", 10, stream=names[0])
     event_s = (time.process_time() - started_s) / EVENTS
+    served_s = scrape_over_http(metrics)
     for stream in streams:
         stream.stop()
     offloader.close()
@@ -63,19 +89,47 @@ def measure(count: int, labels: str) -> dict[str, float]:
         "scraped_kib_each": scraped_bytes / count / KIB,
         "scrape_cpu_s": scrape_s,
         "scrape_kb": len(text) / 1000,
+        "http_scrape_s": served_s,
         "look_cpu_s": look_s,
         "event_cpu_us": event_s * 1e6,
     }
+
+
+class _Nothing:
+    """Neither shows nor does anything: only metrics are asked for."""
+
+
+def scrape_over_http(metrics: Metrics) -> float:
+    """Seconds for one scrape as Prometheus makes it; wall time."""
+    http = OffloadHttp(
+        cast("ServiceView", _Nothing()),
+        cast("ServiceControl", _Nothing()),
+        settings=Settings.of({"http": {"listen": "127.0.0.1:0"}}),
+        credentials=Credentials(),
+        clock=SystemClock(),
+        exposition=metrics.exposition,
+        recorder=metrics,
+    )
+    http.start()
+    try:
+        started_s = time.perf_counter()
+        with urllib.request.urlopen(f"{http.url}/metrics") as answer:
+            answer.read()
+        return time.perf_counter() - started_s
+    finally:
+        http.stop()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=10_000)
     parser.add_argument("--labels", choices=["namespace", "topic"], default="namespace")
+    parser.add_argument("--topics-max", type=int, default=TelemetrySettings().topic_labels_max)
+    parser.add_argument("--counted", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    row = measure(options.streams, options.labels)
+    row = measure(options.streams, options.labels, options.topics_max, counted=options.counted)
     if options.json:
         print(json.dumps(row))
     else:

@@ -6,6 +6,7 @@ touch that library's global registry, fail the caller, or hold its lock while it
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,8 @@ OTHER = "other"
 #: When all label sets are taken, unused ones are looked for so often: a look costs as much as a thousand counts.
 SWEEPS_PER_LIFETIME = 60
 
+_log = logging.getLogger("offloader.metrics")
+
 _PREFIX = "offloader"
 _STREAM = ("namespace", "topic")
 #: Verbs by how S3 bills them; deletes and aborts are free.
@@ -52,7 +55,9 @@ class Metrics:
     """Keeps measurements in memory and renders them. Thread-safe; give it to ``open_store(..., recorder=...)``.
 
     With ``labels = "namespace"`` streams of one namespace are one label set: counters, histograms and most gauges are
-    sums, lag in seconds is the largest, the last progress the earliest. With ``"topic"`` each stream is one.
+    sums, lag in seconds is the largest, the last progress the earliest. With ``"topic"`` each stream is one, but for
+    histograms, until there are more than ``topic_labels_max``: from then on the label is empty, and what was counted
+    by topic goes on as the namespace's.
 
     Gauges of a stream that was closed are gone at once. Its counters stay for ``label_lifetime_s`` after their last
     use, so that whoever scrapes sees their last value; those of streams that are open stay. Above ``label_sets_max``
@@ -78,13 +83,15 @@ class Metrics:
             name: ("namespace" in names, "topic" in names, bool(names) and names[-1] not in _STREAM)
             for name, names in self._names.items()
         }
-        self._stream_labels = 2 if self._settings.labels == "topic" else 1
+        self._by_topic = self._settings.labels == "topic"
         self._costs = dict.fromkeys(_WRITES, self._settings.write_cost_per_1000 / 1000)
         self._costs |= dict.fromkeys(_READS, self._settings.read_cost_per_1000 / 1000)
         # Guards the label sets. A leaf: nothing else is locked and nobody is asked while it is held.
         self._lock = threading.Lock()
         self._kept = {metric.name: self._new(metric) for metric in METRICS.values() if metric.kind != "gauge"}
         self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}
+        #: Topic -> how many label sets are kept of it.
+        self._topics: dict[str, int] = {}
         self._sweep_due_s = 0.0
         self._watched: dict[object, Callable[[], Iterable[Reading]]] = {}
         self.registry = CollectorRegistry()
@@ -128,7 +135,11 @@ class Metrics:
         """What ``registry`` asks for."""
         with self._lock:
             watched = list(self._watched.values())
-        gauges, live = self._merged(reading for readings in watched for reading in readings())
+        now = [reading for readings in watched for reading in readings()]
+        if self._by_topic and len({reading.stream for reading in now} - {""}) > self._settings.topic_labels_max:
+            with self._lock:
+                self._forget_topics()
+        gauges, live = self._merged(now)
         with self._lock:
             self._drop_unused(live)
             families = [
@@ -155,13 +166,16 @@ class Metrics:
             return (label,) if labelled else ()
         namespace = namespace_of(stream)
         if by_topic:
-            return (namespace, stream, label) if labelled else (namespace, stream)
+            topic = stream if self._by_topic else ""
+            return (namespace, topic, label) if labelled else (namespace, topic)
         return (namespace, label) if labelled else (namespace,)
 
     def _child(self, name: str, stream: str, label: str) -> Counter | Histogram:
         """Where a value goes; the lock is held."""
-        labels = self._labels(name, stream, label)
         now_s = self._clock.monotonic_s()
+        if self._by_topic and stream and self._shapes[name][1] and stream not in self._topics:
+            self._expect_topic(now_s)
+        labels = self._labels(name, stream, label)
         series = self._series.get((name, labels))
         if series is None:
             if len(self._series) >= self._settings.label_sets_max and now_s >= self._sweep_due_s:
@@ -171,10 +185,49 @@ class Metrics:
                 self._kept[_REFUSED].inc()  # type: ignore[union-attr]
             series = self._series.get((name, labels))
         if series is None:
-            kept = self._kept[name]
-            series = self._series[name, labels] = _Series(kept.labels(*labels) if labels else kept, now_s)
+            series = self._new_series(name, labels, now_s)
         series.used_s = now_s
         return series.child
+
+    def _new_series(self, name: str, labels: tuple[str, ...], now_s: float) -> _Series:
+        kept = self._kept[name]
+        series = self._series[name, labels] = _Series(kept.labels(*labels) if labels else kept, now_s)
+        if self._shapes[name][1] and labels[1]:
+            self._topics[labels[1]] = self._topics.get(labels[1], 0) + 1
+        return series
+
+    def _drop(self, name: str, labels: tuple[str, ...]) -> None:
+        self._kept[name].remove(*labels)
+        del self._series[name, labels]
+        if self._shapes[name][1] and labels[1]:
+            self._topics[labels[1]] -= 1
+            if not self._topics[labels[1]]:
+                del self._topics[labels[1]]
+
+    def _expect_topic(self, now_s: float) -> None:
+        """There is room for one more topic, or there are none any more; the lock is held."""
+        if len(self._topics) >= self._settings.topic_labels_max and now_s >= self._sweep_due_s:
+            self._drop_unused(set())
+        if len(self._topics) >= self._settings.topic_labels_max:
+            self._forget_topics()
+
+    def _forget_topics(self) -> None:
+        """No label set is one topic's any more; counters go on as their namespace's. For as long as the process lives:
+        labels that came and went would be worth nothing. The lock is held."""
+        if not self._by_topic:
+            return
+        self._by_topic = False
+        for (name, labels), series in list(self._series.items()):
+            if not self._shapes[name][1] or labels[1] in ("", OTHER):
+                continue
+            whole = labels[0], "", *labels[2:]
+            merged = self._series.get((name, whole)) or self._new_series(name, whole, series.used_s)
+            merged.used_s = max(merged.used_s, series.used_s)
+            (family,) = series.child.collect()
+            merged.child.inc(family.samples[0].value)  # type: ignore[union-attr]  # histograms have no topic
+            self._drop(name, labels)
+        text = "more than %d topics: metrics are kept by namespace from here on"
+        _log.warning(text, self._settings.topic_labels_max, extra={"event": "topic_labels_off"})
 
     def _as_other(self, name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(OTHER if each in _STREAM else value for each, value in zip(self._names[name], labels, strict=True))
@@ -186,11 +239,10 @@ class Metrics:
         for (name, labels), series in list(self._series.items()):
             if not self._shapes[name][0]:
                 continue
-            if labels[: self._stream_labels] in live:
+            if labels[: 1 + self._shapes[name][1]] in live:
                 series.used_s = max(series.used_s, oldest_s)
             elif series.used_s < oldest_s:
-                self._kept[name].remove(*labels)
-                del self._series[name, labels]
+                self._drop(name, labels)
 
     def _merged(
         self, readings: Iterable[Reading]
@@ -203,7 +255,8 @@ class Metrics:
             if self._shapes[name][0]:
                 if labels not in kept and len(kept) >= self._settings.label_sets_max:
                     labels = self._as_other(name, labels)
-                live.add(labels[: self._stream_labels])
+                # For what is kept by topic, and for what is kept by namespace.
+                live.update((labels[:1], labels[: 1 + self._shapes[name][1]]))
             kept[labels] = METRICS[name].merge(kept[labels], value) if labels in kept else value
         return gauges, live
 
@@ -213,7 +266,10 @@ class Metrics:
         # When a series began is known to Prometheus from its first scrape: one line in three would say that again.
         family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
         names = self._names[metric.name]
-        for labels in sorted(live) if metric.begins_at_zero else ():
+        if metric.kind == "histogram" and not names and (metric.name, ()) not in self._series:
+            family.samples = []  # fourteen lines of zeros in a process that measures nothing of the kind
+        stream_labels = 1 + self._shapes[metric.name][1]
+        for labels in sorted(each for each in live if len(each) == stream_labels) if metric.begins_at_zero else ():
             for label in metric.begins_at_zero:
                 full = (*labels, label) if label else labels
                 if (metric.name, full) not in self._series:

@@ -21,6 +21,8 @@ _PULSAR_LEVELS = 4
 _NAMESPACES_REMEMBERED_MAX = 4096
 
 _STREAM = ("namespace", "topic")
+#: Of histograms: sixteen lines for each topic would be most of what is scraped.
+_NAMESPACE = ("namespace",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +81,11 @@ _ALL = (
         "When the last segment was committed; the earliest of them.",
         merge=min,
     ),
-    Metric("upload_seconds", "histogram", "Answered requests that write data objects."),
-    Metric("index_seconds", "histogram", "Answered requests that write index objects."),
-    Metric("commit_seconds", "histogram", "Answered requests that write manifest records."),
-    Metric("read_seconds", "histogram", "Answered requests that read data objects."),
-    Metric("index_read_seconds", "histogram", "Answered requests that read index objects."),
+    Metric("upload_seconds", "histogram", "Answered requests that write data objects.", _NAMESPACE),
+    Metric("index_seconds", "histogram", "Answered requests that write index objects.", _NAMESPACE),
+    Metric("commit_seconds", "histogram", "Answered requests that write manifest records.", _NAMESPACE),
+    Metric("read_seconds", "histogram", "Answered requests that read data objects.", _NAMESPACE),
+    Metric("index_read_seconds", "histogram", "Answered requests that read index objects.", _NAMESPACE),
     Metric("requests_open", "gauge", "Requests that have no answer yet.", (), merge=max),
     Metric("requests_open_oldest_seconds", "gauge", "How long the oldest of them has had none.", (), merge=max),
     Metric("requests_total", "counter", "Requests by verb, each attempt.", (*_STREAM, "verb")),
@@ -144,7 +146,7 @@ _ALL = (
     Metric("upkeep_last_success_timestamp_seconds", "gauge", "When upkeep last ended in order.", ("job",), merge=max),
     Metric("http_requests_total", "counter", "Requests over HTTP, by class of answer.", ("status",)),
     Metric("http_seconds", "histogram", "Requests over HTTP, from their head to their answer.", ()),
-    Metric("http_refused_total", "counter", "Connections and callers that HTTP turned away.", ("reason",)),
+    Metric("http_refusals_total", "counter", "Connections and callers that HTTP turned away.", ("reason",)),
     Metric("label_sets_refused_total", "counter", "Label sets above the limit, counted as other.", ()),
 )
 #: Name without the prefix ``offloader_`` -> metric.

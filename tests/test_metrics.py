@@ -208,10 +208,10 @@ def test_the_number_of_label_sets_is_bounded_and_the_rest_is_counted_as_other() 
     kept.watch(lambda: [Reading("buffer_bytes", 1.0, f"t/n/persistent/{number}") for number in range(1000)])
     assert kept.label_sets <= 10 + 3
     found = exposed(kept)
-    assert found["label_sets_refused_total"] == 2000 - 10
-    assert found['entries_offloaded_total{namespace="other",topic="other"}'] == 995
+    assert found["label_sets_refused_total"] == 1000 - 9
+    assert found['entries_offloaded_total{namespace="other",topic="other"}'] == 991
     assert found['buffer_bytes{namespace="other",topic="other"}'] == 990
-    assert found['upload_seconds_count{namespace="other",topic="other"}'] == 995
+    assert found['upload_seconds_count{namespace="t/n"}'] == 1000
 
 
 def test_room_is_made_for_new_ones_when_old_ones_have_had_their_time() -> None:
@@ -222,6 +222,59 @@ def test_room_is_made_for_new_ones_when_old_ones_have_had_their_time() -> None:
     clock.advance(61.0)
     kept.add("entries_offloaded_total", stream=TOPIC)
     assert of_streams(kept) == {f'entries_offloaded_total{{namespace="tenant/ns",topic="{TOPIC}"}}': 1}
+
+
+def test_above_so_many_topics_everything_is_its_namespaces_and_nothing_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept = metrics(labels="topic", topic_labels_max=5)
+    gauges = [Reading("buffer_bytes", 2.0, f"t/n/persistent/{number}") for number in range(5)]
+    kept.watch(lambda: gauges)
+    for number in range(5):
+        kept.add("entries_offloaded_total", 10, stream=f"t/n/persistent/{number}")
+        kept.add("segments_total", stream=f"t/n/persistent/{number}", label="offloaded")
+    assert len([line for line in lines(kept) if line.startswith("offloader_entries_offloaded_total")]) == 5
+    assert caplog.records == []
+    kept.add("entries_offloaded_total", 10, stream="t/m/persistent/one more")
+    kept.add("entries_offloaded_total", 1, stream="t/n/persistent/0")
+    found = exposed(kept)
+    assert found['entries_offloaded_total{namespace="t/n",topic=""}'] == 51
+    assert found['entries_offloaded_total{namespace="t/m",topic=""}'] == 10
+    assert found['segments_total{namespace="t/n",status="offloaded",topic=""}'] == 5
+    assert found['segments_total{namespace="t/n",status="failed",topic=""}'] == 0
+    assert found['buffer_bytes{namespace="t/n",topic=""}'] == 10
+    assert not [line for line in lines(kept) if "persistent" in line]
+    assert [getattr(each, "event", "") for each in caplog.records] == ["topic_labels_off"]
+
+
+def test_streams_that_are_only_looked_at_are_topics_too() -> None:
+    kept = metrics(labels="topic", topic_labels_max=3)
+    gauges = [Reading("buffer_bytes", 2.0, f"t/n/persistent/{number}") for number in range(3)]
+    kept.watch(lambda: gauges)
+    assert len([line for line in lines(kept) if line.startswith("offloader_buffer_bytes")]) == 3
+    gauges.append(Reading("buffer_bytes", 2.0, "t/n/persistent/3"))
+    assert exposed(kept)['buffer_bytes{namespace="t/n",topic=""}'] == 8
+
+
+def test_topics_that_come_and_go_are_never_too_many() -> None:
+    clock = ManualClock()
+    kept = metrics(clock, labels="topic", topic_labels_max=10, label_lifetime_s=60.0)
+    for number in range(200):
+        kept.add("entries_offloaded_total", stream=f"t/n/persistent/{number}")
+        clock.advance(10.0)
+    assert lines(kept)[-1].endswith('topic="t/n/persistent/199"} 1.0')
+
+
+def test_histograms_of_open_streams_stay_with_labels_by_topic() -> None:
+    clock = ManualClock()
+    kept = metrics(clock, labels="topic", label_lifetime_s=60.0)
+    kept.observe("upload_seconds", 0.1, stream=TOPIC)
+    unwatch = kept.watch(lambda: [Reading("buffer_bytes", 0.0, TOPIC)])
+    clock.advance(600.0)
+    assert exposed(kept)['upload_seconds_count{namespace="tenant/ns"}'] == 1
+    unwatch()
+    clock.advance(61.0)
+    assert of_streams(kept) == {}
 
 
 def test_recording_nothing_is_the_default_and_takes_everything() -> None:

@@ -40,7 +40,7 @@ def rest_of(connection: socket.socket) -> bytes:
 
 def refused(http: OffloadHttp, reason: str) -> float:
     lines = ask(f"{http.url}/metrics").body.decode().splitlines()
-    wanted = f'offloader_http_refused_total{{reason="{reason}"}} '
+    wanted = f'offloader_http_refusals_total{{reason="{reason}"}} '
     return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
 
 

@@ -184,7 +184,7 @@ class Gate:
             _log.error("a request failed unexpectedly", exc_info=error, extra=extra)
             problem = BUG
         elif isinstance(error, AccessDenied) and problem["status"] in (401, 403):
-            self._recorder.add("http_refused_total", label="unknown" if problem["status"] == 401 else "role")
+            self._recorder.add("http_refusals_total", label="unknown" if problem["status"] == 401 else "role")
         if answer.status:
             answer.cut()
         else:

@@ -221,7 +221,7 @@ class OffloadHttp:
         await connection.lost
 
     def _refused(self, reason: str) -> None:
-        self._recorder.add("http_refused_total", label=reason)
+        self._recorder.add("http_refusals_total", label=reason)
 
 
 class _Door:
