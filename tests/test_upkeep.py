@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -212,6 +213,20 @@ def test_a_failure_is_told_and_tried_again_soon_and_others_have_their_turn() -> 
     assert (bench.value("cleanup_cycles_total", result="failed") or 0) > 5
     done = {key: value for key, value in exposed(bench.metrics).items() if key.startswith("cleanup_cycles_total")}
     assert next(value for key, value in done.items() if other.stream in key and 'result="done"' in key) > 5
+
+
+def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
+    bench = Bench(cleanup={"allow_large_delete": False})
+    bench.pass_time(6 * HOUR_S)
+    refused = bench.value("cleanup_refusals_total", kind="LargeDelete")
+    assert refused is not None
+    assert refused >= 2
+    assert bench.value("cleanup_cycles_total", result="failed") == refused
+    assert len(bench.segment_keys()) == 8
+    bench.settings = replace(bench.settings, cleanup=replace(bench.settings.cleanup, allow_large_delete=True))
+    bench.pass_time(2 * HOUR_S)
+    assert bench.value("cleanup_refusals_total", kind="LargeDelete") == refused
+    assert bench.value("cleanup_segments_total", status="retired") == 3
 
 
 def test_it_starts_once_outlives_a_bug_and_ends_when_it_is_closed(caplog: pytest.LogCaptureFixture) -> None:

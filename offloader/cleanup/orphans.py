@@ -61,6 +61,7 @@ class Reason(StrEnum):
     COMPLETE = "its segment is complete"
     ENDED = "a lease that has ended"
     LET_GO = "of a stream that was deleted; nothing of it is left"
+    SCRATCH = "left by who tried the store out"
     DEAD_MANIFEST = "a manifest that no catalogue entry names"
     YOUNG = "too young"
     HELD = "held back: a hold is on the stream, or on everything"
@@ -80,7 +81,15 @@ class Reason(StrEnum):
         return self is not Reason.FOREIGN
 
 
-_DELETABLE = {Reason.UNNAMED, Reason.DEAD, Reason.COMPLETE, Reason.ENDED, Reason.DEAD_MANIFEST, Reason.LET_GO}
+_DELETABLE = {
+    Reason.UNNAMED,
+    Reason.DEAD,
+    Reason.COMPLETE,
+    Reason.ENDED,
+    Reason.DEAD_MANIFEST,
+    Reason.LET_GO,
+    Reason.SCRATCH,
+}
 
 
 class Outcome(StrEnum):

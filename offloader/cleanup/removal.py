@@ -6,14 +6,16 @@ be of this incarnation.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from formats.keys import data_key, is_segment_uuid_of, parse_object_key, stream_prefix
 from formats.lease import lease_uuid
 from formats.retention_state import incarnation_of_retention_key, retention_prefix, topic_key
 from formats.truncation_intent import intent_key
+from offloader.cleanup.uploads import uploads_of_deleted
 from offloader.clock import Clock
 from offloader.errors import InvalidCall, NotFound, StoreUnavailable
 from offloader.manifest.catalog import read_entry
@@ -27,6 +29,7 @@ from offloader.manifest.store_time import DeletionClock
 from offloader.manifest.stream_deletion import StreamDeletion, delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore, UploadInfo
+from offloader.store.probe import finds_uploads_by_prefix
 
 __all__ = ["StreamRemoval", "removal_of", "remove_stream"]
 
@@ -71,7 +74,7 @@ def removal_of(store: ObjectStore, stream: str, *, now_ms: int) -> StreamRemoval
             found.object_bytes += size_bytes
         else:
             found.foreign.append(key)
-    found.uploads = len(list(_uploads(store, state)))
+    found.uploads = sum(1 for _ in _ours_of(_listed_uploads(store, state), state))
     return found
 
 
@@ -123,8 +126,10 @@ def remove_stream(
 
 def _delete_everything(store: ObjectStore, state: ManifestState, done: StreamRemoval) -> None:
     """Until a listing shows nothing of ours any more."""
+    by_prefix = finds_uploads_by_prefix(store)
     for _ in range(ROUNDS_MAX):
-        for upload in _uploads(store, state):
+        failed = () if by_prefix else uploads_of_deleted(store, state.stream, state.incarnation)
+        for upload in _ours_of(itertools.chain(_listed_uploads(store, state), failed), state):
             store.abort_upload(upload.key, upload.upload_id)
             done.uploads += 1
         done.foreign.clear()
@@ -205,20 +210,25 @@ def _is_ours(key: str, state: ManifestState) -> bool:
     return is_segment_uuid_of(parsed.uuid, state.incarnation)
 
 
-def _uploads(store: ObjectStore, state: ManifestState) -> Iterator[UploadInfo]:
-    seen = set()
+def _listed_uploads(store: ObjectStore, state: ManifestState) -> Iterator[UploadInfo]:
     # Some servers find an upload by its exact key only.
     promised = [data_key(state.stream, each.uuid, each.v1_ledger_id) for each in state.assigned()]
     promised += [
         data_key(state.stream, each.uuid, each.begin.ledger_id if each.layout == 1 else None) for each in state.rewrites
     ]
     for prefix in [stream_prefix(state.stream), *promised]:
-        for upload in store.list_uploads(prefix):
-            parsed = parse_object_key(upload.key, state.stream)
-            ours = parsed is not None and is_segment_uuid_of(parsed.uuid, state.incarnation)
-            if ours and upload.upload_id not in seen:
-                seen.add(upload.upload_id)
-                yield upload
+        yield from store.list_uploads(prefix)
+
+
+def _ours_of(uploads: Iterable[UploadInfo], state: ManifestState) -> Iterator[UploadInfo]:
+    """Each once, if its name proves that it is of this incarnation."""
+    seen = set()
+    for upload in uploads:
+        parsed = parse_object_key(upload.key, state.stream)
+        ours = parsed is not None and is_segment_uuid_of(parsed.uuid, state.incarnation)
+        if ours and upload.upload_id not in seen:
+            seen.add(upload.upload_id)
+            yield upload
 
 
 def _readers(store: ObjectStore, stream: str, now_ms: int) -> list[str]:

@@ -7,18 +7,20 @@ others from their turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from formats.errors import FormatError
 from formats.global_hold import GLOBAL_HOLD_KEY
 from formats.keys import catalog_prefix, encode_stream, stream_of_catalog_key
+from formats.lease import lease_uuid
 from formats.retention_state import group_of_key, group_prefix
 from formats.stream_names import RESERVED_LEVELS, decode_stream
-from offloader.cleanup.orphans import Leftover, Place, Reason
+from offloader.cleanup.orphans import Leftover, Outcome, Place, Reason
 from offloader.cleanup.reconciler import Reconciliation, Tally
 from offloader.clock import Clock
 from offloader.errors import OffloaderError
 from offloader.manifest.catalog import list_streams
+from offloader.manifest.global_hold import global_hold
 from offloader.manifest.objects import is_manifest_object, listed
 from offloader.manifest.store_time import TIME_KEY, time_for_deletion_ms
 from offloader.settings import ManifestSettings
@@ -26,6 +28,8 @@ from offloader.store.base import ObjectInfo, ObjectStore
 from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix
 
 __all__ = ["StoreReconciliation"]
+
+_MS_PER_HOUR = 3_600_000
 
 
 @dataclass(slots=True)
@@ -84,27 +88,57 @@ class StoreReconciliation:
     def _outside(self, now_ms: int) -> Iterator[Leftover]:
         # Read again: streams that were created meanwhile aren't outside.
         below = _Below(list_streams(self.store, released=True))
+        old_ms = now_ms - int(self.settings_of("").orphan_age_hours_min * _MS_PER_HOUR)
         for upload in self.store.list_uploads(""):
-            if not below.holds(upload.key) and not upload.key.startswith(PROBE_PREFIX):
-                info = ObjectInfo(upload.key, 0, "", upload.started_ms)
-                yield _foreign(info, Place.UPLOAD, Reason.FOREIGN, upload.upload_id)
-        topics: set[str] = set()
+            info = ObjectInfo(upload.key, 0, "", upload.started_ms)
+            if upload.key.startswith(PROBE_PREFIX):
+                yield from self._scratch(info, old_ms, upload.upload_id)
+            elif not below.holds(upload.key):
+                yield _found(info, Place.UPLOAD, Reason.FOREIGN, upload.upload_id)
+        names: set[str] = set()
+        gone: set[str] = set()
         for info in listed(self.store, ""):
             if below.holds(info.key):
                 continue
-            topic = _topic_of(info.key)
-            if topic is not None:
-                # All of it at once: it is listed once more before its entry is read.
-                if topic not in topics:
-                    topics.add(topic)
-                    yield from self._of(topic, now_ms, is_topic=True)
+            name, is_lease = _kept_for(info.key)
+            if name is not None:
+                # All of it at once: it is listed once more before a topic's entry is read.
+                if name not in names:
+                    names.add(name)
+                    for each in self._of(name, now_ms, is_topic=True):
+                        if each.place is Place.LEASE and each.outcome is not Outcome.KEPT:
+                            gone.add(each.key)
+                        yield each
+                if is_lease and info.key not in gone:
+                    self.needed.setdefault(Place.LEASE, Tally()).add(1, info.size_bytes)
                 continue
             place = _place_outside(info)
-            if place is not None:
+            if info.key == TIME_KEY or info.key.startswith(PROBE_PREFIX):
+                yield from self._scratch(info, old_ms)
+            elif place is not None:
                 self.needed.setdefault(place, Tally()).add(1, info.size_bytes)
             else:
                 reason = Reason.UNLISTED if _is_of_some_manifest(info.key) else Reason.FOREIGN
-                yield _foreign(info, Place.OTHER, reason, "")
+                yield _found(info, Place.OTHER, reason)
+
+    def _scratch(self, info: ObjectInfo, old_ms: int, upload_id: str = "") -> Iterator[Leftover]:
+        """What somebody who tried the store out, or asked for its time, left when he was interrupted."""
+        if info.modified_ms > old_ms:
+            if not upload_id:
+                self.needed.setdefault(Place.STORE, Tally()).add(1, info.size_bytes)
+            return
+        found = _found(info, Place.UPLOAD if upload_id else Place.STORE, Reason.SCRATCH, upload_id)
+        if global_hold(self.store) is not None:
+            yield replace(found, reason=Reason.HELD)
+        elif not self.delete:
+            yield replace(found, outcome=Outcome.DELETABLE)
+        elif upload_id:
+            self.store.abort_upload(info.key, upload_id)
+            yield replace(found, outcome=Outcome.DELETED)
+        else:
+            failures = self.store.delete([info.key])
+            problem = failures[0].reason if failures else ""
+            yield replace(found, outcome=Outcome.FAILED if problem else Outcome.DELETED, problem=problem)
 
 
 class _Below:
@@ -134,15 +168,20 @@ def _place_outside(info: ObjectInfo) -> Place | None:
     # A reader group; one that was deleted keeps its generation, so nothing of them is ever left over.
     if info.key.startswith(group_prefix()) and group_of_key(info.key) is not None:
         return Place.RETENTION
-    # Scratch objects that couldn't be removed, and the stop for everything.
-    is_scratch = info.key in (TIME_KEY, GLOBAL_HOLD_KEY) or info.key.startswith(PROBE_PREFIX)
-    return Place.STORE if is_scratch else None
+    return Place.STORE if info.key == GLOBAL_HOLD_KEY else None
 
 
-def _topic_of(key: str) -> str | None:
-    """The partitioned topic below whose name retention keeps what has that key: its partitions are the streams."""
+def _kept_for(key: str) -> tuple[str | None, bool]:
+    """Below no stream: the partitioned topic that retention keeps what has that key for, whose partitions are the
+    streams; or the name that a reader took a lease on, of a stream that was never there or isn't any more. And which of
+    both."""
     name, separator, _ = key.partition("/retention/")
-    return decode_stream(name) if separator and _is_stream(name) else None
+    if separator and _is_stream(name):
+        return decode_stream(name), False
+    name, separator, _ = key.rpartition("/leases/")
+    if separator and _is_stream(name) and lease_uuid(key, decode_stream(name)) is not None:
+        return decode_stream(name), True
+    return None, False
 
 
 def _is_of_some_manifest(key: str) -> bool:
@@ -157,7 +196,7 @@ def _is_stream(encoded: str) -> bool:
         return False
 
 
-def _foreign(info: ObjectInfo, place: Place, reason: Reason, upload_id: str) -> Leftover:
+def _found(info: ObjectInfo, place: Place, reason: Reason, upload_id: str = "") -> Leftover:
     return Leftover(
         stream="",
         place=place,

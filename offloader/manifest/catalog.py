@@ -178,7 +178,8 @@ def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectI
 def _require_no_manifest(store: ObjectStore, stream: str) -> None:
     """Where no entry is and none was let go of: it may be lost, or have been deleted by hand."""
     found = unlisted_incarnation(store, stream)
-    if found is not None:
+    # Read again: somebody may have begun the stream between the first look and the listing.
+    if found is not None and read_entry(store, stream) is None:
         raise Corrupt(f"stream {stream} has a manifest, {found}, and no catalogue entry: it may be lost", hint=REBUILD)
 
 

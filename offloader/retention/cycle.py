@@ -181,6 +181,8 @@ class RetentionCycle:
         settings = self._settings_of(stream)
         policy = policy_of(stream, settings.retention)
         if find_place(self.store, stream).is_topic:
+            # Also what was decided by another clock waits until this one can be trusted.
+            self._times(stream).now_ms()
             resume_topic_truncation(self.store, stream, clock=self.clock, source_of=self._source_of)
         if policy is None:
             return self._decided(stream, None, self._look(stream, create=False))

@@ -12,8 +12,8 @@ from typing import Any
 
 from formats.entries import Position
 from offloader.retention.policy import Policy, Unit
-from offloader.retention.stream_retention import StreamRetention
-from offloader.retention.subscribers import PublishStatus
+from offloader.retention.stream_retention import CutLike, StreamRetention
+from offloader.retention.subscribers import PublishStatus, Registry
 
 __all__ = ["AppendedAt", "SimulatedSubscribers", "Subscriber"]
 
@@ -66,8 +66,11 @@ class SimulatedSubscribers:
         self.known.pop(name, None)
         retention.remove(name)
 
-    def publish(self, retention: StreamRetention, name: str, position: Position) -> None:
+    def publish(self, retention: StreamRetention, name: str, position: Position, cut: CutLike) -> None:
         """Publishes, and remembers the answer.
+
+        Args:
+            cut: the position as the stream's or topic's cut.
 
         Raises:
             OffloaderError: there is none.
@@ -75,7 +78,7 @@ class SimulatedSubscribers:
         who = self.known.setdefault(name, Subscriber())
         told, began_ms = who.told, self._now_ms()
         who.newest = max(who.newest, position)
-        published = retention.try_publish(name, position)
+        published = retention.try_publish(name, cut)
         if published.status is not PublishStatus.SUCCESS or self.known.get(name) is not who:
             return
         if told is not None and position < told:
@@ -110,6 +113,13 @@ class SimulatedSubscribers:
                     return f"{name} has read up to {who.newest}, and the stream begins at {head}"
                 self.forced.append(name)
         return ""
+
+    def what_all_have_read(self, registry: Registry) -> Position | None:
+        """Before what all who ever published have read; ``None``: nobody has, or somebody isn't sure of it."""
+        cuts = {name: each.cut for name, each in registry.subscribers.items() if each.cut is not None}
+        known = [self.known[name] for name in cuts if name in self.known]
+        sure = [who.told for who in known if who.told is not None and who.told == who.newest]
+        return min(sure) if cuts and len(sure) == len(cuts) else None
 
     def what_is_unreported(self, decisions: Sequence[Mapping[str, Any]]) -> str:
         """Whether a record of a decision names everybody who lost something."""

@@ -30,9 +30,11 @@ from offloader.testing.simulation_checks import (
 )
 from offloader.write.stream.status import Mode
 
-__all__ = ["STREAM", "InvariantBroken", "World"]
+__all__ = ["STREAM", "TOPIC", "InvariantBroken", "World"]
 
-STREAM = "simulated/stream"
+#: The stream is named like a partition: of a topic, or, where a stream has the topic's name, one of its own.
+TOPIC = "simulated/stream"
+STREAM = f"{TOPIC}-partition-0"
 #: Turns until a world has come to rest, and between two looks whether it has.
 TURNS_TO_REST_MAX = 10_000
 LOOK_TURNS = 10

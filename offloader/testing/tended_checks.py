@@ -16,7 +16,7 @@ from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
 from offloader.testing.simulation_checks import stored_entries
 
-__all__ = ["named_keys", "what_is_left", "what_is_unreadable_after_head"]
+__all__ = ["named_keys", "what_is_left", "what_is_unreadable_after_head", "what_should_be_gone"]
 
 #: Position and payload of entries, in the stream's order.
 _Entries = Sequence[tuple[Position, bytes]]
@@ -83,3 +83,12 @@ def what_is_left(store: ObjectStore, stream: str, state: ManifestState | None, f
     manifests = f"{stream_prefix(stream)}manifest/"
     other = sorted(k for k in there if k.startswith(manifests) and f"/{state.incarnation}/" not in k)
     return f"{other[0]} is left of an incarnation that is gone" if other else ""
+
+
+def what_should_be_gone(state: ManifestState | None) -> str:
+    """After rounds of cleanup in quiet time: nothing is kept that lies before the head, or is retired."""
+    if state is None or state.head is None:
+        return ""
+    kept = [each for each in state.segments.values() if each.end is not None and each.end < state.head]
+    kept += [each for each in state.segments.retired() if each not in kept]
+    return f"segment {kept[0].uuid}, before the head {state.head} or retired, is still kept" if kept else ""

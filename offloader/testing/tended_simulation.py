@@ -7,31 +7,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 
 from formats.entries import Position
-from formats.manifest import Hold
-from offloader.cleanup.cycle import cleanup_stream
-from offloader.cleanup.reconciler import Reconciliation
-from offloader.cleanup.removal import remove_stream
-from offloader.cleanup.undo import undo_retirements
 from offloader.errors import NotFound, OffloaderError
 from offloader.manifest.catalog import read_entry
-from offloader.retention.cycle import RetentionCycle
-from offloader.retention.documents import DocumentStore
+from offloader.manifest.global_hold import lift_global_hold
+from offloader.manifest.objects import listed
 from offloader.retention.policies import policy_of
 from offloader.retention.policy import Policy
 from offloader.retention.recorded_state import read_decisions
-from offloader.retention.stream_retention import StreamRetention
-from offloader.retention.truncation import truncate_stream
-from offloader.settings import Settings
-from offloader.store.base import ObjectStore
 from offloader.testing.quiet_log import quiet_log
 from offloader.testing.simulated_store import FaultPlan
 from offloader.testing.simulated_subscribers import AppendedAt, SimulatedSubscribers
 from offloader.testing.simulated_world import STREAM, InvariantBroken
-from offloader.testing.tended_checks import what_is_left
+from offloader.testing.tended_acts import TendedActs
+from offloader.testing.tended_checks import what_is_left, what_should_be_gone
+from offloader.testing.tended_settings import drawn_settings
 from offloader.testing.tended_world import FOREIGN, TendedWorld
 
 __all__ = ["TendedSimulation", "simulate_tended"]
@@ -45,7 +37,6 @@ PROCESSES_MAX = 4
 QUIET_ROUNDS = 4
 QUIET_S = 40 * 3600.0
 LAPS_S = (30.0, 600.0, 2 * 3600.0, 9 * 3600.0, 30 * 3600.0)
-NAMES = ("ann", "ben", "cem")
 
 
 class TendedSimulation:
@@ -61,12 +52,19 @@ class TendedSimulation:
         self._random = Random(seed)  # noqa: S311 - chance that can be repeated
         self._crash = (crash_call, crash_after)
         self._crashed: set[str] = set()
-        self.world = TendedWorld(f"tended-{seed}-{id(self)}", self._random, _drawn_settings, lambda _: self._plan())
+        self.world = TendedWorld(
+            f"tended-{seed}-{id(self)}",
+            self._random,
+            drawn_settings,
+            lambda _: self._plan(),
+            is_topic=self._random.random() < 0.5,
+        )
         self.policy: Policy | None = policy_of(STREAM, self.world.settings.retention)
         self.subscribers = SimulatedSubscribers(self.world.clock.now_ms, lambda: len(self.world.trace))
         self.appended: list[AppendedAt] = []
+        self.acts = TendedActs(self.world, self._random, self._plan, self.subscribers, self.appended)
         self.world.on_head = self._head_moved
-        self._deletes = self._random.random() < 0.3
+        self._deletes = self._random.random() < 0.4
 
     def run(self) -> str:
         """Everything for a while, then rest, and checks.
@@ -142,15 +140,17 @@ class TendedSimulation:
             (0.005, self._kill),
             (0.01 if world.processes else 0, lambda: world.processes[-1].release_hot()),
             (0.03, self._lap),
-            (0.02, self._open),
+            (0.02, self.acts.open),
             (0.05, lambda: world.read(gives_up=random.random() < 0.1)),
-            (0.05, self._truncate if self.policy is None else self._retain),
-            (0.08, self._cleanup),
-            (0.015, self._reconcile),
-            (0.05 if world.view and world.view.segments.retired() else 0, self._undo),
-            (0.006, self._hold),
-            (0.05 if self.policy else 0, self._subscribe),
-            (0.006 if self._deletes else 0, self._delete),
+            (0.06, self.acts.truncate if self.policy is None else self.acts.retain),
+            (0.09, self.acts.clean_up),
+            (0.03, self.acts.reconcile),
+            (0.015, self.acts.expire),
+            (0.06 if world.view and world.view.segments.retired() else 0, self.acts.undo),
+            (0.008, self.acts.hold),
+            (0.008, self.acts.stop),
+            (0.06 if self.policy else 0, self.acts.subscribe),
+            (0.01 if self._deletes else 0, self.acts.delete),
             (0.05 if world.is_deleted else 0, self._make_again),
             (0.33, lambda: world.act(random.choice([1, 1, 2, 5, 20]))),
         ]
@@ -188,113 +188,6 @@ class TendedSimulation:
                 self.world.land()
         self.world.clock.advance(lap_s)
 
-    def _begin(self, what: str, act: Callable[[ObjectStore], object]) -> None:
-        self.world.begin(what, act, self._plan(what))
-
-    def _open(self) -> None:
-        seconds = self._random.choice([60, 3 * 3600, 48 * 3600])
-        self._begin("open", lambda store: self.world.open_reader(store, seconds))
-
-    def _truncate(self) -> None:
-        world, view = self.world, self.world.view
-        position, end = self._somewhere(), view.committed_end() if view else None
-        if end is not None and self._random.random() < 0.8:
-            position = min(position, end)
-        source = world.ledgers
-        self._begin(
-            "truncate", lambda store: truncate_stream(world.log(store), position, clock=world.clock, source=source)
-        )
-
-    def _somewhere(self) -> Position:
-        if not self.appended:
-            return Position(1, 0)
-        position = self._random.choice(self.appended)[0]
-        return Position(position.ledger_id, position.entry_id + self._random.choice([0, 0, 0, 1, 7]))
-
-    def _retain(self) -> None:
-        self._begin("retain", lambda store: self._cycle(store).run(STREAM))
-
-    def _cycle(self, store: ObjectStore) -> RetentionCycle:
-        world = self.world
-        return RetentionCycle(
-            store,
-            clock=world.clock,
-            settings_of=lambda _: world.settings,
-            source_of=lambda _: world.ledgers,
-            by="simulated",
-            entropy=self._random.randbytes,
-        )
-
-    def _cleanup(self) -> None:
-        allow_large, dry_run = self._random.random() < 0.5, self._random.random() < 0.1
-        self._begin("cleanup", lambda store: self._clean(store, allow_large=allow_large, dry_run=dry_run))
-
-    def _clean(self, store: ObjectStore, *, allow_large: bool, dry_run: bool = False) -> None:
-        cleanup_stream(
-            *(store, STREAM),
-            clock=self.world.clock,
-            settings=self.world.settings,
-            by="simulated",
-            allow_large=allow_large,
-            dry_run=dry_run,
-            entropy=self._random.randbytes,
-        )
-
-    def _reconcile(self) -> None:
-        self._begin("reconcile", self._reconciled)
-
-    def _reconciled(self, store: ObjectStore) -> None:
-        settings = self.world.settings.manifest
-        finds = self._random.random() < 0.5
-        run = Reconciliation(
-            store, STREAM, clock=self.world.clock, settings=settings, delete=True, finds_by_prefix=finds
-        )
-        for _ in run.leftovers():
-            pass
-
-    def _undo(self) -> None:
-        view = self.world.view
-        retired = [segment.uuid for segment in view.segments.retired()] if view else []
-        if not retired:
-            return
-        chosen = self._random.sample(retired, self._random.randint(0, len(retired)))
-        self._begin("undo", lambda store: undo_retirements(self.world.log(store), segments=chosen))
-
-    def _hold(self) -> None:
-        on = self._random.random() < 0.4
-        self._begin("hold", lambda store: self._held(store, on=on))
-
-    def _held(self, store: ObjectStore, *, on: bool) -> None:
-        log = self.world.log(store)
-        if log.load().held != on:
-            log.amend([Hold(on, "")])
-
-    def _subscribe(self) -> None:
-        name, drawn, position = self._random.choice(NAMES), self._random.random(), self._somewhere()
-        if drawn < 0.2:
-            self._begin("add", lambda store: self.subscribers.add(self._retention(store), name))
-        elif drawn < 0.25:
-            self._begin("remove", lambda store: self.subscribers.remove(self._retention(store), name))
-        else:
-            self._begin("publish", lambda store: self.subscribers.publish(self._retention(store), name, position))
-
-    def _retention(self, store: ObjectStore) -> StreamRetention:
-        documents = DocumentStore(store, self.world.clock, self._random.randbytes)
-        return StreamRetention(documents, STREAM, lambda _: self.world.ledgers, self._random.randbytes)
-
-    def _delete(self) -> None:
-        despite = self._random.random() < 0.3
-        self._begin("delete", lambda store: self._deleted(store, despite_readers=despite))
-
-    def _deleted(self, store: ObjectStore, *, despite_readers: bool) -> None:
-        remove_stream(
-            *(store, STREAM),
-            clock=self.world.clock,
-            settings=self.world.settings.manifest,
-            despite_readers=despite_readers,
-            entropy=self._random.randbytes,
-        )
-
     def _make_again(self) -> None:
         if self.world.make_again():
             self.appended.clear()
@@ -315,13 +208,15 @@ class TendedSimulation:
         for reader in world.readers:
             reader.close()
         world.readers.clear()
+        lift_global_hold(world.quiet("go on"))
         if not world.is_deleted and read_entry(world.store, STREAM) is not None:
-            self._held(world.quiet("hold"), on=False)
+            self.acts.held(world.quiet("hold"), on=False)
         if not world.is_deleted:
             world.come_to_rest()
             self._must_not(world.broken)
             world.check()
             self._check_reported()
+            self._check_reclaimed()
         for process in world.processes:
             process.die()
         for _ in range(QUIET_ROUNDS):
@@ -331,22 +226,44 @@ class TendedSimulation:
         if world.is_deleted:
             self._must_not("its entry is still there" if read_entry(world.store, STREAM) else "")
             self._must_not(what_is_left(world.store, STREAM, None, FOREIGN))
+            more = sorted({info.key for info in listed(world.store, "")} - world.others)
+            self._must_not(f"{more[0]} is left of a stream that was deleted" if more else "")
         else:
             world.check()
             self._must_not(what_is_left(world.store, STREAM, world.view, FOREIGN))
+            self._must_not(what_should_be_gone(world.view))
 
     def _tidy_up(self) -> None:
-        for name, act in (("cleanup", lambda s: self._clean(s, allow_large=True)), ("reconcile", self._reconciled)):
+        acts, world = self.acts, self.world
+        for name, act in (
+            ("cleanup", lambda store: acts.clean(store, world.clock, allow_large=True)),
+            ("reconcile", acts.reconcile_everything),
+        ):
             try:
-                act(self.world.quiet(name))
+                act(world.quiet(name))
             except NotFound:
-                self._must_not("" if self.world.is_deleted or self.world.view is None else f"{name} finds no stream")
+                self._must_not("" if world.is_deleted or world.view is None else f"{name} finds no stream")
 
     def _check_reported(self) -> None:
         if self.subscribers.forced:
-            retention = self._retention(self.world.quiet("look"))
+            retention = self.acts.retention(self.world.quiet("look"))
             decisions = read_decisions(retention, retention.place())
             self._must_not(self.subscribers.what_is_unreported(decisions))
+
+    def _check_reclaimed(self) -> None:
+        """What everybody has read of a queue goes, when nothing stands in the way."""
+        world, policy = self.world, self.policy
+        if policy is None or policy.limits is not None or policy.subscriber_timeout_ms is not None:
+            return
+        if world.view is None or not world.view.offloaded():
+            return
+        store = world.quiet("retain")
+        self.acts.cycle(store, world.clock).run(world.home)
+        published = self.subscribers.what_all_have_read(self.acts.retention(store).registry())
+        end, head = world.view.committed_end(), world.view.head or Position(0, 0)
+        if published is not None and end is not None:
+            read = [at for at, _, _ in self.appended if head <= at < published and at <= end]
+            self._must_not(f"{read[0]} was read by all, and the stream still begins at {head}" if read else "")
 
 
 def simulate_tended(seed: int, *, crash_call: int | None = None, crash_after: bool = False) -> str:
@@ -361,39 +278,3 @@ def simulate_tended(seed: int, *, crash_call: int | None = None, crash_after: bo
             return run.run()
         finally:
             run.world.erase()
-
-
-def _drawn_settings(random: Random) -> Settings:
-    drawn = Settings.of(
-        {
-            "offload": {
-                "block_bytes": random.choice([512, 4096]),
-                "max_size_per_offload_segment_mbytes": random.choice([1 / 512, 1 / 128]),
-                "offload_buffer_bytes_max": 64 * 1024,
-                "offload_memory_bytes_max": 1024 * 1024,
-                "retry_seconds_max": 1.0,
-                "deletion_lag_minutes": random.choice([0, 240]),
-            },
-            "manifest": {"checkpoint_records": random.choice([3, 10, 100]), "record_requests_max": 1},
-            "cleanup": {"grace_hours": random.choice([0, 0.1, 5])},
-            "retention": _drawn_policy(random),
-        }
-    )
-    return replace(drawn, offload=replace(drawn.offload, part_bytes=random.choice([4096, 2**24])))
-
-
-def _drawn_policy(random: Random) -> dict[str, object]:
-    """None in a third of the worlds: those are truncated by hand."""
-    kind = random.choice(["none", "size", "time", "consumption", "consumption", "consumption"])
-    if kind == "none":
-        return {}
-    drawn: dict[str, object] = {"policy": kind, "record_minutes": random.choice([0.01, 1.0, 30.0])}
-    unit = {"size": "mbytes", "time": "minutes"}.get(kind) or random.choice(["mbytes", "minutes", ""])
-    if unit:
-        least = random.choice([0.001, 0.01]) if unit == "mbytes" else random.choice([0.5, 60.0])
-        drawn[f"min_{unit}"] = least
-        if random.random() < 0.5:
-            drawn[f"max_{unit}"] = least * random.choice([1, 2, 10])
-    if random.random() < 0.3:
-        drawn["subscriber_timeout_minutes"] = random.choice([1.0, 240.0])
-    return drawn

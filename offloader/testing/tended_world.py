@@ -10,26 +10,32 @@ from random import Random
 from uuid import UUID
 
 from formats.entries import Position
+from formats.global_hold import GLOBAL_HOLD_KEY
 from formats.keys import data_key
 from offloader.errors import NotFound
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.load import load_manifest_view, refreshed
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.objects import listed
 from offloader.manifest.state import ManifestState
+from offloader.manifest.store_time import TIME_KEY
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.testing.simulated_reader import SimulatedReader
 from offloader.testing.simulated_store import FaultPlan
-from offloader.testing.simulated_world import STREAM, InvariantBroken, World
+from offloader.testing.simulated_world import STREAM, TOPIC, InvariantBroken, World
 from offloader.testing.strands import Strand
 from offloader.testing.tended_checks import named_keys, what_is_unreadable_after_head
+from offloader.testing.tended_rules import TendedRules
 from offloader.testing.watched_store import WatchedStore
 
 __all__ = ["FOREIGN", "Act", "TendedWorld"]
 
 #: Somebody else's objects below the stream: one that looks like nothing of ours, one like a segment.
 FOREIGN = (f"{STREAM}/notes.txt", data_key(STREAM, UUID(int=0xABCDEF0123456789ABCDEF0123456789)))
+#: What anybody may delete at any time.
+_SCRATCH = (TIME_KEY, GLOBAL_HOLD_KEY)
 #: Acts under way at once.
 ACTS_MAX = 4
 
@@ -38,7 +44,10 @@ Act = Callable[[ObjectStore], object]
 
 
 class TendedWorld(World):
-    """See the module. Arguments as for ``World``.
+    """See the module. Arguments as for ``World``, and:
+
+    Args:
+        is_topic: whether the stream is the partition of a topic, or one of its own beside a stream of that name.
 
     Attributes:
         acts: what is under way, each stopped before a request.
@@ -53,6 +62,8 @@ class TendedWorld(World):
         random: Random,
         settings: Callable[[Random], Settings],
         plan_of: Callable[[int], FaultPlan] = lambda _: FaultPlan(),
+        *,
+        is_topic: bool = False,
     ) -> None:
         super().__init__(name, random, settings, plan_of, way_in=lambda bucket, _: WatchedStore(bucket, self, ""))
         self.acts: list[Strand] = []
@@ -65,21 +76,45 @@ class TendedWorld(World):
         #: What was wrong, in case whoever was told didn't hand it on.
         self.broken = ""
         self._began: dict[str, int] = {}
+        self.rules = TendedRules(
+            self.clock.now_ms,
+            lambda: len(self.trace),
+            lambda by: self._began.get(by, -1),
+            grace_ms=int(self.settings.cleanup.grace_hours * 3_600_000),
+            orphan_age_ms=int(self.settings.manifest.orphan_age_hours_min * 3_600_000),
+        )
+        #: Under whose name retention is.
+        self.home = TOPIC if is_topic else STREAM
         for key in FOREIGN:
             self.store.put(key, b"not ours")
+        if not is_topic:
+            ManifestLog(self.store, TOPIC, clock=self.clock, entropy=random.randbytes).open_epoch()
+        #: What isn't the stream's, and stays.
+        self.others = {info.key for info in listed(self.store, "")}
 
     # -- acts
 
-    def begin(self, what: str, act: Act, plan: FaultPlan, done: Callable[[Strand], object] = lambda _: None) -> None:
+    def begin(
+        self,
+        what: str,
+        act: Act,
+        plan: FaultPlan,
+        done: Callable[[Strand], object] = lambda _: None,
+        *,
+        off_ms: int = 0,
+    ) -> None:
         """Something else begins, unless enough is under way.
 
         Args:
             done: gets the strand when it is over.
+            off_ms: by how much its clock is wrong.
         """
         if len(self.acts) >= ACTS_MAX:
             return
         self.acted += 1
         name = f"{what}{self.acted}"
+        if off_ms:
+            self.rules.skewed[name] = off_ms, self.clock.now_ms()
         strand = Strand(name, act, WatchedStore(self.store, self, name), self.weather, plan, done)
         self._began[name] = len(self.trace)
         self.trace.append(f"begin {name}")
@@ -87,8 +122,8 @@ class TendedWorld(World):
         self._step(strand)
 
     def began(self, name: str) -> int:
-        """When an act began, as a number of the trace's line."""
-        return self._began[name]
+        """When an act began, as a number of the trace's line; what isn't one begins now."""
+        return self._began.get(name, len(self.trace))
 
     def quiet(self, name: str) -> ObjectStore:
         """A way to the store without any weather."""
@@ -171,6 +206,7 @@ class TendedWorld(World):
         before, self.view = self.view, self._newest()
         if self.view is None:
             return
+        self.must_not(self.rules.of_record(by, before, self.view))
         if before is not None and before.incarnation == self.view.incarnation:
             self._check_head(by, before.head, self.view.head)
         if self.view.stream_deleted and not self.is_deleted:
@@ -178,8 +214,10 @@ class TendedWorld(World):
             self.trace.append(f"deleted by {by}")
             self.readers.clear()
 
-    def saw_delete(self, by: str, keys: Sequence[str]) -> None:
+    def saw_delete(self, by: str, objects: Sequence[ObjectInfo]) -> None:
         """See ``Watcher``."""
+        keys = [info.key for info in objects]
+        self.must_not(self.rules.of_delete(by, [info for info in objects if info.key not in _SCRATCH]))
         if self.view is not None and not self.is_deleted:
             named = named_keys(self.view).intersection(keys)
             if named:
@@ -190,6 +228,14 @@ class TendedWorld(World):
                 self.must_not(f"{by} deleted {min(needed)}, which a reader with a lease planned to read")
         if set(FOREIGN).intersection(keys):
             self.must_not(f"{by} deleted what isn't ours: {keys}")
+
+    def saw_abort(self, by: str, uploads: Sequence[UploadInfo]) -> None:
+        """See ``Watcher``."""
+        self.must_not(self.rules.of_abort(by, uploads))
+
+    def saw_stop(self, *, on: bool) -> None:
+        """See ``Watcher``."""
+        self.rules.stopped(on=on)
 
     def _protects(self, reader: SimulatedReader) -> bool:
         try:

@@ -6,12 +6,13 @@ import contextlib
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from formats.entries import Position
 from formats.keys import data_key, new_segment_uuid
-from formats.manifest import Assign, Hold
+from formats.manifest import Assign, Failed, Hold
 from offloader.cleanup.cycle import cleanup_all, cleanup_stream
 from offloader.cleanup.removal import removal_of, remove_stream
 from offloader.clock import SystemClock
@@ -24,7 +25,7 @@ from offloader.manifest.state import EditRefused
 from offloader.manifest.store_time import TIME_KEY, ClockSkew
 from offloader.retention.truncation import truncate_stream
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore, UploadInfo, open_store
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.cleanup.cleaning import STREAM, Bench
@@ -187,3 +188,26 @@ def test_a_deleter_that_wakes_up_after_the_stream_was_created_again_takes_nothin
         stalled_in_time += 1
         assert again[0] <= bench.stored(), stalls_at
     raise AssertionError("the second deleter never came to an end")
+
+
+def test_uploads_of_attempts_that_failed_go_where_a_store_finds_them_by_their_whole_key_only() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    uuids = [new_segment_uuid(log.state.incarnation, number) for number in range(3)]
+    begin = Position(99, 0)
+    log.commit([Assign(uuids[0], 2, begin, None, 1, {}), Failed(uuids[0], "for a test")])
+    log.commit([Assign(uuids[1], 1, begin, None, 1, {}), Failed(uuids[1], "for a test")])
+    keys = [data_key(STREAM, uuids[0]), data_key(STREAM, uuids[1], 99)]
+    foreign = data_key(STREAM, UUID(int=7, version=4))
+    for key in (*keys, foreign):
+        bench.memory.begin_upload(key)
+
+    class ExactUploads(FaultyStore):
+        def list_uploads(self, prefix: str) -> list[UploadInfo]:
+            return [upload for upload in super().list_uploads(prefix) if upload.key == prefix]
+
+    done = remove_stream(ExactUploads(bench.memory), STREAM, clock=bench.clock)
+
+    assert done.uploads == 2
+    assert [upload.key for upload in bench.memory.list_uploads("")] == [foreign]

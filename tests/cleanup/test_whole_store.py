@@ -6,17 +6,19 @@ from uuid import uuid4
 
 from formats.global_hold import GLOBAL_HOLD_KEY
 from formats.keys import data_key, manifest_prefix, new_segment_uuid, stream_prefix
+from formats.lease import lease_key
 from formats.truncation_intent import intent_key
 from offloader.cleanup.orphans import Leftover, Outcome, Place
 from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.errors import Corrupt, OffloaderError
 from offloader.manifest.catalog import release_entry
 from offloader.manifest.global_hold import set_global_hold
+from offloader.manifest.leases import take_lease
 from offloader.manifest.objects import listed
 from offloader.settings import ManifestSettings
 from offloader.store.base import OVERWRITE
 from offloader.testing.faulty_store import Fault
-from tests.cleanup.left_behind import DAY_S, STREAM, Bucket, outcomes
+from tests.cleanup.left_behind import DAY_S, HOUR_S, STREAM, Bucket, outcomes
 from tests.support.golden_bucket import golden_cases
 from tests.support.streams import StreamWriter, batch_of
 
@@ -61,9 +63,12 @@ def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> Non
     foreign = [*BROKERS_KEYS, "notes.txt", f"elsewhere/{uuid4()}", "_catalog/%", f"{STREAM}/below/x"]
     bucket.put(orphan, *foreign)
     topic = intent_key("public/default/persistent/topic")
-    bucket.put("_time/now", "_probe/5", "_groups/dash%20boards", topic)
+    bucket.put("_probe/5", "_groups/dash%20boards", topic)
     upload = bucket.inner.begin_upload(BROKERS_KEYS[0])
+    bucket.inner.begin_upload("_probe/6")
     before = {info.key for info in listed(bucket.inner, "")}
+    assert {key for key, (_, outcome) in outcomes(world.reconcile()).items() if outcome == "DELETED"} == set()
+    assert world.needed[Place.STORE] == 1
     bucket.clock.advance(DAY_S)
 
     dry = world.reconcile(delete=False)
@@ -73,6 +78,7 @@ def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> Non
     expected |= dict.fromkeys(foreign, ("FOREIGN", "KEPT")) | dict.fromkeys(unlisted, ("UNLISTED", "KEPT"))
     # The entry was let go of, and its manifest isn't deleted: nobody knows what that is.
     expected[manifest_prefix(gone.stream, gone.log.state.incarnation)] = ("DEAD_MANIFEST", "DELETED")
+    expected |= dict.fromkeys(("_probe/5", "_probe/6"), ("SCRATCH", "DELETED"))
     by_key = outcomes(found)
     assert by_key == expected
     assert {key: reason for key, (reason, _) in outcomes(dry).items()} == {
@@ -80,11 +86,11 @@ def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> Non
     }
     assert world.failures == {}
     left = before - set(orphans) - {key for key in before if key.startswith(f"{gone.stream}/")}
-    # ``_time/now`` is written and removed by who asks for the time.
-    assert {info.key for info in listed(bucket.inner, "")} == left - {"_time/now"}
+    assert {info.key for info in listed(bucket.inner, "")} == left - {"_probe/5"}
     assert [each.upload_id for each in bucket.inner.list_uploads("")] == [upload]
     assert sum(world.needed.values()) + len(foreign) + len(unlisted) == len(left) - 1
-    assert (world.needed[Place.SEGMENT], world.needed[Place.CATALOGUE], world.needed[Place.STORE]) == (6, 3, 1)
+    assert (world.needed[Place.SEGMENT], world.needed[Place.CATALOGUE]) == (6, 3)
+    assert Place.STORE not in world.needed
     assert world.needed[Place.RETENTION] == 2
 
 
@@ -142,3 +148,24 @@ def test_the_stop_of_everything_is_the_stores_own_object() -> None:
     assert world.reconcile() == []
     assert world.needed[Place.STORE] == 1
     world.bucket.inner.head(GLOBAL_HOLD_KEY)
+
+
+def test_leases_on_streams_that_aren_t_there_go_long_after_their_end() -> None:
+    """A reader that dies before it learns that there is nothing to read, or outlives the stream."""
+    world = Everything()
+    bucket = world.bucket
+    bucket.offload()
+    never = take_lease(bucket.inner, "public/default/persistent/never", 3600, clock=bucket.clock, reader="ana")
+    bucket.put("public/default/persistent/never/leases/notes.txt")
+    key = lease_key(never.lease.stream, never.lease.uuid)
+
+    assert outcomes(world.reconcile()) == {"public/default/persistent/never/leases/notes.txt": ("FOREIGN", "KEPT")}
+    assert world.needed[Place.LEASE] == 1
+    bucket.clock.advance(DAY_S)
+    world.reconcile()
+    bucket.inner.head(key)
+    bucket.clock.advance(HOUR_S + 1)
+    assert outcomes(world.reconcile(delete=False))[key] == ("ENDED", "DELETABLE")
+    assert outcomes(world.reconcile())[key] == ("ENDED", "DELETED")
+    assert key not in {info.key for info in listed(bucket.inner, "")}
+    assert Place.LEASE not in world.needed

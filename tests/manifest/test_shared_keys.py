@@ -190,6 +190,28 @@ def test_the_last_request_is_made_once_whatever_is_said_to_it() -> None:
     assert seen.count("delete_if_match") == 1
 
 
+def test_who_is_overtaken_before_any_request_of_a_creation_has_the_same_stream() -> None:
+    for steps in range(1, 20):
+        bench = Bench()
+        assert bench.forget()
+        log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
+
+        def begin(store: ObjectStore, log: ManifestLog = log) -> int:
+            log.store = store
+            return log.open_epoch()
+
+        bench.schedule.start("C", begin)
+        for _ in range(steps):
+            bench.schedule.step("C")
+            if bench.schedule.pending("C") is None:
+                return
+        first = ManifestLog(bench.memory, STREAM, clock=bench.clock)
+        first.open_epoch()
+        bench.schedule.finish("C")
+        assert log.state.incarnation == first.state.incarnation
+    raise AssertionError("a creation has more requests than that")
+
+
 def test_a_stream_whose_entry_is_lost_isn_t_begun_anew() -> None:
     bench = Bench()
     log = bench.create()

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
+from formats.manifest import Hold
+from formats.retention_state import Subscribers, document_key
 from offloader.errors import InvalidCall, StoreUnavailable
+from offloader.manifest.global_hold import set_global_hold
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.stream_deletion import delete_stream
 from offloader.metrics import Metrics
 from offloader.retention.cycle import RetentionCycle
+from offloader.retention.place import find_place
 from offloader.retention.service import DISCOVERY_S_MAX, JITTER, RetentionService, StreamCycle, retained_streams
 from offloader.retention.stream_retention import open_retention
 from offloader.settings import Settings, TelemetrySettings
@@ -143,6 +147,56 @@ def test_what_went_and_who_is_behind_is_measured(caplog: pytest.LogCaptureFixtur
     subscribers.publish("slow", Position(1, 20))
     bench.pass_time(PERIOD_S * 1.2)
     assert bench.value("subscriber_read_bytes_total", stream, subscriber="slow") == 100
+
+
+def test_who_lost_something_because_of_max_is_counted() -> None:
+    """Segments of ten entries and 100 bytes; two hundred may stay for who doesn't read."""
+    stream = "a/b/persistent/topic0"
+    bench = Bench(policy="consumption", min_mbytes=50 / 2**20, max_mbytes=200 / 2**20)
+    bench.grow(stream, 0)
+    for name in ("slow", "slower"):
+        subscribers = open_retention(bench.memory, stream, clock=bench.clock)
+        subscribers.add(name)
+        subscribers.publish(name, Position(1, 1))
+    for number in range(1, 5):
+        bench.grow(stream, number)
+        bench.pass_time(PERIOD_S * 1.2)
+    decisions = [cycle.outcome.decision for _, _, cycle in bench.cycles if cycle.outcome is not None]
+    lost = sum(len(each.overridden) for each in decisions if each is not None)
+    assert lost >= 2
+    assert bench.value("subscribers_overridden_total", stream) == lost
+    head = load_manifest(bench.memory, stream).head
+    assert head == Position(1, 40)
+    assert bench.value("retention_truncated_bytes_total", stream) == 400
+
+
+@pytest.mark.parametrize("kind", ["DeletionStopped", "EditRefused", "ClockSkew", "InvalidCall", "Corrupt"])
+def test_refusals_are_counted_by_their_reason_and_nothing_changes(kind: str) -> None:
+    stream = "a/b/persistent/topic0"
+    bench = Bench(policy="consumption")
+    bench.grow(stream, 0)
+    bench.pass_time(PERIOD_S * 1.2)
+    registry = open_retention(bench.memory, stream, clock=bench.clock)
+    registry.add("billing")
+    registry.publish("billing", Position(1, 10))
+    if kind == "DeletionStopped":
+        set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
+    elif kind == "EditRefused":
+        log = ManifestLog(bench.memory, stream, clock=bench.clock)
+        log.load()
+        log.amend([Hold(True, "court")])
+    elif kind == "ClockSkew":
+        bench.clock.set_now_ms(bench.clock.now_ms() + 72 * 3_600_000)
+    elif kind == "InvalidCall":
+        bench.settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 2, "max_mbytes": 1}})
+    else:
+        place = find_place(bench.memory, stream)
+        assert place.incarnation is not None
+        bench.memory.put(document_key(Subscribers, stream, place.incarnation), b"{}")
+    bench.pass_time(PERIOD_S * 1.2)
+    assert (bench.value("retention_refusals_total", stream, kind=kind) or 0) >= 1
+    assert bench.value("retention_truncations_total", stream) == 0
+    assert load_manifest(bench.memory, stream).head is None
 
 
 def test_topics_have_one_turn_and_internal_streams_none() -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from offloader.managed_ledger import open_managed_ledger
 from offloader.settings import Settings
@@ -33,7 +34,11 @@ HISTORY_SETTINGS = Settings.of(
 
 
 class KillingStore:
-    """``inner``, whose process gets SIGKILL at the first call of ``verb`` on a key that ``key_part`` matches."""
+    """``inner``, whose process gets SIGKILL at the first call of ``verb`` on a key that ``key_part`` matches.
+
+    Args:
+        when: ``before`` or ``after`` its effect; ``half``: of a delete of several keys, when half of them are gone.
+    """
 
     def __init__(self, inner: ObjectStore, verb: str, key_part: str, when: str) -> None:
         self.inner = inner
@@ -46,11 +51,12 @@ class KillingStore:
         if name != self.verb:
             return found
 
-        def call(key: str, *args: object, **options: object) -> object:
-            if re.search(self.key_part, key) is None:
+        def call(key: Any, *args: object, **options: object) -> object:
+            first = key if isinstance(key, str) else key[0]
+            if re.search(self.key_part, first) is None:
                 return found(key, *args, **options)
-            if self.when == "after":
-                found(key, *args, **options)
+            if self.when != "before":
+                found(key[: len(key) // 2] if self.when == "half" else key, *args, **options)
             os.kill(os.getpid(), signal.SIGKILL)
             raise AssertionError("unreachable")
 

@@ -1,0 +1,224 @@
+"""kill -9 at each step of truncation, cleanup, undo, the search for orphans and deletion; another process goes on.
+
+What is in the bucket then is read by a reader that shares no code with this project.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from formats.keys import data_key, new_segment_uuid
+from formats.manifest import Assign, Failed
+from offloader.cleanup.undo import undo_retirements
+from offloader.clock import SystemClock
+from offloader.errors import StoreUnavailable
+from offloader.manifest.catalog import list_streams
+from offloader.manifest.leases import take_lease
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.objects import listed
+from offloader.manifest.store_time import TIME_KEY
+from offloader.store.base import ObjectStore, open_store
+from tests.cleanup.killed_cleanup import ACTS, HEAD, STREAM, clean, truncate
+from tests.independent_reader import read_segment
+from tests.support.streams import StreamWriter, batch_of
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+LEDGERS = range(1, 7)
+ALL = [(ledger, entry, f"{ledger}:{entry} ".encode().ljust(20, b".")) for ledger in LEDGERS for entry in range(10)]
+AFTER = [entry for entry in ALL if entry[0] >= HEAD.ledger_id]
+RECORD = r"/[0-9]{20}\.json$"
+UNDER_WAY, DONE = "retention/deleting/", "retention/deleted/"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Where a process dies.
+
+    Attributes:
+        act: what it was doing.
+        verb, key, when: the storage call.
+    """
+
+    act: str
+    verb: str
+    key: str
+    when: str
+
+    def __str__(self) -> str:
+        return f"{self.act}-{self.when}-{self.verb}-{self.key.strip('/$')[:12]}"
+
+
+KILLS = [
+    *(Kill("truncate", "put", RECORD, when) for when in ("before", "after")),
+    *(Kill("retire", "put", RECORD, when) for when in ("before", "after")),
+    Kill("retire", "put", "retention/awaited", "after"),
+    *(Kill("purge", "put", RECORD, when) for when in ("before", "after")),
+    Kill("purge", "put", UNDER_WAY, "after"),
+    *(Kill("purge", "delete", r"/[0-9a-f-]{36}$", when) for when in ("before", "half", "after")),
+    Kill("purge", "put", DONE, "after"),
+    Kill("purge", "delete", UNDER_WAY, "after"),
+    *(Kill("undo", "put", RECORD, when) for when in ("before", "after")),
+    *(Kill("orphans", "delete", r"/[0-9a-f-]{36}(-index)?$", when) for when in ("before", "half", "after")),
+    Kill("orphans", "abort_upload", "killed/", "after"),
+    *(Kill("delete", "put", RECORD, when) for when in ("before", "after")),
+    Kill("delete", "put", "boundary", "after"),
+    Kill("delete", "delete", r"killed/stream/[0-9a-f-]{36}", "half"),
+    Kill("delete", "delete", r"/manifest/", "half"),
+    *(Kill("delete", "put", "_catalog/killed", when) for when in ("before", "after")),
+    *(Kill("delete", "delete_if_match", "_catalog/killed", when) for when in ("before", "after")),
+]
+
+
+def prepared(act: str, directory: Path) -> str:
+    """A store in which an act has something to do; its URL."""
+    url = f"file://{directory}"
+    store = open_store(url)
+    writer = StreamWriter(store, STREAM)
+    for ledger in LEDGERS:
+        writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+    StreamWriter(store, "killed/other").add([batch_of(1, 0, 10)])
+    if act == "orphans":
+        for number in range(4):
+            uuid = new_segment_uuid(writer.log.state.incarnation, number)
+            end = batch_of(9, 0, 1).first
+            writer.log.commit([Assign(uuid, 2, end, None, 5, {}), Failed(uuid, "for a test")])
+            writer_puts_late(store, uuid)
+    if act in ("retire", "purge", "undo"):
+        truncate(store)
+    if act == "retire":
+        take_lease(store, STREAM, 3600, clock=SystemClock(), reader="ana@host")
+    if act in ("purge", "undo"):
+        eventually(lambda: retires(store))
+    return url
+
+
+def writer_puts_late(store: ObjectStore, uuid: UUID) -> None:
+    key = data_key(STREAM, uuid)
+    for each in (key, f"{key}-index"):
+        store.put(each, b"late")
+    store.upload_part(key, store.begin_upload(key), 1, b"late")
+
+
+def retires(store: ObjectStore) -> bool:
+    clean(store)
+    return len(load_manifest(store, STREAM).segments.retired()) == HEAD.ledger_id - 1
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.cleanup.killed_cleanup", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Kill, ObjectStore]]:
+    """After each kill, and after another process came by twice."""
+    base = tmp_path_factory.mktemp("killed")
+    made = {act: prepared(act, base / act).removeprefix("file://") for act in ACTS}
+    urls = {}
+    for number, kill in enumerate(KILLS):
+        shutil.copytree(made[kill.act], base / str(number))
+        urls[kill] = f"file://{base / str(number)}"
+
+    def die(kill: Kill) -> None:
+        done = run(urls[kill], kill.act, kill.verb, kill.key, kill.when)
+        assert done.returncode == -signal.SIGKILL, f"{kill}: {done.returncode} {done.stderr[-2000:]}"
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(die, KILLS))
+    for act in ACTS:
+        mine = ",".join(url for kill, url in urls.items() if kill.act == act)
+        for _ in range(2):
+            done = run(mine, act)
+            assert done.returncode == 0, f"{act}: {done.stderr[-2000:]}"
+    found = {kill: open_store(url) for kill, url in urls.items()}
+    yield found
+    for store in found.values():
+        store.close()
+
+
+def in_bucket(store: ObjectStore) -> list[tuple[int, int, bytes]]:
+    """Every entry in the objects of the stream, by the independent reader; each object has its partner."""
+    names = {info.key for info in listed(store, f"{STREAM}/") if info.key.count("/") == STREAM.count("/") + 1}
+    data = sorted(name for name in names if not name.endswith("-index"))
+    assert names == {each for name in data for each in (name, f"{name}-index")}
+    entries = (read_segment(store.get(name)[0], store.get(f"{name}-index")[0]) for name in data)
+    return sorted(entry for found in entries for entry in found)
+
+
+def check_truncated(store: ObjectStore) -> None:
+    assert load_manifest(store, STREAM).head == HEAD
+    assert in_bucket(store) == ALL
+
+
+def check_retired(store: ObjectStore) -> None:
+    state = load_manifest(store, STREAM)
+    assert (len(state.offloaded()), len(state.segments.retired())) == (3, 3)
+    assert in_bucket(store) == ALL, "somebody reads, and may read what is retired"
+
+
+def check_purged(store: ObjectStore) -> None:
+    state = load_manifest(store, STREAM)
+    assert (len(state.offloaded()), len(state.segments)) == (3, 3)
+    assert in_bucket(store) == AFTER
+    assert list(listed(store, f"{STREAM}/{UNDER_WAY}")) == []
+    assert len(list(listed(store, f"{STREAM}/{DONE}"))) == 1
+
+
+def check_undone(store: ObjectStore) -> None:
+    state = load_manifest(store, STREAM)
+    assert (len(state.offloaded()), len(state.segments.retired())) == (6, 0)
+    assert in_bucket(store) == ALL
+    with pytest.raises(Exception, match="nothing is retired"):
+        undo_retirements(ManifestLog(store, STREAM, clock=SystemClock()))
+
+
+def check_swept(store: ObjectStore) -> None:
+    assert in_bucket(store) == ALL
+    assert list(store.list_uploads("")) == []
+
+
+def check_deleted(store: ObjectStore, kill: Kill) -> None:
+    left = {info.key for info in listed(store, "") if "killed/stream" in info.key and info.key != TIME_KEY}
+    assert list_streams(store) == ["killed/other"]
+    assert list(store.list_uploads("")) == []
+    if (kill.verb, kill.when) == ("delete_if_match", "before"):
+        # Whoever set the mark may still send its request: an hour later somebody else does.
+        assert left == {"_catalog/killed/stream"}
+        with pytest.raises(StoreUnavailable, match="just being removed"):
+            ManifestLog(store, STREAM, clock=SystemClock()).open_epoch()
+    else:
+        assert left == set()
+        ManifestLog(store, STREAM, clock=SystemClock()).open_epoch()
+
+
+CHECKS: dict[str, Callable[[ObjectStore], None]] = {
+    "truncate": check_truncated,
+    "retire": check_retired,
+    "purge": check_purged,
+    "undo": check_undone,
+    "orphans": check_swept,
+}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kill", KILLS, ids=str)
+def test_what_a_killed_process_left_is_finished_by_another(kill: Kill, stores: dict[Kill, ObjectStore]) -> None:
+    store = stores[kill]
+    if kill.act == "delete":
+        check_deleted(store, kill)
+    else:
+        CHECKS[kill.act](store)
+    other = [info.key for info in listed(store, "killed/other/") if "/manifest/" not in info.key]
+    assert len(other) == 2
+    assert len(load_manifest(store, "killed/other").offloaded()) == 1
