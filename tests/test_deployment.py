@@ -1,0 +1,130 @@
+"""What is shipped to run the sidecar with, without systemd and Docker: it is parsed, and what it calls is called."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from offloader.cli.main import main
+from offloader.effective_settings import read_settings_file
+from offloader.errors import ErrorKind
+from offloader.settings import Settings
+from services.servers import ACCESS_KEY, BUCKET, SECRET_KEY, free_port
+from tests.support.serving_processes import Serving
+
+ROOT = Path(__file__).parents[1]
+UNIT = ROOT / "docs" / "operations" / "offloader.service"
+IMAGE = ROOT / "docs" / "operations" / "Containerfile"
+COMPOSE = ROOT / "docker-compose.yml"
+SIDECAR = ROOT / "services" / "sidecar" / "offloader.toml"
+
+
+@pytest.fixture
+def unit() -> dict[str, str]:
+    parsed = configparser.ConfigParser(interpolation=None, delimiters=("=",))
+    parsed.optionxform = str  # type: ignore[assignment, method-assign]
+    parsed.read_string(UNIT.read_text(encoding="utf-8"))
+    assert set(parsed) == {"DEFAULT", "Unit", "Service", "Install"}
+    return dict(parsed["Service"])
+
+
+def test_the_unit_calls_what_there_is(unit: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("ExecStart", "ExecStartPre"):
+        program, *words = shlex.split(unit[name])
+        assert program == "/opt/offloader/bin/offloader"
+        words = [str(SIDECAR) if word.endswith("offloader.toml") else word for word in words]
+        # What only checks is called as it is; what serves, with that option.
+        assert main([*words, *({"--check"} - set(words))]) == 0, capsys.readouterr().err
+    assert unit["Type"] == "notify"
+    assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
+
+
+def test_the_unit_waits_longer_than_the_process_and_does_not_repeat_what_stays_wrong(
+    unit: dict[str, str],
+) -> None:
+    settings = Settings()
+    assert int(unit["TimeoutStopSec"]) > settings.offload.drain_seconds_max + settings.serve.stop_seconds_max
+    assert [int(code) for code in unit["RestartPreventExitStatus"].split()] == [
+        ErrorKind.FIX_CALL.value,
+        ErrorKind.DENIED.value,
+    ]
+    assert unit["Restart"] == "on-failure"
+
+
+def instructions(path: Path) -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n\s*", "", path.read_text(encoding="utf-8"))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines]
+
+
+@pytest.mark.parametrize("path", [IMAGE, SIDECAR.parent / "Containerfile.spark"])
+def test_an_image_is_made_of_files_that_are_there_and_extras_that_exist(path: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    found = instructions(path)
+    copied = {word for name, rest in found if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]}
+    assert {"formats", "offloader", "pyproject.toml", "constraints.txt"} <= copied
+    assert all((ROOT / word).exists() for word in copied)
+    package_data = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {package_data["readme"], *package_data["license-files"]} <= copied, "what building it needs"
+    named = [extra for name, rest in found if name == "RUN" for extra in re.findall(r"'\.\[(\w+)\]'", rest)]
+    assert len(named) == 1
+    assert set(named) <= set(extras)
+    assert all(re.search(r":3\.\d+-slim-\w+$", rest.partition(" AS ")[0]) for name, rest in found if name == "FROM")
+
+
+def test_the_image_starts_the_sidecar_as_nobody_in_particular(capsys: pytest.CaptureFixture[str]) -> None:
+    found = dict(instructions(IMAGE))
+    assert found["USER"] == "offloader"
+    assert found["STOPSIGNAL"] == "SIGTERM"
+    assert json.loads(found["ENTRYPOINT"]) == ["offloader"]
+    words = [str(SIDECAR) if word.endswith("offloader.toml") else word for word in json.loads(found["CMD"])]
+    assert main([*words, "--check"]) == 0, capsys.readouterr().err
+
+
+def test_the_health_check_asks_a_process_that_serves(tmp_path: Path) -> None:
+    port = free_port()
+    config = tmp_path / "offloader.toml"
+    config.write_text(f'[serve]\nstore = "file://{tmp_path}/store"\n[http]\nlisten = "127.0.0.1:{port}"\n')
+    found = dict(instructions(IMAGE))
+    listen = read_settings_file(str(SIDECAR)).settings_of("").http.listen
+    assert listen == f":{found['EXPOSE']}"
+    command = json.loads(found["HEALTHCHECK"].partition("CMD ")[2])
+    check = [sys.executable, *(word.replace(f":{found['EXPOSE']}/", f":{port}/") for word in command[1:])]
+    with Serving(config):
+        assert subprocess.run(check, capture_output=True, timeout=60, check=False).returncode == 0
+    assert subprocess.run(check, capture_output=True, timeout=60, check=False).returncode != 0
+
+
+def test_the_compose_profile_joins_what_is_there() -> None:
+    services: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+    sidecar, broker, spark = services["sidecar"], services["broker"], services["spark"]
+    assert all(each["profiles"] == ["sidecar"] for each in (sidecar, broker, spark))
+    for each in (sidecar, spark):
+        assert (ROOT / each["build"]["dockerfile"]).exists()
+        assert each["environment"]["AWS_ACCESS_KEY_ID"] == ACCESS_KEY
+        assert each["environment"]["AWS_SECRET_ACCESS_KEY"] == SECRET_KEY
+    assert broker["image"].partition(":")[2] == services["pulsar"]["image"].partition(":")[2]
+    settings = read_settings_file(str(SIDECAR)).settings_of("public/default/persistent/orders")
+    assert settings.serve.store.startswith(f"s3://{BUCKET}/")
+    assert settings.serve.endpoint_url == spark["environment"]["AWS_ENDPOINT_URL"] == "http://minio:9000"
+    assert settings.pulsar.service_url == f"pulsar://{broker['environment']['PULSAR_PREFIX_advertisedAddress']}:6650"
+    assert settings.pulsar.admin_url == "http://broker:8080"
+    assert settings.offload.method == "streaming"
+    [published] = sidecar["ports"]
+    assert published == f"127.0.0.1{settings.http.listen}{settings.http.listen}"
+    named = {source.partition(":")[2] for source in settings.access.read_tokens}
+    assert named <= set(sidecar["environment"]), "where its token is"
+    seconds = int(sidecar["stop_grace_period"].removesuffix("m")) * 60
+    assert seconds > settings.offload.drain_seconds_max + settings.serve.stop_seconds_max
+    mounted = [volume.partition(":")[0] for volume in sidecar["volumes"] if volume.startswith("./")]
+    assert [ROOT / each for each in mounted] == [SIDECAR]
