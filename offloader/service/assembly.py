@@ -20,6 +20,7 @@ from offloader.service.feeds import Feed
 from offloader.service.ledgers_feed import EmbeddedFeed
 from offloader.service.listen import ListenAddress, parse_listen
 from offloader.service.process import Door, ServingParts, ServingProcess
+from offloader.service.pulsar_feed import PulsarFeed
 from offloader.service.recent import RecentErrors
 from offloader.service.streams import ServedStreams
 from offloader.service.view import ServiceView
@@ -92,7 +93,7 @@ def assemble(
     if not made and not serve.upkeep:
         raise InvalidCall(
             "there is nothing to do: no feed of streams, and no upkeep",
-            hint="set serve.ledgers, or what brings streams from elsewhere, or serve.upkeep = true",
+            hint="set serve.ledgers, pulsar.topics, or serve.upkeep = true",
         )
     # Two writers that both "win" would lose entries: found out before anything is written.
     problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
@@ -171,4 +172,6 @@ def feeds_of(parts: FeedParts) -> list[Feed]:
     found: list[Feed] = []
     if parts.settings.serve.ledgers:
         found.append(EmbeddedFeed(parts.settings.serve.ledgers, clock=parts.clock))
+    if parts.settings.pulsar.topics:
+        found.append(PulsarFeed(parts.settings.pulsar, parts.store, clock=parts.clock))
     return found

@@ -9,7 +9,7 @@ stands by: its stream is added with ``active=False`` and activated by whoever le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -88,7 +88,13 @@ class Streams(Protocol):
         ...
 
     def add(
-        self, name: str, source: LedgerSource, *, feed: str, settings: Settings | None = None, active: bool = True
+        self,
+        name: str,
+        source: LedgerSource,
+        *,
+        feed: str,
+        adjust: Callable[[Settings], Settings] = lambda settings: settings,
+        active: bool = True,
     ) -> StreamControl:
         """Offloads a stream from now on, by its method; returns at once, trouble is retried and shown.
 
@@ -96,7 +102,7 @@ class Streams(Protocol):
             name: the stream's.
             source: its hot tier; it stays the feed's: who removes the stream closes the source afterwards.
             feed: who brings it, for people.
-            settings: of the stream; default: ``settings_of(name)``.
+            adjust: what the feed makes of ``settings_of(name)``, now and after a reload.
             active: False: stands by until ``StreamControl.activate``.
 
         Raises:

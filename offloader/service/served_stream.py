@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from formats.entries import Position
@@ -40,6 +41,7 @@ class ServedStream:
         name, feed: the stream's name, and who brought it.
         source: its hot tier.
         settings: its own.
+        adjust: what its feed makes of its settings, these and later ones.
         offloader: of the process.
         workers: start and stop streams; not those that offload.
         restart_s_max: longest wait before it is started again.
@@ -53,6 +55,7 @@ class ServedStream:
         *,
         feed: str,
         settings: Settings,
+        adjust: Callable[[Settings], Settings],
         offloader: LedgerOffloader,
         workers: Workers,
         clock: Clock,
@@ -60,7 +63,8 @@ class ServedStream:
         active: bool,
     ) -> None:
         self.name, self.feed, self.source = name, feed, source
-        self._settings = settings
+        self._adjust = adjust
+        self._settings = adjust(settings)
         self._offloader, self._workers, self._clock = offloader, workers, clock
         self._restart_s_max = restart_s_max
         self._task = SerialTask(workers, self._settle)
@@ -150,7 +154,7 @@ class ServedStream:
     def use(self, settings: Settings) -> None:
         """Offloads by other settings from here on, if they mean anything to a running stream."""
         with self._lock:
-            self._settings = settings
+            self._settings = self._adjust(settings)
         self._task.schedule()
 
     def look(self) -> None:

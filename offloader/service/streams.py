@@ -71,7 +71,13 @@ class ServedStreams:
         return self._file.settings_of(name)
 
     def add(
-        self, name: str, source: LedgerSource, *, feed: str, settings: Settings | None = None, active: bool = True
+        self,
+        name: str,
+        source: LedgerSource,
+        *,
+        feed: str,
+        adjust: Callable[[Settings], Settings] = lambda settings: settings,
+        active: bool = True,
     ) -> ServedStream:
         try:
             encode_stream(name)
@@ -81,7 +87,8 @@ class ServedStreams:
             name,
             source,
             feed=feed,
-            settings=settings or self.settings_of(name),
+            settings=self.settings_of(name),
+            adjust=adjust,
             offloader=self._offloader,
             workers=self._workers,
             clock=self._clock,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offloader.settings.fields import MIB, choice, flag, setting, text
+from offloader.settings.fields import MIB, choice, flag, setting, text, texts
 
 __all__ = ["PulsarSettings"]
 
@@ -27,6 +27,19 @@ class PulsarSettings:
     key_file: str = text("", "its key; empty: in `certificate_file`")
     subscription: str = text(
         "offloader", "name of our durable subscription, the same in all processes that share topics"
+    )
+    topics: tuple[str, ...] = texts(
+        "topics to offload: names, and patterns with * and ?, `public/default/orders-*`; `public/default`: all of it"
+    )
+    exclude: tuple[str, ...] = texts("topics that aren't offloaded although `topics` means them")
+    topics_seconds: float = setting(
+        30.0, "time between two looks for new and deleted topics and partitions", low=0.1, high=24 * 3600
+    )
+    subscribers_seconds: float = setting(
+        300.0,
+        "time between two looks at the topics' subscriptions, which hold back what retention would delete",
+        low=0.1,
+        high=24 * 3600,
     )
     topics_max: int = setting(10_000, "topics and partitions of one process", low=1, high=1_000_000)
     on_gap: str = choice(

@@ -1,13 +1,23 @@
-"""docs/PULSAR.md says what is so: its settings."""
+"""docs/PULSAR.md says what is so: its settings, and the commands it shows."""
 
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from dataclasses import fields
 from pathlib import Path
 
+import pytest
+
+from offloader.cli.main import main
+from offloader.ledgers.pulsar.topic_patterns import TopicPatterns
 from offloader.settings import PulsarSettings, Settings
+from offloader.store.base import open_store
+from offloader.testing.pulsar_broker import FakeBroker
+from offloader.testing.pulsar_producers import FakeProducers
+from offloader.testing.pulsar_topics import FakeTopic
+from tests.replay.replaying import entries_of, write_stream
 
 TEXT = (Path(__file__).parents[2] / "docs" / "PULSAR.md").read_text(encoding="utf-8")
 
@@ -31,3 +41,29 @@ def test_every_setting_that_the_text_names_exists() -> None:
 def test_the_settings_that_the_text_shows_are_good() -> None:
     for sample in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL):
         assert Settings.of(tomllib.loads(sample))
+
+
+def test_the_commands_that_the_text_shows_are_understood(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    [block] = re.findall(r"```\n(offloader replay .*?)```", TEXT, re.DOTALL)
+    store = open_store(f"file://{tmp_path}/store")
+    write_stream(store, entries_of({7: 10}), stream="public/default/persistent/orders")
+    monkeypatch.setenv("OFFLOADER_STORE", store.url)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with FakeBroker() as broker:
+        topic = FakeTopic(broker, "persistent://public/default/orders-again")
+        FakeProducers(broker, topic)
+        monkeypatch.setenv("OFFLOADER_PULSAR_URL", broker.url)
+        words = shlex.split(block.replace("\\\n", " "))[1:]
+        assert main(words) == 0
+        # What the range leaves out; without it everything is sent.
+        assert "nothing in that range" in capsys.readouterr().out
+        assert main([*words[:4], "--rate", "5000"]) == 0
+        assert len(topic.entries) == 10
+
+
+def test_patterns_that_the_text_shows_are_patterns() -> None:
+    for sample in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL):
+        pulsar = Settings.of(tomllib.loads(sample)).pulsar
+        assert TopicPatterns.of(pulsar.topics, pulsar.exclude).have("persistent://public/default/orders-eu")

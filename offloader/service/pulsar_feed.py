@@ -1,0 +1,323 @@
+"""The topics of a Pulsar cluster, for the serving process.
+
+Owns finding them, whose turn it is for each, and letting their subscriptions hold back what retention would delete.
+Must never delete anything in the cold tier, nor give a topic up because the admin interface doesn't answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from offloader.clock import Clock
+from offloader.errors import Closed, NotFound, OffloaderError, StoreUnavailable
+from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.cluster import PulsarCluster
+from offloader.ledgers.pulsar.policies import policy_warnings
+from offloader.ledgers.pulsar.source import PulsarSource
+from offloader.ledgers.pulsar.topic_patterns import TopicPatterns, partition_number
+from offloader.ledgers.pulsar.topics import stream_of_topic
+from offloader.retention.stream_retention import open_retention
+from offloader.service.feeds import Problem, StreamControl, Streams
+from offloader.service.pulsar_subscribers import PulsarSubscribers
+from offloader.service.topic_roster import Look, Roster
+from offloader.settings import PulsarSettings, Settings
+from offloader.store.base import ObjectStore
+from offloader.workers import Workers
+
+__all__ = ["PulsarFeed", "survey"]
+
+_log = logging.getLogger("offloader.service")
+
+#: How often namespaces' policies are looked at.
+POLICIES_S = 600.0
+#: Problems of topics that are named one by one.
+PROBLEMS_NAMED_MAX = 20
+_MS_PER_MINUTE = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """One that is open."""
+
+    source: PulsarSource
+    control: StreamControl
+
+
+class PulsarFeed:
+    """See ``offloader.service.feeds.Feed``.
+
+    Which topics (``pulsar.topics``, ``pulsar.exclude``) and how often is looked up at each look: a reload counts at
+    once.
+
+    Args:
+        settings: the section ``[pulsar]``: where the cluster is.
+        store: of the streams, for retention's subscribers.
+        clock: for waits.
+        cluster: instead of the one that the settings name; it is closed with the feed.
+
+    Raises:
+        InvalidCall, AccessDenied: the settings can't be used.
+    """
+
+    name = "pulsar"
+
+    def __init__(
+        self, settings: PulsarSettings, store: ObjectStore, *, clock: Clock, cluster: PulsarCluster | None = None
+    ) -> None:
+        TopicPatterns.of(settings.topics, settings.exclude)
+        self._cluster = cluster or PulsarCluster(settings, clock=clock)
+        self._clock = clock
+        # Looks at the cluster, looks at subscriptions, and two that wind streams down.
+        self._workers = Workers(4, clock)
+        self._subscribers = PulsarSubscribers(
+            self._cluster.admin,
+            settings.subscription,
+            lambda place: open_retention(store, place, source_of=self._source_of, clock=clock),
+        )
+        # Guards what other threads read or tell.
+        self._lock = threading.RLock()
+        self._topics: dict[str, _Topic] = {}
+        self._told: dict[str, bool] = {}
+        self._refused: dict[str, OffloaderError] = {}
+        self._problems: dict[str, Problem] = {}
+        self._warnings: dict[str, tuple[str, ...]] = {}
+        self._stopped = threading.Event()
+        # Touched by looks only.
+        self._roster = Roster()
+        self._policies_due_s = 0.0
+
+    # --- Feed ----------------------------------------------------------------------------------------------------
+
+    def start(self, streams: Streams) -> None:
+        self._every(lambda: streams.settings_of("").pulsar.topics_seconds, lambda: self.look(streams), "topics")
+        self._every(
+            lambda: streams.settings_of("").pulsar.subscribers_seconds, lambda: self.tell(streams), "subscriptions"
+        )
+
+    def stop(self, within_s: float) -> None:  # noqa: ARG002 - nothing here takes long
+        self._stopped.set()
+        self._workers.close()
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    def problems(self) -> Sequence[Problem]:
+        with self._lock:
+            found = list(self._problems.values())
+            topics, refused = list(self._topics.values()), dict(self._refused)
+            for namespace, words in self._warnings.items():
+                found += [Problem(where=f"namespace {namespace}", what=each) for each in words]
+        failing = [(each.source.stream, error) for each in topics if (error := each.source.problem) is not None]
+        failing += [(stream_of_topic(topic), error) for topic, error in refused.items()]
+        for stream, error in failing[:PROBLEMS_NAMED_MAX]:
+            found.append(Problem(where=f"stream {stream}", what=error.message, hint=error.hint))
+        if len(failing) > PROBLEMS_NAMED_MAX:
+            found.append(
+                Problem(where=f"feed {self.name}", what=f"{len(failing) - PROBLEMS_NAMED_MAX} more topics have trouble")
+            )
+        return found
+
+    # --- topics --------------------------------------------------------------------------------------------------
+
+    def look(self, streams: Streams) -> None:
+        """Looks once which topics there are: new ones are offloaded from now on, those that are gone wound down.
+
+        Raises:
+            OffloaderError: part of the cluster couldn't be asked; what could be is acted on.
+        """
+        settings = streams.settings_of("").pulsar
+        patterns = TopicPatterns.of(settings.topics, settings.exclude)
+        look, error = survey(self._cluster.admin, patterns)
+        new, gone = self._roster.see(look)
+        for topic in gone:
+            _log.warning(
+                "topic %s is gone or isn't meant any more: its stream ends", topic, extra={"event": "topic_gone"}
+            )
+            self._workers.submit(partial(self._wind_down, streams, topic))
+        with self._lock:
+            refused, self._refused = self._refused, {}
+        again = [topic for topic in refused if topic in self._roster.topics]
+        for topic in [*new, *again]:
+            if self._stopped.is_set():
+                return
+            self._open(streams, topic, is_new=topic not in refused)
+        self._look_at_policies(look.topics)
+        if error is not None:
+            raise error
+
+    def _open(self, streams: Streams, topic: str, *, is_new: bool) -> None:
+        try:
+            source = self._cluster.open_topic(topic, changed=self._turn_changed)
+        except OffloaderError as error:
+            self._refuse(topic, error, is_new=is_new)
+            return
+        try:
+            adjust = partial(_with_gap_policy, on_gap=streams.settings_of("").pulsar.on_gap)
+            control = streams.add(source.stream, source, feed=self.name, adjust=adjust, active=False)
+        except OffloaderError as error:
+            source.close()
+            if not isinstance(error, Closed):  # the process is stopping
+                self._refuse(topic, error, is_new=is_new)
+            return
+        with self._lock:
+            self._topics[topic] = _Topic(source, control)
+        self._turn_changed(source)
+
+    def _refuse(self, topic: str, error: OffloaderError, *, is_new: bool) -> None:
+        with self._lock:
+            self._refused[topic] = error
+        if is_new:
+            _log.warning("topic %s isn't offloaded: %s", topic, error, extra={"event": "topic_refused"})
+
+    def _turn_changed(self, source: PulsarSource) -> None:
+        """The broker has chosen, or can't be heard: then it stays as it was, and the manifest fences who is wrong."""
+        with self._lock:
+            found = self._topics.get(source.topic)
+            active = source.active
+            if found is None or found.source is not source or active is None or self._told.get(source.topic) is active:
+                return
+            self._told[source.topic] = active
+            if active:
+                found.control.activate()
+            else:
+                found.control.stand_by()
+        _log.info("topic %s: %s", source.topic, "it is our turn" if active else "another process works on it")
+
+    def _wind_down(self, streams: Streams, topic: str) -> None:
+        with self._lock:
+            found = self._topics.get(topic)
+        if found is None:
+            return
+        # While it is open, nobody opens it a second time.
+        streams.remove(found.source.stream)
+        with self._lock:
+            self._topics.pop(topic, None)
+            self._told.pop(topic, None)
+        found.source.close()
+
+    def _look_at_policies(self, namespaces: Iterable[str]) -> None:
+        if self._clock.monotonic_s() < self._policies_due_s:
+            return
+        self._policies_due_s = self._clock.monotonic_s() + POLICIES_S
+        found: dict[str, tuple[str, ...]] = {}
+        for namespace in namespaces:
+            try:
+                found[namespace] = policy_warnings(self._cluster.admin.policies(namespace))
+            except OffloaderError as error:
+                # Few tokens may read them, and nothing depends on it.
+                _log.debug("policies of namespace %s: %s", namespace, error)
+                found[namespace] = self._warnings.get(namespace, ())
+            for each in set(found[namespace]) - set(self._warnings.get(namespace, ())):
+                _log.warning("namespace %s: %s", namespace, each, extra={"event": "policy"})
+        with self._lock:
+            self._warnings = found
+
+    # --- subscriptions -------------------------------------------------------------------------------------------
+
+    def tell(self, streams: Streams) -> None:
+        """Tells retention once what the topics' subscriptions need, of the topics that are this process's.
+
+        Raises:
+            OffloaderError: the first of those that couldn't be told; the others were.
+        """
+        first: OffloaderError | None = None
+        for place, topics in self._places().items():
+            if self._stopped.is_set():
+                return
+            retention = streams.settings_of(place).retention
+            if retention.policy == "none":
+                continue
+            timeout_ms = int(retention.subscriber_timeout_minutes * _MS_PER_MINUTE) or None
+            try:
+                self._subscribers.tell(place, topics, timeout_ms=timeout_ms)
+            except NotFound as error:
+                # Nothing is offloaded yet, or the topic is being deleted.
+                _log.debug("subscriptions of %s: %s", place, error)
+            except OffloaderError as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _places(self) -> Mapping[str, Mapping[int, str]]:
+        """Stream or partitioned topic -> its topics by number, where the first partition is this process's."""
+        with self._lock:
+            topics = {topic: self._told.get(topic, False) for topic in self._topics}
+        found: dict[str, dict[int, str]] = {}
+        for topic in topics:
+            base, number = partition_number(topic) or (topic, 0)
+            found.setdefault(stream_of_topic(base), {})[number] = topic
+        return {place: parts for place, parts in sorted(found.items()) if topics[parts[min(parts)]]}
+
+    def _source_of(self, stream: str) -> LedgerSource | None:
+        with self._lock:
+            return next((each.source for each in self._topics.values() if each.source.stream == stream), None)
+
+    # --- again and again -----------------------------------------------------------------------------------------
+
+    def _every(self, period_s: Callable[[], float], run: Callable[[], None], what: str) -> None:
+        def again() -> None:
+            problem = None
+            try:
+                run()
+            except OffloaderError as error:
+                problem = error
+            except Exception as error:
+                # The feed must outlive whatever is wrong with one topic.
+                _log.exception("feed %s: looking at %s failed", self.name, what)
+                problem = StoreUnavailable(f"{type(error).__name__}: {error}")
+            self._say(what, problem)
+            if not self._stopped.is_set():
+                self._workers.call_after(period_s(), again)
+
+        self._workers.call_after(0.0, again)
+
+    def _say(self, what: str, error: OffloaderError | None) -> None:
+        with self._lock:
+            before = self._problems.pop(what, None)
+            if error is None:
+                return
+            text = f"{what}: {error.message}"
+            since_ms = self._clock.now_ms() if before is None else before.since_ms
+            # Topics that are known go on without.
+            blocks = what == "topics" and not self._roster.topics
+            self._problems[what] = Problem(
+                where=f"feed {self.name}", what=text, hint=error.hint, since_ms=since_ms, blocks_ready=blocks
+            )
+        if before is None:
+            _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
+
+
+def _with_gap_policy(settings: Settings, *, on_gap: str) -> Settings:
+    """Topics have a policy of their own: waiting would only let the broker's expiry take more."""
+    return replace(settings, offload=replace(settings.offload, on_gap=on_gap))
+
+
+def survey(admin: AdminClient, patterns: TopicPatterns) -> tuple[Look, OffloaderError | None]:
+    """Which topics there are that are meant, and the first error of what couldn't be asked."""
+    first: OffloaderError | None = None
+    is_whole = True
+    namespaces = set(patterns.namespaces)
+    lists: list[Callable[[], Sequence[str]]] = [partial(admin.namespaces_of, tenant) for tenant in patterns.tenants]
+    for ask in [admin.namespaces] if patterns.is_everywhere else lists:
+        try:
+            namespaces |= {each for each in ask() if patterns.have_namespace(each)}
+        except NotFound:
+            pass  # no such tenant: none of its topics are there
+        except OffloaderError as error:
+            first, is_whole = first or error, False
+    topics: dict[str, frozenset[str]] = {}
+    failed: set[str] = set()
+    for namespace in sorted(namespaces):
+        try:
+            topics[namespace] = frozenset(each for each in admin.topics(namespace) if patterns.have(each))
+        except NotFound:
+            topics[namespace] = frozenset()
+        except OffloaderError as error:
+            first = first or error
+            failed.add(namespace)
+    return Look(topics, frozenset(failed), is_whole), first

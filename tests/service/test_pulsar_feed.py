@@ -1,0 +1,252 @@
+"""Topics of a fake cluster served: found, followed, taken over, wound down; their subscriptions hold data back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from formats.entries import Position
+from offloader.clock import SystemClock
+from offloader.errors import InvalidCall, NotFound
+from offloader.manifest.log import load_manifest
+from offloader.retention.cycle import RetentionCycle
+from offloader.retention.stream_retention import open_retention
+from offloader.service.assembly import Assembled
+from offloader.service.pulsar_feed import PulsarFeed
+from offloader.settings import PulsarSettings
+from offloader.store.base import ObjectStore
+from offloader.store.memory import MemoryStore
+from offloader.testing.pulsar_admin import FakeAdmin
+from offloader.testing.pulsar_broker import FakeBroker
+from offloader.testing.pulsar_topics import FakeTopic
+from tests.formats.pulsar_entries import Sent, single_entry
+from tests.support.readback import stored_entries
+from tests.support.served import serving, settings_file
+from tests.support.waiting import eventually
+
+P = "persistent://t/n/"
+S = "t/n/persistent/"
+_names = itertools.count()
+
+
+@dataclass
+class Cluster:
+    """A broker with its admin interface, and a store."""
+
+    broker: FakeBroker
+    admin: FakeAdmin
+    store: ObjectStore
+    topics: dict[str, FakeTopic] = field(default_factory=dict)
+
+    def make(self, *names: str, entries: int = 10) -> FakeTopic:
+        """Topics with a closed ledger."""
+        for name in names:
+            topic = self.topics[name] = FakeTopic(self.broker, P + name)
+            self.fill(name, entries)
+            topic.roll()
+            self.admin.add(topic)
+        return self.topics[names[0]]
+
+    def fill(self, name: str, entries: int = 10) -> None:
+        for _ in range(entries):
+            topic = self.topics[name]
+            topic.append(single_entry(Sent(value=b"%s %d" % (name.encode(), len(topic.entries)))))
+
+    def settings(self, *topics: str, **more: Any) -> PulsarSettings:
+        return PulsarSettings(**self.names(*topics, **more))
+
+    def names(self, *topics: str, **more: Any) -> dict[str, Any]:
+        return {
+            "service_url": self.broker.url,
+            "admin_url": self.admin.url,
+            "topics": topics or ("t/n",),
+            "topics_seconds": 0.1,
+            "subscribers_seconds": 0.1,
+            "retry_seconds_max": 0.05,
+            **more,
+        }
+
+    @contextmanager
+    def serve(self, *topics: str, offload: dict[str, Any] | None = None, **more: Any) -> Iterator[Assembled]:
+        names = {f"pulsar__{name}": value for name, value in self.names(*topics, **more).items()}
+        file = settings_file(**names, **(offload or {}))
+        feed = PulsarFeed(file.settings_of("").pulsar, self.store, clock=SystemClock())
+        with serving(self.store, file, feed) as assembled:
+            yield assembled
+
+    def is_offloaded(self, name: str) -> bool:
+        """Whether everything that was stored by now is in the cold tier, in order."""
+        wanted = [(position, entry) for position, entry, _ in self.topics[name].entries]
+        return self.cold(name)[-len(wanted) :] == wanted
+
+    def cold(self, name: str) -> list[tuple[Position, bytes]]:
+        try:
+            return stored_entries(self.store, S + name)
+        except NotFound:
+            return []
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with FakeBroker() as broker, FakeAdmin() as admin:
+        yield Cluster(broker, admin, MemoryStore(f"pulsar-feed-{next(_names)}", "", SystemClock()))
+
+
+def streams_of(assembled: Assembled) -> list[str]:
+    """Those that the feed brought; of others the store knows."""
+    return [row["stream"] for row in assembled.view.streams().items if row.get("feed") == "pulsar"]
+
+
+def whats(assembled: Assembled) -> str:
+    return "\n".join(f"{each.where}: {each.what}" for each in assembled.view.readiness().problems)
+
+
+def test_topics_are_found_followed_and_wound_down(cluster: Cluster) -> None:
+    cluster.make("one", "two", "__change_events", "left-out")
+    with cluster.serve("t/n", exclude=("t/n/left-*",)) as assembled:
+        eventually(lambda: cluster.is_offloaded("one") and cluster.is_offloaded("two"))
+        assert streams_of(assembled) == [f"{S}one", f"{S}two"]
+        assert assembled.view.readiness().ready, whats(assembled)
+
+        cluster.make("three", "parts-partition-0")
+        eventually(lambda: cluster.is_offloaded("three") and cluster.is_offloaded("parts-partition-0"))
+        cluster.make("parts-partition-1")
+        eventually(lambda: cluster.is_offloaded("parts-partition-1"))
+        cluster.fill("one", 5)
+        eventually(lambda: cluster.is_offloaded("one"))
+
+        before = cluster.cold("two")
+        cluster.fill("two", 3)
+        eventually(lambda: cluster.is_offloaded("two"))
+        cluster.admin.remove(f"{P}two")
+        eventually(lambda: f"{S}two" not in streams_of(assembled))
+        # Nothing of the cold tier goes with it.
+        assert len(cluster.cold("two")) == len(before) + 3
+        assert f"{S}one" in streams_of(assembled)
+        cluster.admin.add(cluster.topics["two"])
+        eventually(lambda: f"{S}two" in streams_of(assembled))
+    assert load_manifest(cluster.store, f"{S}one").method == "streaming"
+
+
+def test_an_admin_interface_that_does_not_answer_ends_no_stream(cluster: Cluster) -> None:
+    cluster.make("one")
+    with cluster.serve() as assembled:
+        eventually(lambda: cluster.is_offloaded("one"))
+        cluster.admin.is_up = False
+        eventually(lambda: "doesn't answer" in whats(assembled))
+        assert assembled.view.readiness().ready
+        asked = len(cluster.admin.asked)
+        eventually(lambda: len(cluster.admin.asked) > asked + 8)
+        cluster.admin.is_up = True
+        eventually(lambda: "doesn't answer" not in whats(assembled))
+        assert streams_of(assembled) == [f"{S}one"]
+        cluster.fill("one", 5)
+        eventually(lambda: cluster.is_offloaded("one"))
+
+
+def test_a_process_that_never_saw_a_topic_is_not_ready(cluster: Cluster) -> None:
+    cluster.admin.answers["/admin/v2/persistent/t/n"] = (500, b"broken")
+    with cluster.serve() as assembled:
+        eventually(lambda: not assembled.view.readiness().ready)
+        assert "feed pulsar: topics: " in whats(assembled)
+        cluster.make("one")
+        cluster.admin.answers.clear()
+        eventually(lambda: assembled.view.readiness().ready)
+        eventually(lambda: cluster.is_offloaded("one"))
+
+
+def test_of_two_processes_one_works_and_the_other_takes_over(cluster: Cluster) -> None:
+    cluster.make("one", "two")
+    with cluster.serve() as first:
+        eventually(lambda: cluster.is_offloaded("one") and cluster.is_offloaded("two"))
+        with cluster.serve() as second:
+            eventually(lambda: streams_of(second) == [f"{S}one", f"{S}two"])
+            assert [row["active"] for row in second.view.streams().items] == [False, False]
+            epoch = load_manifest(cluster.store, f"{S}one").epoch
+            cluster.fill("one")
+            eventually(lambda: cluster.is_offloaded("one"))
+            first.process.stop()
+            cluster.fill("one")
+            eventually(lambda: cluster.is_offloaded("one"))
+            assert load_manifest(cluster.store, f"{S}one").epoch == epoch + 1
+            eventually(lambda: [row["active"] for row in second.view.streams().items] == [True, True])
+    assert [position for position, _ in cluster.cold("one")] == [at for at, _, _ in cluster.topics["one"].entries]
+
+
+def test_a_topic_that_is_refused_is_named_and_tried_again(cluster: Cluster) -> None:
+    cluster.make("a", "b")
+    with cluster.serve(topics_max=1) as assembled:
+        eventually(lambda: cluster.is_offloaded("a"))
+        eventually(lambda: f"stream {S}b: " in whats(assembled))
+        assert "pulsar.topics_max" in whats(assembled)
+        cluster.admin.remove(f"{P}a")
+        eventually(lambda: cluster.is_offloaded("b"))
+
+
+def test_policies_that_fight_with_us_are_told(cluster: Cluster) -> None:
+    cluster.make("one")
+    cluster.admin.policies["t/n"] = {"message_ttl_in_seconds": 60}
+    with cluster.serve() as assembled:
+        eventually(lambda: "namespace t/n: message TTL is 60 s" in whats(assembled))
+        assert assembled.view.readiness().ready
+
+
+def test_what_topics_are_must_be_said_well(cluster: Cluster) -> None:
+    with pytest.raises(InvalidCall, match=r"pulsar\.topics: 'orders'"):
+        PulsarFeed(cluster.settings("orders"), cluster.store, clock=SystemClock())
+
+
+QUEUE = {"retention__policy": "consumption"}
+
+
+def test_subscriptions_hold_back_what_retention_deletes_and_the_broker_may_delete_the_rest(cluster: Cluster) -> None:
+    topic = cluster.make("one")
+    for _ in range(2):
+        cluster.fill("one")
+        topic.roll()
+    topic.subscribe("billing")
+    topic.acknowledge("billing", Position(2, 4))
+    lag = {"offload__deletion_lag_minutes": 0.0}
+    with cluster.serve(offload={**QUEUE, **lag}) as assembled:
+        eventually(lambda: len(cluster.cold("one")) == 30)
+        subscribers = open_retention(cluster.store, f"{S}one")
+        eventually(lambda: "pulsar:billing" in subscribers.registry().subscribers)
+        cycle = RetentionCycle(
+            cluster.store,
+            clock=SystemClock(),
+            settings_of=assembled.process.file.settings_of,
+            source_of=assembled.process.source_of,
+        )
+        cycle.run(f"{S}one")
+        assert load_manifest(cluster.store, f"{S}one").head == Position(2, 5)
+        # Ours gave up what is offloaded and old enough; billing keeps its ledger with the broker.
+        eventually(lambda: topic.entries[0][0] == Position(2, 0))
+        topic.acknowledge("billing", Position(3, 9))
+        eventually(lambda: _at(subscribers, "pulsar:billing") > Position(3, 0))
+        cycle.run(f"{S}one")
+        assert load_manifest(cluster.store, f"{S}one").head > Position(3, 0)
+        topic.unsubscribe("billing")
+        eventually(lambda: not subscribers.registry().subscribers)
+
+
+def _at(retention: Any, name: str) -> Position:
+    [position] = retention.registry().subscribers[name].cut.offsets.values()
+    assert isinstance(position, Position)
+    return position
+
+
+def test_without_a_policy_nobody_is_registered(cluster: Cluster) -> None:
+    topic = cluster.make("one")
+    topic.subscribe("billing")
+    with cluster.serve() as assembled:
+        eventually(lambda: cluster.is_offloaded("one"))
+        asked = len(cluster.admin.of("GET", "/t/n"))
+        eventually(lambda: len(cluster.admin.of("GET", "/t/n")) > asked + 4)
+        assert cluster.admin.of("GET", "/stats") == []
+        assert whats(assembled) == ""
+    assert open_retention(cluster.store, f"{S}one").registry().subscribers == {}
