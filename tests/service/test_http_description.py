@@ -1,0 +1,82 @@
+"""The description of the interface (OpenAPI) against the interface: whatever it allows is answered as it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
+
+from tests.support.http_process import ORDERS, ask, http_process, quoted
+
+TOKEN = "admin-token-0123456789"
+EXAMPLES = 4
+CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    access = {"admin_tokens": ["env:ADMIN"]}
+    with http_process(tmp_path_factory.mktemp("described"), {"access": access}, environ={"ADMIN": TOKEN}) as found:
+        yield found
+
+
+def described(http: Any) -> Any:
+    return schemathesis.openapi.from_dict(ask(f"{http.url}/v1/openapi.json", token=TOKEN).json())
+
+
+@pytest.mark.parametrize(
+    ("mode", "stream"),
+    [(GenerationMode.POSITIVE, None), (GenerationMode.POSITIVE, ORDERS), (GenerationMode.NEGATIVE, ORDERS)],
+    ids=["any-stream", "a-stream", "wrong"],
+)
+def test_whatever_is_sent_is_answered_as_described(served: Any, mode: GenerationMode, stream: str | None) -> None:
+    """What fits the description and what doesn't: no answer is a server's error, each has the shape that is said."""
+    http, _ = served
+    seen = set()
+    for found in described(http).get_all_operations():
+        operation = found.ok()
+        if stream and "{stream}" not in operation.path:
+            continue
+        if mode is GenerationMode.NEGATIVE and not (list(operation.iter_parameters()) or operation.body):
+            continue
+
+        @given(case=operation.as_strategy(mode, path_parameters={"stream": stream} if stream else None))
+        @settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        def run(case: Any) -> None:
+            answer = case.call(base_url=http.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+            seen.add(answer.status_code)
+            case.validate_response(answer, checks=CHECKS)
+
+        run()
+    assert seen & {200, 404}
+    assert mode is GenerationMode.POSITIVE or 400 in seen
+    assert ask(f"{http.url}/v1/streams/{quoted(ORDERS)}", token=TOKEN).status == 200
+
+
+def test_the_description_has_no_secret_and_says_how_to_show_a_token(served: Any) -> None:
+    http, _ = served
+    text = ask(f"{http.url}/v1/openapi.json", token=TOKEN).body.decode()
+    found = json.loads(text)
+    assert found["openapi"].startswith("3.1")
+    assert found["security"] == [{"token": []}]
+    assert found["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    assert str(Path.cwd()) not in text
+    for path, methods in found["paths"].items():
+        for method, about in methods.items():
+            assert about["description"], f"{method} {path}"
+            assert "ProblemDetails" in json.dumps(about["responses"].get("404", about["responses"].get("503")))
