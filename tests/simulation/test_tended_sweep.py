@@ -18,8 +18,10 @@ from formats.entries import Position
 from offloader.cleanup.cycle import cleanup_stream
 from offloader.cleanup.reconciler import Reconciliation
 from offloader.cleanup.removal import remove_stream
+from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.errors import NotFound, OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
 from offloader.manifest.catalog import read_entry
+from offloader.manifest.objects import listed
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.stream_retention import StreamRetention, open_retention
 from offloader.settings import Settings
@@ -89,9 +91,10 @@ class Run:
             world.clock.advance(30 * 3600)
             with contextlib.suppress(NotFound):
                 self._clean(self.store)
-            self._reconcile(self.store)
+            self._reconcile_everything()
         assert read_entry(world.store, STREAM) is None
         assert what_is_left(world.store, STREAM, None, FOREIGN) == ""
+        assert {info.key for info in listed(world.store, "")} == world.others
         world.erase()
         return calls
 
@@ -129,6 +132,18 @@ class Run:
             store, STREAM, clock=self.world.clock, settings=SETTINGS.manifest, delete=True, finds_by_prefix=True
         )
         assert [each.outcome for each in run.leftovers() if each.problem] == []
+
+    def _reconcile_everything(self) -> None:
+        failures: list[OffloaderError] = []
+        run = StoreReconciliation(
+            self.store,
+            clock=self.world.clock,
+            settings_of=lambda _: SETTINGS.manifest,
+            failed=lambda _, error: failures.append(error),
+            delete=True,
+        )
+        assert [each.outcome for each in run.leftovers() if each.problem] == []
+        assert failures == []
 
     def _delete(self, store: ObjectStore) -> None:
         remove_stream(store, STREAM, clock=self.world.clock, settings=SETTINGS.manifest)
