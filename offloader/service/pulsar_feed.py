@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -226,32 +226,32 @@ class PulsarFeed:
             OffloaderError: the first of those that couldn't be told; the others were.
         """
         first: OffloaderError | None = None
-        for place, topics in self._places().items():
+        for topic in self._bases():
             if self._stopped.is_set():
                 return
-            retention = streams.settings_of(place).retention
+            retention = streams.settings_of(stream_of_topic(topic)).retention
             if retention.policy == "none":
                 continue
             timeout_ms = int(retention.subscriber_timeout_minutes * _MS_PER_MINUTE) or None
             try:
-                self._subscribers.tell(place, topics, timeout_ms=timeout_ms)
+                self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
             except NotFound as error:
                 # Nothing is offloaded yet, or the topic is being deleted.
-                _log.debug("subscriptions of %s: %s", place, error)
+                _log.debug("subscriptions of %s: %s", topic, error)
             except OffloaderError as error:
                 first = first or error
         if first is not None:
             raise first
 
-    def _places(self) -> Mapping[str, Mapping[int, str]]:
-        """Stream or partitioned topic -> its topics by number, where the first partition is this process's."""
+    def _bases(self) -> Sequence[str]:
+        """Topics, partitioned ones once, of which something is this process's."""
         with self._lock:
-            topics = {topic: self._told.get(topic, False) for topic in self._topics}
-        found: dict[str, dict[int, str]] = {}
-        for topic in topics:
-            base, number = partition_number(topic) or (topic, 0)
-            found.setdefault(stream_of_topic(base), {})[number] = topic
-        return {place: parts for place, parts in sorted(found.items()) if topics[parts[min(parts)]]}
+            ours = [topic for topic, is_active in self._told.items() if is_active]
+        return sorted({(partition_number(topic) or (topic, 0))[0] for topic in ours})
+
+    def _is_ours(self, topic: str) -> bool:
+        with self._lock:
+            return self._told.get(topic, False)
 
     def _source_of(self, stream: str) -> LedgerSource | None:
         with self._lock:

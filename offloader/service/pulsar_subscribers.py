@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from formats.entries import Position
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topic_stats import TopicInternals, TopicStats
+from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.retention.cuts import Cut
 from offloader.retention.followed import Followed
 from offloader.retention.own_cuts import OwnCuts
 from offloader.retention.rows import partition_segment
 from offloader.retention.stream_retention import StreamRetention
-from offloader.retention.subscribers import SUBSCRIBER_NAME_CHARS_MAX
+from offloader.retention.subscribers import SUBSCRIBER_NAME_CHARS_MAX, Registry
 
 __all__ = ["PREFIX", "PulsarSubscribers", "subscriber_name"]
 
@@ -72,31 +73,42 @@ class PulsarSubscribers:
         self._retention_of = retention_of
         self._missed: dict[tuple[str, str], int] = {}
 
-    def tell(self, place: str, topics: Mapping[int, str], *, timeout_ms: int | None) -> None:
-        """Looks at one stream's, or partitioned topic's, subscriptions, and tells its retention.
+    def tell(
+        self,
+        topic: str,
+        *,
+        timeout_ms: int | None,
+        is_ours: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Looks at one topic's subscriptions, of all its partitions, and tells its retention.
 
         Args:
-            place: name of the stream, or of the topic.
-            topics: partition -> ``persistent://...``; 0 for a plain one.
+            topic: ``persistent://...``; of a partitioned one not the partitions.
             timeout_ms: how long a subscriber may be silent; who is connected gives signs of life often enough.
+            is_ours: whether a topic is this process's; it does nothing unless the first partition is.
 
         Raises:
-            NotFound: a partition isn't there any more: its subscriptions stay what they were.
+            NotFound: nothing is offloaded yet, or a partition isn't there any more: nothing was changed.
             OffloaderError: the broker or the store doesn't answer; nothing was changed then.
         """
-        seen = {number: _Seen(self._admin.internals(each), self._admin.stats(each)) for number, each in topics.items()}
+        place = stream_of_topic(topic)
         retention = self._retention_of(place)
-        own = retention.cuts()
-        own_numbers = set(own.partitions)
+        found = retention.place()
+        topics = {number: f"{topic}-partition-{number}" if found.is_topic else topic for number in found.partitions}
+        if not is_ours(topics[min(topics)]):
+            return
+        # The broker first: what it says is consumed by then is known here, or counts up to what is.
+        seen = {number: _Seen(self._admin.internals(each), self._admin.stats(each)) for number, each in topics.items()}
+        own = retention.cuts(found, ahead=topics)
         wanted: dict[str, Followed] = {}
         for subscription in self._subscriptions(seen):
-            cut = _cut_of(subscription, {number: seen[number] for number in own_numbers & set(seen)}, own)
+            cut = _cut_of(subscription, seen, own)
             if cut is not None:
                 consumers = sum(_consumers(each, subscription) for each in seen.values())
                 wanted[subscriber_name(subscription)] = Followed(cut, consumers > 0)
         present = {subscriber_name(each) for each in self._subscriptions(seen)}
-        gone = self._gone(place, retention, present) if own_numbers <= set(seen) else []
-        registry = retention.registry()
+        registry = retention.registry(found)
+        gone = self._gone(place, registry, present)
         before = {name: registry.subscribers[name].cut for name in wanted if name in registry.subscribers}
         retention.follow(wanted, gone=gone, renew_ms=None if timeout_ms is None else timeout_ms // 3)
         for name, each in wanted.items():
@@ -116,8 +128,8 @@ class PulsarSubscribers:
             }
         )
 
-    def _gone(self, place: str, retention: StreamRetention, present: set[str]) -> list[str]:
-        followed = [name for name in retention.registry().subscribers if name.startswith(PREFIX)]
+    def _gone(self, place: str, registry: Registry, present: set[str]) -> list[str]:
+        followed = [name for name in registry.names() if name.startswith(PREFIX)]
         for name in present:
             self._missed.pop((place, name), None)
         gone = []

@@ -55,9 +55,8 @@ class Place:
         self.fake.add(topic)
         return topic
 
-    def tell(self, place: str = STREAM, *, timeout_ms: int | None = None) -> None:
-        parts = dict(enumerate(sorted(self.topics)))
-        self.subscribers.tell(place, parts, timeout_ms=timeout_ms)
+    def tell(self, *, timeout_ms: int | None = None) -> None:
+        self.subscribers.tell(TOPIC, timeout_ms=timeout_ms)
 
     def cuts(self, place: str = STREAM) -> dict[str, dict[int, Position] | None]:
         registry = open_retention(self.store, place, clock=self.clock).registry()
@@ -176,11 +175,17 @@ def test_partitions_are_one_cut(place: Place) -> None:
     place.tell()
     # Where it isn't there it has read nothing.
     assert place.cuts() == {"pulsar:billing": {0: Position(2, 4), 1: Position(1, 0), 2: Position(1, 0)}}
-    # Some of the partitions don't tell that nobody subscribes.
+    # Who hasn't got the first partition leaves it to who has.
+    topics[0].acknowledge("billing", Position(2, 9))
+    place.subscribers.tell(TOPIC, timeout_ms=None, is_ours=lambda topic: topic != f"{TOPIC}-partition-0")
+    assert place.cuts()["pulsar:billing"] == {0: Position(2, 4), 1: Position(1, 0), 2: Position(1, 0)}
+    # One that can't be asked tells nothing of the others.
     for topic in topics[:2]:
         topic.unsubscribe("billing")
+    place.fake.answers["/admin/v2/persistent/t/n/x-partition-2/stats"] = (500, b"")
     for _ in range(3):
-        place.subscribers.tell(STREAM, {0: f"{TOPIC}-partition-0"}, timeout_ms=None)
+        with pytest.raises(StoreUnavailable):
+            place.tell()
     assert "pulsar:billing" in place.cuts()
 
 
