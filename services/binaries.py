@@ -1,7 +1,7 @@
-"""Finding the binary of a server: in the cache, on PATH, or built from its source.
+"""Finding the program of a server: in the cache, on PATH, or built from its source (Go) or its package (npm).
 
-Owns the pinned versions and the cache ``$XDG_CACHE_HOME/offloader/bin/<name>-<version>/<name>``. Must never
-leave a half-built file under a final name.
+Owns the pinned versions and the cache ``$XDG_CACHE_HOME/offloader/bin/<name>-<version>``. Must never leave something
+half made under a final name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BINARIES", "Binary", "Unavailable", "cache_directory", "find_binary"]
+__all__ = ["BINARIES", "Binary", "Unavailable", "cache_directory", "find_binary", "find_node"]
 
 #: Building MinIO takes five minutes on two cores.
 BUILD_TIMEOUT_S = 1800
@@ -28,11 +28,18 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binary:
-    """One server's binary: what it is called, which version, and the Go package it is built from."""
+    """One server's program: what it is called, which version, and what it is made of.
+
+    Attributes:
+        go_package: what it is built from; empty: it comes from npm.
+        npm_package: which one then.
+        built_name: the file that is run, below the folder of its version.
+    """
 
     name: str
     version: str
-    go_package: str
+    go_package: str = ""
+    npm_package: str = ""
     built_name: str
 
 
@@ -49,6 +56,18 @@ BINARIES = {
         go_package="github.com/versity/versitygw/cmd/versitygw",
         built_name="versitygw",
     ),
+    "fake-gcs": Binary(
+        name="fake-gcs",
+        version="v1.56.1",
+        go_package="github.com/fsouza/fake-gcs-server",
+        built_name="fake-gcs-server",
+    ),
+    "azurite": Binary(
+        name="azurite",
+        version="3.37.0",
+        npm_package="azurite",
+        built_name="node_modules/azurite/dist/src/blob/main.js",
+    ),
 }
 
 
@@ -64,15 +83,53 @@ def find_binary(name: str, *, build: bool) -> Path:
         Unavailable: none of these; the text says what to do.
     """
     binary = BINARIES[name]
+    if binary.npm_package:
+        return _find_package(binary, build=build)
     cached = cache_directory() / f"{name}-{binary.version}" / name
     if os.access(cached, os.X_OK):
         return cached
-    on_path = shutil.which(name)
+    on_path = shutil.which(binary.built_name)
     if on_path is not None:
         return Path(on_path)
     if not build:
         raise Unavailable(f"{name} isn't built: `python -m services.servers build {name}` does it (Go 1.24 or newer)")
     return _build(binary, cached)
+
+
+def find_node() -> str:
+    """What runs a program of npm.
+
+    Raises:
+        Unavailable: there is none.
+    """
+    node = shutil.which("node")
+    if node is None:
+        raise Unavailable("there is no Node.js to run it with: install Node.js 20 or newer, with npm")
+    return node
+
+
+def _find_package(binary: Binary, *, build: bool) -> Path:
+    find_node()
+    target = cache_directory() / f"{binary.name}-{binary.version}"
+    if (target / binary.built_name).is_file():
+        return target / binary.built_name
+    npm = shutil.which("npm")
+    if not build or npm is None:
+        why = "" if npm else " (npm is needed for it)"
+        raise Unavailable(
+            f"{binary.name} isn't installed: `python -m services.servers build {binary.name}` does it{why}"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (target.parent / f"{binary.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs install it once
+        if target.is_dir():
+            return target / binary.built_name
+        with tempfile.TemporaryDirectory(dir=target.parent) as made:
+            package = f"{binary.npm_package}@{binary.version}"
+            command = [npm, "install", "--silent", "--no-fund", "--no-audit", "--prefix", f"{made}/all", package]
+            _make(binary, command, {})
+            Path(made, "all").rename(target)
+    return target / binary.built_name
 
 
 def _build(binary: Binary, target: Path) -> Path:
@@ -83,19 +140,27 @@ def _build(binary: Binary, target: Path) -> Path:
         if os.access(target, os.X_OK):
             return target
         with tempfile.TemporaryDirectory(dir=target.parent) as made:
-            environment = {**os.environ, "GOBIN": made, "CGO_ENABLED": "0", "GOFLAGS": "-trimpath"}
             command = [go, "install", f"{binary.go_package}@{binary.version}"]
-            try:
-                subprocess.run(
-                    command, env=environment, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
-                )
-            except subprocess.CalledProcessError as error:
-                last = (error.stderr.strip().splitlines() or ["no output"])[-1]
-                raise Unavailable(f"building {binary.name} failed: {last}") from error
-            except subprocess.TimeoutExpired as error:
-                raise Unavailable(f"building {binary.name} took longer than {BUILD_TIMEOUT_S} s") from error
+            _make(binary, command, {"GOBIN": made, "CGO_ENABLED": "0", "GOFLAGS": "-trimpath"})
             (Path(made) / binary.built_name).replace(target)
     return target
+
+
+def _make(binary: Binary, command: list[str], environment: dict[str, str]) -> None:
+    try:
+        subprocess.run(
+            command,
+            env={**os.environ, **environment},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=BUILD_TIMEOUT_S,
+        )
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no output"])[-1]
+        raise Unavailable(f"building {binary.name} failed: {last}") from error
+    except subprocess.TimeoutExpired as error:
+        raise Unavailable(f"building {binary.name} took longer than {BUILD_TIMEOUT_S} s") from error
 
 
 def _go() -> str:

@@ -1,4 +1,4 @@
-"""S3 servers on this machine: given by the environment, or started from a binary and stopped at the end.
+"""Object stores on this machine, of S3 and other clouds: given by the environment, or started and stopped at the end.
 
 Owns their command lines, ports, data folders and processes. Must never leave a process behind or write outside
 the folder it is given.
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.binaries import BINARIES, Unavailable, cache_directory, find_binary
+from services.binaries import BINARIES, Unavailable, cache_directory, find_binary, find_node
 from services.pulsar.build import find_place
 
 __all__ = ["SERVERS", "Endpoint", "RunningProcess", "RunningServer", "Unavailable", "running", "server"]
@@ -54,7 +54,11 @@ class Endpoint:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What makes any S3 client use it."""
+        """What makes any client of its protocol use it."""
+        if self.name == "fake-gcs":
+            return {"STORAGE_EMULATOR_HOST": self.url}
+        if self.name == "azurite":
+            return {"AZURE_STORAGE_CONNECTION_STRING": self.connection}
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": self.access_key,
@@ -62,12 +66,25 @@ class Endpoint:
             "AWS_REGION": "us-east-1",
         }
 
+    @property
+    def connection(self) -> str:
+        """As Azure's clients want it."""
+        account = f"AccountName={self.access_key};AccountKey={self.secret_key}"
+        return f"DefaultEndpointsProtocol=http;{account};BlobEndpoint={self.url};"
+
+    @property
+    def scheme(self) -> str:
+        """Of the URLs of stores there."""
+        return {"fake-gcs": "gs", "azurite": "az"}.get(self.name, "s3")
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     command: Callable[[int, Path], Sequence[str]]
     environment: Mapping[str, str]
     folders: Sequence[str] = ()
+    path: str = ""
+    keys: tuple[str, str] = (ACCESS_KEY, SECRET_KEY)
 
 
 def _minio(port: int, data: Path) -> Sequence[str]:
@@ -95,6 +112,24 @@ def _rclone(port: int, data: Path) -> Sequence[str]:
     return [found, "serve", "s3", "--auth-key", keys, "--addr", f"127.0.0.1:{port}", *options, str(data / "files")]
 
 
+def _fake_gcs(port: int, data: Path) -> Sequence[str]:  # noqa: ARG001 - it keeps everything in memory
+    binary = find_binary("fake-gcs", build=True)
+    place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(port), "-public-host", f"127.0.0.1:{port}"]
+    return [str(binary), "-backend", "memory", "-log-level", "error", *place]
+
+
+def _azurite(port: int, data: Path) -> Sequence[str]:  # noqa: ARG001 - likewise
+    program = find_binary("azurite", build=True)
+    place = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence"]
+    return [find_node(), str(program), *place, "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
+
+
+#: The one account that azurite knows; its key is in Microsoft's documents.
+AZURITE_KEYS = (
+    "devstoreaccount1",
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
+)
+
 _KINDS: Mapping[str, _Kind] = {
     "minio": _Kind(
         _minio,
@@ -112,6 +147,8 @@ _KINDS: Mapping[str, _Kind] = {
     ),
     "moto": _Kind(_moto, {}),
     "rclone": _Kind(_rclone, {}, ("files", "cache")),
+    "fake-gcs": _Kind(_fake_gcs, {}),
+    "azurite": _Kind(_azurite, {}, (), f"/{AZURITE_KEYS[0]}", AZURITE_KEYS),
 }
 
 #: Names of the servers that can be started.
@@ -162,18 +199,22 @@ def free_port() -> int:
         return port
 
 
+def _variable(name: str) -> str:
+    return f"OFFLOADER_TEST_{name.upper().replace('-', '_')}"
+
+
 def given(name: str) -> Endpoint | None:
     """The endpoint that ``OFFLOADER_TEST_<NAME>`` names, with the keys of ``OFFLOADER_TEST_<NAME>_ACCESS_KEY`` and
     ``..._SECRET_KEY`` (default: those of the compose file)."""
-    variable = f"OFFLOADER_TEST_{name.upper()}"
+    variable = _variable(name)
     url = os.environ.get(variable)
     if not url:
         return None
     return Endpoint(
         name,
         url,
-        os.environ.get(f"{variable}_ACCESS_KEY", ACCESS_KEY),
-        os.environ.get(f"{variable}_SECRET_KEY", SECRET_KEY),
+        os.environ.get(f"{variable}_ACCESS_KEY", _KINDS[name].keys[0]),
+        os.environ.get(f"{variable}_SECRET_KEY", _KINDS[name].keys[1]),
     )
 
 
@@ -200,7 +241,7 @@ def start(name: str, data: Path, *, port: int | None = None, detached: bool = Fa
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    started = RunningServer(Endpoint(name, f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY), process, log)
+    started = RunningServer(Endpoint(name, f"http://127.0.0.1:{port}{kind.path}", *kind.keys), process, log)
     try:
         _await_port(started, port)
     except BaseException:
@@ -244,6 +285,9 @@ server = running
 
 def make_bucket(endpoint: Endpoint, bucket: str) -> None:
     """Makes ``bucket``; one that is there is fine."""
+    if endpoint.scheme != "s3":
+        _make_elsewhere(endpoint, bucket)
+        return
     import boto3
     from botocore.exceptions import ClientError
 
@@ -261,6 +305,22 @@ def make_bucket(endpoint: Endpoint, bucket: str) -> None:
             raise
     finally:
         client.close()
+
+
+def _make_elsewhere(endpoint: Endpoint, bucket: str) -> None:
+    if endpoint.scheme == "az":
+        from azure.core.exceptions import ResourceExistsError
+        from azure.storage.blob import BlobServiceClient
+
+        with (
+            BlobServiceClient.from_connection_string(endpoint.connection) as client,
+            contextlib.suppress(ResourceExistsError),
+        ):
+            client.create_container(bucket)
+        return
+    import urllib3
+
+    urllib3.request("POST", f"{endpoint.url}/storage/v1/b?project=offloader", json={"name": bucket}, timeout=30.0)
 
 
 def _state_file() -> Path:
@@ -291,9 +351,10 @@ def _up(names: Sequence[str]) -> int:
 
 
 def _print_endpoint(name: str, url: str) -> None:
-    print(f"# {name}: bucket {BUCKET}, store URL s3://{BUCKET}/trial; data stays until `down`")
-    print(f"export OFFLOADER_TEST_{name.upper()}={shlex.quote(url)}")
-    for variable, value in Endpoint(name, url, ACCESS_KEY, SECRET_KEY).environment.items():
+    endpoint = Endpoint(name, url, *_KINDS[name].keys)
+    print(f"# {name}: bucket {BUCKET}, store URL {endpoint.scheme}://{BUCKET}/trial; data stays until `down`")
+    print(f"export {_variable(name)}={shlex.quote(url)}")
+    for variable, value in endpoint.environment.items():
         print(f"export {variable}={shlex.quote(value)}")
 
 
@@ -336,7 +397,7 @@ def _run(name: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m services.servers", description="Real S3 servers for tests.")
+    parser = argparse.ArgumentParser(prog="python -m services.servers", description="Real object stores for tests.")
     verbs = parser.add_subparsers(dest="verb", required=True)
     up = verbs.add_parser("up", help="start in the background")
     up.add_argument("names", nargs="*", metavar="NAME", help="default: minio versitygw")
@@ -354,7 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such server: {', '.join(unknown)} (there are {', '.join(known)})")
     try:
         if given_arguments.verb == "up":
-            return _up(given_arguments.names or list(BINARIES))
+            return _up(given_arguments.names or ["minio", "versitygw"])
         if given_arguments.verb == "down":
             return _down()
         if given_arguments.verb == "run":

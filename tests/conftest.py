@@ -28,6 +28,8 @@ from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket,
 
 #: Servers that every test of an S3 store runs against; rclone is the one that must be refused.
 S3_SERVERS = ("moto", "minio", "versitygw")
+#: Stand-ins for other clouds.
+CLOUDS = ("fake-gcs", "azurite")
 BUCKET = "offloader-tests"
 
 # A run that decides whether a change lands gives the same answer each time; developers' runs look for new cases.
@@ -47,7 +49,7 @@ def _find(name: str, *, build: bool) -> None:
     if name == "pulsar":
         find_place(build=build)
         name = "minio"  # what it offloads to
-    if name in ("minio", "versitygw") and given(name) is None:
+    if name in ("minio", "versitygw", *CLOUDS) and given(name) is None:
         find_binary(name, build=build)
 
 
@@ -63,13 +65,14 @@ def _can_be_had(name: str) -> bool:
 
 
 _available = tuple(name for name in S3_SERVERS if _can_be_had(name))
+_clouds = tuple(name for name in CLOUDS if _can_be_had(name))
 #: Tests of a real broker and in a real browser, which are told apart by their folder.
 collect_ignore = [folder for name, folder in (("pulsar", "interop"), ("chromium", "browser")) if not _can_be_had(name)]
 
 
 @dataclass(frozen=True, slots=True)
 class S3Place:
-    """An empty root in a bucket of a real server, and what ``open_store`` needs for it."""
+    """An empty root in a bucket (or container) of a real server, and what ``open_store`` needs for it."""
 
     server: str
     url: str
@@ -106,7 +109,9 @@ class Servers:
             "secret_key": endpoint.secret_key,
             "region": "us-east-1",
         }
-        return S3Place(name, f"s3://{BUCKET}/{root}", options, endpoint, BUCKET, root)
+        if endpoint.scheme == "gs":
+            options = {"endpoint_url": endpoint.url}
+        return S3Place(name, f"{endpoint.scheme}://{BUCKET}/{root}", options, endpoint, BUCKET, root)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -125,6 +130,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes ``s3_place`` runs against every server that can be had."""
     if "s3_place" in metafunc.fixturenames:
         metafunc.parametrize("s3_place", _available, indirect=True)
+    if "cloud_place" in metafunc.fixturenames:
+        metafunc.parametrize("cloud_place", _clouds, indirect=True)
 
 
 @pytest.fixture(scope="session")
@@ -147,6 +154,13 @@ def _logs_as_before() -> Iterator[None]:
 @pytest.fixture
 def s3_place(request: pytest.FixtureRequest, servers: Servers, exercises: Any) -> S3Place:
     """An empty root in each S3 server there is, in turn."""
+    exercises(request.param)
+    return servers.place(request.param)
+
+
+@pytest.fixture
+def cloud_place(request: pytest.FixtureRequest, servers: Servers, exercises: Any) -> S3Place:
+    """An empty root in each other cloud's stand-in there is, in turn."""
     exercises(request.param)
     return servers.place(request.param)
 

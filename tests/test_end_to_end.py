@@ -88,6 +88,10 @@ def test_whole_path_over_s3(open_s3: Open, tmp_path: Path) -> None:
     run_whole_path(open_s3, tmp_path / "ledgers.db")
 
 
+def test_whole_path_over_other_clouds(cloud_place: S3Place, tmp_path: Path) -> None:
+    run_whole_path(cloud_place.open, tmp_path / "ledgers.db")
+
+
 def test_a_second_owner_on_a_real_server_fences_the_first(open_s3: Open, tmp_path: Path) -> None:
     """Two processes' worth of clients, stores and hot tiers that differ; one manifest: one of them commits."""
     topics = []

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from formats.buffers import Pieces
 from offloader.clock import Clock, SystemClock
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, Unsupported
 from offloader.limits import Limiter
 from offloader.settings import LimitSettings, StoreSettings
 from offloader.telemetry import NO_TELEMETRY, Recorder
@@ -239,12 +239,19 @@ class StoreOptions:
 
 
 _MODULES = {
+    "abfs": "offloader.store.azure",
+    "abfss": "offloader.store.azure",
+    "az": "offloader.store.azure",
     "catalogue": "offloader.store.catalogued",
     "memory": "offloader.store.memory",
     "file": "offloader.store.local",
+    "gcs": "offloader.store.gcs",
+    "gs": "offloader.store.gcs",
     "s3": "offloader.store.s3",
 }
 _OTHER_MODULE = "offloader.store.remote"
+#: Schemes whose packages come with an extra of this one.
+_EXTRAS = {"abfs": "azure", "abfss": "azure", "az": "azure", "gcs": "gcs", "gs": "gcs"}
 
 
 def open_store(
@@ -266,8 +273,9 @@ def open_store(
     Every *attempt* is counted, not only the call that was made of it: see ``offloader.store.metered.requests_of``.
 
     Args:
-        url: ``s3://bucket/root``, ``file:///directory``, ``memory://name``, ``catalogue:///directory`` (objects of
-            somebody else, see ``offloader.store.catalogued``), or any URL that fsspec knows (for reading).
+        url: ``s3://bucket/root``, ``gs://bucket/root``, ``az://container/root``, ``file:///directory``,
+            ``memory://name``, ``catalogue:///directory`` (objects of somebody else, see
+            ``offloader.store.catalogued``), or any URL that fsspec knows (for reading).
         endpoint_url: the S3 server when it isn't AWS; default: the environment (``AWS_ENDPOINT_URL``).
         region: default: the environment's, else ``us-east-1``.
         access_key, secret_key, session_token: default: the SDK's own chain (environment, profile, web identity, role).
@@ -308,6 +316,7 @@ def module_of(url: str) -> ModuleType:
 
     Raises:
         InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials.
+        Unsupported: a package that the scheme needs isn't installed.
     """
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
@@ -319,4 +328,11 @@ def module_of(url: str) -> ModuleType:
             f"the {scheme} URL carries credentials",
             hint="leave them out of the URL: use the environment, a profile, or access_key and secret_key",
         )
-    return importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))
+    try:
+        return importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme)
+        if extra is None:
+            raise
+        hint = f"pip install 'offloader[{extra}]'"
+        raise Unsupported(f"stores at {scheme}:// need packages that aren't installed: {error}", hint=hint) from error

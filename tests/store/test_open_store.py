@@ -59,9 +59,18 @@ def test_a_remote_url_with_credentials_never_shows_them() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_missing_package_is_named() -> None:
-    with pytest.raises(Unsupported, match="gs://bucket") as caught:
-        open_store("gs://bucket/root")
+@pytest.mark.parametrize(("url", "package", "module"), [("gs://b/r", "gcsfs", "gcs"), ("az://b/r", "adlfs", "azure")])
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, url: str, package: str, module: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"offloader.store.{module}", raising=False)
+    with pytest.raises(Unsupported, match=package) as caught:
+        open_store(url)
+    assert f"offloader[{module}]" in caught.value.hint
+
+
+def test_a_missing_package_of_another_file_system_is_named() -> None:
+    with pytest.raises(Unsupported, match="dropbox://box") as caught:
+        open_store("dropbox://box/root")
     assert "install" in caught.value.hint
 
 

@@ -1,0 +1,284 @@
+"""What object stores behind asynchronous file systems share: one call within its deadline, and uploads that are marked.
+
+Owns the step from a coroutine to an answer or an error of ours, and the marks of unfinished uploads, where a service
+keeps none. Must never name a service, repeat a request, or show a mark as an object.
+
+An upload is begun by an object ``_uploads/<hash of the key>/<upload id>/begin`` below the root. It says which key, and
+what metadata the object will have; it goes when the upload ends. No stream's name begins like this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from offloader.errors import (
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+from offloader.store import checks
+from offloader.store.base import (
+    CREATE,
+    OVERWRITE,
+    Body,
+    DeleteFailure,
+    IfMatch,
+    ListPage,
+    ObjectInfo,
+    PartInfo,
+    PutMode,
+    StoreOptions,
+    UploadInfo,
+)
+
+__all__ = ["UPLOADS_PREFIX", "CloudStore", "MarkedUpload", "folder_of"]
+
+_Answer = TypeVar("_Answer")
+
+#: Where marks of uploads are, and where a service without parts of its own keeps them.
+UPLOADS_PREFIX = "_uploads/"
+#: Uploads begun by this process that are remembered, so that a part doesn't ask for the mark first.
+UPLOADS_KNOWN_MAX = 10_000
+#: A body that goes or comes more slowly than this is given up.
+SLOWEST_BYTES_PER_S = 256 * 1024
+_LIST_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedUpload:
+    """An unfinished upload, as its mark says."""
+
+    key: str
+    upload_id: str
+    metadata: Mapping[str, str]
+
+
+class CloudStore:
+    """The verbs that don't depend on the service, over a few that do.
+
+    A service's class has ``url``, ``driver_metadata``, ``head``, ``get``, and ``_write``, ``_listed``, ``_remove``,
+    ``_remove_version``, ``_send_part``, ``_parts``, ``_join``, ``_drop``.
+    """
+
+    def __init__(self, url: str, root: str, options: StoreOptions, loop: asyncio.AbstractEventLoop) -> None:
+        self._url = url
+        self._root = root
+        self._settings = options.settings
+        self._loop = loop
+        self._places = threading.BoundedSemaphore(options.settings.connections_max)
+        self._known: OrderedDict[str, str] = OrderedDict()
+        self._known_lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    # -- one call
+
+    def _ask(self, what: str, call: Coroutine[Any, Any, _Answer], *, writes: bool, size_bytes: int = 0) -> _Answer:
+        """Runs ``call`` on the file system's loop. A deadline that passes leaves a write in doubt."""
+        settings = self._settings
+        deadline_s = settings.connect_timeout_s + settings.read_timeout_s + size_bytes / SLOWEST_BYTES_PER_S
+        where = f"{self._url}: {what}"
+        if not self._places.acquire(timeout=deadline_s):
+            call.close()
+            raise StoreUnavailable(f"{where}: no connection was free for {deadline_s:g} s", hint="try again later")
+        running = asyncio.run_coroutine_threadsafe(call, self._loop)
+        running.add_done_callback(lambda _: self._places.release())
+        try:
+            return running.result(deadline_s)
+        except concurrent.futures.TimeoutError as late:
+            running.cancel()
+            raise self._in_doubt(f"{where}: no answer within {deadline_s:g} s", writes) from late
+        except OffloaderError:
+            raise
+        except Exception as error:
+            raise self._meaning(where, error, writes) from error
+
+    @staticmethod
+    def _in_doubt(text: str, writes: bool) -> OffloaderError:
+        if writes:
+            return OutcomeUnknown(text, hint="look before repeating it")
+        return StoreUnavailable(text, hint="try again")
+
+    def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
+        """What an exception of the service's library means."""
+        raise NotImplementedError
+
+    # -- what a service does
+
+    def head(self, key: str) -> ObjectInfo:
+        raise NotImplementedError
+
+    def _read(self, key: str) -> bytes:
+        raise NotImplementedError
+
+    def _write(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
+        raise NotImplementedError
+
+    def _listed(self, prefix: str, after: str, limit: int) -> ListPage:
+        raise NotImplementedError
+
+    def _remove(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        raise NotImplementedError
+
+    def _remove_version(self, key: str, etag: str) -> None:
+        raise NotImplementedError
+
+    def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
+        raise NotImplementedError
+
+    def _parts(self, upload: MarkedUpload) -> Sequence[PartInfo]:
+        raise NotImplementedError
+
+    def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None:
+        raise NotImplementedError
+
+    def _drop(self, upload: MarkedUpload) -> None:
+        """Removes what an ended upload leaves behind, but for its mark."""
+        raise NotImplementedError
+
+    # -- objects
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        checks.check_key(key)
+        checks.check_mode(mode)
+        kept = checks.check_metadata(metadata)
+        return self._write(key, body, mode, kept, checks.body_crc32c(key, body, crc32c))
+
+    def list(self, prefix: str, *, after: str = "", limit: int = _LIST_LIMIT) -> ListPage:
+        """Marks and parts of uploads lie between the objects and are left out: a page may hold fewer than ``limit``."""
+        checks.check_list(prefix, limit)
+        page = self._listed(prefix, after, limit)
+        objects = tuple(info for info in page.objects if not info.key.startswith(UPLOADS_PREFIX))
+        return ListPage(objects, page.next_after)
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        checked = checks.check_keys(keys)
+        return self._remove(checked) if checked else ()
+
+    def delete_if_match(self, key: str, etag: str) -> None:
+        checks.check_key(key)
+        checks.check_mode(IfMatch(etag))
+        with contextlib.suppress(NotFound):
+            self._remove_version(key, etag)
+
+    # -- uploads
+
+    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        checks.check_key(key)
+        kept = checks.check_metadata(metadata)
+        upload_id = uuid.uuid4().hex
+        body = json.dumps({"key": key, "metadata": kept}, sort_keys=True).encode()
+        self._write(_mark_key(key, upload_id), body, CREATE, {}, checks.body_crc32c(key, body, None))
+        self._remember(key, upload_id)
+        return upload_id
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
+        checks.check_key(key)
+        checks.check_part_number(number)
+        crc = checks.body_crc32c(key, body, crc32c)
+        with self._known_lock:
+            is_known = self._known.get(upload_id) == key
+        upload = MarkedUpload(key, upload_id, {}) if is_known else self._marked(key, upload_id)
+        return self._send_part(upload, number, body, crc)
+
+    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        checks.check_key(key)
+        checks.check_parts(key, parts)
+        try:
+            upload = self._marked(key, upload_id)
+        except NotFound as gone:
+            raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
+        there = {(part.number, part.etag, part.size_bytes) for part in self._parts(upload)}
+        if any((part.number, part.etag, part.size_bytes) not in there for part in parts):
+            raise InvalidCall(f"{self._url}: the parts of {key} aren't what was uploaded", hint="upload them again")
+        self._join(upload, parts)
+        done = self.head(key)
+        self._end(upload)
+        return done
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        checks.check_key(key)
+        self._end(MarkedUpload(key, upload_id, {}))
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        """Reads the mark of each unfinished upload: there are few."""
+        checks.check_list(prefix, 1)
+        return [upload for mark in self._marks() for upload in self._described(mark, prefix)]
+
+    def _marks(self) -> Iterator[ObjectInfo]:
+        after: str | None = ""
+        while after is not None:
+            page = self._listed(UPLOADS_PREFIX, after, _LIST_LIMIT)
+            yield from (info for info in page.objects if info.key.endswith("/begin"))
+            after = page.next_after
+
+    def _described(self, info: ObjectInfo, prefix: str) -> Sequence[UploadInfo]:
+        try:
+            key = json.loads(self._read(info.key))["key"]
+        except NotFound:  # it ended meanwhile
+            return []
+        upload_id = info.key.split("/")[-2]
+        return [UploadInfo(key, upload_id, info.modified_ms)] if key.startswith(prefix) else []
+
+    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        checks.check_key(key)
+        return self._parts(self._marked(key, upload_id))
+
+    def _marked(self, key: str, upload_id: str) -> MarkedUpload:
+        try:
+            mark = json.loads(self._read(_mark_key(key, checks.check_key(upload_id))))
+        except NotFound as gone:
+            raise NotFound(f"{self._url}: no upload {upload_id} of {key}") from gone
+        return MarkedUpload(key, upload_id, mark["metadata"])
+
+    def _remember(self, key: str, upload_id: str) -> None:
+        with self._known_lock:
+            self._known[upload_id] = key
+            while len(self._known) > UPLOADS_KNOWN_MAX:
+                self._known.popitem(last=False)
+
+    def _end(self, upload: MarkedUpload) -> None:
+        """The mark goes last: as long as anything is left of an upload, it is found."""
+        with self._known_lock:
+            self._known.pop(upload.upload_id, None)
+        self._drop(upload)
+        failed = self._remove([_mark_key(upload.key, upload.upload_id)])
+        if failed:
+            raise StoreUnavailable(f"{self._url}: the mark of upload {upload.upload_id} stays: {failed[0].reason}")
+
+    def close(self) -> None:
+        """The file system belongs to fsspec, which closes it."""
+
+
+def _mark_key(key: str, upload_id: str) -> str:
+    return f"{folder_of(key, upload_id)}begin"
+
+
+def folder_of(key: str, upload_id: str) -> str:
+    """Where the mark of an upload lies, and its parts, where the service has none."""
+    return f"{UPLOADS_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:32]}/{upload_id}/"
