@@ -8,7 +8,7 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Hold
-from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError
+from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.store_time import ClockSkew
 from offloader.read.reader import open_reader
@@ -16,9 +16,10 @@ from offloader.retention.cycle import RetentionCycle
 from offloader.retention.decision import OverrideReason, Rule
 from offloader.retention.recorded_state import read_decisions
 from offloader.retention.stream_retention import open_retention
+from offloader.retention.topic_truncation import truncate_topic
 from offloader.retention.truncation import truncate_stream
 from offloader.store.memory import MemoryStore
-from offloader.testing.faulty_store import Fault
+from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb
 
@@ -261,6 +262,39 @@ def test_a_clock_that_is_far_ahead_deletes_nothing() -> None:
     with pytest.raises(ClockSkew):
         cycle.run(STREAM)
     assert bench.head() == head
+
+
+def test_a_clock_that_jumps_back_while_the_process_runs_deletes_nothing() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(10), max_mbytes=mb(20))
+    cycle = bench.cycle(bench.memory)
+    bench.grow(ledgers=2)
+    cycle.run(STREAM)
+    bench.grow(ledgers=4)
+    head, objects = bench.head(), bench.objects()
+    bench.clock.set_now_ms(bench.clock.now_ms() - 3_600_000)
+    with pytest.raises(ClockSkew, match="jumped"):
+        cycle.run(STREAM)
+    assert (bench.head(), bench.objects()) == (head, objects)
+
+
+@pytest.mark.parametrize("off_s", [-3600, 3600])
+def test_a_truncation_under_way_waits_for_a_clock_that_can_be_trusted(off_s: int) -> None:
+    """Somebody truncated one partition of a topic and died; whoever comes by next has a wrong clock."""
+    bench = Bench(policy="size", min_mbytes=mb(1000))
+    names = [f"{TOPIC}-partition-{number}" for number in range(2)]
+    for name in names:
+        bench.grow(name, ledgers=3)
+    wanted = {name: Position(2, 0) for name in names}
+    store = FaultyStore(bench.memory, [Fault(call=1, verb="put", key_part=f"{names[1]}/manifest/")])
+    with pytest.raises(StoreUnavailable):
+        truncate_topic(store, TOPIC, wanted, clock=bench.clock, by="ana")
+    wrong = ManualClock(bench.clock.now_ms() + off_s * 1000)
+    cycle = RetentionCycle(bench.memory, clock=wrong, settings_of=lambda _: bench.settings)
+    with pytest.raises(ClockSkew):
+        cycle.run(TOPIC)
+    assert [bench.head(name) for name in names] == [Position(2, 0), None]
+    bench.run(TOPIC)
+    assert [bench.head(name) for name in names] == [Position(2, 0)] * 2
 
 
 def test_damaged_subscribers_stop_retention_of_their_stream() -> None:

@@ -10,7 +10,7 @@ from offloader.testing.simulated_world import InvariantBroken
 from offloader.testing.soak import broken_seeds, main
 from offloader.testing.tended_simulation import TendedSimulation, simulate_tended
 
-SEEDS = 500
+SEEDS = 250
 PARTS = 5
 
 
