@@ -30,7 +30,9 @@ __all__ = ["EffectiveValue", "SettingsFile", "read_settings_file", "settings_for
 #: The proposal's switch; on the topic level and the others.
 STREAMING = "streaming_offload"
 #: Sections that hold for the whole process: what they describe is shared by all streams.
-PROCESS_SECTIONS = frozenset({"store", "limits", "telemetry", "manifest", "access", "http", "pulsar", "serve"})
+PROCESS_SECTIONS = frozenset(
+    {"store", "limits", "telemetry", "manifest", "access", "http", "pulsar", "serve", "flight"}
+)
 #: Settings of other sections that do.
 PROCESS_SETTINGS = frozenset(
     {

@@ -82,6 +82,7 @@ ONLY_IN = {
     "gcsfs": {"offloader.store.gcs"},
     "s3fs": {"offloader.store.remote"},
     "aiobotocore": set[str](),
+    "pyarrow.flight": {"offloader.service.flight."},
     "pydantic": {"offloader.service."},
     "pyspark": {"offloader.spark.", "pyspark_offloader"},
     "fastapi": {"offloader.service."},
@@ -223,7 +224,9 @@ def test_foreign_packages_stay_in_their_place() -> None:
     wrong = []
     for module, path in modules().items():
         for imported, line in imports(module, path):
-            places = ONLY_IN.get(imported.split(".")[0])
+            parts = imported.split(".")
+            names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+            places = next((ONLY_IN[name] for name in names if name in ONLY_IN), None)
             if places is not None and not is_in(module, places):
                 wrong.append(f"{module}:{line} imports {imported}, which only {sorted(places) or 'nobody'} may")
     assert not wrong

@@ -230,7 +230,7 @@ class PushedLedgers:
                 self._changed.notify_all()
             return piece
 
-    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> ListenerSubscription:
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
         return self._listeners.add(listener, closed)
 
     def release(self, position: Position) -> None:
@@ -239,7 +239,13 @@ class PushedLedgers:
             self._note(offered)
 
     def delete(self, ledger_id: int) -> None:
-        """Nothing: the broker decides about its copy, by what it hears of durable entries."""
+        """Lists a closed and durable ledger no more; the broker decides about its copy, by what it hears."""
+        with self._changed:
+            info = self._ledgers.get(ledger_id)
+            if info is None or not info.closed or self._committed is None:
+                return
+            if Position(ledger_id, info.last_entry_id) <= self._committed:
+                del self._ledgers[ledger_id]
 
     # -- what is held
 

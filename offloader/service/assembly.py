@@ -14,9 +14,10 @@ from offloader.clock import Clock
 from offloader.effective_settings import SettingsFile
 from offloader.errors import InvalidCall
 from offloader.metrics import Metrics
-from offloader.service.auth import open_credentials
+from offloader.service.auth import Credentials, open_credentials
 from offloader.service.control import ServiceControl
 from offloader.service.feeds import Feed
+from offloader.service.flight.feed import FlightFeed
 from offloader.service.ledgers_feed import EmbeddedFeed
 from offloader.service.listen import ListenAddress, parse_listen
 from offloader.service.process import Door, ServingParts, ServingProcess
@@ -39,12 +40,16 @@ class FeedParts:
 
     Attributes:
         store: of the streams, open for writing.
+        credentials: of the doors; the process reads them again.
+        control: takes commands for every stream, once everything is made.
     """
 
     settings: Settings
     store: ObjectStore
     metrics: Metrics
     clock: Clock
+    credentials: Credentials
+    control: Callable[[], ServiceControl]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class Assembled:
 
     Attributes:
         view: answers questions; ``control``: takes commands.
+        credentials: tokens and certificates that count at the doors.
     """
 
     process: ServingProcess
@@ -60,6 +66,7 @@ class Assembled:
     control: ServiceControl
     metrics: Metrics
     store: ObjectStore
+    credentials: Credentials
 
 
 def assemble(
@@ -89,7 +96,9 @@ def assemble(
     serve = settings.serve
     metrics = Metrics(settings.telemetry, clock)
     store = store or _open_store(settings, clock, metrics)
-    made = list((feeds or feeds_of)(FeedParts(settings, store, metrics, clock)))
+    credentials = open_credentials(settings.access)
+    controls: list[ServiceControl] = []
+    made = list((feeds or feeds_of)(FeedParts(settings, store, metrics, clock, credentials, lambda: controls[0])))
     if not made and not serve.upkeep:
         raise InvalidCall(
             "there is nothing to do: no feed of streams, and no upkeep",
@@ -116,10 +125,10 @@ def assemble(
             hot_streams=lambda: [each.name for each in streams.all()],
             recorder=metrics,
         )
-    process = ServingProcess(ServingParts(offloader, streams, made, upkeep, recent, clock))
+    process = ServingProcess(ServingParts(offloader, streams, made, upkeep, recent, clock, credentials))
     view = ServiceView(store, clock=clock, process=process)
-    control = ServiceControl(store, clock=clock, process=process)
-    made_of = Assembled(process, view, control, metrics, store)
+    controls.append(ServiceControl(store, clock=clock, process=process))
+    made_of = Assembled(process, view, controls[0], metrics, store, credentials)
     if settings.http.listen:
         process.add_door(_http(made_of, settings, clock))
     return made_of
@@ -160,7 +169,7 @@ def _http(parts: Assembled, settings: Settings, clock: Clock) -> Door:
         parts.view,
         parts.control,
         settings=settings,
-        credentials=open_credentials(settings.access),
+        credentials=parts.credentials,
         clock=clock,
         exposition=parts.metrics.exposition,
         recorder=parts.metrics,
@@ -174,4 +183,14 @@ def feeds_of(parts: FeedParts) -> list[Feed]:
         found.append(EmbeddedFeed(parts.settings.serve.ledgers, clock=parts.clock))
     if parts.settings.pulsar.topics:
         found.append(PulsarFeed(parts.settings.pulsar, parts.store, clock=parts.clock))
+    if parts.settings.flight.listen:
+        found.append(
+            FlightFeed(
+                parts.settings,
+                parts.store,
+                credentials=parts.credentials,
+                control=parts.control,
+                clock=parts.clock,
+            )
+        )
     return found

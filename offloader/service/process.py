@@ -18,6 +18,7 @@ from offloader.clock import Clock
 from offloader.effective_settings import SettingsFile
 from offloader.errors import ErrorKind, OffloaderError
 from offloader.ledgers.base import LedgerSource
+from offloader.service.auth import Credentials
 from offloader.service.feeds import Feed, Problem
 from offloader.service.recent import RecentErrors
 from offloader.service.reloading import Reloaded, reloaded
@@ -75,6 +76,7 @@ class ServingParts:
         feeds: bring streams.
         upkeep: ``None``: another process does it.
         recent: hears of the log.
+        credentials: tokens and certificates that count at the doors.
     """
 
     offloader: LedgerOffloader
@@ -83,6 +85,7 @@ class ServingParts:
     upkeep: Upkeep | None
     recent: RecentErrors
     clock: Clock
+    credentials: Credentials
 
 
 class ServingProcess:
@@ -169,6 +172,7 @@ class ServingProcess:
             OffloaderError: a door's secrets are wrong; nothing was changed.
         """
         found = reloaded(self._streams.file, new)
+        self._parts.credentials.reload()
         for door in self._doors:
             door.reload()
         self._streams.use(found.file)

@@ -7,6 +7,7 @@ an environment variable or the network.
 from offloader.settings.access import LimitSettings, ReadSettings, StoreSettings
 from offloader.settings.doors import AccessSettings, HttpSettings
 from offloader.settings.fields import Pairs
+from offloader.settings.flight import FlightSettings
 from offloader.settings.keeping import CleanupSettings, ManifestSettings, RetentionSettings
 from offloader.settings.offload import LedgerSettings, OffloadSettings
 from offloader.settings.pulsar import PulsarSettings
@@ -17,6 +18,7 @@ from offloader.settings.whole import Settings
 __all__ = [
     "AccessSettings",
     "CleanupSettings",
+    "FlightSettings",
     "HttpSettings",
     "LedgerSettings",
     "LimitSettings",

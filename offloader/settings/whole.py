@@ -13,6 +13,7 @@ from offloader.errors import InvalidCall
 from offloader.settings.access import LimitSettings, ReadSettings, StoreSettings
 from offloader.settings.doors import AccessSettings, HttpSettings
 from offloader.settings.fields import problem as problem_of
+from offloader.settings.flight import FlightSettings
 from offloader.settings.keeping import CleanupSettings, ManifestSettings, RetentionSettings
 from offloader.settings.offload import LedgerSettings, OffloadSettings
 from offloader.settings.pulsar import PulsarSettings
@@ -37,6 +38,7 @@ class Settings:
     retention: RetentionSettings = RetentionSettings()
     access: AccessSettings = AccessSettings()
     http: HttpSettings = HttpSettings()
+    flight: FlightSettings = FlightSettings()
     serve: ServeSettings = ServeSettings()
     pulsar: PulsarSettings = PulsarSettings()
 

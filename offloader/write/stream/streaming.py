@@ -59,7 +59,11 @@ class StreamOffload:
     def start(self) -> None:
         """Goes on where the manifest ends, on a worker. No request is sent before there is an entry in the hot tier."""
         self._subscription = self._source.subscribe(self._steps.on_appended, self._steps.on_ledger_closed)
-        ledgers = [info for info in self._source.ledgers() if info.entries]
+        try:
+            ledgers = [info for info in self._source.ledgers() if info.entries]
+        except BaseException:
+            self.stop()  # or it would hear of entries, and take the stream for nobody
+            raise
         with self._shared.changed:
             if ledgers:
                 newest = Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id)

@@ -1,0 +1,292 @@
+"""What is said over Arrow Flight beside the entries: descriptors, tickets, notes of batches, answers, action bodies.
+
+Owns these small JSON documents, each field of them. Must never pass over a field that it doesn't know: what a caller
+meant by it would be ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from formats.entries import Position
+from offloader.errors import InvalidCall
+from offloader.ledgers.push_order import LedgerEnd
+
+__all__ = [
+    "Answer",
+    "BatchNote",
+    "Fields",
+    "GetRequest",
+    "PutRequest",
+    "batch_note",
+    "encoded",
+    "fields_of",
+    "get_request",
+    "put_request",
+]
+
+#: No descriptor, ticket or note is longer.
+DOCUMENT_BYTES_MAX = 64 * 1024
+#: Ledgers that can be said to be closed with one batch.
+ENDS_MAX = 1024
+#: Longest name of a producer.
+PRODUCER_CHARS_MAX = 200
+_INT64_MAX = 2**63 - 1
+_Value = TypeVar("_Value")
+
+
+class Fields:
+    """The fields of one document, each taken once.
+
+    Args:
+        values: the document.
+        what: what it is, for errors.
+    """
+
+    def __init__(self, values: Mapping[str, Any], what: str) -> None:
+        self._values, self._what = dict(values), what
+
+    def text(self, name: str, default: str | None = None, *, chars_max: int = 1024) -> str:
+        """A text; without a default it has to be there."""
+        value = self._take(name, default)
+        if not isinstance(value, str) or len(value) > chars_max or (value and not value.isprintable()):
+            raise self._wrong(name, value, f"a text of up to {chars_max} characters")
+        return value
+
+    def whole(self, name: str, default: int | None = None) -> int | None:
+        """A whole number from 0 on."""
+        value = self._take(name, default, required=False)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63):
+            raise self._wrong(name, value, "a whole number")
+        return value
+
+    def seconds(self, name: str, default: float | None = None) -> float | None:
+        """A number of seconds, 0 or more."""
+        value = self._take(name, default, required=False)
+        good = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9)
+        if not good:
+            raise self._wrong(name, value, "a number of seconds")
+        return None if value is None else float(value)
+
+    def position(self, name: str) -> Position | None:
+        """A position, ``"7:12"``."""
+        value = self._take(name, None, required=False)
+        return None if value is None else self._made(name, value, Position.parse, "a position, LEDGER:ENTRY")
+
+    def any(self, name: str) -> object:
+        """Whatever is there, ``None``: nothing is."""
+        return self._take(name, None, required=False)
+
+    def end(self) -> None:
+        """Raises ``InvalidCall`` when a field is left."""
+        if self._values:
+            name = min(self._values)
+            raise InvalidCall(f"{self._what}: no such field: {ascii(name)[:80]}", hint="docs/FLIGHT.md lists them")
+
+    def _take(self, name: str, default: object, *, required: bool = True) -> Any:
+        if name not in self._values and default is None and required:
+            raise InvalidCall(f"{self._what}: {name} is missing", hint="docs/FLIGHT.md has examples")
+        return self._values.pop(name, default)
+
+    def _made(self, name: str, value: object, make: Callable[[str], _Value], wanted: str) -> _Value:
+        try:
+            assert isinstance(value, str)
+            return make(value)
+        except (AssertionError, ValueError) as error:
+            raise self._wrong(name, value, wanted) from error
+
+    def _wrong(self, name: str, value: object, wanted: str) -> InvalidCall:
+        return InvalidCall(f"{self._what}: {name} = {ascii(value)[:80]} is not {wanted}")
+
+
+def fields_of(body: bytes, what: str) -> Fields:
+    """A JSON document's fields; no bytes are a document without fields.
+
+    Raises:
+        InvalidCall: too long, or not a JSON object.
+    """
+    if len(body) > DOCUMENT_BYTES_MAX:
+        raise InvalidCall(f"{what}: {len(body)} bytes are above {DOCUMENT_BYTES_MAX}")
+    try:
+        values = json.loads(body) if body else {}
+    except (ValueError, RecursionError) as error:
+        raise InvalidCall(f"{what} is no JSON", hint="docs/FLIGHT.md has examples") from error
+    if not isinstance(values, dict):
+        raise InvalidCall(f"{what} is no JSON object", hint="docs/FLIGHT.md has examples")
+    return Fields(values, what)
+
+
+def encoded(document: Mapping[str, Any]) -> bytes:
+    """A document as bytes."""
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class PutRequest:
+    """What a DoPut is about.
+
+    Attributes:
+        stream: its name.
+        mode: ``push``: the broker has ledgers, and says which entry is which; ``append``: the sidecar has them.
+        producer: who sends, so that the same one can come back before its last call is over; may be empty.
+    """
+
+    stream: str
+    mode: Literal["push", "append"]
+    producer: str = ""
+
+
+def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
+    """Of a descriptor: a path of one element is a stream to push; a command is a document.
+
+    Raises:
+        InvalidCall: neither.
+    """
+    if path is not None:
+        if len(path) != 1:
+            raise InvalidCall(
+                "descriptor: a path has one element, the stream's name", hint="slashes belong to the name"
+            )
+        return PutRequest(Fields({"stream": path[0].decode(errors="replace")}, "descriptor").text("stream"), "push")
+    fields = fields_of(command or b"", "descriptor")
+    stream, mode = fields.text("stream"), fields.text("mode", "push")
+    producer = fields.text("producer", "", chars_max=PRODUCER_CHARS_MAX)
+    fields.end()
+    if mode not in ("push", "append"):
+        raise InvalidCall(f"descriptor: mode {ascii(mode)[:40]} is neither push nor append")
+    return PutRequest(stream, "push" if mode == "push" else "append", producer)
+
+
+@dataclass(frozen=True, slots=True)
+class GetRequest:
+    """Which entries a DoGet is about: all of a stream, or from a position or a time on, up to a position.
+
+    Attributes:
+        stream: its name.
+        first, last: both included; ``None``: the first and the last there are.
+        from_time_ms: instead of ``first``: the first entry published then or later.
+        batch_bytes: payload bytes of one batch; ``None``: as the settings say.
+    """
+
+    stream: str
+    first: Position | None = None
+    last: Position | None = None
+    from_time_ms: int | None = None
+    batch_bytes: int | None = None
+
+    def encode(self) -> bytes:
+        values = {
+            "stream": self.stream,
+            "from": self.first and str(self.first),
+            "to": self.last and str(self.last),
+            "from_time_ms": self.from_time_ms,
+            "batch_bytes": self.batch_bytes,
+        }
+        return encoded({name: value for name, value in values.items() if value is not None})
+
+
+def get_request(ticket: bytes) -> GetRequest:
+    """Of a ticket.
+
+    Raises:
+        InvalidCall: it isn't one.
+    """
+    fields = fields_of(ticket, "ticket")
+    request = GetRequest(
+        fields.text("stream"),
+        fields.position("from"),
+        fields.position("to"),
+        fields.whole("from_time_ms"),
+        fields.whole("batch_bytes"),
+    )
+    fields.end()
+    if request.first is not None and request.from_time_ms is not None:
+        raise InvalidCall("ticket: from and from_time_ms: one of the two")
+    if request.batch_bytes == 0:
+        raise InvalidCall("ticket: batch_bytes = 0 holds nothing")
+    return request
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNote:
+    """What a producer says with a batch.
+
+    Attributes:
+        ends: push: ledgers that are closed.
+        sequence: append: the number of this batch, ascending; what was appended under it or a later one is passed over.
+    """
+
+    ends: tuple[LedgerEnd, ...] = ()
+    sequence: int | None = None
+
+
+def batch_note(metadata: bytes | None, mode: Literal["push", "append"]) -> BatchNote:
+    """Of a batch's application metadata.
+
+    Raises:
+        InvalidCall: it isn't one, or one of the other mode.
+    """
+    if not metadata:
+        return BatchNote()
+    fields = fields_of(metadata, "metadata of a batch")
+    closed, sequence = (fields.any("closed"), None) if mode == "push" else (None, fields.whole("sequence"))
+    fields.end()
+    if closed is None:
+        return BatchNote(sequence=sequence)
+    if not isinstance(closed, dict) or len(closed) > ENDS_MAX:
+        raise InvalidCall(
+            f"metadata of a batch: closed is no object of up to {ENDS_MAX} ledgers", hint='{"closed": {"7": 99}}'
+        )
+    return BatchNote(tuple(_ledger_end(name, last) for name, last in closed.items()))
+
+
+def _ledger_end(name: str, last: object) -> LedgerEnd:
+    known = name.isascii() and name.isdecimal() and len(name) <= 19 and int(name) <= _INT64_MAX
+    if not known or not isinstance(last, int) or isinstance(last, bool) or not -1 <= last <= _INT64_MAX:
+        raise InvalidCall(
+            f"metadata of a batch: closed has {ascii(name)[:40]}: {ascii(last)[:40]}",
+            hint='ledger and last entry, -1 for an empty one: {"closed": {"7": 99}}',
+        )
+    return LedgerEnd(int(name), last)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a producer hears: at the beginning, of each batch, and when something changed.
+
+    Attributes:
+        batch: of which batch of this call, from 1 on; ``None``: of none, news by themselves.
+        entries, repeated: of that batch: taken now, and there already.
+        taken: go on after this position; push: it may go back.
+        durable: the newest entry that is committed in the cold tier.
+        positions: append: where the batch's entries are, as first and last position of each ledger.
+        sequence: append: the newest one of this producer that is durable in the hot tier.
+        error: why the producer should end this call and begin another; empty: it needn't.
+    """
+
+    batch: int | None = None
+    entries: int = 0
+    repeated: int = 0
+    taken: Position | None = None
+    durable: Position | None = None
+    positions: tuple[tuple[Position, Position], ...] = ()
+    sequence: int | None = None
+    error: str = ""
+
+    def encode(self) -> bytes:
+        values: dict[str, Any] = {
+            "taken": None if self.taken is None else str(self.taken),
+            "durable": None if self.durable is None else str(self.durable),
+        }
+        if self.batch is not None:
+            values |= {"batch": self.batch, "entries": self.entries, "repeated": self.repeated}
+        if self.positions:
+            values["positions"] = [[str(first), str(last)] for first, last in self.positions]
+        if self.sequence is not None:
+            values["sequence"] = self.sequence
+        if self.error:
+            values["error"] = self.error
+        return encoded(values)

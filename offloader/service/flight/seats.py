@@ -1,0 +1,273 @@
+"""The streams that come in through Arrow Flight, and who sits at each: one producer at a time.
+
+Owns opening and closing them. Must never let two producers at one stream, nor open more streams than the limit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from formats.entries import ENTRY_HEADER_BYTES
+from offloader import errors
+from offloader.clock import Clock
+from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.push_window import PushMemory
+from offloader.ledgers.pushed import Offered, PushedLedgers
+from offloader.read.streams import load_stream
+from offloader.service.feeds import StreamControl, Streams
+from offloader.service.flight.appended import AppendedLedgers
+from offloader.service.flight.messages import PutRequest
+from offloader.settings import FlightSettings, Settings
+from offloader.store.base import ObjectStore
+from offloader.write.stream.status import Mode
+
+__all__ = ["FEED", "FlightStream", "Seat", "Seats"]
+
+#: What these streams are said to be brought by.
+FEED = "flight"
+#: Locks around the opening of streams: two of different names rarely wait for each other.
+_OPENING_LOCKS = 64
+
+
+@dataclass(slots=True)
+class FlightStream:
+    """One stream that came in.
+
+    Attributes:
+        settings: its effective ones.
+        seat: who sends now, ``None``: nobody.
+        left_s: when the last one left, by the monotonic clock.
+    """
+
+    name: str
+    mode: Literal["push", "append"]
+    source: PushedLedgers | AppendedLedgers
+    control: StreamControl
+    settings: Settings
+    seat: Seat | None = None
+    left_s: float = 0.0
+
+    @property
+    def entry_bytes_max(self) -> int:
+        """The largest entry that can be offloaded."""
+        offload = self.settings.offload
+        buffers = min(offload.offload_buffer_bytes_max, offload.offload_memory_bytes_max)
+        return min(offload.entry_bytes_max, buffers - ENTRY_HEADER_BYTES)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nobody sends and everything is committed."""
+        news = self.source.news()
+        return self.seat is None and news.taken == news.durable
+
+    def offered(self) -> Offered:
+        """What became of its entries."""
+        status = self.control.status()
+        if status is None:
+            return Offered(None, self.control.committed)
+        error = _error_of(status.error_kind, status.error) if status.mode is Mode.STOPPED else None
+        return Offered(status.offered, status.committed, error)
+
+
+class Seat:
+    """A producer at a stream, for as long as its call is open."""
+
+    def __init__(self, stream: FlightStream, producer: str, peer: str, clock: Clock) -> None:
+        self.stream, self.producer, self.peer = stream, producer, peer
+        self._clock = clock
+        self._moved_by: str = ""
+
+    @property
+    def is_held(self) -> bool:
+        return self.stream.seat is self
+
+    def trouble(self) -> str:
+        """Why the call is of no use any more; empty: it is."""
+        if not self.is_held:
+            return str(self._over())
+        error = self.stream.offered().error
+        return "" if error is None else str(error)
+
+    def require_held(self) -> None:
+        """Raises ``Closed`` when somebody else sits here, or nobody may any more."""
+        if not self.is_held:
+            raise self._over()
+
+    def take_away(self, by: str) -> None:
+        """The call is over, whatever it still sends.
+
+        Args:
+            by: who or what did that, for the error.
+        """
+        self._moved_by = by
+        if self.stream.seat is self:
+            self.stream.seat = None
+        self.stream.source.wake()
+
+    def leave(self) -> None:
+        """The call has ended."""
+        if self.is_held:
+            self.stream.seat = None
+            self.stream.left_s = self._clock.monotonic_s()
+
+    def _over(self) -> Closed:
+        return Closed(f"stream {self.stream.name}: this call is over: {self._moved_by or 'the stream was closed'}")
+
+
+class Seats:
+    """All of them. Thread-safe.
+
+    Args:
+        streams: where streams are added.
+        store: has their manifests.
+        settings: limits.
+        ledgers: of streams that are appended to, ``None``: there are none.
+        clock: for times.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        store: ObjectStore,
+        settings: FlightSettings,
+        ledgers: EmbeddedLedgers | None,
+        clock: Clock,
+    ) -> None:
+        self._streams, self._store, self._settings, self._ledgers = streams, store, settings, ledgers
+        self._clock = clock
+        self._memory = PushMemory(settings.memory_bytes_max)
+        self._lock = threading.Lock()
+        self._held: dict[str, FlightStream] = {}
+        self._opening = [threading.Lock() for _ in range(_OPENING_LOCKS)]
+        self._closing = False
+
+    def held(self) -> list[FlightStream]:
+        """The streams that came in, by name."""
+        with self._lock:
+            return [self._held[name] for name in sorted(self._held)]
+
+    def find(self, name: str) -> FlightStream | None:
+        with self._lock:
+            return self._held.get(name)
+
+    def take(self, request: PutRequest, peer: str) -> Seat:
+        """A seat at a stream, which is opened if need be.
+
+        Raises:
+            InvalidCall: no stream's name; somebody else sits there; it is offloaded by another method, or sent in the
+                other mode.
+            LimitReached: too many streams.
+            Closed: the process is stopping.
+            StoreUnavailable, Corrupt: the stream's manifest can't be read.
+        """
+        with self._opening[hash(request.stream) % _OPENING_LOCKS]:
+            stream = self.find(request.stream)
+            if stream is not None:
+                self._free(stream, request, peer)
+                if stream.offered().error is not None or stream.mode != request.mode:
+                    # A stopped one begins again from the manifest: who is connected is the one to offload it.
+                    self._wind_down(stream, drain=stream.offered().error is None)
+                    stream = None
+            if stream is None:
+                stream = self._open(request)
+            seat = stream.seat = Seat(stream, request.producer, peer, self._clock)
+            if self._closing:
+                seat.take_away("the process is stopping")
+                raise Closed("the process is stopping", hint="try again later")
+            return seat
+
+    def stop(self) -> None:
+        """Nobody sits anywhere any more, and nobody takes a seat."""
+        self._closing = True
+        for stream in self.held():
+            if stream.seat is not None:
+                stream.seat.take_away("the process is stopping")
+            if isinstance(stream.source, PushedLedgers) and stream.source.waits_for_broker:
+                # Nobody brings what it would need to be drained.
+                self._streams.remove(stream.name, drain=False)
+
+    def close(self) -> None:
+        """Closes the sources: the streams were wound down."""
+        for stream in self.held():
+            stream.source.end()
+
+    def _free(self, stream: FlightStream, request: PutRequest, peer: str) -> None:
+        """Makes the seat free for who comes again before its last call is over; nobody else."""
+        seat = stream.seat
+        if seat is None:
+            return
+        if not request.producer or seat.producer != request.producer:
+            raise InvalidCall(
+                f"stream {stream.name}: {seat.producer or 'somebody without a name'} at {seat.peer} sends it already",
+                hint="one producer sends a stream at a time; one that names itself in the descriptor may come again",
+            )
+        seat.take_away(f"{request.producer} came again, from {peer}")
+
+    def _open(self, request: PutRequest) -> FlightStream:
+        settings = self._streams.settings_of(request.stream)
+        with self._lock:
+            is_full = len(self._held) >= self._settings.streams_max
+        if is_full:
+            self._close_one()
+        open_source = self._pushed if request.mode == "push" else self._appended
+        source = open_source(request.stream, settings)
+        try:
+            control = self._streams.add(request.stream, source, feed=FEED)
+        except BaseException:
+            source.end()
+            raise
+        stream = FlightStream(request.stream, request.mode, source, control, settings)
+        source.offered = stream.offered
+        with self._lock:
+            self._held[request.stream] = stream
+        return stream
+
+    def _pushed(self, name: str, settings: Settings) -> PushedLedgers:
+        if settings.offload.method != "streaming":
+            raise InvalidCall(
+                f"stream {name}: its method is {settings.offload.method}, and what is pushed needs streaming",
+                hint="set offload.method, or append instead of pushing",
+            )
+        state = load_stream(self._store, name, may_be_absent=True)
+        return PushedLedgers(
+            name,
+            committed=state.committed_end(),
+            closed=dict(state.closed_ledgers),
+            promised=state.newest_end,
+            window_bytes_max=self._settings.window_bytes_max,
+            push_bytes_max=self._settings.batch_bytes_max,
+            memory=self._memory,
+            clock=self._clock,
+        )
+
+    def _appended(self, name: str, settings: Settings) -> AppendedLedgers:
+        if self._ledgers is None:
+            raise InvalidCall(
+                f"stream {name}: nothing can be appended here", hint="set flight.ledgers, or push with ids of your own"
+            )
+        return AppendedLedgers(self._ledgers.open_stream(name), settings.offload.tail_cache_bytes_max, self._clock)
+
+    def _close_one(self) -> None:
+        """Closes the stream that nobody has sent for longest and that has nothing left to do."""
+        done = sorted((each for each in self.held() if each.is_done), key=lambda each: each.left_s)
+        if not done:
+            raise LimitReached(
+                f"{self._settings.streams_max} streams are open (flight.streams_max)", hint="end calls of others first"
+            )
+        self._wind_down(done[0], drain=False)
+
+    def _wind_down(self, stream: FlightStream, *, drain: bool) -> None:
+        self._streams.remove(stream.name, drain=drain)
+        stream.source.end()
+        with self._lock:
+            self._held.pop(stream.name, None)
+
+
+def _error_of(kind: str, text: str) -> OffloaderError:
+    """The error that a status names."""
+    found: Callable[[str], OffloaderError] = getattr(errors, kind, OffloaderError)
+    return found(text)
