@@ -33,8 +33,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.s3_rig import BUCKET, MIB, rig
-from offloader.cli.main import THREAD_SWITCH_S
 from offloader.managed_ledger import open_managed_ledger
+from offloader.own_process import THREAD_SWITCH_S
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, open_store
 

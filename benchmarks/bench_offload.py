@@ -30,8 +30,8 @@ from benchmarks.endless_ledger import EndlessLedger
 from benchmarks.s3_rig import BUCKET, MIB, Cost, Rig, bare_uploads, measured, medians, rig, through
 from formats.checksum import crc32c
 from formats.entries import ENTRY_HEADER_BYTES
-from offloader.cli.main import THREAD_SWITCH_S
 from offloader.manifest.log import load_manifest
+from offloader.own_process import THREAD_SWITCH_S
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, open_store
 from offloader.store.metered import requests_of

@@ -28,6 +28,7 @@ LAYERS = [
         "offloader.limits",
         "offloader.logs",
         "offloader.metrics",
+        "offloader.own_process",
         "offloader.sample_settings",
         "offloader.telemetry",
         "offloader.turns",

@@ -22,9 +22,10 @@ import typer
 from typer.main import get_command
 
 import offloader
+from offloader import own_process
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 
-__all__ = ["ALLOCATOR", "THREAD_SWITCH_S", "VERBS", "main"]
+__all__ = ["VERBS", "main"]
 
 #: Verb -> what ``offloader --help`` says about it. The order is the order of the help.
 VERBS = {
@@ -54,14 +55,6 @@ VERBS = {
 
 _DEBUG = "--debug"
 
-#: After how long a thread that computes lets another one go on that waits for the interpreter. Python's own 5 ms are
-#: longer than twenty appends take, and an append hands the interpreter over at each of its statements: a command that
-#: encodes and sends meanwhile would make a queue of them. Only for a process of our own: it is the program's choice.
-THREAD_SWITCH_S = 0.0002
-#: Arrow's allocator gives freed memory back at once, so that a process has what its budget says and no more; it reads
-#: this when Arrow is loaded, which is later.
-ALLOCATOR = {"MIMALLOC_PURGE_DELAY": "0"}
-
 
 def main(
     arguments: Sequence[str] | None = None, *, verbs: Mapping[str, str] = VERBS, package: str = "offloader.cli"
@@ -76,9 +69,7 @@ def main(
     Returns:
         The exit code: 0, an ``ErrorKind``'s value, 130 interrupted, 141 the reader of the output went away.
     """
-    sys.setswitchinterval(THREAD_SWITCH_S)
-    for name, value in ALLOCATOR.items():
-        os.environ.setdefault(name, value)
+    own_process.set_up()
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = given[: given.index("--")] if "--" in given else given
     words = [word for word in options if word != _DEBUG] + given[len(options) :]

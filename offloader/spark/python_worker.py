@@ -9,6 +9,8 @@ import gc
 import itertools
 import sys
 
+from offloader.own_process import THREAD_SWITCH_S
+
 __all__ = ["work_begins"]
 
 _works = itertools.count()
@@ -19,8 +21,13 @@ def work_begins() -> None:
 
     After each of these PySpark collects garbage, which looks at all that was ever imported: 40 to 80 ms, as long as it
     takes to read 64 MiB. So with the second time what is there is declared permanent: the first loaded all there is to
-    load, and the collection after it took its garbage.
+    load, and the collection after it took its garbage. And threads take turns as in any process of ours.
     """
     started_as = getattr(sys.modules["__main__"], "__spec__", None)
-    if started_as is not None and started_as.name == "pyspark.daemon" and next(_works) == 1:
+    if started_as is None or started_as.name != "pyspark.daemon":
+        return
+    work = next(_works)
+    if work == 0:
+        sys.setswitchinterval(THREAD_SWITCH_S)
+    if work == 1:
         gc.freeze()

@@ -37,13 +37,18 @@ def loaded(store: ObjectStore, stream: str) -> ManifestState | None:
 
 
 def stored_entries(store: ObjectStore, state: ManifestState) -> list[tuple[Position, bytes]]:
-    """Every entry of every offloaded segment, in the manifest's order.
+    """Every entry of every offloaded segment up to the committed end, in the manifest's order: what is readable.
+
+    Ledgers offloaded behind a hole that isn't recorded yet (the ledger method doesn't wait for it) aren't.
 
     Raises:
         NotFound: the manifest names what isn't there.
     """
     found: list[tuple[Position, bytes]] = []
+    committed = state.committed_end()
     for segment in state.offloaded():
+        if committed is None or segment.begin > committed:
+            continue
         ledger_id = segment.v1_ledger_id
         data = store.get(data_key(state.stream, segment.uuid, ledger_id))[0]
         index = store.get(index_key(state.stream, segment.uuid, ledger_id))[0]

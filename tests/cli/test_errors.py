@@ -145,7 +145,8 @@ def test_a_command_lets_waiting_threads_go_on_often_and_importing_it_changes_not
 import sys
 before = sys.getswitchinterval()
 import offloader.managed_ledger
-from offloader.cli.main import THREAD_SWITCH_S, main
+from offloader.cli.main import main
+from offloader.own_process import THREAD_SWITCH_S
 assert sys.getswitchinterval() == before
 code = main(["--version"])
 assert abs(sys.getswitchinterval() - THREAD_SWITCH_S) < 1e-6 < before
@@ -158,7 +159,8 @@ sys.exit(code)
 def test_a_command_tells_the_allocator_to_give_memory_back_before_arrow_is_loaded_unless_told_otherwise() -> None:
     program = """
 import os, sys
-from offloader.cli.main import ALLOCATOR, main
+from offloader.cli.main import main
+from offloader.own_process import ALLOCATOR
 assert "pyarrow" not in sys.modules
 main(["--version"])
 print({name: os.environ[name] for name in ALLOCATOR})

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloader.errors import Unsupported
+from offloader.own_process import THREAD_SWITCH_S
 from offloader.spark.python_worker import work_begins
 from offloader.spark.session import find_java, require_java
 from tests.spark.reading import load
@@ -110,16 +111,16 @@ def test_the_session_runs_this_python_listens_on_loopback_and_shows_no_page(spar
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
 
 
-def frozen_in_workers(spark: SparkSession) -> int:
-    """The most objects that a worker of data sources has declared permanent."""
+def state_of_workers(spark: SparkSession) -> tuple[int, float]:
+    """The most objects that a worker of data sources has declared permanent, and the shortest turn of its threads."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
     class FrozenReader(DataSourceReader):
         def partitions(self) -> list[InputPartition]:
             return [InputPartition(number) for number in range(8)]
 
-        def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
-            yield (gc.get_freeze_count(),)
+        def read(self, partition: InputPartition) -> Iterator[tuple[int, float]]:
+            yield gc.get_freeze_count(), sys.getswitchinterval()
 
     class Frozen(DataSource):
         @classmethod
@@ -127,25 +128,28 @@ def frozen_in_workers(spark: SparkSession) -> int:
             return "frozen"
 
         def schema(self) -> str:
-            return "objects BIGINT"
+            return "objects BIGINT, turn_s DOUBLE"
 
         def reader(self, schema: StructType) -> DataSourceReader:
             return FrozenReader()
 
     spark.dataSource.register(Frozen)
-    return max(int(row.objects) for row in spark.read.format("frozen").load().collect())
+    rows = spark.read.format("frozen").load().collect()
+    return max(int(row.objects) for row in rows), min(float(row.turn_s) for row in rows)
 
 
-def test_a_worker_that_reads_again_no_longer_collects_what_it_imported(
+def test_a_worker_that_reads_again_no_longer_collects_what_it_imported_and_its_threads_take_short_turns(
     spark: SparkSession, orders: StreamWriter
 ) -> None:
     for _ in range(3):
         assert load(spark, orders, splitBytes="40000").count()
-    assert frozen_in_workers(spark) > 10_000
+    frozen, turn_s = state_of_workers(spark)
+    assert frozen > 10_000
+    assert abs(turn_s - THREAD_SWITCH_S) < 1e-6
 
 
 def test_nothing_is_done_to_a_process_that_is_no_worker() -> None:
-    before = gc.get_freeze_count()
+    before = gc.get_freeze_count(), sys.getswitchinterval()
     for _ in range(3):
         work_begins()
-    assert gc.get_freeze_count() == before
+    assert (gc.get_freeze_count(), sys.getswitchinterval()) == before

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import count
+from threading import Barrier
+from typing import TypeVar
 from uuid import UUID
 
 import pytest
@@ -26,6 +28,7 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.settings import Settings
+from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -36,6 +39,7 @@ from offloader.write.segment.handle import OffloadHandle
 from offloader.write.segment.intake import PIECES_MAX
 from tests.support.waiting import eventually
 
+Answer = TypeVar("Answer")
 MIB = 1024 * 1024
 STREAM = "a/b"
 UUID_A = UUID("11111111-2222-8333-8444-555555555555")
@@ -113,7 +117,8 @@ def test_a_segment_below_a_part_is_one_put_and_one_index(
     handle.offer_batch(batch(1, 0, 10))
     finish(handle)
 
-    assert [verb for verb, _ in store.calls] == ["put", "head", "put"]
+    data, index = data_key(STREAM, UUID_A), index_key(STREAM, UUID_A)
+    assert sorted(store.calls) == [("head", data), ("put", data), ("put", index)]
 
 
 def test_a_large_segment_goes_up_in_parts_and_leaves_no_upload(
@@ -343,7 +348,7 @@ def test_a_completion_that_did_not_happen_is_sent_again_after_looking(
 
     offload_large(new_offloader(), StreamBuffer(64 * MIB)).get_offload_result_async().result(WAIT_S)
 
-    verbs = [verb for verb, _ in store.calls]
+    verbs = [verb for verb, _ in store.calls if verb != "put"]
     first = verbs.index("complete_upload")
     assert verbs[first : first + 3] == ["complete_upload", "head", "complete_upload"]
     assert len(read_back(store, UUID_A)) == 1200
@@ -352,13 +357,43 @@ def test_a_completion_that_did_not_happen_is_sent_again_after_looking(
 def test_a_single_put_whose_reply_was_lost_is_looked_up(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
-    store.set_faults([Fault(call=1, verb="put", after=True, error=OutcomeUnknown)])
+    store.set_faults([Fault(call=1, verb="put", but="-index", after=True, error=OutcomeUnknown)])
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
     handle.offer_batch(batch(1, 0, 10))
 
     finish(handle)
 
     assert len(read_back(store, UUID_A)) == 10
+
+
+def test_the_index_does_not_wait_for_the_data_nor_the_result_for_one_of_them_alone(
+    new_offloader: Callable[..., LedgerOffloader],
+) -> None:
+    """Each of the two requests at a segment's end waits until the other was sent."""
+    uploads = MeetingStore(MemoryStore(f"handle-{next(_names)}", "", SystemClock()))
+    offloader = LedgerOffloader(uploads, small())
+    handle = offload_large(offloader, StreamBuffer(64 * MIB))
+
+    handle.get_offload_result_async().result(WAIT_S)
+
+    assert sorted(uploads.met) == ["complete_upload", "put"]
+    assert len(read_back(uploads, UUID_A)) == 1200
+    offloader.close()
+
+
+class MeetingStore(AroundStore):
+    """The completion and the index each wait for the other before they go on."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self._both = Barrier(2)
+        self.met: list[str] = []
+
+    def around(self, request: Request, call: Callable[[], Answer]) -> Answer:
+        if request.verb in ("complete_upload", "put"):
+            self._both.wait(WAIT_S)
+            self.met.append(request.verb)
+        return call()
 
 
 def test_an_index_of_other_bytes_is_never_replaced(

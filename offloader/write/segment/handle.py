@@ -1,12 +1,11 @@
 """One segment being written: entries in, two objects out.
 
-Owns the way from an offered entry to a finished upload, and the bytes held meanwhile. Must never block the caller who
-offers, take an entry that doesn't follow the last one, or touch the manifest.
+Owns the way from an offered entry to a part, and the count of bytes held until that part is in the store. Must never
+block the caller who offers, take an entry that doesn't follow the last one, or touch the manifest.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from uuid import UUID
@@ -14,7 +13,7 @@ from uuid import UUID
 from formats.block_memory import BlockMemory
 from formats.compression import Codec
 from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
-from formats.segment import FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder
+from formats.segment import Layout, LedgerFacts, SegmentBuilder, SegmentSummary
 from offloader.errors import Closed, InvalidCall, OffloaderError
 from offloader.settings import OffloadSettings
 from offloader.workers import SerialTask, Workers
@@ -22,13 +21,10 @@ from offloader.write.segment.assignment import part_bytes_for
 from offloader.write.segment.buffer import StreamBuffer
 from offloader.write.segment.intake import SINGLES_MAX, Intake, Piece, joined
 from offloader.write.segment.result import OffloadResult
+from offloader.write.segment.sending import SegmentSending
 from offloader.write.segment.upload import SegmentUpload
 
 __all__ = ["OffloadHandle", "OffloadResult"]
-
-#: Parts made ahead of a connection. Making one takes a small part of the time that sending it takes; more of them would
-#: be memory that the system has to clear first, and that the next block finds outside the processor's cache.
-READY_PARTS_MAX = 2
 
 
 class OffloadHandle:
@@ -65,7 +61,6 @@ class OffloadHandle:
     ) -> None:
         self.uuid = uuid
         self._upload = upload
-        self._workers = workers
         self._buffer = buffer
         self._settings = settings
         self._on_change = on_change
@@ -82,8 +77,8 @@ class OffloadHandle:
         # One lock for all segments of a stream and their buffer: an offer takes just that one.
         self._lock = buffer.lock
         self._open = True
-        self._sending = sending
         self._failure: BaseException | None = None
+        self._settled = False
         # Held bytes, by where they are: waiting, being encoded, in the open block and part, in parts not acknowledged.
         limits = {"entry_bytes_max": settings.entry_bytes_max}
         limits |= {name: limit - ENTRY_HEADER_BYTES for name, limit in buffer.limits.items()}
@@ -91,15 +86,16 @@ class OffloadHandle:
         self._single_wire_max = min(limits.values()) + ENTRY_HEADER_BYTES
         self._encoding_bytes = 0
         self._builder_bytes = 0
-        self._ready: deque[Part] = deque()
-        self._unsent_bytes = 0
-        self._in_flight = 0
+        self._sending = SegmentSending(
+            *(upload, workers, self._lock),
+            parts_in_flight_max=settings.parts_in_flight_max,
+            begun=sending,
+            on_change=self._count,
+            on_room=self._part_left,
+            on_sent=self._sent,
+            on_failure=lambda error: self._fail(error, abort=True),
+        )
         self._counted_bytes = 0
-        self._parts_made = 0
-        self._multipart = False
-        self._finished: FinishedSegment | None = None
-        self._completing = False
-        self._settled = False
 
     def __repr__(self) -> str:
         state = "open" if self._open else "failed" if self._failure else "done" if self._result.done() else "closing"
@@ -128,11 +124,10 @@ class OffloadHandle:
     def can_drain(self) -> bool:
         """Whether held bytes will leave without another offer: parts are on their way or being made."""
         with self._lock:
-            if not self._sending:
+            if not self._sending.begun:
                 return False
             worth_a_turn = self._intake.is_worth_a_turn(self._settings.block_bytes)
-            moving = self._ready or self._in_flight or self._encoding_bytes or worth_a_turn
-            return bool(moving) or not self._open
+            return bool(self._sending.is_moving or self._encoding_bytes or worth_a_turn) or not self._open
 
     @property
     def is_leaving(self) -> bool:
@@ -140,7 +135,7 @@ class OffloadHandle:
         given back one day. Bytes that are only being encoded may stay."""
         with self._lock:
             closing = not self._open and self._held() > 0
-            return closing or bool(self._sending and (self._ready or self._in_flight))
+            return closing or self._sending.is_moving
 
     def can_offer(self, size: int) -> bool:
         """Whether an entry of ``size`` payload bytes would be taken now."""
@@ -226,9 +221,7 @@ class OffloadHandle:
 
     def start_sending(self) -> None:
         """Lets parts go out: the segment is recorded as assigned now."""
-        with self._lock:
-            self._sending = True
-        self._launch()
+        self._sending.begin()
 
     def close(self) -> bool:
         """No entry is taken any more; what was taken is completed. True if the handle was still open."""
@@ -253,14 +246,14 @@ class OffloadHandle:
         self._intake.check(first, size_max)
 
     def _held(self) -> int:
-        return self._intake.waiting_bytes + self._encoding_bytes + self._builder_bytes + self._unsent_bytes
+        return self._intake.waiting_bytes + self._encoding_bytes + self._builder_bytes + self._sending.unsent_bytes
 
     def _count(self) -> None:
         """Tells the stream's buffer what this segment holds now; under the lock, after anything moved.
 
         What waits in the intake was counted when it was offered and isn't part of ``_counted_bytes``.
         """
-        held = self._encoding_bytes + self._builder_bytes + self._unsent_bytes
+        held = self._encoding_bytes + self._builder_bytes + self._sending.unsent_bytes
         self._buffer.adjust(held - self._counted_bytes)
         self._counted_bytes = held
 
@@ -273,8 +266,8 @@ class OffloadHandle:
                         return
                     self._encoding_bytes = 0
                     self._builder_bytes = self._builder.held_bytes
-                    self._add_parts(parts)
-                self._launch()
+                    self._sending.add(parts)
+                self._sending.launch()
             self._finish_if_closed()
             # What is encoded now may sit in an unfinished part: whoever waits for room has to know that it will stay.
             self._on_change()
@@ -285,22 +278,16 @@ class OffloadHandle:
     def _next_pieces(self) -> list[Piece]:
         with self._lock:
             # Parts that wait for a connection hold back the encoder, so that bytes wait small and in one place.
-            if self._failure is not None or len(self._ready) >= READY_PARTS_MAX:
+            if self._failure is not None or self._sending.is_ahead:
                 return []
             pieces, self._encoding_bytes = self._intake.take()
             # Counted already: it moves from what waits to what is encoded.
             self._counted_bytes += self._encoding_bytes
             return pieces
 
-    def _add_parts(self, parts: list[Part]) -> None:
-        self._ready.extend(parts)
-        self._parts_made += len(parts)
-        self._unsent_bytes += sum(part.size_bytes for part in parts)
-        self._count()
-
     def _finish_if_closed(self) -> None:
         with self._lock:
-            blocked = self._open or self._intake.waiting_bytes or self._failure or self._finished
+            blocked = self._open or self._intake.waiting_bytes or self._failure or self._sending.is_finished
             if blocked:
                 return
             empty = self._intake.first is None
@@ -312,61 +299,15 @@ class OffloadHandle:
             if self._failure is not None:
                 return
             self._builder_bytes = 0
-            self._finished = finished
-            self._add_parts(finished.parts)
-        self._launch()
+            self._sending.finish(finished)
+        self._sending.launch()
 
-    def _launch(self) -> None:
-        """Starts what may start now: parts up to the limit, or the completion after the last of them."""
-        start: list[Part] = []
-        with self._lock:
-            if self._failure is not None or not self._sending:
-                return
-            while self._ready and self._in_flight < self._settings.parts_in_flight_max:
-                start.append(self._ready.popleft())
-                self._in_flight += 1
-            finished = self._finished
-            complete = finished is not None and not self._ready and not self._in_flight and not self._completing
-            if complete:
-                self._completing = True
-            # A segment below one part is a single PUT; a first part that is full while entries still come is not.
-            whole = finished is not None and self._parts_made == 1 and not self._multipart
-            if start and not whole:
-                self._multipart = True
-        for part in start:
-            self._workers.submit(lambda part=part: self._send(part, whole))  # type: ignore[misc]
-        if complete and finished is not None:
-            self._workers.submit(lambda: self._complete(finished))
-
-    def _send(self, part: Part, whole: bool) -> None:
-        try:
-            if whole:
-                self._upload.send_whole(part)
-            else:
-                self._upload.send_part(part)
-        except BaseException as error:
-            self._fail(error, abort=True)
-            return
-        finally:
-            with self._lock:
-                self._in_flight -= 1
-                if self._failure is None:
-                    self._unsent_bytes -= part.size_bytes
-                    self._count()
-        self._launch()
+    def _part_left(self) -> None:
         self._encode_task.schedule()
         self._on_change()
 
-    def _complete(self, finished: FinishedSegment) -> None:
-        try:
-            if self._multipart:
-                self._upload.complete()
-            self._upload.prove(finished.summary.data_bytes)
-            self._upload.send_index(finished.index)
-        except BaseException as error:
-            self._fail(error, abort=True)
-            return
-        self._resolve(OffloadResult(self.uuid, finished.summary))
+    def _sent(self, summary: SegmentSummary) -> None:
+        self._resolve(OffloadResult(self.uuid, summary))
 
     def _resolve(self, result: OffloadResult) -> None:
         with self._lock:
@@ -385,8 +326,8 @@ class OffloadHandle:
             self._open = False
             self._buffer.adjust(-self._intake.waiting_bytes)
             self._intake.clear()
-            self._ready.clear()
-            self._encoding_bytes = self._builder_bytes = self._unsent_bytes = 0
+            self._sending.drop()
+            self._encoding_bytes = self._builder_bytes = 0
             self._count()
         try:
             if abort:
