@@ -17,6 +17,7 @@ from offloader.cli.output import Column, print_rows
 from offloader.clock import SystemClock
 from offloader.doctor.findings import Check, Finding, Outcome, run_checks
 from offloader.doctor.local_checks import LocalChecks
+from offloader.doctor.pulsar_checks import PulsarChecks
 from offloader.doctor.store_checks import StoreChecks
 from offloader.doctor.stream_checks import StreamChecks
 from offloader.effective_settings import SettingsFile, read_settings_file
@@ -75,6 +76,8 @@ def _checks(file: SettingsFile, url: str, endpoint_url: str, region: str, *, rea
     stores = StoreChecks(opened, settings, clock, read_only=read_only)
     yield stores
     yield LocalChecks(settings)
+    if settings.pulsar.topics:
+        yield PulsarChecks(settings.pulsar, clock)
     if stores.answers:
         yield StreamChecks(opened, file, clock)
 

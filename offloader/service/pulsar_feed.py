@@ -15,21 +15,21 @@ from functools import partial
 from offloader.clock import Clock
 from offloader.errors import Closed, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
-from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.cluster import PulsarCluster
 from offloader.ledgers.pulsar.policies import policy_warnings
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.ledgers.pulsar.topic_patterns import TopicPatterns, partition_number
+from offloader.ledgers.pulsar.topic_roster import Roster
+from offloader.ledgers.pulsar.topic_survey import survey
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.retention.stream_retention import open_retention
 from offloader.service.feeds import Problem, StreamControl, Streams
 from offloader.service.pulsar_subscribers import PulsarSubscribers
-from offloader.service.topic_roster import Look, Roster
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.workers import Workers
 
-__all__ = ["PulsarFeed", "survey"]
+__all__ = ["PulsarFeed"]
 
 _log = logging.getLogger("offloader.service")
 
@@ -295,29 +295,3 @@ class PulsarFeed:
 def _with_gap_policy(settings: Settings, *, on_gap: str) -> Settings:
     """Topics have a policy of their own: waiting would only let the broker's expiry take more."""
     return replace(settings, offload=replace(settings.offload, on_gap=on_gap))
-
-
-def survey(admin: AdminClient, patterns: TopicPatterns) -> tuple[Look, OffloaderError | None]:
-    """Which topics there are that are meant, and the first error of what couldn't be asked."""
-    first: OffloaderError | None = None
-    is_whole = True
-    namespaces = set(patterns.namespaces)
-    lists: list[Callable[[], Sequence[str]]] = [partial(admin.namespaces_of, tenant) for tenant in patterns.tenants]
-    for ask in [admin.namespaces] if patterns.is_everywhere else lists:
-        try:
-            namespaces |= {each for each in ask() if patterns.have_namespace(each)}
-        except NotFound:
-            pass  # no such tenant: none of its topics are there
-        except OffloaderError as error:
-            first, is_whole = first or error, False
-    topics: dict[str, frozenset[str]] = {}
-    failed: set[str] = set()
-    for namespace in sorted(namespaces):
-        try:
-            topics[namespace] = frozenset(each for each in admin.topics(namespace) if patterns.have(each))
-        except NotFound:
-            topics[namespace] = frozenset()
-        except OffloaderError as error:
-            first = first or error
-            failed.add(namespace)
-    return Look(topics, frozenset(failed), is_whole), first

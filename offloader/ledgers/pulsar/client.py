@@ -101,6 +101,14 @@ class PulsarClient:
     ) -> None:
         self.close()
 
+    def greet(self) -> str:
+        """The broker or proxy that answers, and lets us in.
+
+        Raises:
+            AccessDenied, StoreUnavailable: none does.
+        """
+        return self._retrying(self._service_connection).name
+
     def partitions(self, topic: str) -> int:
         """How many partitions ``persistent://tenant/namespace/topic`` has; 0: it isn't partitioned, or isn't there.
 

@@ -1,0 +1,85 @@
+"""``offloader doctor`` of a Pulsar cluster: what each thing that is wrong looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from offloader.cli.main import main
+from offloader.clock import SystemClock
+from offloader.doctor.findings import Outcome
+from offloader.doctor.pulsar_checks import PulsarChecks
+from offloader.errors import ErrorKind
+from tests.ledgers.pulsar_bench import NAME, PulsarBench
+
+NAMESPACE = "public/default"
+
+
+@pytest.fixture
+def bench() -> Iterator[PulsarBench]:
+    bench = PulsarBench()
+    bench.settings = replace(bench.settings, topics=(NAMESPACE,), connect_seconds_max=2.0)
+    yield bench
+    bench.close()
+
+
+def found(bench: PulsarBench) -> dict[str, tuple[Outcome, str, ErrorKind | None]]:
+    checks = PulsarChecks(bench.settings, clock=SystemClock())
+    return {each.check: (each.outcome, each.what, each.kind) for each in checks.run()}
+
+
+def test_all_is_well(bench: PulsarBench) -> None:
+    bench.topic.subscribe(NAME)
+    findings = found(bench)
+    assert {name: each[0] for name, each in findings.items()} == {
+        "pulsar broker": Outcome.OK,
+        "pulsar admin": Outcome.OK,
+        "pulsar topics": Outcome.OK,
+        "pulsar subscriptions": Outcome.OK,
+    }
+    assert findings["pulsar topics"][1] == "1 topics and partitions are meant"
+
+
+def test_a_missing_subscription_and_policies_are_warnings(bench: PulsarBench) -> None:
+    bench.admin.policies[NAMESPACE] = {"subscription_expiration_time_minutes": 5}
+    findings = found(bench)
+    assert findings["pulsar subscriptions"][:2] == (
+        Outcome.WARNING,
+        "1 of 1 topics have no subscription offloader, persistent://public/default/orders for example",
+    )
+    outcome, what, _ = findings[f"pulsar namespace {NAMESPACE}"]
+    assert (outcome, "deleted after 5 minutes" in what) == (Outcome.WARNING, True)
+
+
+def test_who_does_not_answer_is_named(bench: PulsarBench) -> None:
+    bench.broker.stop()
+    bench.admin.is_up = False
+    findings = found(bench)
+    assert findings["pulsar broker"][0] is Outcome.PROBLEM
+    assert findings["pulsar broker"][2] is ErrorKind.RETRY_LATER
+    assert findings["pulsar admin"][0] is Outcome.PROBLEM
+    assert "pulsar topics" not in findings
+
+
+def test_a_wrong_token_and_topics_that_are_not_there(bench: PulsarBench) -> None:
+    bench.broker.token = "let-me-in"
+    bench.settings = replace(bench.settings, topics=("public/nowhere", "public/default/none"))
+    findings = found(bench)
+    assert findings["pulsar broker"][2] is ErrorKind.DENIED
+    assert findings["pulsar topics"][0] is Outcome.WARNING
+
+
+def test_the_command_has_them(bench: PulsarBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "offloader.toml"
+    config.write_text(
+        f'[serve]\nstore = "file://{tmp_path}/store"\n'
+        f'[pulsar]\nservice_url = "{bench.broker.url}"\nadmin_url = "{bench.admin.url}"\ntopics = ["{NAMESPACE}"]\n'
+    )
+    code = main(["doctor", "--config", str(config)])
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert "pulsar broker" in out
+    assert "answers and lets us in" in out

@@ -1,0 +1,141 @@
+"""Topics of a real broker, served: found by pattern, kept for their subscriptions, given up, deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pulsar
+
+from formats.entries import Position
+from offloader.clock import SystemClock
+from offloader.doctor.pulsar_checks import PulsarChecks
+from offloader.effective_settings import SettingsFile
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.manifest.log import load_manifest
+from offloader.retention.cycle import RetentionCycle
+from offloader.retention.stream_retention import StreamRetention, open_retention
+from offloader.service.assembly import Assembled
+from offloader.service.pulsar_feed import PulsarFeed
+from offloader.store.base import ObjectStore, open_store
+from services.pulsar.broker import Broker, running_broker
+from tests.interop.broker_topics import command
+from tests.support.readback import stored_entries
+from tests.support.served import serving, settings_file
+from tests.support.waiting import eventually
+
+NAMESPACE = "public/served"
+TOPIC, STREAM = f"persistent://{NAMESPACE}/orders", f"{NAMESPACE}/persistent/orders"
+#: Ledgers of that broker end after 300 entries.
+COUNT = 700
+
+
+def produce(client: pulsar.Client, topic: str, count: int) -> None:
+    producer = client.create_producer(topic, batching_enabled=False, block_if_queue_full=True)
+    for number in range(count):
+        producer.send_async(b"%d" % number, None)
+    producer.flush()
+    producer.close()
+
+
+def served(assembled: Assembled) -> list[str]:
+    return [row["stream"] for row in assembled.view.streams().items if row.get("feed") == "pulsar"]
+
+
+def cut_of(retention: StreamRetention, name: str) -> Position | None:
+    found = retention.registry().subscribers.get(name)
+    if found is None or found.cut is None:
+        return None
+    [position] = found.cut.offsets.values()
+    assert isinstance(position, Position)
+    return position
+
+
+def test_topics_of_a_real_broker_are_served(tmp_path: Path, exercises: Any) -> None:
+    exercises("pulsar")
+    with running_broker(tmp_path / "broker", {}) as broker, AdminClient(broker.admin_url) as admin:
+        command(broker, "PUT", f"namespaces/{NAMESPACE}")
+        # What nobody needs goes at once.
+        keep_nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+        command(broker, "POST", f"namespaces/{NAMESPACE}/retention", keep_nothing)
+        command(broker, "POST", f"namespaces/{NAMESPACE}/messageTTL", 86_400)
+        file = settings(broker)
+        store = open_store(f"file://{tmp_path}/store")
+        client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        feed = PulsarFeed(file.settings_of("").pulsar, store, clock=SystemClock())
+        with serving(store, file, feed) as assembled:
+            subscription = client.subscribe(TOPIC, "billing", initial_position=pulsar.InitialPosition.Earliest)
+            eventually(lambda: served(assembled) == [STREAM])
+            produce(client, TOPIC, COUNT)
+            eventually(lambda: cold(store, STREAM) == COUNT, within_s=90)
+            command(broker, "PUT", f"persistent/{NAMESPACE}/parts/partitions", 2)
+            parts = [f"{NAMESPACE}/persistent/parts-partition-{number}" for number in range(3)]
+            eventually(lambda: served(assembled) == [STREAM, *parts[:2]])
+            command(broker, "POST", f"persistent/{NAMESPACE}/parts/partitions", 3)
+            eventually(lambda: served(assembled) == [STREAM, *parts])
+
+            check_doctor(file)
+            give_up(assembled, store, admin, subscription)
+
+            client.close()
+            command(broker, "DELETE", f"persistent/{NAMESPACE}/orders?force=true")
+            eventually(lambda: served(assembled) == parts, within_s=60)
+        assert load_manifest(store, STREAM).head is not None
+        assert cold(store, STREAM)
+
+
+def settings(broker: Broker) -> SettingsFile:
+    return settings_file(
+        pulsar__service_url=broker.service_url,
+        pulsar__admin_url=broker.admin_url,
+        pulsar__topics=(NAMESPACE,),
+        pulsar__topics_seconds=0.5,
+        pulsar__subscribers_seconds=0.5,
+        retention__policy="consumption",
+        offload__deletion_lag_minutes=0.0,
+        offload__max_offload_segment_rollover_time_minutes=0.02,
+    )
+
+
+def cold(store: ObjectStore, stream: str) -> int:
+    try:
+        return len(stored_entries(store, stream))
+    except Exception:
+        return 0
+
+
+def give_up(assembled: Assembled, store: ObjectStore, admin: AdminClient, subscription: pulsar.Consumer) -> None:
+    """What the subscription has consumed goes, in both tiers; what it hasn't stays."""
+    first = admin.ledgers(TOPIC).ledgers[0].ledger_id
+    for _ in range(400):
+        subscription.acknowledge(subscription.receive(30_000))
+    retention = open_retention(store, STREAM)
+    eventually(lambda: (cut_of(retention, "pulsar:billing") or Position(0, 0)) > Position(first, 299), within_s=60)
+    cycle = RetentionCycle(
+        store,
+        clock=SystemClock(),
+        settings_of=assembled.process.file.settings_of,
+        source_of=assembled.process.source_of,
+    )
+    at = cut_of(retention, "pulsar:billing")
+    cycle.run(STREAM)
+    head = load_manifest(store, STREAM).head
+    assert at is not None
+    assert head is not None
+    assert head >= at
+    eventually(lambda: admin.ledgers(TOPIC).ledgers[0].ledger_id > first, within_s=60)
+    left = admin.internals(TOPIC)
+    assert left.ledgers.ledgers[0].ledger_id <= head.ledger_id
+    assert left.cursors["billing"].mark_delete < head
+
+
+def check_doctor(file: SettingsFile) -> None:
+    found = {each.check: each for each in PulsarChecks(file.settings_of("").pulsar, clock=SystemClock()).run()}
+    assert {name: each.outcome.value for name, each in found.items()} == {
+        "pulsar broker": "ok",
+        "pulsar admin": "ok",
+        "pulsar topics": "ok",
+        "pulsar subscriptions": "ok",
+        f"pulsar namespace {NAMESPACE}": "warning",
+    }
+    assert "message TTL is 86400 s" in found[f"pulsar namespace {NAMESPACE}"].what
