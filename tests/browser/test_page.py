@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests.support.http_process import ORDERS, PAYMENTS, http_process
 from tests.support.page_server import PageServer
-from tests.support.staged_view import NOW_MS, StagedView, lively, stream_row
+from tests.support.staged_view import NOW_MS, StagedView, lively, shape, stream_row
 
 Serve = Callable[..., PageServer]
 Look = Callable[..., Page]
@@ -82,6 +82,7 @@ def test_trouble_comes_first_and_what_changes_is_seen_without_asking(
     expect(rows.first).to_contain_text("stalled")
     expect(rows.first).to_contain_text("32 min")
     expect(rows.first).to_contain_text("503 SlowDown")
+    expect(rows.filter(has_text="sensors-partition-0")).to_contain_text("stands by")
     expect(page.get_by_role("region", name="Problems")).to_contain_text("the store asks for fewer requests")
     expect(page.get_by_role("region", name="What retention decided")).to_contain_text(
         "4.0 GiB went: the maximum of 20 GiB"
@@ -151,6 +152,13 @@ def test_one_stream_is_a_picture_with_its_facts(serve: Serve, look: Look, keep_p
     view.rows[2]["lag"] = {"entries": 90_000, "bytes": 1, "seconds": 1950.0}
     nudge(page)
     expect(page.get_by_role("img", name=re.compile("90,000 entries wait"))).to_be_visible()
+    # Times that don't rise can't be the axis: they are a line over the entries.
+    uneven = shape(seed=5)
+    uneven["timeline"][3][1] = NOW_MS - 90_000_000
+    view.shapes["shop/eu/persistent/audit-partition-0"] = uneven
+    page.goto(page.url.partition("#")[0] + address("shop/eu/persistent/audit-partition-0"))
+    expect(page.locator("svg polyline.times")).to_have_count(1)
+    expect(page.get_by_text(re.compile("the axis is entries"))).to_be_visible()
     # What isn't in the store has no picture, and says so.
     view.rows.append(stream_row("shop/eu/persistent/new"))
     page.goto(page.url.partition("#")[0] + address("shop/eu/persistent/new"))

@@ -14,6 +14,7 @@ from offloader.errors import NotFound
 from offloader.picture import StreamShape
 from offloader.service.stream_pages import Page, StreamOrder, page_of
 from offloader.service.stream_picture import shape_document
+from offloader.status_document import idle_document
 
 NOW_MS = 1_795_000_000_000
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -213,7 +214,7 @@ def lively(streams: int = 12) -> StagedView:
     }  # fmt: skip
     rows[3] |= {"mode": "paused"}
     rows[4] |= {"mode": "catch-up", "lag": {"entries": 24_000, "bytes": 25 * _MIB, "seconds": 190.0}}
-    rows[5] |= {"active": False, "mode": None, "lag": None, "buffer": None, "offered": None, "tail": None}
+    rows[5] |= idle_document(rows[5]["stream"], "standby", error=None) | {"active": False}
     worst = rows[2]["stream"]
     return StagedView(
         rows=rows,

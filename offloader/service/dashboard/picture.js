@@ -10,8 +10,9 @@ import { at, bytes, count, many, roughly, shortly } from "./words.js";
 const COLOURS = 8;
 const HEIGHT = { ledger: 46, between: 26, segment: 46, rate: 74, axis: 22 };
 const TOP = 20;
-// Bars narrower than this many pixels carry no text.
-const TEXT_PX = 58;
+// What a letter of a bar's text takes, and the room beside it; narrower bars carry none.
+const LETTER_PX = 6.9;
+const BESIDE_PX = 8;
 const GAP_PX = 1.5;
 const BINS = 60;
 const WAITING_PART = 0.12;
@@ -113,16 +114,16 @@ function overTime(timeline, width) {
   };
 }
 
-function bar(x, y, width, height, colour, opacity, title) {
+function bar(x, y, width, height, colour, opacity, title, round = Math.min(4, width / 3)) {
   return svg(
     "rect",
-    { x, y, width, height, rx: Math.min(4, width / 3), fill: `var(--ledger-${colour})`, "fill-opacity": opacity, "data-ledger": colour },
+    { x, y, width, height, rx: round, fill: `var(--ledger-${colour})`, "fill-opacity": opacity, "data-ledger": colour },
     title ? svg("title", {}, title) : null,
   );
 }
 
 function label(picture, x, width, y, first, second, kind) {
-  if (width < TEXT_PX) return;
+  if (width < Math.max(first.length, second.length) * LETTER_PX + BESIDE_PX) return;
   const middle = x + width / 2;
   const text = (dy, words) => svg("text", { class: kind, x: middle, y: y + dy, "text-anchor": "middle" }, words);
   picture.append(text(20, first), text(35, second));
@@ -146,9 +147,12 @@ function drawSegments(picture, shape, axis, y, colour) {
       const to = Math.min(axis.x(Math.min(segment.stop, ledger.stop)), left + whole);
       const wide = Math.max(to - from, 0.75);
       picture.append(
-        bar(from, y, wide, HEIGHT.segment, colour.get(ledger), 0.3, title),
-        bar(from, y, wide, 4, colour.get(ledger), 1, ""),
+        bar(from, y, wide, HEIGHT.segment, colour.get(ledger), 0.3, title, 0),
+        bar(from, y, wide, 4, colour.get(ledger), 1, "", 0),
       );
+    }
+    if (whole > 3) {
+      picture.append(svg("rect", { class: "edge", x: left, y, width: whole, height: HEIGHT.segment, rx: 2 }));
     }
     label(picture, left, whole, y, segment.name, bytes(segment.size_bytes), "on-tint");
   }
@@ -195,9 +199,21 @@ function drawRate(picture, shape, axis, y, events) {
     picture.append(svg("text", { x: 0, y: y - 4 }, "entries over publish time"));
     ends(picture, width, bottom, at(axis.from), at(axis.to));
   } else {
-    picture.append(svg("text", { x: 0, y: y + 16 }, "Publish times don't rise along this stream: the axis is its entries."));
+    drawTimes(picture, shape, axis, y, bottom);
     ends(picture, width, bottom, "0", `${count(events)} entries`);
   }
+}
+
+/** Publish times along the stream, where they don't rise and so can't be the axis. */
+function drawTimes(picture, shape, axis, y, bottom) {
+  const known = shape.timeline.filter(([, time]) => time >= 0);
+  const times = known.map(([, time]) => time);
+  const [from, to] = [Math.min(...times), Math.max(...times)];
+  const what = known.length ? `publish times, ${at(from)} to ${at(to)}; the axis is entries` : "no publish times";
+  picture.append(svg("text", { x: 0, y: y - 4 }, what));
+  const height = (time) => bottom - 5 - ((time - from) / Math.max(to - from, 1)) * (HEIGHT.rate - 16);
+  const points = known.map(([events, time]) => `${axis.x(events).toFixed(1)},${height(time).toFixed(1)}`);
+  picture.append(svg("polyline", { class: "times", points: points.join(" ") }));
 }
 
 /** A segment's entries over the bins that its time covers. */
