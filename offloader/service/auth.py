@@ -12,8 +12,9 @@ from __future__ import annotations
 import enum
 import hmac
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 from offloader.errors import AccessDenied, InvalidCall
@@ -140,7 +141,11 @@ class Credentials:
         self.reload()
 
     def reload(self) -> None:
-        """Reads the tokens again; what was wrong changes nothing.
+        """Reads the tokens again; what was wrong changes nothing. Raises as the constructor."""
+        self.read()()
+
+    def read(self) -> Callable[[], None]:
+        """Reads the tokens again; they count once what is returned is called, which can't fail.
 
         Raises:
             InvalidCall, AccessDenied: as the constructor.
@@ -168,7 +173,10 @@ class Credentials:
             raise kind(
                 "; ".join(problems), hint="one token a line, of at least 16 letters and digits; nothing was changed"
             )
-        self._known = tuple(known.values())
+        return partial(self._use, tuple(known.values()))
+
+    def _use(self, known: tuple[_Known, ...]) -> None:
+        self._known = known
 
     @property
     def has_tokens(self) -> bool:

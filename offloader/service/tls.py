@@ -67,7 +67,10 @@ def renew_certificate(context: ssl.SSLContext, settings: AccessSettings) -> None
 
 
 def certificate_names(tls: ssl.SSLObject | ssl.SSLSocket | None) -> list[str] | None:
-    """Common names and DNS names of the certificate that the other side showed; ``None``: it showed none."""
+    """Common names and DNS names of the certificate that the other side showed; ``None``: it showed none.
+
+    A name that can't be printed is none: it would be in the log.
+    """
     found = None if tls is None else tls.getpeercert()
     if not found:
         return None
@@ -75,7 +78,7 @@ def certificate_names(tls: ssl.SSLObject | ssl.SSLSocket | None) -> list[str] | 
     others: tuple[tuple[str, str], ...] = found.get("subjectAltName", ())  # type: ignore[assignment]
     names = [value for part in subject for name, value in part if name == "commonName"]
     names += [value for kind, value in others if kind == "DNS"]
-    return names[:_NAMES_MAX]
+    return [name for name in names if name.isprintable()][:_NAMES_MAX]
 
 
 def _no_password() -> str:

@@ -48,4 +48,10 @@ class HttpSettings:
     answer_seconds_max: float = setting(
         60.0, "time for an answer to be found, and again to be taken by the client", low=0.1, high=3600
     )
+    unsent_bytes_max: int = setting(
+        64 * MIB,
+        "answers that clients haven't taken yet, all together; above it they are asked to come again",
+        low=MIB,
+        high=2**40,
+    )
     idle_seconds_max: float = setting(30.0, "a connection without a request is closed after it", low=0.1, high=3600)

@@ -115,8 +115,11 @@ def test_a_page_of_another_site_uses_nobodys_machine(tmp_path: Path) -> None:
             answer = ask(f"{http.url}{STREAM}/pause", method="POST", headers=headers)
             assert (answer.status, answer.json()["detail"]) == (
                 403,
-                "a web page of another site may change nothing here",
+                "a web page of another site may ask for nothing here",
             )
+        linked = {"Sec-Fetch-Site": "cross-site"}
+        assert ask(f"{http.url}{STREAM}/orphans", headers=linked).status == 403
+        assert ask(f"{http.url}/", headers=linked).status == 200
         own = {"Origin": http.url, "Sec-Fetch-Site": "same-origin"}
         assert ask(f"{http.url}{STREAM}/pause", method="POST", headers=own).status == 200
 

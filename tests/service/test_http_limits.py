@@ -157,19 +157,34 @@ def test_a_connection_without_a_request_is_closed_after_its_time(tmp_path: Path)
 
 
 def test_who_doesnt_take_the_answer_is_cut(tmp_path: Path) -> None:
-    """An answer of 32 MiB into a socket that nobody reads."""
+    """An answer of 16 MiB into a socket that nobody reads."""
 
     class Large(Waiting):
         def overview(self) -> dict[str, Any]:
-            return {"much": "x" * (32 * 1024 * 1024)}
+            return {"much": "x" * (16 * 1024 * 1024)}
 
-    sections = {"http": {"answer_seconds_max": 0.5, "idle_seconds_max": 600, "request_seconds_max": 600}}
+    sections = {"http": {"answer_seconds_max": 3, "idle_seconds_max": 600, "request_seconds_max": 600}}
     with http_process(tmp_path, sections, streams=(), view=Large()) as (http, _):
         with connected(http) as connection:
             connection.sendall(b"GET /v1/overview HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             eventually(lambda: refused(http, "slow_reader") == 1)
-            assert len(rest_of(connection)) < 32 * 1024 * 1024
+            assert len(rest_of(connection)) < 16 * 1024 * 1024
         assert ask(f"{http.url}/healthz").status == 200
+
+
+def test_no_more_is_asked_for_while_answers_lie_unread(tmp_path: Path) -> None:
+    class Large(Waiting):
+        def overview(self) -> dict[str, Any]:
+            return {"much": "x" * (16 * 1024 * 1024)}
+
+    sections = {"http": {"unsent_bytes_max": 1024 * 1024}}
+    with http_process(tmp_path, sections, streams=(), view=Large()) as (http, _):
+        with connected(http) as connection:
+            connection.sendall(b"GET /v1/overview HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            eventually(lambda: ask(f"{http.url}/v1/overview").status == 503)
+            assert ask(f"{http.url}/healthz").status == 200
+            assert len(rest_of(connection)) > 16 * 1024 * 1024, "who takes it gets it whole"
+        assert ask(f"{http.url}/v1/overview").status == 200
 
 
 def test_no_more_requests_are_worked_on_than_allowed_and_probes_are_answered(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What every request passes before and after the application: who calls, how much, how long, and the answer's headers.
 
-Owns authentication, sizes, the number of requests at once, deadlines and errors nobody expected. Must never let a
+Owns authentication, the number of requests at once, deadlines and errors nobody expected. Must never let a
 request reach the application whose caller isn't known, nor an answer leave without the headers that keep browsers safe.
 """
 
@@ -10,15 +10,14 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from email.utils import formatdate
 from typing import Any
 
 from offloader.clock import Clock
-from offloader.errors import AccessDenied
 from offloader.service.auth import Caller, Guard, NotAuthenticated
 from offloader.service.http.connection import CERTIFICATE_NAMES
-from offloader.service.http.origins import is_other_site, is_our_host
+from offloader.service.http.heads import SHORT, Head, HeadRules
 from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
 from offloader.service.listen import ListenAddress
 from offloader.settings import HttpSettings
@@ -39,9 +38,8 @@ CALLER = "caller"
 #: Asked by machines that watch the process: they have turns of their own, so that it looks alive when it is busy.
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 PROBES_MAX = 4
-#: Asked without a token, too: what is shown then says so itself.
-_OPEN = frozenset({"/healthz", "/readyz"})
-_READ_ONLY = frozenset({"GET", "HEAD", "OPTIONS"})
+#: Refusals of callers, as they are counted.
+_REFUSALS = {401: "unknown", 403: "role"}
 _HEADERS = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
@@ -60,7 +58,8 @@ class Gate:
         address: where the door is.
         clock: for the date of an answer.
         recorder: counts answers and refusals.
-        is_open: paths that need nobody to be known: the page's own files.
+        is_page: paths that need nobody to be known: the page's own files.
+        unsent_bytes: of all answers that clients haven't taken yet.
     """
 
     def __init__(
@@ -72,10 +71,12 @@ class Gate:
         address: ListenAddress,
         clock: Clock,
         recorder: Recorder,
-        is_open: Callable[[str], bool],
+        is_page: Callable[[str], bool],
+        unsent_bytes: Callable[[], int],
     ) -> None:
-        self._app, self._guard, self._settings, self._address = app, guard, settings, address
-        self._clock, self._recorder, self._is_open = clock, recorder, is_open
+        self._app, self._guard, self._settings = app, guard, settings
+        self._clock, self._recorder, self._unsent_bytes = clock, recorder, unsent_bytes
+        self._rules = HeadRules(settings, address, is_trusting=guard.anonymous is not None, is_page=is_page)
         self._working = {True: 0, False: 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,28 +90,29 @@ class Gate:
             await self._failed(scope, answer, error)
         finally:
             self._recorder.add("http_requests_total", label=f"{answer.status // 100}xx" if answer.status else "none")
+            if answer.status in _REFUSALS:
+                self._recorder.add("http_refusals_total", label=_REFUSALS[answer.status])
             self._recorder.observe("http_seconds", self._clock.monotonic_s() - started_s)
 
     async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        headers = _single_headers(scope)
-        if headers is None:
-            await answer.problem(problem_document(400, "a header is there twice that can be there once"))
-            return
-        problem = self._oddity(scope, headers)
+        head = Head.of(scope)
+        problem = self._rules.problem(head)
         if problem is not None:
             await answer.problem(problem)
             return
-        path = str(scope["path"])
-        scope["state"][CALLER] = self._caller(scope, headers, may_be_wrong=path in _OPEN or self._is_open(path))
+        path = head.path
+        scope["state"][CALLER] = self._caller(head, scope["state"].get(CERTIFICATE_NAMES))
         body = await _body(receive, self._settings.body_bytes_max)
         if body is None:
             return
         if len(body) > self._settings.body_bytes_max:
-            await answer.problem(self._too_long())
+            await answer.problem(self._rules.too_long())
             return
         is_probe = path in PROBES
-        if self._working[is_probe] >= (PROBES_MAX if is_probe else self._settings.requests_max):
-            busy = problem_document(503, "as many requests as are worked on at once", hint="come again in a second")
+        most = PROBES_MAX if is_probe else self._settings.requests_max
+        unsent = path not in SHORT and self._unsent_bytes() > self._settings.unsent_bytes_max
+        if unsent or self._working[is_probe] >= most:
+            busy = problem_document(503, "as much is asked for as is worked on at once", hint="come again in a second")
             await answer.problem(busy)
             return
         await self._work(scope, _replay(body, receive), answer, is_probe=is_probe)
@@ -140,39 +142,11 @@ class Gate:
         task.add_done_callback(_forget)
         answer.close()
 
-    def _oddity(self, scope: Scope, headers: Mapping[str, str]) -> dict[str, Any] | None:
-        """What is wrong with a request whoever sends it."""
-        # uvicorn looks only at heads that come in pieces.
-        head_bytes = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
-        if head_bytes + len(scope["raw_path"]) + len(scope["query_string"]) > self._settings.header_bytes_max:
-            return problem_document(431, f"a head of more than {self._settings.header_bytes_max} bytes")
-        if "content-length" in headers and "transfer-encoding" in headers:
-            return problem_document(400, "the body's length is said in two ways")
-        unguarded = self._address.is_loopback and self._guard.anonymous is not None
-        if unguarded and not is_our_host(headers.get("host", ""), self._address):
-            # Somebody's web page, which resolves its own name to our address, would be anyone on this machine.
-            return problem_document(421, "the header Host names somebody else", hint="ask by this process's address")
-        if scope["method"] not in _READ_ONLY:
-            if is_other_site(headers):
-                return problem_document(403, "a web page of another site may change nothing here")
-            if int(headers.get("content-length") or 0) or "transfer-encoding" in headers:
-                media = headers.get("content-type", "").partition(";")[0].strip().lower()
-                if media != "application/json":
-                    return problem_document(
-                        415, "the body isn't application/json", hint="Content-Type: application/json"
-                    )
-        if int(headers.get("content-length") or 0) > self._settings.body_bytes_max:
-            return self._too_long()
-        return None
-
-    def _too_long(self) -> dict[str, Any]:
-        return problem_document(413, f"a body of more than {self._settings.body_bytes_max} bytes")
-
-    def _caller(self, scope: Scope, headers: Mapping[str, str], *, may_be_wrong: bool) -> Caller:
+    def _caller(self, head: Head, certificate_names: Collection[str] | None) -> Caller:
         try:
-            return self._guard.caller(headers.get("authorization"), scope["state"].get(CERTIFICATE_NAMES))
+            return self._guard.caller(head.headers.get("authorization"), certificate_names)
         except NotAuthenticated:
-            if may_be_wrong:
+            if self._rules.is_open(head.path):
                 return Caller("anyone", None)
             raise
 
@@ -183,8 +157,6 @@ class Gate:
             extra = {"event": "http_failed", "method": scope["method"]}
             _log.error("a request failed unexpectedly", exc_info=error, extra=extra)
             problem = BUG
-        elif isinstance(error, AccessDenied) and problem["status"] in (401, 403):
-            self._recorder.add("http_refusals_total", label="unknown" if problem["status"] == 401 else "role")
         if answer.status:
             answer.cut()
         else:
@@ -225,17 +197,6 @@ class _Answer:
     def cut(self) -> None:
         """The answer began and can't be finished: uvicorn closes the connection of one that ends early."""
         self._closed = True
-
-
-def _single_headers(scope: Scope) -> dict[str, str] | None:
-    """Headers by name; ``None``: one that says who calls or how much comes is there twice."""
-    found: dict[str, str] = {}
-    for name, value in scope["headers"]:
-        text = name.decode("latin-1")
-        if text in found and text in ("authorization", "host", "content-length", "content-type", "origin"):
-            return None
-        found[text] = value.decode("latin-1")
-    return found
 
 
 async def _body(receive: Receive, bytes_max: int) -> bytes | None:

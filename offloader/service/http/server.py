@@ -84,7 +84,8 @@ class OffloadHttp:
             address=wanted,
             clock=clock,
             recorder=recorder,
-            is_open=is_page,
+            is_page=is_page,
+            unsent_bytes=self._unsent_bytes,
         )
         self._config = Config(
             gate,
@@ -167,9 +168,10 @@ class OffloadHttp:
         Raises:
             InvalidCall, AccessDenied: what is wrong with them; those before stay.
         """
-        self._credentials.reload()
+        use_tokens = self._credentials.read()
         if self._tls is not None:
             renew_certificate(self._tls, self._settings.access)
+        use_tokens()
 
     # --- on the thread -------------------------------------------------------------------------------------------
 
@@ -219,6 +221,9 @@ class OffloadHttp:
             self._refused("handshake")
             return
         await connection.lost
+
+    def _unsent_bytes(self) -> int:
+        return sum(each.transport.get_write_buffer_size() for each in self._state.connections)
 
     def _refused(self, reason: str) -> None:
         self._recorder.add("http_refusals_total", label=reason)
