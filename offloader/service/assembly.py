@@ -126,6 +126,7 @@ def assemble(
             recorder=metrics,
         )
     process = ServingProcess(ServingParts(offloader, streams, made, upkeep, recent, clock, credentials))
+    metrics.watch(process.readings)
     view = ServiceView(store, clock=clock, process=process)
     controls.append(ServiceControl(store, clock=clock, process=process))
     made_of = Assembled(process, view, controls[0], metrics, store, credentials)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from offloader.service.feeds import Feed, Problem
 from offloader.service.recent import RecentErrors
 from offloader.service.reloading import Reloaded, reloaded
 from offloader.service.streams import ServedStreams
+from offloader.telemetry import Reading
 from offloader.upkeep import Upkeep
 from offloader.workers import Workers
 from offloader.write.offloader import LedgerOffloader
@@ -295,6 +296,11 @@ class ServingProcess:
                 if run.error is not None:
                     found.append(Problem(where=name, what=run.error.message, hint=run.error.hint, since_ms=run.at_ms))
         return found
+
+    def readings(self) -> Iterator[Reading]:
+        """The gauges of streams that ``StreamOffload`` says nothing of: those that stand by, for example."""
+        for row in self._streams.documents():
+            yield Reading("streams", 1.0, row["stream"], row["mode"])
 
     def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows of the status document: with who brought a stream, and streams that aren't being offloaded too."""

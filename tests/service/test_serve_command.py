@@ -238,6 +238,7 @@ def test_a_service_manager_hears_of_it(place: Place, tmp_path: Path) -> None:
         ('[serve]\nstore = 3\nstreams = "x"\n[offload]\nx = 1', 2, "serve.store: 3 is not a text; serve.streams"),
         ('[serve]\nstore = "memory://x"\nupkeep = false', 2, "there is nothing to do"),
         ('[serve]\nstore = "memory://x"\nledgers = "postgres://x"', 2, "not the URL of an embedded ledger database"),
+        ('[serve]\nstore = "memory://x"\n[http]\nlisten = ":8750"', 2, "nobody would be asked who they are"),
         ('[serve]\nstore = "file:///proc/nowhere"', 3, "/proc/nowhere"),
     ],
 )
@@ -250,6 +251,15 @@ def test_what_is_wrong_ends_it_before_anything_is_served(
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("offloader: ")]
     assert len(lines) == 1
     assert said in lines[0]
+
+
+def test_an_address_that_somebody_else_listens_at_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "offloader.toml"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        config.write_text(f'[serve]\nstore = "memory://x"\n[http]\nlisten = "127.0.0.1:{port}"\n')
+        assert main(["serve", "--config", str(config)]) == 2
+    assert f"http.listen 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
 
 
 def test_no_settings_file_and_one_that_is_only_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

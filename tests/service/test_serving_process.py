@@ -309,6 +309,35 @@ def test_draining_ends_when_somebody_does_not_want_to_wait(store: FaultyStore, d
     assert left == [1]
 
 
+def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    feed = HeldFeed()
+    source = database.open_stream(ORDERS)
+    file = settings_file(
+        serve__upkeep=True,
+        retention__policy="size",
+        retention__min_mbytes=0.001,
+        retention__record_minutes=0.001,
+        retention__cycle_minutes=0.002,
+        cleanup__cycle_minutes=0.002,
+        cleanup__grace_hours=0.0,
+        cleanup__allow_large_delete=True,
+    )
+    with serving(store, file, feed) as assembled:
+        assert feed.streams is not None
+        feed.streams.add(ORDERS, source, feed="held")
+
+        def is_shorter() -> bool:
+            append(source)
+            assembled.process.offload(ORDERS, None, timeout_s=30)
+            found = assembled.view.recent_decisions()
+            return any(each["bytes"] for each in found) and "cleanup" in assembled.view.orphans()["jobs"]
+
+        eventually(is_shorter)
+        assert assembled.view.retention(ORDERS)["policy"].startswith("by size")
+        assert assembled.view.decisions(ORDERS)
+        eventually(lambda: load_manifest(store, ORDERS).head is not None)
+
+
 def test_every_start_opens_a_new_epoch(store: FaultyStore, database: EmbeddedLedgers) -> None:
     source = database.open_stream(ORDERS)
     epochs = []

@@ -1,0 +1,144 @@
+"""The feed of an embedded ledger database: which streams it brings, when it looks, whose turn it is."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.clock import SystemClock
+from offloader.errors import InvalidCall
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.manifest.log import list_streams, load_manifest
+from offloader.service.ledgers_feed import EmbeddedFeed
+from offloader.service.process_lock import ProcessLock
+from offloader.store.memory import MemoryStore
+from tests.support.readback import stored_entries
+from tests.support.served import HeldFeed, serving, settings_file
+from tests.support.waiting import eventually
+
+_names = itertools.count()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(f"ledgers-feed-{next(_names)}", "", SystemClock())
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Any:
+    with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as opened:
+        yield opened
+
+
+def file_of(**names: Any) -> Any:
+    return settings_file(serve__follow_seconds=0.02, **names)
+
+
+def append(database: EmbeddedLedgers, name: str, count: int = 10) -> None:
+    database.open_stream(name).append([name.encode()] * count)
+
+
+def stored(store: MemoryStore, name: str) -> int:
+    return len(stored_entries(store, name)) if name in set(list_streams(store)) else 0
+
+
+def test_streams_that_match_are_brought_also_new_ones_and_wound_down_when_they_do_not_any_more(
+    store: MemoryStore, database: EmbeddedLedgers
+) -> None:
+    for name in ("a/b/one", "a/c/two", "other"):
+        append(database, name)
+    feed = EmbeddedFeed(database.path, clock=SystemClock())
+    with serving(store, file_of(serve__streams=("a/b/*", "a/?/two")), feed) as assembled:
+        eventually(lambda: stored(store, "a/b/one") == stored(store, "a/c/two") == 10)
+        append(database, "a/b/three")
+        eventually(lambda: stored(store, "a/b/three") == 10)
+        assert stored(store, "other") == 0
+        rows = assembled.view.streams().items
+        assert {row["stream"]: row["feed"] for row in rows} == dict.fromkeys(
+            ("a/b/one", "a/b/three", "a/c/two"), "ledgers"
+        )
+        # A reload counts with the next look: what was appended just before is completed.
+        append(database, "a/b/one")
+        assembled.process.reload(file_of(serve__streams=("other",)))
+        eventually(lambda: {each.name for each in assembled.process.streams.all()} == {"other"})
+        eventually(lambda: stored(store, "other") == 10)
+        assembled.process.reload(file_of())
+        eventually(lambda: len(assembled.process.streams.all()) == 4)
+        eventually(lambda: stored(store, "a/b/one") == 20)
+
+
+def test_a_stream_that_another_feed_brought_stays_its_and_is_said(
+    store: MemoryStore, database: EmbeddedLedgers
+) -> None:
+    held, feed = HeldFeed(), EmbeddedFeed(database.path, clock=SystemClock())
+    append(database, "a/b/one")
+    with serving(store, file_of(), held, feed, started=False) as assembled:
+        streams = assembled.process.streams
+        streams.add("a/b/one", database.view_stream("a/b/one"), feed="held", active=False)
+        assembled.process.start()
+        eventually(lambda: any("feed held brought it" in each.what for each in assembled.process.problems()))
+        append(database, "a/b/two")
+        eventually(lambda: stored(store, "a/b/two") == 10)
+        assert assembled.view.readiness().ready
+
+
+def test_who_has_the_lock_works_and_the_other_one_follows_as_soon_as_it_is_free(
+    store: MemoryStore, database: EmbeddedLedgers
+) -> None:
+    append(database, "a/b/one")
+    lock = ProcessLock(Path(f"{database.path}.serve"))
+    assert lock.take()
+    feed = EmbeddedFeed(database.path, clock=SystemClock())
+    with serving(store, file_of(), feed) as assembled:
+        eventually(lambda: assembled.process.problems())
+        [problem] = assembled.process.problems()
+        assert problem.what.startswith("stands by: ")
+        assert not problem.blocks_ready
+        eventually(lambda: assembled.view.streams().items)
+        assert assembled.view.stream("a/b/one")["mode"] == "standby"
+        labels = {"namespace": "a/b", "mode": "standby"}
+        assert assembled.metrics.registry.get_sample_value("offloader_streams", labels) == 1
+        lock.give()
+        eventually(lambda: stored(store, "a/b/one") == 10)
+        assert load_manifest(store, "a/b/one").epoch == 1
+        eventually(lambda: not assembled.process.problems())
+    assert lock.take(), "it is free when the process has stopped"
+    lock.give()
+
+
+def test_a_database_that_cannot_be_used_is_looked_at_again(store: MemoryStore, tmp_path: Path) -> None:
+    path = tmp_path / "ledgers.db"
+    path.write_bytes(b"not a database, and long enough to be told from one" * 10)
+    feed = EmbeddedFeed(str(path), clock=SystemClock())
+    with serving(store, file_of(), feed) as assembled:
+        [problem] = assembled.process.problems()
+        assert (problem.where, problem.blocks_ready) == ("feed ledgers", True)
+        assert "not a ledger database" in problem.what
+        path.unlink()
+        with closing(EmbeddedLedgers(str(path))) as database:
+            append(database, "a/b/one")
+            eventually(lambda: stored(store, "a/b/one") == 10)
+        eventually(lambda: assembled.view.readiness().ready)
+
+
+def test_a_url_that_is_none_is_wrong_for_good(store: MemoryStore) -> None:
+    feed = EmbeddedFeed("mysql://x", clock=SystemClock())
+    with serving(store, file_of(), feed, started=False) as assembled, pytest.raises(InvalidCall, match="not the URL"):
+        assembled.process.start()
+
+
+def test_what_is_appended_until_the_end_is_drained(store: MemoryStore, database: EmbeddedLedgers) -> None:
+    feed = EmbeddedFeed(database.path, clock=SystemClock())
+    append(database, "a/b/one")
+    # Looks once, and not again before it is told to stop.
+    file = settings_file(serve__follow_seconds=3600, offload__max_offload_segment_rollover_time_minutes=60)
+    with serving(store, file, feed) as assembled:
+        eventually(lambda: assembled.process.streams.all())
+        eventually(lambda: assembled.view.stream("a/b/one")["mode"] in ("live", "catch-up"))
+        append(database, "a/b/one")
+        assert assembled.process.stop() == 0
+    assert stored(store, "a/b/one") == 20
