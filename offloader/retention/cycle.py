@@ -24,7 +24,7 @@ from offloader.retention.cuts import Cut
 from offloader.retention.decide import decide
 from offloader.retention.decision import Decision, Lag
 from offloader.retention.documents import DocumentStore
-from offloader.retention.lineage import Lineage
+from offloader.retention.look import Look, offloaded_end, subscriptions_of, with_records
 from offloader.retention.own_cuts import OwnCuts
 from offloader.retention.partitions import LoadedPartitions, SourceOf
 from offloader.retention.place import Place, find_place
@@ -35,15 +35,13 @@ from offloader.retention.recorded_state import (
     RecordedCuts,
     RecordedState,
     change_records,
-    lineage_of,
     read_decisions,
     read_records,
     remember_decision,
 )
 from offloader.retention.rows import partition_segment
-from offloader.retention.situation import Situation, Subscription
+from offloader.retention.situation import Situation
 from offloader.retention.stream_retention import StreamRetention
-from offloader.retention.subscribers import Activity, Registry
 from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
 from offloader.retention.truncation import Truncation, truncate_stream
 from offloader.settings import Settings
@@ -104,23 +102,6 @@ class CycleOutcome:
         if not self.truncations or self.decision is None:
             return 0
         return self.decision.removed_bytes or 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
-    """A stream as it is, and what is remembered of it."""
-
-    retention: StreamRetention
-    place: Place
-    past: RecordedState
-    own: OwnCuts
-    partitions: LoadedPartitions
-    registry: Registry
-    now_ms: int
-
-    @property
-    def lineage(self) -> Lineage:
-        return lineage_of(self.place)
 
 
 class RetentionCycle:
@@ -206,7 +187,7 @@ class RetentionCycle:
 
     # --- looking -------------------------------------------------------------------------------------------------
 
-    def _look(self, stream: str, *, create: bool) -> _Look:
+    def _look(self, stream: str, *, create: bool) -> Look:
         retention = StreamRetention(self._documents, stream, self._source_of, self._entropy)
         place = retention.place(create=create)
         past = read_records(retention, place)
@@ -216,7 +197,7 @@ class RetentionCycle:
             now_ms = self._times(stream).now_ms(newest_ms=0 if newest is None else newest.time_ms)
         partitions = LoadedPartitions(self.store, place, self._source_of, past.known)
         partitions.load(place.partitions)
-        return _Look(
+        return Look(
             retention=retention,
             place=place,
             past=past,
@@ -227,10 +208,10 @@ class RetentionCycle:
             now_ms=now_ms,
         )
 
-    def _decided(self, stream: str, policy: Policy | None, look: _Look) -> CycleOutcome:
+    def _decided(self, stream: str, policy: Policy | None, look: Look) -> CycleOutcome:
         own, tail, begin = look.own, look.own.canonical(look.own.tail()), look.own.canonical(look.own.begin())
         is_recorded = policy is not None and self._is_due(stream, look, tail, begin)
-        past = _with_records(look, begin, is_recorded=is_recorded)
+        past = with_records(look, begin, is_recorded=is_recorded)
         records = replace(
             past.records, records=tuple(replace(each, cut=own.canonical(each.cut)) for each in past.records.records)
         )
@@ -257,9 +238,9 @@ class RetentionCycle:
                 now_ms=look.now_ms,
                 created_ms=self._created_ms(look, ruling),
                 head_time_ms=past.head_ms,
-                subscriptions=_subscriptions(look, ruling, tail),
+                subscriptions=subscriptions_of(look, ruling, tail),
                 tail=tail,
-                offloaded=_offloaded(look),
+                offloaded=offloaded_end(look),
             )
         )
         unread_from = decision.bound or begin
@@ -275,14 +256,14 @@ class RetentionCycle:
             unread_entries=max(total.entries - read.entries, 0),
         )
 
-    def _created_ms(self, look: _Look, policy: Policy) -> int | None:
+    def _created_ms(self, look: Look, policy: Policy) -> int | None:
         """When the stream was created, where silence counts from then; else nobody has to ask."""
         if policy.fallback_after_ms is None or look.registry.subscribers:
             return None
         entries = [read_entry(self.store, partition.stream) for partition in look.place.partitions.values()]
         return min((entry.created_ms for entry in entries if entry is not None), default=None)
 
-    def _is_due(self, stream: str, look: _Look, tail: Cut, begin: Cut) -> bool:
+    def _is_due(self, stream: str, look: Look, tail: Cut, begin: Cut) -> bool:
         """Whether the tail is to be recorded."""
         records = look.past.records
         period_ms = int(self._settings_of(stream).retention.record_minutes * _MS_PER_MINUTE)
@@ -293,7 +274,7 @@ class RetentionCycle:
 
     # --- acting --------------------------------------------------------------------------------------------------
 
-    def _carried_out(self, outcome: CycleOutcome, look: _Look, policy: Policy) -> CycleOutcome | None:
+    def _carried_out(self, outcome: CycleOutcome, look: Look, policy: Policy) -> CycleOutcome | None:
         """The outcome with what was done; ``None``: subscribers changed, nothing was truncated."""
         decision, place, lineage = outcome.decision, look.place, look.lineage
         if decision is None:
@@ -301,7 +282,7 @@ class RetentionCycle:
         limits = [each for each in (policy.limits, policy.fallback) if each is not None]
 
         def before(state: RecordedState) -> RecordedState:
-            found = _with_records(replace(look, past=state), outcome.begin, is_recorded=outcome.is_recorded)
+            found = with_records(replace(look, past=state), outcome.begin, is_recorded=outcome.is_recorded)
             found = replace(found, records=found.records.thinned(look.now_ms, limits, decision.used_ms))
             # What lies before the new head is counted durably before it can vanish.
             return found.before_truncation(look.own, decision.cut or look.own.head())
@@ -345,45 +326,7 @@ class RetentionCycle:
         }
 
 
-def _subscriptions(look: _Look, policy: Policy, tail: Cut) -> tuple[Subscription, ...]:
-    """The registry as decisions see it."""
-    own, timeout_ms = look.own, policy.subscriber_timeout_ms
-    activities = look.registry.active(now_ms=look.now_ms, timeout_ms=timeout_ms, tail=tail, rules=own)
-    found = []
-    for name in look.registry.names():
-        each = look.registry.subscribers[name]
-        is_silent = timeout_ms is not None and look.now_ms - each.active_ms > timeout_ms
-        activity = activities[name]
-        is_active = activity is Activity.ACTIVE or (activity is Activity.UNPUBLISHED and not is_silent)
-        cut, start = (None if one is None else own.canonical(one) for one in (each.cut, each.start))
-        found.append(Subscription(name=name, cut=cut, start=start, is_active=is_active, active_ms=each.active_ms))
-    return tuple(found)
-
-
-def _offloaded(look: _Look) -> Cut:
-    """Up to where the head may move: the committed end, or of partitions that aren't offloaded the tail."""
-    found = {}
-    for number in look.place.partitions:
-        state, entries = look.partitions.state(number), look.own.partitions[number]
-        end = state.prefix_end()
-        if state.method == "none":
-            position = entries.tail
-        else:
-            position = None if end is None else entries.canonical(Position(end.ledger_id, end.entry_id + 1))
-        if position is not None:
-            found[partition_segment(number)] = position
-    return Cut(found)
-
-
-def _with_records(look: _Look, begin: Cut, *, is_recorded: bool) -> RecordedState:
-    """What is remembered, fit to the head as it is, whoever moved it there; with the tail if that is recorded."""
-    past = look.past
-    if past.records.up_to(begin, look.lineage):
-        past = past.truncated(begin, look.lineage, None)
-    return past.with_tail(look.own, look.now_ms) if is_recorded else past
-
-
-def _keep(look: _Look, decision: Decision) -> None:
+def _keep(look: Look, decision: Decision) -> None:
     """Keeps a decision, unless it says what the newest one says.
 
     Nothing goes by the same rule; or what was to go still can't, of a stream on hold for example: said again each cycle

@@ -1,7 +1,7 @@
 """The stream segments of a stream, which took over from which, and what a cut means in them.
 
 Owns the exact model of the retention specification, section 1: consumed, validity, order, meet and join of cuts, sizes,
-what a truncation deletes, spans, and which scalings are allowed. Must never decide which cut is used, nor ask a store.
+what a truncation deletes, and spans. Must never decide which cut is used, nor ask a store.
 
 Compared with the specification's words, ``consumed`` asks one thing more of a segment that isn't listed before it
 counts as read to its end: that all segments it took over from are. On valid cuts the two agree; with the words alone,
@@ -18,8 +18,9 @@ from typing import Protocol
 
 from offloader.errors import InvalidCall
 from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, Order, SegmentId, join, meet, order
+from offloader.retention.key_ranges import covers, covers_once, scale_problem
 
-__all__ = ["Lineage", "LineageMeasure", "Measure", "StreamSegment", "scale_problem"]
+__all__ = ["Lineage", "LineageMeasure", "Measure", "StreamSegment"]
 
 #: Numbers and epochs of stream segments are 31 bits.
 _PARTITIONS_MAX = 2**31 - 1
@@ -98,7 +99,7 @@ class Lineage:
         lasts = {segment: number for number, epoch in enumerate(epochs) for segment in epoch}
         sizes = sealed_bytes or {}
         for number, epoch in enumerate(epochs):
-            if not _covers_once([ranges[segment] for segment in epoch], [(0.0, 1.0)]):
+            if not covers_once([ranges[segment] for segment in epoch], [(0.0, 1.0)]):
                 raise InvalidCall(f"the stream segments of epoch {number} don't cover each key once")
         found = [
             StreamSegment(
@@ -211,7 +212,7 @@ class Lineage:
         for one, before, after in self._ended:
             if one.segment not in offsets and full.issuperset(before):
                 taken = [keys for segment, keys in after.items() if segment in offsets]
-                if taken and _covers(taken, one.key_from, one.key_to):
+                if taken and covers(taken, one.key_from, one.key_to):
                     full.add(one.segment)
         return Consumed(frozenset(full), at)
 
@@ -248,7 +249,7 @@ class Lineage:
         if self.is_partitioned:
             future = [str(s.segment) for s in listed if s not in present]
             return f"partition {', '.join(future)} has no offset" if future else ""
-        if not _covers([(s.key_from, s.key_to) for s in listed], 0.0, 1.0):
+        if not covers([(s.key_from, s.key_to) for s in listed], 0.0, 1.0):
             return "it doesn't cover all keys"
         by_key = sorted(present, key=lambda s: s.key_from)
         for one, other in pairwise(by_key):
@@ -353,39 +354,3 @@ class LineageMeasure:
 
     def entries_before(self, cut: Cut) -> int | None:  # noqa: ARG002  nothing about entries is in bytes
         return None
-
-
-def scale_problem(sealed: Sequence[tuple[float, float]], ranges: Sequence[tuple[float, float]]) -> str:
-    """Why segments with the key ranges ``ranges`` can't take over from those with ``sealed``; empty if they can."""
-    if any(not low < high for low, high in ranges):
-        return "a new stream segment has no keys"
-    if not sealed or not _covers_once(ranges, sealed):
-        return "the new stream segments don't take over each key of the sealed ones once"
-    return ""
-
-
-def _covers(ranges: Iterable[tuple[float, float]], low: float, high: float) -> bool:
-    """Whether every key of [low, high) is in one of ``ranges`` at least."""
-    for begin, end in sorted(ranges):
-        if begin > low:
-            return False
-        low = max(low, end)
-        if low >= high:
-            return True
-    return low >= high
-
-
-def _covers_once(ranges: Iterable[tuple[float, float]], keys: Iterable[tuple[float, float]]) -> bool:
-    """Whether ``ranges`` have exactly the keys of ``keys``, each once; ``keys`` don't overlap."""
-    return _merged(ranges) == _merged(keys)
-
-
-def _merged(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The ranges in order, neighbours made one. Those that overlap stay two: no ranges without overlap come out so."""
-    found: list[tuple[float, float]] = []
-    for low, high in sorted(ranges):
-        if found and low == found[-1][1]:
-            found[-1] = (found[-1][0], high)
-        else:
-            found.append((low, high))
-    return found

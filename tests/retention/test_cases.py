@@ -18,7 +18,8 @@ from scenario import Scenario
 from offloader.errors import InvalidCall
 from offloader.retention.cuts import Cut, Order
 from offloader.retention.decide import window
-from offloader.retention.lineage import Lineage, scale_problem
+from offloader.retention.key_ranges import scale_problem
+from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
 from offloader.retention.recorded import Record, RetentionSet
 
