@@ -157,8 +157,8 @@ class FakeBroker:
 
     def _start_thread(self, run: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=run, args=arguments, name="fake-pulsar-broker", daemon=True)
-        self._threads.append(thread)
         thread.start()
+        self._threads.append(thread)  # only now: who stops the broker waits for it
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -45,6 +45,7 @@ class AdminClient:
         url: of the admin interface, ``http://broker:8080``.
         security: its token is sent as a bearer token; its TLS checks ``https``.
         clock: of deadlines.
+        retries_max: of one call; for who doesn't try again by itself.
 
     Raises (every call):
         AccessDenied: the token may not do this.
@@ -53,7 +54,14 @@ class AdminClient:
         Corrupt: what answers isn't Pulsar's admin interface.
     """
 
-    def __init__(self, url: str, *, security: Security | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        security: Security | None = None,
+        clock: Clock | None = None,
+        retries_max: int = RETRIES_MAX,
+    ) -> None:
         if not url.startswith(("http://", "https://")):
             raise InvalidCall(f"{url!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
         self.url = url.rstrip("/")
@@ -62,7 +70,7 @@ class AdminClient:
         # The broker that owns a topic is another one, and wants the token too: it is sent along, as Pulsar's tools do.
         # What is asked for here may be asked for twice, whatever the method.
         retries = urllib3.Retry(
-            total=RETRIES_MAX,
+            total=retries_max,
             allowed_methods=None,
             backoff_factor=0.2,
             status_forcelist=(429, 502, 503, 504),

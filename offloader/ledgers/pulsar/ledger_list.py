@@ -217,7 +217,10 @@ class LedgerList:
         internals = answer.internals
         last = internals.last_confirmed
         confirmed = last is None or begin <= last
-        if begin.ledger_id not in listed or begin.entry_id >= listed[begin.ledger_id].entries or not confirmed:
+        # An earlier ledger may have been deleted since.
+        end = listed[begin.ledger_id].entries if begin.ledger_id in listed else 2**63
+        beyond = begin.entry_id >= end or begin.ledger_id > max(listed, default=-1)
+        if beyond or not confirmed:
             raise Corrupt(f"{self.topic}: the broker gave {begin}, which it doesn't list", hint=hint)
         own = None if before is None or before.ledger_id == begin.ledger_id else listed.get(before.ledger_id)
         if before is not None and own is not None and own.last_entry_id < before.entry_id:

@@ -1,0 +1,285 @@
+"""Pulsar topics offloaded through everything that happens to brokers, subscriptions, processes and the store.
+
+What is readable in the end is what the broker stored without the gaps that were recorded, in order, once; and nothing
+was acknowledged before it was there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from random import Random
+
+import pytest
+
+from formats.entries import Position
+from formats.pulsar.commands import CommandType, position_of
+from offloader.clock import SystemClock
+from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.ledgers.pulsar.source import PulsarSource
+from offloader.manifest.log import load_manifest
+from offloader.settings import OffloadSettings, Settings
+from offloader.store.memory import MemoryStore
+from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.write.hot.holes import NOT_DELIVERED
+from offloader.write.offloader import LedgerOffloader
+from offloader.write.stream.status import Mode
+from offloader.write.stream.streaming import StreamOffload
+from tests.formats.pulsar_entries import Sent, single_entry
+from tests.ledgers.pulsar_bench import NAME, PulsarBench
+from tests.support.readback import stored_entries
+from tests.support.waiting import eventually
+
+STREAM = "public/default/persistent/orders"
+STEPS = 45
+SETTINGS = Settings(
+    offload=OffloadSettings(
+        on_gap="record",
+        block_bytes=1024,
+        max_size_per_offload_segment_mbytes=0.004,
+        max_offload_segment_rollover_time_minutes=0.001,
+        offload_buffer_bytes_max=64 * 1024,
+        offload_memory_bytes_max=2**20,
+        retry_seconds_max=0.02,
+        deletion_lag_minutes=0,
+        workers_max=4,
+    )
+)
+LARGE = single_entry(Sent(value=bytes(3000)))
+SMALL = [single_entry(Sent(value=b"message %d" % number)) for number in range(50)]
+_names = count()
+
+
+class Process:
+    """One process that offloads the topic while the broker wants it to."""
+
+    def __init__(self, bench: PulsarBench, store: FaultyStore) -> None:
+        self.offloader = LedgerOffloader(store, SETTINGS)
+        self.cluster = bench.cluster()
+        self.source: PulsarSource = self.cluster.open_topic(bench.topic.name)
+        self.stream: StreamOffload | None = None
+
+    def follow(self) -> bool:
+        """As the service does: starts when it is our turn, stops when it isn't; whether it works."""
+        active = self.source.active
+        if active and self.stream is None:
+            try:
+                self.stream = self.offloader.offload_stream(self.source, STREAM)
+            except OffloaderError:
+                return False
+        elif active and self.stream is not None and self.stream.status().mode is Mode.STOPPED:
+            self.stream.reopen()  # one that didn't know yet that it isn't the active one any more fenced it
+        elif active is False and self.stream is not None:
+            self.stream.stop()
+            self.stream = None
+        return self.stream is not None
+
+    def die(self) -> None:
+        """Its connections go first; what it was about to send may still arrive."""
+        self.cluster.close()
+        if self.stream is not None:
+            self.stream.stop()
+        self.offloader.close()
+
+
+class World:
+    """A topic, a store, processes, and what must be so in the end."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.bench = PulsarBench(receive_bytes_max=2**20)
+        self.topic = self.bench.topic
+        self.memory = MemoryStore(f"pulsar-simulation-{next(_names)}", "", SystemClock())
+        self.store = FaultyStore(self.memory)
+        self.ever: dict[Position, bytes] = {}
+        self.markers: set[Position] = set()
+        self.processes = [Process(self.bench, self.store)]
+
+    def step(self) -> None:
+        for process in self.processes:
+            process.follow()
+        weights: dict[Callable[[], object], int] = {
+            self.append: 12,
+            self.mark: 2,
+            self.topic.roll: 4,
+            self.bench.broker.cut: 1,
+            self.topic.unload: 2,
+            self.switch: 1,
+            self.acknowledge_behind_our_back: 1,
+            self.expire: 1,
+            self.restart_broker: 1,
+            self.lose_admin: 1,
+            self.fail_store: 2,
+            self.crash: 1,
+            self.stand_by: 1,
+            self.release: 3,
+            self.read_somewhere: 2,
+            self.offload: 6,
+        }
+        self.random.choices(list(weights), list(weights.values()))[0]()
+
+    def append(self) -> None:
+        for _ in range(self.random.randint(1, 20)):
+            entry = LARGE if self.random.random() < 0.1 else self.random.choice(SMALL)
+            self.ever[self.topic.append(entry)] = entry
+
+    def mark(self) -> None:
+        for _ in range(self.random.randint(1, 2)):
+            self.markers.add(self.topic.append_marker())
+
+    def switch(self) -> None:
+        if self.topic.active(NAME) is not None:
+            self.topic.switch(NAME)
+
+    def acknowledge_behind_our_back(self) -> None:
+        """Message TTL; the broker deletes what it takes for consumed."""
+        stored = [position for position, _, _ in list(self.topic.entries)]
+        if stored:
+            self.topic.acknowledge(NAME, self.random.choice(stored))
+            if self.random.random() < 0.5:
+                self.topic.trim()
+
+    def expire(self) -> None:
+        ledgers = sorted({position.ledger_id for position, _, _ in list(self.topic.entries)})
+        if len(ledgers) > 2:
+            self.topic.expire(ledgers[1])
+
+    def restart_broker(self) -> None:
+        self.bench.broker.stop()
+        self.bench.broker.start()
+
+    def lose_admin(self) -> None:
+        self.bench.admin.is_up = not self.bench.admin.is_up
+
+    def fail_store(self) -> None:
+        faults = [Fault(call=1, calls=self.random.randint(1, 8), error=StoreUnavailable)]
+        self.store.set_faults(faults)
+
+    def crash(self) -> None:
+        self.processes.pop(0).die()
+        self.processes.append(Process(self.bench, self.store))
+
+    def stand_by(self) -> None:
+        if len(self.processes) < 2:
+            self.processes.append(Process(self.bench, self.store))
+
+    def release(self) -> None:
+        """Gives up what is safe."""
+        for process in self.processes:
+            if process.stream is not None:
+                with contextlib.suppress(OffloaderError):
+                    process.offloader.history.hot_release(process.source, STREAM).look()
+
+    def offload(self) -> None:
+        """Gives them a moment."""
+        for process in self.processes:
+            if process.stream is not None:
+                with contextlib.suppress(OffloaderError):
+                    process.stream.offload(timeout_s=0.3)
+
+    def read_somewhere(self) -> None:
+        """Reads of others disturb nobody, and are right."""
+        source = self.processes[0].source
+        if self.ever and source.active is not None:
+            start = self.random.choice(list(self.ever))
+            try:
+                batch = source.read(start, 5000)
+            except OffloaderError:
+                return
+            if batch is not None:
+                assert batch.first >= start
+                for entry in batch.entries():
+                    assert entry.payload == self.ever[entry.position]
+
+    def settle(self) -> None:
+        """Everything works again; all that is there goes up."""
+        self.store.set_faults([])
+        self.bench.admin.is_up = True
+        self.append()
+
+        def is_done() -> bool:
+            for process in self.processes:
+                if process.follow() and process.stream is not None and process.source.active:
+                    newest = max(position for position in self.ever if position not in self.markers)
+                    try:
+                        committed = process.stream.offload(timeout_s=2)
+                    except OffloaderError as error:
+                        self.last_error = error
+                        return False
+                    return committed is not None and committed >= newest
+            return False
+
+        try:
+            eventually(is_done, within_s=60)
+        except AssertionError:
+            said = [(p.source.active, p.source.problem, p.stream and p.stream.status()) for p in self.processes]
+            raise AssertionError(f"{getattr(self, 'last_error', '')}; {said}") from None
+        self.release()
+
+    def check(self) -> None:
+        state = load_manifest(self.memory, STREAM)
+        found = stored_entries(self.memory, STREAM)
+        positions = [position for position, _ in found]
+        assert positions == sorted(set(positions)), "once and in order"
+        assert all(self.ever[position] == entry for position, entry in found), "byte for byte"
+        harmless = [gap for gap in state.gaps if gap.reason == NOT_DELIVERED]
+        lost = [gap for gap in state.gaps if gap.reason != NOT_DELIVERED]
+        still_there = {position for position, _, messages in self.topic.entries if messages}
+        readable = set(positions)
+        for position in self.ever:
+            in_gap = any(gap.first <= position <= gap.last for gap in lost)
+            assert not any(gap.first <= position <= gap.last for gap in harmless), f"{position} was there for all"
+            if position in still_there:
+                assert position in readable, f"{position} is there and isn't offloaded"
+                assert not in_gap
+            elif position not in readable:
+                assert in_gap or position < positions[0], f"{position} is nowhere, and no gap says so"
+        for ack in self.bench.broker.of(CommandType.ACK):
+            [upto] = map(position_of, ack.message_id)
+            for position in self.ever:
+                in_gap = any(gap.first <= position <= gap.last for gap in lost)
+                assert position > upto or position in readable or in_gap or position < positions[0], "acknowledged"
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.die()
+        self.bench.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_the_cold_tier_has_what_the_broker_had(seed: int) -> None:
+    world = World(seed)
+    try:
+        eventually(lambda: world.processes[0].follow())
+        for _ in range(STEPS):
+            world.step()
+        world.settle()
+        world.check()
+    finally:
+        world.close()
+
+
+def test_the_steps_reach_what_they_are_for() -> None:
+    """Over some worlds there are gaps of both kinds, acknowledgements and several owners."""
+    seen: Counter[str] = Counter()
+    for seed in range(100, 103):
+        world = World(seed)
+        try:
+            eventually(lambda world=world: world.processes[0].follow())  # type: ignore[misc]
+            for _ in range(STEPS):
+                world.step()
+            world.settle()
+            world.check()
+            state = load_manifest(world.memory, STREAM)
+            seen["undelivered"] += sum(gap.reason == NOT_DELIVERED for gap in state.gaps)
+            seen["acknowledged"] += len(world.bench.broker.of(CommandType.ACK))
+            seen["owners"] += state.epoch
+            seen["segments"] += len(state.offloaded())
+        finally:
+            world.close()
+    assert seen["undelivered"] >= 1
+    assert seen["acknowledged"] >= 1
+    assert seen["owners"] >= 4
+    assert seen["segments"] >= 20
