@@ -196,9 +196,19 @@ def reference() -> str:
     return "\n".join([HEAD, *("\n".join([*part, ""]) for part in parts)])
 
 
+def unknown_metrics() -> list[str]:
+    """Names that alerts or dashboard use and that nothing measures."""
+    used = "".join((HERE / name).read_text(encoding="utf-8") for name in ("alerts.yml", "grafana-dashboard.json"))
+    known = {f"{name}{suffix}" for name in METRICS for suffix in ("", "_bucket")}
+    return sorted(set(re.findall(r"\boffloader_(\w+)", used)) - known)
+
+
 def main(arguments: list[str]) -> int:
-    """Writes the files; with ``--check`` only says whether they are current."""
+    """Writes the files; with ``--check`` only says whether they are current. Alerts and dashboard are looked at too."""
     wrong = 0
+    if unknown_metrics():
+        sys.stderr.write(f"docs/operations: alerts.yml or grafana-dashboard.json: unknown {unknown_metrics()}\n")
+        wrong = 1
     for path, text in ((HERE / "REFERENCE.md", reference()), (HERE / "offloader.toml", sample_settings())):
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
