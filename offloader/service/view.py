@@ -26,6 +26,7 @@ from offloader.picture import StreamShape
 from offloader.read.segment_rows import segment_row
 from offloader.read.stream_shape import shape_of
 from offloader.read.streams import load_stream
+from offloader.retention.at_once import at_once
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.recorded_state import read_decisions
@@ -189,7 +190,7 @@ class ServiceView:
             if wanted in name.casefold()
         ]
         page = page_of(rows, order, after=after, limit=min(limit, LIMIT_MAX))
-        return Page(tuple(self._row(row) for row in page.items), page.next_after, page.total)
+        return Page(tuple(at_once(self._row, page.items)), page.next_after, page.total)
 
     def stream(self, name: str) -> dict[str, Any]:
         """One stream's status document, with what its manifest says.

@@ -92,8 +92,9 @@ def test_noise_is_answered_and_disturbs_nobody(tmp_path: Path, caplog: pytest.Lo
     import random
 
     draw = random.Random(7)
-    with http_process(tmp_path, {"http": {"request_seconds_max": 0.3}}, streams=()) as (http, _):
-        for _ in range(60):
+    limits = {"request_seconds_max": 0.2, "idle_seconds_max": 0.1}
+    with http_process(tmp_path, {"http": limits}, streams=()) as (http, _):
+        for _ in range(40):
             noise = bytearray(HEAD + b"Content-Length: 3\r\n\r\nabc")
             for _ in range(draw.randint(1, 8)):
                 noise[draw.randrange(len(noise))] = draw.randrange(256)
