@@ -35,7 +35,7 @@ _PIECE_BYTES = 256 * 1024
 
 _DENIED = (401, 403)
 _DONE = (200, 204)
-_TOKEN_HINT = "set a token that may do this there: OFFLOADER_ADMIN_TOKEN, or the token of the section [pulsar]"  # noqa: S105
+_TOKEN_HINT = "set a token that may do this there: OFFLOADER_ADMIN_TOKEN, or the token of the section [pulsar]"  # noqa: S105 - words
 
 
 class AdminClient:

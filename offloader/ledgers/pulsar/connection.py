@@ -37,7 +37,7 @@ _log = logging.getLogger("offloader.ledgers.pulsar")
 _CLIENT_VERSION = "offloader"
 #: Of Pulsar's ``ProtocolVersion``; 18 and above show broker entry metadata.
 PROTOCOL_VERSION = 19
-_TOKEN_METHOD = "token"  # noqa: S105
+_TOKEN_METHOD = "token"  # noqa: S105 - the name of a method
 #: The largest messages a broker may announce; one frame of them is held in memory.
 MESSAGE_BYTES_MAX = 128 * 1024 * 1024
 

@@ -17,7 +17,7 @@ from offloader.settings import PulsarSettings
 
 __all__ = ["Security", "open_security", "security_of"]
 
-TOKEN_VARIABLE = "OFFLOADER_PULSAR_TOKEN"  # noqa: S105
+TOKEN_VARIABLE = "OFFLOADER_PULSAR_TOKEN"  # noqa: S105 - the name of a variable
 #: Longer files hold something else.
 TOKEN_BYTES_MAX = 64 * 1024
 
