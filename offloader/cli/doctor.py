@@ -21,6 +21,7 @@ from offloader.doctor.pulsar_checks import PulsarChecks
 from offloader.doctor.store_checks import StoreChecks
 from offloader.doctor.stream_checks import StreamChecks
 from offloader.effective_settings import SettingsFile, read_settings_file
+from offloader.service.door_checks import DoorChecks
 
 __all__ = ["run"]
 
@@ -76,6 +77,7 @@ def _checks(file: SettingsFile, url: str, endpoint_url: str, region: str, *, rea
     stores = StoreChecks(opened, settings, clock, read_only=read_only)
     yield stores
     yield LocalChecks(settings)
+    yield DoorChecks(settings)
     if settings.pulsar.topics:
         yield PulsarChecks(settings.pulsar, clock)
     if stores.answers:

@@ -209,3 +209,16 @@ def test_reading_only_leaves_the_store_untouched(tmp_path: Path, capsys: pytest.
     assert "store put" not in rows
     assert main(["doctor"]) == 2
     assert "no store was named" in capsys.readouterr().err
+
+
+def test_doors_that_are_not_safe_are_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, store = tmp_path / "offloader.toml", f"file://{tmp_path}"
+    config.write_text('[http]\nlisten = ":8750"\n')
+    code, rows = doctor(capsys, "--config", str(config), "--store", store, "--read-only")
+    assert (code, rows["access"]["kind"]) == (2, "fix_call")
+    config.write_text('[http]\nlisten = ":8750"\n[access]\nanonymous = "read"\n')
+    code, rows = doctor(capsys, "--config", str(config), "--store", store, "--read-only")
+    assert (code, rows["http.listen"]["what"]) == (0, "anyone who reaches 0.0.0.0:8750 may read")
+    config.write_text('[flight]\nlisten = "127.0.0.1:8815"\n')
+    code, rows = doctor(capsys, "--config", str(config), "--store", store, "--read-only")
+    assert (code, rows["flight.listen"]["outcome"]) == (0, "ok")

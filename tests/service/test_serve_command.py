@@ -7,6 +7,7 @@ import signal
 import socket
 from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -177,6 +178,26 @@ def test_another_process_stands_by_and_takes_over_when_the_first_one_is_killed(p
                 place.append()
                 eventually(place.has_all)
                 assert load_manifest(place.store, ORDERS).epoch == 2
+
+
+def test_killed_in_the_middle_again_and_again_it_loses_and_repeats_nothing(place: Place) -> None:
+    generator = Random(17)
+    for _ in range(2):
+        with place.serving(place.config()) as serving:
+            before = len(place.stored)
+            for _ in range(generator.randrange(3, 8)):
+                place.append(generator.randrange(1, 200))
+            # Some of it is there by then, and something is on its way.
+            eventually(lambda: len(place.stored) > before)  # noqa: B023 - asked here and now
+            place.append(generator.randrange(1, 200))
+            serving.signal(signal.SIGKILL)
+            serving.ended()
+    with place.serving(place.config()) as serving:
+        eventually(place.has_all)
+        serving.signal(signal.SIGTERM)
+        assert serving.ended() == 0
+    assert place.has_all()
+    assert load_manifest(place.store, ORDERS).epoch == 3
 
 
 def test_a_process_is_looked_into_and_asked_to_complete_a_segment_by_its_address(
