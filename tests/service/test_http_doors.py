@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
+import signal
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,10 @@ from offloader.errors import AccessDenied, InvalidCall
 from offloader.service.http.server import OffloadHttp
 from offloader.service.tls import server_tls
 from offloader.settings import AccessSettings, Pairs
+from services.servers import free_port
 from tests.support.certificates import Authority
 from tests.support.http_process import ORDERS, HttpProcess, ask, exchange, http_process, quoted
+from tests.support.serving_processes import Serving
 from tests.support.waiting import eventually
 
 TOKENS = {"READ": "read-secret-0123456789", "WRITE": "write-secret-0123456789", "ADMIN": "admin-secret-0123456789"}
@@ -251,33 +251,45 @@ def test_no_secret_is_in_any_answer_log_or_representation(tmp_path: Path, caplog
     assert not [text for text in shown for secret in secrets if secret in text]
 
 
-def test_no_secret_is_in_the_list_of_processes(tmp_path: Path) -> None:
-    """A process with tokens of both kinds, looked at from outside."""
-    file = tmp_path / "tokens"
-    file.write_text(TOKENS["ADMIN"])
-    script = (
-        "import sys; from pathlib import Path; from tests.support.http_process import http_process\n"
-        "access = {'read_tokens': ['env:READ'], 'admin_tokens': ['file:' + sys.argv[1]]}\n"
-        "import os\n"
-        "with http_process(Path(sys.argv[2]), {'access': access}, streams=(), environ=os.environ) as (http, _):\n"
-        "    print(http.url, flush=True); sys.stdin.read()\n"
+def test_a_whole_process_shows_no_secret_and_renews_its_own(tmp_path: Path, authority: Authority) -> None:
+    """``offloader serve`` with TLS and tokens of both kinds: its list entry, its log, its answers, and SIGHUP."""
+    certificate, tokens, config = tmp_path / "tls.pem", tmp_path / "tokens", tmp_path / "offloader.toml"
+    certificate.write_bytes(authority.issue("127.0.0.1").read_bytes())
+    tokens.write_text(TOKENS["ADMIN"])
+    port = free_port()
+    config.write_text(
+        f"""
+        [serve]
+        store = "file://{tmp_path}/store"
+        log_level = "debug"
+        [http]
+        listen = "127.0.0.1:{port}"
+        [access]
+        read_tokens = ["env:READ"]
+        admin_tokens = ["file:{tokens}"]
+        certificate_file = "{certificate}"
+        """
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(file), str(tmp_path)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "READ": TOKENS["READ"]},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        url = process.stdout.readline().strip()
-        assert ask(f"{url}/v1/overview", token=TOKENS["ADMIN"]).status == 200
-        listed = Path(f"/proc/{process.pid}/cmdline").read_bytes()
-        process.stdin.close()
-    assert process.returncode == 0
-    assert not [secret for secret in TOKENS.values() if secret.encode() in listed]
+    url, tls, shown = f"https://127.0.0.1:{port}", client_tls(authority), b""
+    with Serving(config, {"READ": TOKENS["READ"]}) as serving:
+        for token in (TOKENS["READ"], TOKENS["ADMIN"], TOKENS["WRITE"]):
+            for path in ("/v1/config", "/v1/status", "/v1/overview", "/v1/nothing"):
+                shown += ask(f"{url}{path}", token=token, tls=tls).body
+        assert b"env:READ" in shown, "it says where they are"
+        shown += Path(f"/proc/{serving.process.pid}/cmdline").read_bytes()
+        tokens.write_text(TOKENS["WRITE"])
+        serving.signal(signal.SIGHUP)
+        serving.logged("reloaded")
+        statuses = [ask(f"{url}/v1/overview", token=TOKENS[name], tls=tls).status for name in ("ADMIN", "WRITE")]
+        assert statuses == [401, 200]
+        tokens.write_text("too short")
+        serving.signal(signal.SIGHUP)
+        serving.logged("reload_refused")
+        assert ask(f"{url}/v1/overview", token=TOKENS["WRITE"], tls=tls).status == 200
+        problems = ask(f"{url}/readyz", token=TOKENS["WRITE"], tls=tls).json()["problems"]
+        assert any("shorter than 16 characters" in each["what"] for each in problems)
+    shown += json.dumps(serving.lines).encode()
+    assert not [secret for secret in (*TOKENS.values(), "too short") if secret.encode() in shown]
 
 
 def test_who_changed_something_is_in_the_log(guarded: Any, caplog: pytest.LogCaptureFixture) -> None:
