@@ -31,15 +31,19 @@ class KeptAnswers(Generic[_Answer]):
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[float, _Answer]] = OrderedDict()
 
-    def get(self, name: str, make: Callable[[], _Answer]) -> _Answer:
+    def get(self, name: str, make: Callable[[], _Answer], *, age_s_max: float | None = None) -> _Answer:
         """The answer to ``name``, made now where none is kept that is young enough.
+
+        Args:
+            age_s_max: how old this one may be, when that is less.
 
         Raises: what ``make`` raises.
         """
         now_s = self._clock.monotonic_s()
+        oldest_s = now_s - min(self._age_s_max, self._age_s_max if age_s_max is None else age_s_max)
         with self._lock:
             kept = self._kept.get(name)
-        if kept is not None and now_s - kept[0] < self._age_s_max:
+        if kept is not None and kept[0] > oldest_s:
             return kept[1]
         answer = make()
         with self._lock:

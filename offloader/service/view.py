@@ -39,6 +39,7 @@ from offloader.service.stream_pages import Page, StreamOrder, page_of
 from offloader.service.stream_picture import shape_document
 from offloader.status_document import manifest_document, with_manifest
 from offloader.store.base import ObjectStore
+from offloader.store.retrying import impatient
 from offloader.telemetry import namespace_of
 from offloader.upkeep import Upkeep
 
@@ -48,8 +49,9 @@ __all__ = ["LIMIT_MAX", "ProcessState", "Readiness", "ServiceView"]
 LIMIT_MAX = 500
 #: How long the list of the store's streams is used before it is asked for again.
 NAMES_AGE_S_MAX = 10.0
-#: The same for what a manifest says in a list of streams; who asks for one stream gets what it says now.
+#: The same for what a manifest says of a stream in a list, and of one that is asked for by name.
 ROW_AGE_S_MAX = 30.0
+ONE_AGE_S_MAX = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class ServiceView:
     """
 
     def __init__(self, store: ObjectStore, *, clock: Clock, process: ProcessState) -> None:
-        self._store, self._clock, self._process = store, clock, process
+        self._store, self._clock, self._process = impatient(store), clock, process
         self._cycle = RetentionCycle(
             store, clock=clock, settings_of=lambda name: process.file.settings_of(name), source_of=process.source_of
         )
@@ -193,18 +195,22 @@ class ServiceView:
         return Page(tuple(at_once(self._row, page.items)), page.next_after, page.total)
 
     def stream(self, name: str) -> dict[str, Any]:
-        """One stream's status document, with what its manifest says.
+        """One stream's status document, with what its manifest said a moment ago; ``store_error`` where that couldn't
+        be asked for a stream that is served here.
 
         Raises:
             NotFound: neither served here nor in the store.
+            OffloaderError: it isn't served here, and the store can't be asked.
         """
         row = self._served_row(name)
         try:
-            manifest = manifest_document(load_stream(self._store, name))
-        except NotFound:
+            manifest = self._stored(name, age_s_max=ONE_AGE_S_MAX)
+        except OffloaderError as error:
             if row is None:
                 raise
-            return self._labelled(row)
+            # What the process knows counts most when the store can't be asked.
+            unknown = {} if isinstance(error, NotFound) else {"store_error": error.message}
+            return self._labelled({**row, **unknown})
         return self._labelled(manifest if row is None else with_manifest(row, manifest))
 
     def segments(self, name: str, *, after: str = "", limit: int = 100) -> Page[dict[str, Any]]:
@@ -345,12 +351,17 @@ class ServiceView:
         if row.get("bytes_offloaded") is not None:
             return self._labelled(row)
         try:
-            stored = self._stored_rows.get(name, lambda: manifest_document(load_stream(self._store, name)))
+            stored = self._stored(name, age_s_max=ROW_AGE_S_MAX)
         except OffloaderError as error:
             # One that is served and isn't in the store yet has nothing there.
             found = row if "mode" in row else {"stream": name, "mode": None, "last_error": error.message}
             return self._labelled(found)
         return self._labelled(with_manifest(row, stored) if "mode" in row else stored)
+
+    def _stored(self, name: str, *, age_s_max: float) -> dict[str, Any]:
+        return self._stored_rows.get(
+            name, lambda: manifest_document(load_stream(self._store, name)), age_s_max=age_s_max
+        )
 
     def _labelled(self, row: Mapping[str, Any]) -> dict[str, Any]:
         served = {"namespace": namespace_of(row["stream"]), "feed": None, "active": False}

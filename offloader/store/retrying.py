@@ -31,7 +31,7 @@ from offloader.store.base import (
 )
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
-__all__ = ["RetryingStore", "require_store_settings", "retry_delay_s"]
+__all__ = ["RetryingStore", "impatient", "require_store_settings", "retry_delay_s"]
 
 _Answer = TypeVar("_Answer")
 
@@ -39,6 +39,11 @@ _Answer = TypeVar("_Answer")
 _UNCHANGED = (StoreUnavailable,)
 #: Repeating does no harm even if the first attempt took effect.
 _HARMLESS = (StoreUnavailable, OutcomeUnknown)
+
+
+#: Of a store that somebody waits for in front of a screen.
+_IMPATIENT_RETRIES_MAX = 1
+_IMPATIENT_TOTAL_S_MAX = 2.0
 
 
 class _SomeLeft(StoreUnavailable):
@@ -78,6 +83,10 @@ class RetryingStore:
 
     def __repr__(self) -> str:
         return f"RetryingStore({self.inner!r})"
+
+    def asked(self, settings: StoreSettings) -> RetryingStore:
+        """The same store with other retries."""
+        return RetryingStore(self.inner, settings, self._clock, recorder=self._recorder)
 
     def _repeat(self, call: Callable[[], _Answer], kinds: tuple[type[OffloaderError], ...]) -> _Answer:
         started_s = self._spent_s()
@@ -251,3 +260,19 @@ def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
             f"the settings store have no effect on {store.url}: it was opened with others",
             hint="open it with open_store(..., settings=settings.store)",
         )
+
+
+def impatient(store: ObjectStore) -> ObjectStore:
+    """The same store, asked once more at most: for who looks at something and will look again. Limits, counts and
+    connections stay those of ``store``, which has to be closed itself.
+
+    One that ``open_store`` didn't open for writing is answered as it is.
+    """
+    if not isinstance(store, RetryingStore):
+        return store
+    settings = replace(
+        store.settings,
+        retries_max=min(store.settings.retries_max, _IMPATIENT_RETRIES_MAX),
+        retry_total_s=min(store.settings.retry_total_s, _IMPATIENT_TOTAL_S_MAX),
+    )
+    return store.asked(settings)

@@ -323,6 +323,22 @@ def test_what_was_seen_last_stays_while_nobody_answers(serve: Serve, look: Look,
     expect(page.get_by_text("The offloader doesn't answer:")).to_be_hidden()
 
 
+def test_a_store_that_is_away_hides_only_what_it_alone_knows(serve: Serve, look: Look) -> None:
+    view = lively()
+    server = serve(view)
+    page = shown(look(server.url, expected=("503",)))
+    view.store_error = "store s3://cold-tier/production: connection refused"
+    nudge(page)
+    expect(page.get_by_text(f"Only those that are offloaded here: {view.store_error}")).to_be_visible()
+    expect(page.locator(".streams tbody tr")).to_have_count(12)
+    expect(page.get_by_text("The offloader can't say:")).to_be_hidden()
+    page.get_by_role("link", name="clicks-partition-0").first.click()
+    expect(page.get_by_role("alert").filter(has_text="What only the store knows isn't shown")).to_be_visible()
+    expect(page.get_by_role("region", name="Behind")).to_contain_text("32 min")
+    for part in ("Ledgers, segments and time", "Who reads it", "What cleanup would do now"):
+        expect(page.get_by_role("region", name=part)).to_contain_text("connection refused")
+
+
 def test_nothing_there_yet_is_said_in_words(serve: Serve, look: Look, empty: StagedView, keep_picture: Keep) -> None:
     page = shown(look(serve(empty).url))
     expect(page.get_by_text("No streams yet")).to_be_visible()

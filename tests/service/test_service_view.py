@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from offloader.service.view import ROW_AGE_S_MAX, ServiceView
+import pytest
+
+from offloader.errors import StoreUnavailable
+from offloader.service.view import ONE_AGE_S_MAX, ROW_AGE_S_MAX, ServiceView
+from offloader.settings import StoreSettings
 from offloader.status_document import idle_document
+from offloader.store.base import open_store
+from offloader.store.retrying import RetryingStore
+from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, http_process
 
@@ -45,6 +52,30 @@ def test_what_isnt_streamed_here_is_told_by_its_manifest_asked_for_now_and_then(
         process.sources[ORDERS].append([b"one more"])
         process.streams[ORDERS].offload(timeout_s=60)
         assert listed()[ORDERS]["entries_offloaded"] == 20
-        assert view.stream(ORDERS)["entries_offloaded"] == 21, "one stream is asked for now"
+        clock.advance(ONE_AGE_S_MAX)
+        assert listed()[ORDERS]["entries_offloaded"] == 20
+        assert view.stream(ORDERS)["entries_offloaded"] == 21, "of one stream people want to know sooner"
+        assert listed()[ORDERS]["entries_offloaded"] == 21, "and then it is known"
+        process.sources[PAYMENTS].append([b"one more"])
+        process.streams[PAYMENTS].offload(timeout_s=60)
         clock.advance(ROW_AGE_S_MAX)
-        assert listed()[ORDERS]["entries_offloaded"] == 21
+        assert listed()[PAYMENTS]["entries_offloaded"] == 21
+
+
+def test_streams_that_are_served_are_shown_while_the_store_cant_be_asked(tmp_path: Path) -> None:
+    """Soon: who looks doesn't wait for as many attempts as an upload is worth."""
+    clock = ManualClock()
+    away = FaultyStore(open_store("memory://view-without-store"), [Fault(call=1, calls=10**6)], clock=clock)
+    patient = RetryingStore(away, StoreSettings(retries_max=50, retry_total_s=3600), clock)
+    with http_process(tmp_path, streams=(ORDERS,)) as (_, process):
+        view = ServiceView(patient, clock=clock, process=process)
+        with pytest.raises(StoreUnavailable):
+            view.streams()
+        (row,) = view.streams(served_only=True).items
+        assert row["stream"] == ORDERS
+        found = view.stream(ORDERS)
+        assert found["mode"] == row["mode"]
+        assert found["store_error"]
+        with pytest.raises(StoreUnavailable):
+            view.stream(PAYMENTS)
+        assert len(away.calls) == 6, "each question was asked twice"

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from offloader.errors import NotFound
+from offloader.errors import NotFound, StoreUnavailable
 from offloader.picture import StreamShape
 from offloader.service.stream_pages import Page, StreamOrder, page_of
 from offloader.service.stream_picture import shape_document
@@ -87,6 +87,12 @@ class StagedView:
     subscriber_rows: list[dict[str, Any]] = field(default_factory=list)
     plan_lines: list[dict[str, Any]] = field(default_factory=list)
     now_ms: int = NOW_MS
+    #: Why the store can't be asked; empty: it can.
+    store_error: str = ""
+
+    def _ask_the_store(self) -> None:
+        if self.store_error:
+            raise StoreUnavailable(self.store_error)
 
     def overview(self) -> dict[str, Any]:
         modes: dict[str, int] = {}
@@ -120,6 +126,8 @@ class StagedView:
         limit: int = 100,
         served_only: bool = False,
     ) -> Page[Any]:
+        if not served_only:
+            self._ask_the_store()
         wanted = contains.casefold()
         return page_of(
             [row for row in self.rows if wanted in row["stream"].casefold()], order, after=after, limit=limit
@@ -129,7 +137,7 @@ class StagedView:
         for row in self.rows:
             if row["stream"] == name:
                 more = {"epoch": 4, "writer": "offloader@broker-2", "record": 128, "recorded_ms": self.now_ms - 95_000}
-                return {**row, "gaps": 1, **more}
+                return {**row, "store_error": self.store_error} if self.store_error else {**row, "gaps": 1, **more}
         raise NotFound(f"there is no stream {name}", hint="`offloader ls` lists them")
 
     def errors(self, *, stream: str | None = None, limit: int = 500) -> list[dict[str, Any]]:
@@ -142,9 +150,11 @@ class StagedView:
         return {"left": self.left, "jobs": self.jobs}
 
     def shape(self, name: str) -> dict[str, Any]:
+        self._ask_the_store()
         return self.shapes.get(name) or shape_document(StreamShape(name, [], [], []))
 
     def segments(self, name: str, *, after: str = "", limit: int = 100) -> Page[Any]:
+        self._ask_the_store()
         total = self.stream(name)["segments"]["offloaded"]
         start = int(after or 0)
         stop = min(start + limit, total)
@@ -155,9 +165,11 @@ class StagedView:
         return []
 
     def retention(self, name: str) -> dict[str, Any]:
+        self._ask_the_store()
         return {"stream": name, "words": self.words, "latest_cycle_ms": self.now_ms, "latest_cycle_error": None}
 
     def decisions(self, name: str) -> list[dict[str, Any]]:
+        self._ask_the_store()
         return (
             [
                 {
@@ -178,9 +190,11 @@ class StagedView:
         )
 
     def subscribers(self, name: str) -> list[dict[str, Any]]:
+        self._ask_the_store()
         return self.subscriber_rows
 
     def cleanup_plan(self, name: str, *, limit: int = 500) -> dict[str, Any]:
+        self._ask_the_store()
         return {
             "stream": name, "held": False, "stopped": None, "is_deleted": False, "large": False,
             "lines": self.plan_lines[:limit], "is_whole": True, "pending_batches": 0,

@@ -7,11 +7,14 @@
 const TOKEN = "offloader-token";
 const ANSWER_MS_MAX = 20_000;
 
-/** It couldn't be reached, or it can't answer now; `answered` says which. */
+/**
+ * It couldn't be reached, or it can't answer now: `answered` says which, `late` that it took too long.
+ */
 export class Unreachable extends Error {
-  constructor(message, { answered = false, cause = undefined } = {}) {
+  constructor(message, { answered = false, late = false, cause = undefined } = {}) {
     super(message, { cause });
     this.answered = answered;
+    this.late = late;
   }
 }
 
@@ -83,7 +86,8 @@ export async function ask(route, parameters = {}, signal = undefined) {
     body = await response.json().catch(() => null);
   } catch (cause) {
     if (signal?.aborted) throw cause;
-    throw new Unreachable(late.aborted ? "no answer within 20 seconds" : "the connection failed", { cause });
+    const what = late.aborted ? `no answer within ${ANSWER_MS_MAX / 1000} seconds` : "the connection failed";
+    throw new Unreachable(what, { late: late.aborted, cause });
   }
   if (response.ok && body !== null) return body;
   const problem = body ?? {};
@@ -96,6 +100,8 @@ export async function ask(route, parameters = {}, signal = undefined) {
 /** What `asked` brings, or `{failed}` where it says no or can't now: the rest of a view is shown all the same. */
 export const part = (asked) =>
   asked.catch((error) => {
-    if (error instanceof Refused || (error instanceof Unreachable && error.answered)) return { failed: error };
+    if (error instanceof Refused || (error instanceof Unreachable && (error.answered || error.late))) {
+      return { failed: error };
+    }
     throw error;
   });

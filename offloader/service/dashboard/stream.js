@@ -2,7 +2,7 @@
  * The view of one stream: what it does, its picture, segments, why what of it is kept, who reads it.
  */
 
-import { ask, part, routes } from "./api.js";
+import { ask, part, routes, Unreachable } from "./api.js";
 import { card, el, mark, row, say, show, table } from "./dom.js";
 import { draw, legend, summary } from "./picture.js";
 import { errorList } from "./streams.js";
@@ -127,13 +127,16 @@ export class StreamView {
     ]);
     const age = Date.now() - this.#slowAt;
     if (age > STORE_EVERY_MS || (age > STORE_SOONEST_MS && stream.committed !== this.#slow.committed)) {
-      const [shape, segments, retention, decisions, subscribers, cleanup] = await Promise.all([
-        part(ask(routes.shape(name), {}, signal)),
-        part(ask(routes.segments(name), { cursor: this.#places.at(-1), limit: PAGE_ROWS }, signal)),
-        part(ask(routes.retention(name), {}, signal)),
-        part(ask(routes.decisionsOf(name), {}, signal)),
-        part(ask(routes.subscribers(name), {}, signal)),
-        part(ask(routes.cleanup(name), {}, signal)),
+      // The others are asked once the first one was answered: a store that is away is asked one thing at a time.
+      const shape = await part(ask(routes.shape(name), {}, signal));
+      const rest = (route, parameters = {}) =>
+        shape.failed instanceof Unreachable ? shape : part(ask(route, parameters, signal));
+      const [segments, retention, decisions, subscribers, cleanup] = await Promise.all([
+        rest(routes.segments(name), { cursor: this.#places.at(-1), limit: PAGE_ROWS }),
+        rest(routes.retention(name)),
+        rest(routes.decisionsOf(name)),
+        rest(routes.subscribers(name)),
+        rest(routes.cleanup(name)),
       ]);
       this.#slow = { committed: stream.committed, shape, segments, retention, decisions, subscribers, cleanup };
       this.#slowAt = Date.now();
@@ -159,12 +162,15 @@ export class StreamView {
     show(this.errors.body, errors.items.length ? errorList(errors.items) : none);
   }
 
-  #showTrouble({ stalled, last_error: error }) {
-    const why = stalled ?? error;
-    this.trouble.hidden = !why;
-    if (!why) return;
-    const beside = stalled && error && !stalled.includes(error) ? el("p", {}, `Last error: ${error}`) : null;
-    show(this.trouble, el("div", {}, el("p", {}, why), beside));
+  #showTrouble({ stalled, last_error: error, store_error: unknown }) {
+    const lines = [
+      stalled,
+      error && !stalled?.includes(error) ? `Last error: ${error}` : null,
+      unknown ? `What only the store knows isn't shown: ${unknown}` : null,
+    ];
+    const said = lines.filter(Boolean).map((text) => el("p", {}, text));
+    this.trouble.hidden = said.length === 0;
+    if (said.length) show(this.trouble, el("div", {}, ...said));
   }
 
   #showTiles({ feed, lag, buffer, segments, bytes_offloaded: size, entries_offloaded: entries, last_progress_ms: progress }) {

@@ -22,6 +22,8 @@ const COLUMNS = [
   ["In the store", "number"],
   ["Progress", "number"],
 ];
+// How long a store that couldn't be asked is left alone: each question may take it many seconds.
+const STORE_REST_MS = 20_000;
 // Of what a page shows of lists that may be long.
 const LINES = 30;
 
@@ -32,6 +34,9 @@ export class StreamsView {
   #places = [""];
   #next = null;
   #opened = "";
+  /** Why the store couldn't be asked, and until when it isn't. */
+  #away = null;
+  #awayUntil = 0;
 
   /** @param {() => void} askAgain the choice of streams changed */
   constructor(askAgain) {
@@ -129,9 +134,13 @@ export class StreamsView {
 
   /** Streams that only the store knows are left out where the store can't be asked: then the others matter most. */
   async #ask(choice, signal) {
-    const page = await part(ask(routes.streams, { ...choice, cursor: this.#places.at(-1) }, signal));
-    if (!page.failed) return page;
-    return { ...(await ask(routes.streams, { ...choice, served: true }, signal)), without: page.failed };
+    if (Date.now() > this.#awayUntil) {
+      const page = await part(ask(routes.streams, { ...choice, cursor: this.#places.at(-1) }, signal));
+      if (!page.failed) return page;
+      [this.#away, this.#awayUntil] = [page.failed, Date.now() + STORE_REST_MS];
+    }
+    this.#places = [""];
+    return { ...(await ask(routes.streams, { ...choice, served: true }, signal)), next_cursor: null, without: this.#away };
   }
 
   render({ overview, streams, decisions, errors, orphans, choice }) {
