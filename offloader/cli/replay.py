@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +23,7 @@ from offloader.clock import SystemClock
 from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.security import open_security
+from offloader.ledgers.pulsar.security import security_of
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.topics import partition_streams
 from offloader.read.reader import Reader, open_reader
@@ -31,7 +31,7 @@ from offloader.read.streams import load_stream
 from offloader.replay.numbering import producer_name
 from offloader.replay.progress import Progress, ProgressFile, default_folder
 from offloader.replay.replayer import Replayer, ReplayLimits, ReplayResult
-from offloader.settings import Settings
+from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 
 __all__ = ["run"]
@@ -144,14 +144,30 @@ def run(
     asked = AskedRange.of(start, end, from_time, until_time, end_options=("--until", "--until-time"))
     settings = settings_for(stream, config or None)
     opened = open_chosen_store(store, endpoint_url, region, settings=settings.store, limits=settings.limits)
-    security = open_security(token_file=Path(token_file) if token_file else None, ca_file=ca_file)
-    if not service_url:
-        raise InvalidCall("no Pulsar cluster was named", hint="give --service-url URL or set OFFLOADER_PULSAR_URL")
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
-    with PulsarClient(service_url, security=security) as client:
+    with _client(settings.pulsar, service_url, token_file, ca_file) as client:
         for pair in _pairs(opened, stream, _topic_of(to), client, asked):
             job = _Job(opened, settings, client, pair, asked, label, progress_file)
             _run_one(job, limits, with_transactions=with_transactions, dry_run=dry_run, progress=progress, json=json)
+
+
+def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_file: str) -> PulsarClient:
+    """Of the cluster that the options name, else of the one in the settings file."""
+    # A token of the settings file is for that cluster, and for no other.
+    known = PulsarSettings() if service_url else configured
+    wanted = replace(
+        known,
+        service_url=service_url or known.service_url,
+        token=f"file:{token_file}" if token_file else known.token,
+        ca_file=ca_file or known.ca_file,
+    )
+    security = security_of(wanted)
+    if not wanted.service_url:
+        raise InvalidCall(
+            "no Pulsar cluster was named",
+            hint="give --service-url URL, or set pulsar.service_url in --config",
+        )
+    return PulsarClient(wanted.service_url, security=security)
 
 
 @dataclass(frozen=True, slots=True)

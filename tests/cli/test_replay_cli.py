@@ -135,6 +135,21 @@ def test_without_a_cluster_it_says_how_to_name_one(told: Told, capsys: pytest.Ca
     assert "--service-url" in err
 
 
+def test_the_cluster_of_the_settings_file_is_taken_unless_another_is_named(
+    told: Told, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OFFLOADER_PULSAR_TOKEN")
+    (tmp_path / "token").write_text("let-me-in\n")
+    config = tmp_path / "offloader.toml"
+    config.write_text(f'[pulsar]\nservice_url = "{told.place.broker.url}"\ntoken = "file:{tmp_path}/token"\n')
+    words = [STREAM, "--to", TARGET, "--store", told.store.url, "--config", str(config)]
+    # The file's token is for the file's cluster.
+    code, _, err = run(capsys, *words, "--service-url", told.place.broker.url)
+    assert (code, "authentication failed" in err) == (8, True)
+    assert run(capsys, *words)[0] == 0
+    assert told.place.arrived == ALL
+
+
 def test_partitions_go_to_partitions(told: Told, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/parts")
     topic = FakeTopic(told.place.broker, "persistent://t/n/parts-partition-0")

@@ -25,6 +25,9 @@ from offloader.ledgers.pulsar.refusals import refusal
 __all__ = ["Producer", "ProducerLimits", "Receipt"]
 
 _NOWHERE = Position(-1, -1)
+#: Parts of large messages are as large as the broker allows, and longer under another name. Brokers and bookies allow
+#: frames 10 KiB above that.
+SPARE_BYTES = 4096
 
 
 class Receipt(NamedTuple):
@@ -120,7 +123,7 @@ class Producer:
             InvalidCall: the entry is larger than the broker takes; nothing was sent.
             OffloaderError: the producer's end; what is on its way may be stored or not.
         """
-        limits, most = self._limits, self._connection.message_bytes_max
+        limits, most = self._limits, self._connection.message_bytes_max + SPARE_BYTES
         if len(entry) > most:
             raise InvalidCall(
                 f"{self._connection.name} takes entries of at most {most} bytes, this one has {len(entry)}",
