@@ -29,6 +29,12 @@ COMPOSE = ROOT / "docker-compose.yml"
 SIDECAR = ROOT / "services" / "sidecar" / "offloader.toml"
 
 
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the compose file gives to the sidecar."""
+    monkeypatch.setenv("OFFLOADER_READ_TOKEN", "only-for-this-machine")
+
+
 @pytest.fixture
 def unit() -> dict[str, str]:
     parsed = configparser.ConfigParser(interpolation=None, delimiters=("=",))

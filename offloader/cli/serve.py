@@ -27,6 +27,7 @@ from offloader.service.assembly import assemble
 from offloader.service.notify import Notifier
 from offloader.service.process import ServingProcess
 from offloader.service.recent import RecentErrors
+from offloader.service.sound_settings import require_sound
 
 __all__ = ["run"]
 
@@ -52,6 +53,7 @@ def run(
             "no settings file was named", hint="give --config FILE; `offloader config sample` prints one with comments"
         )
     file = read_settings_file(config)
+    require_sound(file.settings_of(""))
     if check:
         print(f"{config}: all settings are good")
         return 0
@@ -68,14 +70,15 @@ class _Service:
         self._wake = threading.Event()
         self._reload = False
         self._stopped_by = 0
-        self._process: ServingProcess | None = None
+        self._handler: logging.Handler | None = None
 
     def run(self) -> int:
         serve = self._file.settings_of("").serve
-        handler = log_to(sys.stderr, level=serve.log_level.upper(), as_json=serve.log_format == "json")
-        recent = RecentErrors()
+        handler = log_to(sys.stderr, as_json=serve.log_format == "json")
+        self._handler, recent = handler, RecentErrors()
         logger = logging.getLogger("offloader")
         logger.addHandler(recent)
+        self._log_from(serve.log_level)
         try:
             with self._signals():
                 return self._serve(recent)
@@ -85,7 +88,7 @@ class _Service:
 
     def _serve(self, recent: RecentErrors) -> int:
         assembled = assemble(self._file, clock=self._clock, recent=recent)
-        self._process = process = assembled.process
+        process = assembled.process
         try:
             process.start()
         except BaseException:
@@ -137,14 +140,20 @@ class _Service:
             process.refused_reload(error)
             _log.error("the settings stay as they were: %s", error, extra={"event": "reload_refused"})
         else:
-            level = found.file.settings_of("").serve.log_level.upper()
-            logging.getLogger("offloader").setLevel(level)
+            self._log_from(found.file.settings_of("").serve.log_level)
             changed, restart = ", ".join(found.changed) or "nothing", ", ".join(found.needs_restart)
             extra = {"event": "reloaded", "changed": list(found.changed), "needs_restart": list(found.needs_restart)}
             _log.info("settings read again, changed: %s", changed, extra=extra)
             if restart:
                 _log.warning("not in force before a restart: %s", restart, extra={"event": "needs_restart"})
         self._notifier.ready("serving")
+
+    def _log_from(self, level: str) -> None:
+        """Writes what is of ``level`` or above; warnings are kept for the page whatever is written."""
+        number = logging.getLevelNamesMapping()[level.upper()]
+        logging.getLogger("offloader").setLevel(min(number, logging.WARNING))
+        if self._handler is not None:
+            self._handler.setLevel(number)
 
     # --- signals -------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from offloader.clock import Clock
 from offloader.effective_settings import SettingsFile
-from offloader.errors import InvalidCall
 from offloader.metrics import Metrics
 from offloader.service.auth import Credentials, open_credentials
 from offloader.service.control import ServiceControl
@@ -23,6 +22,7 @@ from offloader.service.listen import ListenAddress, parse_listen
 from offloader.service.process import Door, ServingParts, ServingProcess
 from offloader.service.pulsar_feed import PulsarFeed
 from offloader.service.recent import RecentErrors
+from offloader.service.sound_settings import no_store, nothing_to_do
 from offloader.service.streams import ServedStreams
 from offloader.service.view import ServiceView
 from offloader.settings import Settings
@@ -100,10 +100,7 @@ def assemble(
     controls: list[ServiceControl] = []
     made = list((feeds or feeds_of)(FeedParts(settings, store, metrics, clock, credentials, lambda: controls[0])))
     if not made and not serve.upkeep:
-        raise InvalidCall(
-            "there is nothing to do: no feed of streams, and no upkeep",
-            hint="set serve.ledgers, pulsar.topics, or serve.upkeep = true",
-        )
+        raise nothing_to_do()
     # Two writers that both "win" would lose entries: found out before anything is written.
     problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
     offloader = LedgerOffloader(
@@ -138,7 +135,7 @@ def assemble(
 def _open_store(settings: Settings, clock: Clock, metrics: Metrics) -> ObjectStore:
     serve = settings.serve
     if not serve.store:
-        raise InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file')
+        raise no_store()
     return open_store(
         serve.store,
         endpoint_url=serve.endpoint_url or None,

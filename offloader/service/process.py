@@ -25,7 +25,7 @@ from offloader.service.reloading import Reloaded, reloaded
 from offloader.service.streams import ServedStreams
 from offloader.telemetry import Reading
 from offloader.upkeep import Upkeep
-from offloader.workers import Workers
+from offloader.workers import SerialTask, Workers
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.runs import HistoryRuns
 
@@ -35,6 +35,8 @@ _log = logging.getLogger("offloader.service")
 
 #: How old the status document may be that somebody gets who asks.
 DOCUMENT_AGE_S_MAX = 1.0
+#: How long who asks waits for a newer one.
+LOOK_WAIT_S_MAX = 2.0
 #: Seconds that a feed or a door may take to end.
 CLOSE_S = 5.0
 #: First wait before a feed that couldn't be started is started again; it doubles up to the second one.
@@ -102,8 +104,12 @@ class ServingProcess:
         # One for upkeep, whose runs are long, and one for what is retried.
         self._workers = Workers(2, parts.clock)
         self._started_ms = parts.clock.now_ms()
+        # Looks at the streams for whoever asks: a source that doesn't answer holds up this thread, and nobody else.
+        self._lookers = Workers(1, parts.clock)
+        self._look = SerialTask(self._lookers, self._refresh)
         # Guards the document and what is wrong.
         self._lock = threading.Lock()
+        self._refreshed = threading.Condition(self._lock)
         self._document: tuple[float, Mapping[str, Any]] | None = None
         self._waiting: dict[str, Problem] = {
             feed.name: Problem(where=f"feed {feed.name}", what="isn't started yet", blocks_ready=True)
@@ -158,6 +164,7 @@ class ServingProcess:
         for feed in self._parts.feeds:
             self._quietly(f"feed {feed.name}", feed.close)
         self._workers.close()
+        self._lookers.close()
         self._offloader.close()
         _log.info("stopped, %d streams not drained", left, extra={"event": "stopped", "left": left})
         return left
@@ -269,15 +276,27 @@ class ServingProcess:
             found.look_again()
 
     def document(self) -> Mapping[str, Any]:
-        """The status document, at most ``DOCUMENT_AGE_S_MAX`` old."""
+        """The status document, ``DOCUMENT_AGE_S_MAX`` old; older, if a source doesn't say soon what it has."""
+        asked_s = self._clock.monotonic_s()
+        with self._lock:
+            before = self._document
+            if before is not None and asked_s - before[0] < DOCUMENT_AGE_S_MAX:
+                return before[1]
+        if before is None:
+            self._refresh()
+        else:
+            self._look.schedule()
+        with self._refreshed:
+            self._refreshed.wait_for(lambda: self._document is not before, LOOK_WAIT_S_MAX)
+            assert self._document is not None, "the first look is waited for"
+            return self._document[1]
+
+    def _refresh(self) -> None:
         now_s = self._clock.monotonic_s()
-        with self._lock:
-            if self._document is not None and now_s - self._document[0] < DOCUMENT_AGE_S_MAX:
-                return self._document[1]
         document = self._offloader.status()
-        with self._lock:
+        with self._refreshed:
             self._document = now_s, document
-        return document
+            self._refreshed.notify_all()
 
     def problems(self) -> Sequence[Problem]:
         with self._lock:

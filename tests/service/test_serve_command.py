@@ -260,6 +260,11 @@ def test_a_service_manager_hears_of_it(place: Place, tmp_path: Path) -> None:
         ('[serve]\nstore = "memory://x"\nupkeep = false', 2, "there is nothing to do"),
         ('[serve]\nstore = "memory://x"\nledgers = "postgres://x"', 2, "not the URL of an embedded ledger database"),
         ('[serve]\nstore = "memory://x"\n[http]\nlisten = ":8750"', 2, "nobody would be asked who they are"),
+        (
+            '[serve]\nupkeep = false\nledgers = "x://"\n[http]\nlisten = "x"\n[pulsar]\ntopics = ["a"]',
+            2,
+            "no store is named; pulsar.topics: 'a' is no topic's name or pattern; ledgers 'x://': not the URL of an",
+        ),
         ('[serve]\nstore = "file:///proc/nowhere"', 3, "/proc/nowhere"),
     ],
 )

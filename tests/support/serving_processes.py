@@ -60,7 +60,7 @@ class Serving:
 
     def logged(self, event: str, count: int = 1) -> dict[str, Any]:
         """The newest line of an event, when there are ``count`` of them."""
-        eventually(lambda: self.process.poll() is not None or len(self._of(event)) >= count)
+        eventually(lambda: self.process.poll() is not None or len(self._of(event)) >= count, within_s=90)
         found = self._of(event)
         assert len(found) >= count, self.lines
         return found[-1]
