@@ -6,6 +6,7 @@ Owns its server and what it was told. Must never be reachable from elsewhere, no
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -46,6 +47,7 @@ class FakeAdmin:
         topics: what there is; changed by ``add`` and ``remove``.
         partitioned: topic -> how many partitions.
         token: who asks must show this.
+        tls: whose certificate it shows.
 
     Attributes:
         policies: namespace -> its policies; a namespace with topics is there anyway.
@@ -54,7 +56,13 @@ class FakeAdmin:
         is_up: else every connection is closed without an answer.
     """
 
-    def __init__(self, *topics: AdminTopic, partitioned: Mapping[str, int] | None = None, token: str = "") -> None:
+    def __init__(
+        self,
+        *topics: AdminTopic,
+        partitioned: Mapping[str, int] | None = None,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.partitioned = dict(partitioned or {})
         self.token = token
         self.policies: dict[str, Mapping[str, Any]] = {}
@@ -78,12 +86,15 @@ class FakeAdmin:
 
         self._server = ThreadingHTTPServer((_HOST, 0), _Handler)
         self._server.daemon_threads = True
+        self._scheme = "http" if tls is None else "https"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="fake-pulsar-admin")
         self._thread.start()
 
     @property
     def url(self) -> str:
-        return f"http://{_HOST}:{self._server.server_port}"
+        return f"{self._scheme}://{_HOST}:{self._server.server_port}"
 
     def add(self, *topics: AdminTopic) -> None:
         with self._lock:

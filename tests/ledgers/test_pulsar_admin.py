@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -15,6 +17,7 @@ from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, Offlo
 from offloader.ledgers.pulsar import admin
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.security import Security
+from tests.support.certificates import Authority
 
 SECRET = Security(lambda: "secret")
 LEDGERS = "/admin/v2/persistent/t/n/a%20b/internalStats"
@@ -52,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
 def server() -> Iterator[Server]:
     with Server(("127.0.0.1", 0), Handler) as running:
         running.answers, running.asked = {}, []
-        thread = Thread(target=running.serve_forever)
+        thread = Thread(target=running.serve_forever, args=(0.02,))
         thread.start()
         yield running
         running.shutdown()
@@ -85,6 +88,27 @@ def test_the_broker_that_owns_a_topic_gets_the_token_too(server: Server, client:
     server.answers = {LEDGERS: (307, b"", {"Location": other}), "/elsewhere": (200, BODY)}
     client.ledgers("persistent://t/n/a b")
     assert server.asked == [(LEDGERS, "Bearer secret"), ("/elsewhere", "Bearer secret")]
+
+
+def test_brokers_that_name_each_other_for_ever_are_given_up(server: Server, client: AdminClient) -> None:
+    server.answers = {LEDGERS: (307, b"", {"Location": LEDGERS})}
+    with pytest.raises(StoreUnavailable, match="in a row"):
+        client.ledgers("persistent://t/n/a b")
+    assert len(server.asked) == admin.REDIRECTS_MAX + 1
+
+
+def test_a_token_never_goes_from_https_to_http(server: Server, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    server.socket = authority.server().wrap_socket(server.socket, server_side=True)
+    elsewhere = f"http://localhost:{server.server_port}/elsewhere"
+    server.answers = {LEDGERS: (307, b"", {"Location": elsewhere})}
+    security = Security(lambda: "secret", ssl.create_default_context(cafile=str(authority.ca_file)))
+    with (
+        AdminClient(f"https://127.0.0.1:{server.server_port}", security=security) as client,
+        pytest.raises(AccessDenied, match="could be read on the way"),
+    ):
+        client.ledgers("persistent://t/n/a b")
+    assert [path for path, _ in server.asked] == [LEDGERS]
 
 
 def test_a_broker_that_is_busy_is_asked_again(server: Server, client: AdminClient) -> None:

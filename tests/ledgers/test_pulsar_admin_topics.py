@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from formats.entries import Position
-from offloader.errors import Corrupt, NotFound, StoreUnavailable
+from offloader.errors import AccessDenied, Corrupt, NotFound, StoreUnavailable
 from offloader.ledgers.pulsar import admin as admin_module
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.policies import policy_warnings
@@ -18,6 +20,7 @@ from offloader.ledgers.pulsar.topic_stats import internals_of, stats_of
 from offloader.testing.pulsar_admin import FakeAdmin
 from offloader.testing.pulsar_broker import FakeBroker
 from offloader.testing.pulsar_topics import FakeTopic
+from tests.support.certificates import Authority
 
 TOPIC = "persistent://t/n/a b"
 PATH = "/admin/v2/persistent/t/n/a%20b"
@@ -99,6 +102,21 @@ def test_an_interface_that_is_gone_can_be_asked_later(fake: FakeAdmin, client: A
         client.namespaces()
     fake.is_up = True
     assert client.namespaces() == ["t/n"]
+
+
+def test_only_a_good_certificate_is_talked_to(topic: FakeTopic, tmp_path: Path) -> None:
+    for name in ("ours", "others"):
+        (tmp_path / name).mkdir()
+    ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
+    with FakeAdmin(topic, token="secret", tls=ours.server()) as fake:
+        assert fake.url.startswith("https://")
+        good = Security(lambda: "secret", ssl.create_default_context(cafile=str(ours.ca_file)))
+        with AdminClient(fake.url, security=good) as client:
+            assert client.topics("t/n") == [TOPIC]
+        bad = Security(lambda: "secret", ssl.create_default_context(cafile=str(others.ca_file)))
+        with AdminClient(fake.url, security=bad) as client, pytest.raises(AccessDenied, match="certificate"):
+            client.topics("t/n")
+        assert fake.asked == [("GET", "/admin/v2/persistent/t/n")]
 
 
 @pytest.mark.parametrize(

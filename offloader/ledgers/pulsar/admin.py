@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 import urllib3
 
@@ -27,6 +27,8 @@ READ_TIMEOUT_S = 30.0
 #: Of an answer that comes drop by drop.
 ANSWER_S_MAX = 60.0
 RETRIES_MAX = 3
+#: Answers "ask another broker" before a request is given up.
+REDIRECTS_MAX = 5
 CONNECTIONS_MAX = 8
 #: A namespace of a million topics answers 60 MB.
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
@@ -67,7 +69,6 @@ class AdminClient:
         self.url = url.rstrip("/")
         self._security = security or Security()
         self._clock = clock or SystemClock()
-        # The broker that owns a topic is another one, and wants the token too: it is sent along, as Pulsar's tools do.
         # What is asked for here may be asked for twice, whatever the method.
         retries = urllib3.Retry(
             total=retries_max,
@@ -75,7 +76,6 @@ class AdminClient:
             backoff_factor=0.2,
             status_forcelist=(429, 502, 503, 504),
             raise_on_status=False,
-            remove_headers_on_redirect=(),
         )
         self._pool = urllib3.PoolManager(
             maxsize=CONNECTIONS_MAX,
@@ -160,12 +160,26 @@ class AdminClient:
     def _ask(self, method: str, path: str) -> bytes:
         where = f"{self.url}{path}"
         try:
-            answer = self._pool.request(method, where, preload_content=False, headers=self._headers())
-            try:
-                body = self._body(answer, where)
-            finally:
-                answer.release_conn()
+            for _ in range(REDIRECTS_MAX + 1):
+                answer = self._pool.request(
+                    method, where, preload_content=False, headers=self._headers(), redirect=False
+                )
+                try:
+                    body = self._body(answer, where)
+                finally:
+                    answer.release_conn()
+                elsewhere = answer.get_redirect_location()
+                if not elsewhere:
+                    break
+                where = self._allowed(where, urljoin(where, elsewhere))
+            else:
+                raise StoreUnavailable(f"{self.url}{path}: more than {REDIRECTS_MAX} brokers in a row name another one")
         except urllib3.exceptions.HTTPError as cause:
+            if "CERTIFICATE_VERIFY_FAILED" in str(cause):
+                raise AccessDenied(
+                    f"{self.url} shows a certificate that isn't good",
+                    hint="give the file of its certificate authority, and the name that is in its certificate",
+                ) from cause
             raise StoreUnavailable(
                 f"{where} doesn't answer: {cause}", hint="check the admin URL, or try later"
             ) from cause
@@ -177,6 +191,16 @@ class AdminClient:
             kind = Throttled if answer.status == 429 else StoreUnavailable
             raise kind(f"{where} answered {answer.status}: {self._shown(body)}")
         return body
+
+    def _allowed(self, where: str, elsewhere: str) -> str:
+        """The broker that owns a topic is another one, and wants the token too, as with Pulsar's own tools."""
+        safe = ("https://",) if where.startswith("https://") else ("http://", "https://")
+        if not elsewhere.startswith(safe):
+            raise AccessDenied(
+                f"{where} sends us on to {elsewhere[:200]}, where the token could be read on the way",
+                hint="give the brokers https addresses: webServicePortTls, and advertisedListeners",
+            )
+        return elsewhere
 
     def _body(self, answer: urllib3.BaseHTTPResponse, where: str) -> bytes:
         deadline_s = self._clock.monotonic_s() + ANSWER_S_MAX
