@@ -100,6 +100,7 @@ export class StreamView {
     this.range = el("span", { role: "status" }, "Loading…");
     const turn = (step) => () => {
       if (step > 0 && this.#next) this.#places.push(this.#next);
+      this.#next = null; // known again once that page is here: a second click doesn't count
       if (step < 0 && this.#places.length > 1) this.#places.pop();
       this.#slowAt = 0;
       this.#askAgain();

@@ -102,6 +102,7 @@ export class StreamsView {
 
   #turn(step) {
     if (step > 0 && this.#next) this.#places.push(this.#next);
+    this.#next = null; // known again once that page is here: a second click doesn't count
     if (step < 0 && this.#places.length > 1) this.#places.pop();
     this.#askAgain();
   }
@@ -329,7 +330,7 @@ function tile(name, value, note, { parts = [], state = "", more = "", full = fal
   );
 }
 
-export const streamLink = (stream) => el("a", { href: `#/stream/${encodeURIComponent(stream)}` }, nameOf(stream)[1]);
+const streamLink = (stream) => el("a", { href: `#/stream/${encodeURIComponent(stream)}` }, nameOf(stream)[1]);
 
 export function errorList(items) {
   const lines = items.map((each) =>
