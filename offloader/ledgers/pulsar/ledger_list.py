@@ -45,7 +45,7 @@ def newest_of(infos: Sequence[LedgerInfo]) -> Position | None:
     return next((Position(each.ledger_id, each.last_entry_id) for each in reversed(infos) if each.entries), None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
     """What the broker said: its ledgers as they are, and how far anybody can read."""
 
@@ -84,6 +84,9 @@ class LedgerList:
         self._holes: dict[int, list[tuple[int, int]]] = {}
         self._closed_ms: dict[int, int] = {}
         self._gone: set[int] = set()
+        #: What was made of an answer last, and of what; and how often what is added to answers changed.
+        self._built: tuple[tuple[_Answer, Position, int], list[LedgerInfo]] | None = None
+        self._changes = 0
 
     def infos(self) -> list[LedgerInfo]:
         """All ledgers, ascending, but those whose hot copies were given up.
@@ -93,10 +96,21 @@ class LedgerList:
 
         Raises: as the admin interface and the broker.
         """
-        answer = self._current()
+        return self._shown(self._current())
+
+    def known(self) -> list[LedgerInfo]:
+        """The same without asking anybody: what is listed there was so at the last answer; none: ask."""
         with self._lock:
-            readable = max(answer.readable, self._delivered)
-            return [info for info in self._infos(answer, readable) if info.ledger_id not in self._gone]
+            answer = self._answer if self._answer is not None and self._answer.doubts == self._doubts else None
+        return [] if answer is None else self._shown(answer)
+
+    def _shown(self, answer: _Answer) -> list[LedgerInfo]:
+        with self._lock:
+            key = answer, max(answer.readable, self._delivered), self._changes
+            if self._built is None or self._built[0] != key:
+                infos = [info for info in self._infos(*key[:2]) if info.ledger_id not in self._gone]
+                self._built = key, infos
+            return list(self._built[1])
 
     def internals(self) -> TopicInternals:
         """The broker's answer itself, as old as ``infos`` may be."""
@@ -115,6 +129,7 @@ class LedgerList:
     def gave_up(self, ledger_id: int) -> None:
         """Its hot copy may be deleted at any time: it isn't listed any more."""
         with self._lock:
+            self._changes += 1
             self._gone.add(ledger_id)
             self._holes.pop(ledger_id, None)
             self._closed_ms.pop(ledger_id, None)
@@ -229,6 +244,7 @@ class LedgerList:
 
     def _add_hole(self, ledger_id: int, first: int, last: int) -> None:
         """Joined with what it touches."""
+        self._changes += 1
         runs = sorted([*self._holes.get(ledger_id, ()), (first, last)])
         joined = [runs[0]]
         for run in runs[1:]:

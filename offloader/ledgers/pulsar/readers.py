@@ -6,6 +6,7 @@ an entry before the one that was asked for.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -142,8 +143,8 @@ class ReaderPool:
             reader.kept.popleft()
         if not reader.kept:
             self._bring(reader, target)
-        batch = reader.kept[0]
-        rest = batch.between(max(target, batch.first), batch.last)
+        rest = _consecutive(reader.kept, max_bytes)
+        rest = rest.between(max(target, rest.first), rest.last)
         answer = rest.slice(0, leading_bytes(rest, max_bytes))
         reader.next_start = Position(answer.ledger_id, answer.last.entry_id + 1)
         return answer
@@ -187,6 +188,17 @@ class ReaderPool:
             self._timer = self._workers.call_after(IDLE_S_MAX, self._sweep) if self._idle else None
         for reader in old:
             reader.consumer.close()
+
+
+def _consecutive(kept: Sequence[EntryBatch], max_bytes: int) -> EntryBatch:
+    """The first batches as one, as far as they follow each other and are worth a read."""
+    run, size_bytes = [kept[0]], kept[0].payload_bytes
+    for batch in itertools.islice(kept, 1, None):
+        if size_bytes >= max_bytes or batch.first != (run[-1].ledger_id, run[-1].last.entry_id + 1):
+            break
+        run.append(batch)
+        size_bytes += batch.payload_bytes
+    return EntryBatch.concat(run)
 
 
 def _keeps(reader: _Reader, target: Position) -> bool:

@@ -154,8 +154,12 @@ class PulsarSource:
         found = self._live.read(start, max_bytes)
         if found is not None:
             return found
-        infos = self._ledgers.infos()
+        # An answer of the broker waits behind all that it sends meanwhile: it is asked only for what isn't known.
+        infos = self._ledgers.known()
         target = first_from(infos, start)
+        if target is None:
+            infos = self._ledgers.infos()
+            target = first_from(infos, start)
         if target is None:
             return None
         told = self._live.told
