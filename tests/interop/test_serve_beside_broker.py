@@ -1,0 +1,79 @@
+"""Two whole sidecars beside a real broker: one works, the other stands by and takes over when it is killed."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pulsar
+
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.manifest.log import list_streams, load_manifest
+from offloader.store.base import open_store
+from services.pulsar.broker import running_broker
+from tests.interop.broker_topics import command
+from tests.support.readback import stored_entries
+from tests.support.serving_processes import Serving
+from tests.support.waiting import eventually
+
+NAMESPACE = "public/sidecars"
+TOPIC, STREAM = f"persistent://{NAMESPACE}/orders", f"{NAMESPACE}/persistent/orders"
+COUNT = 400
+
+
+def test_of_two_sidecars_one_works_and_the_other_takes_over_when_it_is_killed(tmp_path: Path, exercises: Any) -> None:
+    exercises("pulsar")
+    config, url = tmp_path / "offloader.toml", f"file://{tmp_path}/store"
+    with running_broker(tmp_path / "broker", {}) as broker, AdminClient(broker.admin_url) as admin:
+        command(broker, "PUT", f"namespaces/{NAMESPACE}")
+        config.write_text(
+            f'streaming_offload = true\n[serve]\nstore = "{url}"\nupkeep = false\n'
+            f'[pulsar]\nservice_url = "{broker.service_url}"\nadmin_url = "{broker.admin_url}"\n'
+            f'topics = ["{NAMESPACE}"]\ntopics_seconds = 0.5\n'
+            "[offload]\nmax_offload_segment_rollover_time_minutes = 0.01\n"
+        )
+        store = open_store(url)
+        client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        producer = client.create_producer(TOPIC, batching_enabled=False, block_if_queue_full=True)
+        sent: list[bytes] = []
+
+        def send() -> None:
+            values = [b"number %d." % number for number in range(len(sent), len(sent) + COUNT)]
+            for value in values:
+                producer.send_async(value, None)
+            producer.flush()
+            sent.extend(values)
+
+        def are_stored() -> bool:
+            if STREAM not in set(list_streams(store)):
+                return False
+            entries = [payload for _, payload in stored_entries(store, STREAM)]
+            return len(entries) == len(sent) and all(map(bytes.endswith, entries, sent))
+
+        with ExitStack() as stack:
+            sidecars = [stack.enter_context(Serving(config)) for _ in range(2)]
+            send()
+            eventually(are_stored, within_s=90)
+            state = load_manifest(store, STREAM)
+            assert state.epoch == 1
+            [working] = [each for each in sidecars if state.owner.name.endswith(f"/{each.process.pid}")]
+            [waiting] = [each for each in sidecars if each is not working]
+            # Both are connected to the same subscription.
+            eventually(lambda: admin.stats(TOPIC).subscriptions["offloader"].consumers == 2)
+
+            working.signal(signal.SIGKILL)
+            working.ended()
+            send()
+            eventually(are_stored, within_s=90)
+            state = load_manifest(store, STREAM)
+            assert (state.epoch, state.owner.name.endswith(f"/{waiting.process.pid}")) == (2, True)
+
+            send()
+            # What was sent last is completed before it ends, or left to the next start and said.
+            eventually(are_stored, within_s=90)
+            waiting.signal(signal.SIGTERM)
+            assert waiting.ended() == 0
+        client.close()
+    assert are_stored()
