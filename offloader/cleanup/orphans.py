@@ -158,6 +158,7 @@ class Knowledge:
         stopped: nothing of any stream may be deleted.
         topic: what is kept of a partitioned topic of that name, read when ``names`` were.
         is_stream: False: it is such a topic's name alone.
+        is_forgotten: nobody knows the name any more: no stream, topic or partition of it is anywhere in the store.
     """
 
     stream: str
@@ -168,6 +169,7 @@ class Knowledge:
     stopped: bool = False
     topic: TopicState = field(default_factory=TopicState)
     is_stream: bool = True
+    is_forgotten: bool = False
 
     @property
     def held(self) -> bool:
@@ -283,7 +285,7 @@ def _retention_reason(info: ObjectInfo, known: Knowledge) -> Reason | None:
     if incarnation is not None:
         if incarnation in (known.incarnation, topic.incarnation):
             return None
-        is_told = not topic.is_damaged and (known.is_stream or topic.is_there)
+        is_told = not topic.is_damaged and (known.is_stream or known.is_forgotten or topic.is_there)
         if incarnation in known.doubtful or not is_told:
             return Reason.DOUBTFUL
         return known.kept_or(Reason.DEAD, info.modified_ms)
@@ -295,7 +297,7 @@ def _retention_reason(info: ObjectInfo, known: Knowledge) -> Reason | None:
         return Reason.FOREIGN
     if known.names is not None:
         return None
-    if not known.is_stream:
+    if not known.is_stream and not known.is_forgotten:
         return Reason.UNLISTED
     return Reason.DOUBTFUL if known.doubtful else known.kept_or(Reason.DEAD, info.modified_ms)
 

@@ -167,6 +167,7 @@ class Reconciliation:
                 dead.add(incarnation)
             else:
                 doubtful.add(incarnation)
+        topic = topic_state(self.store, self.stream)
         return Knowledge(
             stream=self.stream,
             names=names,
@@ -174,9 +175,15 @@ class Reconciliation:
             doubtful=frozenset(doubtful),
             old_ms=old_ms,
             stopped=global_hold(self.store) is not None,
-            topic=topic_state(self.store, self.stream),
+            topic=topic,
             is_stream=not self.is_topic,
+            is_forgotten=entry is None and not topic.is_there and self._is_forgotten(),
         )
+
+    def _is_forgotten(self) -> bool:
+        """Of a name without any entry: whether no manifest could bring one back, of the stream or of a partition."""
+        name = encode_stream(self.stream)
+        return not any(self.store.list(f"{name}{rest}", limit=1).objects for rest in ("/manifest/", "-partition-"))
 
     def _look_again(self) -> None:
         """Reads the stop for everything, the entries of stream and topic, the manifest's tail and boundary again."""

@@ -153,11 +153,12 @@ def _delete_everything(store: ObjectStore, state: ManifestState, done: StreamRem
 
 
 def _delete_listed(store: ObjectStore, state: ManifestState, keys: Sequence[str]) -> None:
-    """Deletes what was listed while the stream was the one that is deleted.
+    """Deletes what was listed while the stream was the one that is deleted, unless all deletion was stopped since.
 
     Leases and what lies beside the manifest aren't told from those of a stream of that name that was created again by
     their names; but those can't have been listed before that happened.
     """
+    require_no_global_hold(store)
     entry = read_entry(store, state.stream)
     if entry is None or entry.incarnation != state.incarnation:
         raise NotFound(f"stream {state.stream} was deleted by somebody else meanwhile")

@@ -23,6 +23,7 @@ from offloader.manifest.boundary import create_boundary, raise_boundary, read_bo
 from offloader.manifest.catalog import forget_name, is_released, read_entry, release_entry
 from offloader.manifest.checkpointer import checkpoint_now
 from offloader.manifest.expiry import runs_named_by
+from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.objects import delete_keys, incarnations_in, list_manifest
 from offloader.manifest.state import EditRefused, ManifestState
@@ -85,6 +86,7 @@ def delete_stream(
     Raises:
         NotFound: no such stream.
         EditRefused: the stream is on hold.
+        DeletionStopped: all deletion in the store was stopped meanwhile.
         ClockSkew: the clocks differ too much to call anything old.
     """
     chosen = settings or ManifestSettings()
@@ -192,6 +194,7 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
         prefix = manifest_prefix(stream, incarnation)
         kept |= {f"{prefix}{name}" for name in runs_named_by(store, state, state.record_id)}
     doomed = [info.key for info in found.known() if info.key not in kept]
+    require_no_global_hold(store)
     delete_keys(store, doomed)
     now_ms = time_for_deletion_ms(store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000)
     born_ms = now_ms if tombstone is None else tombstone.modified_ms
@@ -200,6 +203,7 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
     )
     if now_ms - born_ms < settings.orphan_age_hours_min * _MS_PER_HOUR:
         return deletion
+    require_no_global_hold(store)
     # The entry first, if it is still this incarnation's: from here on the stream may be created again, under other
     # keys; what a crash leaves is of an incarnation that no entry names.
     release_entry(store, stream, incarnation)

@@ -52,11 +52,14 @@ class TendedRules:
         self._retired_ms: dict[tuple[UUID, int], int] = {}
         self._held_since: int | None = None
         self._stopped_since: int | None = None
+        #: How many steps each act took since then.
+        self._steps: dict[str, int] = {}
 
     def stopped(self, *, on: bool) -> None:
         """Whether all deletion is stopped from now on."""
         if on and self._stopped_since is None:
             self._stopped_since = self._line()
+            self._steps.clear()
         elif not on:
             self._stopped_since = None
 
@@ -75,6 +78,8 @@ class TendedRules:
                 wrong = f"{by} purged {uuid} {age_ms} ms after it was retired: before its grace period was over"
         moved = before is not None and before.incarnation == now.incarnation and before.head != now.head
         shortens = purged or set(retired) - set(was) or (moved and not by.startswith("undo")) or now.stream_deleted
+        if shortens and before is not None and before.held and before.incarnation == now.incarnation:
+            wrong = wrong or f"{by} shortened the stream by record {now.record_id}, after one that holds it"
         wrong = wrong or (self._forbidden(by, f"wrote record {now.record_id}") if shortens else "")
         # After that: the record that sets a hold isn't under it.
         if not now.held:
@@ -95,7 +100,9 @@ class TendedRules:
                 return f"{by} deleted {info.key}, which was {age_ms} ms old"
         # Whoever decides forgets what was recorded of streams that are gone.
         tends = objects and not by.startswith(("retain", "truncate"))
-        return self._forbidden(by, f"deleted {objects[0].key}") if tends else ""
+        wrong = self._forbidden(by, f"deleted {objects[0].key}", steps=0) if tends else ""
+        segments = [info.key for info in objects if parse_object_key(info.key, STREAM) is not None]
+        return wrong or (self._forbidden(by, f"deleted {segments[0]}") if segments else "")
 
     def of_abort(self, by: str, uploads: Sequence[UploadInfo]) -> str:
         """Of uploads that were aborted."""
@@ -107,8 +114,12 @@ class TendedRules:
                 return f"{by} aborted the upload {upload.upload_id}, which was {age_ms} ms old"
         return ""
 
-    def _forbidden(self, by: str, what: str) -> str:
-        """Whether somebody may shorten anything at all."""
+    def _forbidden(self, by: str, what: str, *, steps: int = 1) -> str:
+        """Whether somebody may shorten anything at all.
+
+        Args:
+            steps: how many steps of those that look for a stop before each that is; 0: it belongs to another.
+        """
         off_ms, began_ms = self.skewed.get(by, (0, 0))
         # Who waits for as long between two questions can't tell it from the right one: an answer came late, and what
         # is taken for the time then is the earlier one. Whether something was too young is looked at anyway.
@@ -120,4 +131,9 @@ class TendedRules:
         for since, why in ((self._held_since, "the stream is on hold"), (self._stopped_since, "deletion is stopped")):
             if since is not None and self._began(by) > since:
                 return f"{by} {what} while {why}"
+        if self._stopped_since is not None and steps:
+            # The one before which it looked.
+            self._steps[by] = self._steps.get(by, 0) + steps
+            if self._steps[by] > 1:
+                return f"{by} {what}, its {self._steps[by]}. step after deletion was stopped"
         return ""

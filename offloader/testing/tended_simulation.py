@@ -11,7 +11,7 @@ from random import Random
 
 from formats.entries import Position
 from offloader.errors import NotFound, OffloaderError
-from offloader.manifest.catalog import read_entry
+from offloader.manifest.catalog import is_released, read_entry
 from offloader.manifest.global_hold import lift_global_hold
 from offloader.manifest.objects import listed
 from offloader.retention.policies import policy_of
@@ -140,7 +140,7 @@ class TendedSimulation:
             (0.005, self._kill),
             (0.01 if world.processes else 0, lambda: world.processes[-1].release_hot()),
             (0.03, self._lap),
-            (0.02, self.acts.open),
+            (0.04, self.acts.open),
             (0.05, lambda: world.read(gives_up=random.random() < 0.1)),
             (0.06, self.acts.truncate if self.policy is None else self.acts.retain),
             (0.09, self.acts.clean_up),
@@ -209,6 +209,10 @@ class TendedSimulation:
             reader.close()
         world.readers.clear()
         lift_global_hold(world.quiet("go on"))
+        if is_released(world.store, STREAM):
+            # Somebody died in the middle of removing the name: nobody can begin the stream for an hour.
+            world.clock.advance(QUIET_S)
+            self._tidy_up()
         if not world.is_deleted and read_entry(world.store, STREAM) is not None:
             self.acts.held(world.quiet("hold"), on=False)
         if not world.is_deleted:

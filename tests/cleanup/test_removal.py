@@ -211,3 +211,28 @@ def test_uploads_of_attempts_that_failed_go_where_a_store_finds_them_by_their_wh
 
     assert done.uploads == 2
     assert [upload.key for upload in bench.memory.list_uploads("")] == [foreign]
+
+
+def test_a_stop_of_everything_stops_a_deletion_that_is_under_way() -> None:
+    """It comes before each of its requests in turn; what the request after it was about may still go, no more."""
+    for call in range(2, 60):
+        bench = Bench(ledgers=4)
+
+        class Stopping(FaultyStore):
+            def _next(self, verb: str, key: str, at: int = call, bench: Bench = bench) -> Fault | None:
+                if len(self.calls) + 1 == at:
+                    set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
+                return super()._next(verb, key)
+
+        store = Stopping(bench.memory)
+        stopped = False
+        try:
+            remove_stream(store, STREAM, clock=bench.clock)
+        except DeletionStopped:
+            stopped = True
+        deletes = [key for verb, key in store.calls[call - 1 :] if verb == "delete" and key != TIME_KEY]
+        assert len(deletes) <= 1, f"{call}: {deletes}"
+        if not stopped and call > len(store.calls):
+            assert call > 20
+            return
+    raise AssertionError("no deletion was over before it was stopped")

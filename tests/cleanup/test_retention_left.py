@@ -305,3 +305,33 @@ def test_a_store_that_fails_is_told() -> None:
     with pytest.raises(AssertionError, match="StoreUnavailable"):
         reconcile(store, bench.clock)
     assert issubclass(StoreUnavailable, OffloaderError)
+
+
+def test_what_is_written_late_for_a_name_that_nobody_knows_any_more_goes_when_it_is_old() -> None:
+    """A publisher stalled until nothing was left; but not while a partition's manifest may bring the topic back."""
+    bench = lived()
+    for stream in (STREAM, *PARTITIONS):
+        remove_stream(bench.memory, stream, clock=bench.clock, despite_readers=True)
+    bench.clock.advance(DAY_S + 1)
+    rounds(bench)
+    assert remaining(bench.memory) == {}
+    dead = UUID(int=1, version=4)
+    late = {document_key(Subscribers, name, dead) for name in (STREAM, TOPIC)}
+    late.add(awaited_key(STREAM, 7))
+    for key in late:
+        bench.memory.put(key, encode_awaited(AwaitedReaders(UUID(int=1), 7, ())))
+    found, _ = reconcile(bench.memory, bench.clock)
+    assert {each.key: each.reason for each in found} == dict.fromkeys(late, Reason.YOUNG)
+    bench.clock.advance(DAY_S + 1)
+    lost = StreamWriter(bench.memory, PARTITIONS[1], clock=bench.clock)
+    bench.memory.delete([catalog_key(PARTITIONS[1])])
+    of_topic = document_key(Subscribers, TOPIC, dead)
+
+    found, _ = reconcile(bench.memory, bench.clock)
+
+    assert {each.key for each in found if each.outcome is Outcome.DELETED} == late - {of_topic}
+    assert next(each.reason for each in found if each.key == of_topic) is Reason.DOUBTFUL
+    bench.memory.delete([info.key for info in listed(bench.memory, f"{lost.stream}/")])
+    found, _ = reconcile(bench.memory, bench.clock)
+    assert {each.key: each.outcome for each in found} == {of_topic: Outcome.DELETED}
+    assert remaining(bench.memory) == {}
