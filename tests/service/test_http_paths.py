@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from offloader.read.streams import load_stream
 from offloader.service.feeds import Problem
 from offloader.service.http.server import OffloadHttp
+from offloader.status_document import idle_document
 from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, ask, http_process, quoted
+from tests.support.staged_view import lively
 
 Served = tuple[OffloadHttp, HttpProcess]
 
@@ -199,3 +202,32 @@ def test_what_is_asked_for_in_another_way_is_refused(served: Served) -> None:
     assert form.status == 415
     unknown = ask(of(http, ORDERS, "/offload"), method="POST", body={"untli": "1:0"}).json()
     assert unknown["problems"] == [{"where": "body.untli", "what": "Extra inputs are not permitted"}]
+
+
+def test_every_kind_of_row_has_the_shape_that_is_promised(tmp_path: Path) -> None:
+    """A staged process with a bit of everything; rows of streams that nobody knows more of than their name."""
+    view = lively(30)
+    with http_process(tmp_path, streams=(), view=view) as (http, _):
+        assert ask(f"{http.url}/v1/overview").json() == view.overview()
+        unknown = {"namespace": "a/b", "feed": None, "active": False, "mode": None, "last_error": "the store is away"}
+        view.rows.append({"stream": "a/b/persistent/x", "lag": None, "stalled": None, **unknown})
+        view.rows.append({**idle_document("a/b/persistent/y", "standby", error=None), **unknown})
+        page = ask(f"{http.url}/v1/streams?limit=100").json()["items"]
+        assert sorted(page, key=lambda row: row["stream"]) == sorted(view.rows, key=lambda row: row["stream"])
+        for row in view.rows[:-2]:
+            assert ask(of(http, row["stream"])).json() == view.stream(row["stream"])
+            if row["segments"]["offloaded"] is not None:
+                found = ask(of(http, row["stream"], "/segments")).json()["items"]
+                assert found == list(view.segments(row["stream"]).items)
+        assert ask(of(http, ORDERS, "/subscribers")).json()["items"] == view.subscriber_rows
+
+
+def test_an_answer_that_isnt_as_described_is_shown_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    view = lively()
+    view.rows[0]["committed"] = 7
+    with http_process(tmp_path, streams=(), view=view) as (http, _), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pydantic, which tells it too
+        assert ask(of(http, view.rows[0]["stream"])).json()["committed"] == 7
+    assert [getattr(each, "event", "") for each in caplog.records] == ["http_shape"]

@@ -17,9 +17,9 @@ from formats.errors import FormatError
 from offloader.errors import OffloaderError
 from offloader.service.control import ServiceControl
 from offloader.service.dashboard.routes import page_routes
+from offloader.service.http.answers import ProblemDetails
 from offloader.service.http.asked import Reader
 from offloader.service.http.command_routes import command_routes
-from offloader.service.http.models import ProblemDetails
 from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
 from offloader.service.http.process_routes import process_routes
 from offloader.service.http.stream_routes import stream_routes

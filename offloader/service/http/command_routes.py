@@ -5,27 +5,17 @@ Owns which role each needs. Must never let a caller without it near ``ServiceCon
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
 
 from offloader.service.control import ServiceControl
+from offloader.service.http.answers import Applied, Committed, Paused, Removed, shown
 from offloader.service.http.asked import Admin, StreamName, SubscriberName, Writer
-from offloader.service.http.models import (
-    Applied,
-    Committed,
-    OffloadRequest,
-    Paused,
-    PauseRequest,
-    PublishRequest,
-    Removed,
-    SubscribeRequest,
-)
+from offloader.service.http.requests import OffloadRequest, PauseRequest, PublishRequest, SubscribeRequest
 
 __all__ = ["command_routes"]
 
-_Shape = TypeVar("_Shape", bound=BaseModel)
 #: Of the time for an answer, what is left for everything but waiting.
 _WAIT_SHARE = 0.8
 
@@ -44,17 +34,17 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
         """Close and complete the current segment now, and wait until it is committed. 503: it isn't yet, ask again."""
         asked = body or OffloadRequest()
         wait_s = min(asked.wait_seconds, answer_s * _WAIT_SHARE)
-        return _shown(Committed, control.offload(name, until=asked.until, timeout_s=wait_s, by=caller.name))
+        return shown(Committed, control.offload(name, until=asked.until, timeout_s=wait_s, by=caller.name))
 
     @router.post("/pause")
     def pause(caller: Writer, name: StreamName, body: PauseRequest | None = None) -> Paused:
         """Assign no further segment until `resume`; what comes stays in the hot tier."""
-        return _shown(Paused, control.pause(name, reason=(body or PauseRequest()).reason, by=caller.name))
+        return shown(Paused, control.pause(name, reason=(body or PauseRequest()).reason, by=caller.name))
 
     @router.post("/resume")
     def resume(caller: Writer, name: StreamName) -> Paused:
         """Let a paused stream go on."""
-        return _shown(Paused, control.resume(name, by=caller.name))
+        return shown(Paused, control.resume(name, by=caller.name))
 
     @router.put("/subscribers/{subscriber}")
     def subscribe(
@@ -63,13 +53,13 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
         """Register a subscriber, or raise the generation of one."""
         asked = body or SubscribeRequest()
         found = control.subscribe(name, subscriber, start=asked.start, generation=asked.generation, by=caller.name)
-        return _shown(Applied, found)
+        return shown(Applied, found)
 
     @router.post("/subscribers/{subscriber}/publish")
     def publish(caller: Writer, name: StreamName, subscriber: SubscriberName, body: PublishRequest) -> Applied:
         """Say what a subscriber has consumed, so that it may go. The same again is fine, and a sign of life."""
         found = control.publish(name, subscriber, body.at, generation=body.generation, by=caller.name)
-        return _shown(Applied, found)
+        return shown(Applied, found)
 
     @router.delete("/subscribers/{subscriber}")
     def unsubscribe(
@@ -79,10 +69,6 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
         generation: Annotated[int | None, Query(ge=0, lt=2**31, description="Leave it if it has a higher one.")] = None,
     ) -> Removed:
         """Forget a subscriber: it holds nothing back any more."""
-        return _shown(Removed, control.unsubscribe(name, subscriber, generation=generation, by=caller.name))
+        return shown(Removed, control.unsubscribe(name, subscriber, generation=generation, by=caller.name))
 
     return router
-
-
-def _shown(shape: type[_Shape], document: dict[str, Any]) -> _Shape:
-    return shape.model_validate(document)

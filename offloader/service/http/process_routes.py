@@ -14,8 +14,8 @@ from fastapi.responses import JSONResponse
 
 from offloader.metrics import CONTENT_TYPE
 from offloader.service.auth import Role
+from offloader.service.http.answers import Health, Items, Overview, Ready, shown
 from offloader.service.http.asked import Reader, caller_of
-from offloader.service.http.models import Health, Items, Ready
 from offloader.service.view import LIMIT_MAX, ServiceView
 
 __all__ = ["Limit", "NameQuery", "process_routes"]
@@ -45,18 +45,18 @@ def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRou
         found = view.readiness()
         role = caller_of(request).role
         response.status_code = 200 if found.ready else 503
-        shown = None if role is None or role < Role.READ else [asdict(each) for each in found.problems]
-        return Ready.model_validate({"ready": found.ready, "problems": shown})
+        problems = None if role is None or role < Role.READ else [asdict(each) for each in found.problems]
+        return Ready.model_validate({"ready": found.ready, "problems": problems})
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def metrics(_: Reader) -> Response:
         """For Prometheus, in its text format (docs/OBSERVING.md)."""
         return Response(exposition(), headers={"content-type": CONTENT_TYPE})
 
-    @router.get("/v1/overview")
-    def overview(_: Reader) -> dict[str, Any]:
+    @router.get("/v1/overview", response_model_exclude_unset=True)
+    def overview(_: Reader) -> Overview:
         """The process in short: readiness, store, buffer, how many streams are in which mode."""
-        return view.overview()
+        return shown(Overview, view.overview())
 
     @router.get("/v1/status", response_class=JSONResponse, responses={200: {"model": dict[str, Any]}})
     def status(_: Reader) -> Response:
@@ -64,21 +64,21 @@ def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRou
         return JSONResponse(view.status())
 
     @router.get("/v1/config")
-    def config(_: Reader, topic: NameQuery = "") -> Items:
+    def config(_: Reader, topic: NameQuery = "") -> Items[dict[str, Any]]:
         """Every effective setting of a topic, or of the process, and where it comes from."""
-        return Items(items=view.config(topic))
+        return Items[dict[str, Any]](items=view.config(topic))
 
     @router.get("/v1/errors")
     def errors(
         _: Reader, stream: Annotated[str | None, Query(max_length=_NAME_CHARS_MAX)] = None, limit: Limit = 100
-    ) -> Items:
+    ) -> Items[dict[str, Any]]:
         """The newest warnings and errors, the newest first."""
-        return Items(items=view.errors(stream=stream, limit=limit))
+        return Items[dict[str, Any]](items=view.errors(stream=stream, limit=limit))
 
     @router.get("/v1/decisions")
-    def decisions(_: Reader, limit: Limit = 20) -> Items:
+    def decisions(_: Reader, limit: Limit = 20) -> Items[dict[str, Any]]:
         """The newest decisions of retention about any stream of this process, the newest first."""
-        return Items(items=view.recent_decisions(limit))
+        return Items[dict[str, Any]](items=view.recent_decisions(limit))
 
     @router.get("/v1/orphans")
     def orphans(_: Reader) -> dict[str, Any]:

@@ -1,0 +1,207 @@
+"""The shapes of answers over HTTP, for the description and whoever makes a client of it.
+
+Owns what is promised: members that are named here have these kinds. Must never be the reason why something isn't shown:
+answers may have more members, and of one that isn't known nothing is said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from offloader.service.http.requests import POSITION
+
+__all__ = [
+    "Applied",
+    "Committed",
+    "Health",
+    "Items",
+    "Lag",
+    "LedgerRow",
+    "ListPage",
+    "Overview",
+    "Paused",
+    "ProblemDetails",
+    "Ready",
+    "ReadyProblem",
+    "Removed",
+    "SegmentRow",
+    "StreamRow",
+    "SubscriberRow",
+    "shown",
+]
+
+_log = logging.getLogger("offloader.service.http")
+
+_Row = TypeVar("_Row")
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Lag(_Answer):
+    """What the hot tier has and the cold tier has not."""
+
+    entries: int
+    bytes: int = Field(description="Of payload.")
+    seconds: float | None = Field(description="Newest hot entry against newest committed one, by publish time.")
+
+
+class StreamRow(_Answer):
+    """One stream: what this process does with it, and what its manifest says."""
+
+    stream: str
+    namespace: str
+    feed: str | None = Field(description="What brings it to this process; null: it isn't offloaded here.")
+    active: bool = Field(description="Whether this process offloads it; another one may.")
+    mode: str | None = Field(
+        default=None, description="live, catch-up, paused, stopped, standby, starting, ledger, deleted."
+    )
+    method: str | None = Field(default=None, description="streaming, ledger or none.")
+    tail: str | None = Field(default=None, description="Newest entry of the hot tier.")
+    offered: str | None = Field(default=None, description="Newest entry in the current segment.")
+    committed: str | None = Field(default=None, description=f"End of what the cold tier has. {POSITION}")
+    lag: Lag | None = None
+    buffer: dict[str, int] | None = Field(default=None, description="bytes, and bytes_max.")
+    segments: dict[str, int | None] | None = Field(
+        default=None, description="How many are offloaded, assigned, failed."
+    )
+    entries_offloaded: int | None = None
+    bytes_offloaded: int | None = Field(default=None, description="Of payload.")
+    last_error: str | None = None
+    last_progress_ms: int | None = Field(default=None, description="When a segment was committed last.")
+    stalled: str | None = Field(default=None, description="Why there is no progress; null: there is, or nothing to do.")
+
+
+class SegmentRow(_Answer):
+    """One segment, as the manifest records it; sizes once it is complete."""
+
+    uuid: str
+    layout: str = Field(description="V1: one ledger; V2: one or more.")
+    status: str
+    first: str
+    last: str | None
+    ledgers: list[int]
+    entries: int | None = None
+    payload_bytes: int | None = None
+    object_bytes: int | None = Field(default=None, description="Of its data and its index.")
+    publish_time_min_ms: int | None = None
+    publish_time_max_ms: int | None = None
+    offloaded_ms: int | None
+    data: str = Field(description="Key of its data object.")
+    index: str = Field(description="Key of its index object.")
+
+
+class LedgerRow(_Answer):
+    """One ledger of the hot tier."""
+
+    ledger_id: int
+    closed: bool
+    entries: int | None
+    size_bytes: int | None
+
+
+class SubscriberRow(_Answer):
+    """Somebody who consumes a stream."""
+
+    subscriber: str
+    generation: int
+    cut: dict[str, str] | None = Field(description="The first entries still needed, by segment of the stream.")
+    activity: str = Field(description="Whether it holds data back.")
+    lag_bytes: int
+    lag_entries: int
+
+
+class ProblemDetails(_Answer):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str = Field(description="What, where, why.")
+    kind: str = Field(description="What to do: fix_call, not_found, retry_later, fenced, repair_data, denied, bug, ...")
+    hint: str = Field(description="What to do, in words; may be empty.")
+
+
+class Health(_Answer):
+    status: str
+
+
+class ReadyProblem(_Answer):
+    where: str
+    what: str
+    hint: str = ""
+    since_ms: int | None = None
+    blocks_ready: bool
+
+
+class Ready(_Answer):
+    ready: bool
+    problems: list[ReadyProblem] | None = Field(description="What is missing; only for those who may read.")
+
+
+class ListPage(_Answer, Generic[_Row]):
+    items: list[_Row]
+    next_cursor: str | None = Field(description="Give it as `cursor` for the next page; null: this was the last one.")
+    total: int = Field(description="Items on all pages, now.")
+
+
+class Items(_Answer, Generic[_Row]):
+    items: list[_Row]
+
+
+class Committed(_Answer):
+    stream: str
+    committed: str | None = Field(description=f"End of what is readable in the cold tier. {POSITION}")
+
+
+class Paused(_Answer):
+    stream: str
+    paused: bool
+    changed: bool = Field(description="False: it was so already.")
+    assigned: int = Field(description="Segments under way; they complete.")
+    committed: str | None
+
+
+class Applied(_Answer):
+    stream: str
+    subscriber: str
+    generation: int
+
+
+class Removed(_Answer):
+    stream: str
+    subscriber: str
+    removed: bool = Field(description="False: its generation is higher than the one given.")
+
+
+class Overview(_Answer):
+    """The process in short."""
+
+    software: str
+    pid: int
+    now_ms: int
+    started_ms: int
+    ready: bool
+    problems: list[ReadyProblem]
+    store: dict[str, Any] | None
+    buffer: dict[str, int]
+    streams: dict[str, Any]
+
+
+def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:
+    """A document in the shape that is promised. One that hasn't it is shown as it is: what there is to see matters
+    more than its description. The log has the difference.
+    """
+    try:
+        return shape.model_validate(document)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+        extra = {"event": "http_shape", "shape": shape.__name__}
+        _log.warning("an answer isn't as described: %s: %s", shape.__name__, problems, extra=extra)
+        return shape.model_construct(**document)
