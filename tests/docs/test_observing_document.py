@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -52,3 +53,16 @@ def test_every_setting_that_the_text_names_exists() -> None:
     known = {f"limits.{field.name}" for field in fields(LimitSettings)}
     known |= {f"telemetry.{field.name}" for field in fields(TelemetrySettings)}
     assert set(re.findall(r"`((?:limits|telemetry)\.[a-z0-9_]+)", TEXT)) <= known
+
+
+def test_every_event_that_is_logged_is_in_a_table_and_no_other() -> None:
+    logged: set[str] = set()
+    for path in (ROOT / "offloader").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for key, value in zip(node.keys, node.values, strict=True) if isinstance(node, ast.Dict) else ():
+                if isinstance(key, ast.Constant) and key.value == "event":
+                    logged |= {str(each.value) for each in ast.walk(value) if isinstance(each, ast.Constant)}
+    # Put together of what was done.
+    logged = logged - {"_failed"} | {"cleanup_failed", "orphans_failed", "segment_offloaded", "segment_rewritten"}
+    rows = [line.split("|")[1] for line in TEXT.partition("## Logs")[2].splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)} == logged
