@@ -9,6 +9,7 @@ import pytest
 
 from formats.deletion_record import awaited_key
 from formats.entries import Position
+from formats.keys import parse_object_key, record_number
 from formats.manifest import Adopt, Hold, LedgersDeleted
 from offloader.cleanup.audit import read_batches
 from offloader.cleanup.cycle import LargeDelete, cleanup_all, cleanup_stream
@@ -21,7 +22,7 @@ from offloader.manifest.state import EditRefused, SegmentStatus
 from offloader.manifest.store_time import ClockSkew, DeletionClock
 from offloader.read.reader import open_reader
 from offloader.store.base import DeleteFailure
-from offloader.testing.faulty_store import Fault
+from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import StreamWriter, batch_of
@@ -209,6 +210,41 @@ def test_the_stop_for_everything_keeps_everything() -> None:
         bench.run()
     lift_global_hold(bench.memory)
     assert bench.run().swept.purged == 2
+
+
+def test_a_stop_of_everything_comes_between_any_two_steps_of_a_round() -> None:
+    """Before each of its requests in turn; the step before which it had looked may still be taken, no more."""
+    for call in range(2, 80):
+        bench = Bench(ledgers=6)
+        for ledger in (2, 3, 4):
+            bench.truncate(ledger)
+            bench.run()
+        bench.hours(25)
+        bench.truncate(5)
+
+        class Stopping(FaultyStore):
+            def _next(self, verb: str, key: str, at: int = call, bench: Bench = bench) -> Fault | None:
+                if len(self.calls) + 1 == at:
+                    set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
+                return super()._next(verb, key)
+
+        before, objects = bench.state, bench.stored()
+        store = Stopping(bench.memory)
+        try:
+            cleanup_stream(store, STREAM, clock=bench.clock, settings=bench.settings)
+        except DeletionStopped:
+            late = store.calls[call - 1 :]
+            records = [key for verb, key in late if verb == "put" and record_number(key) is not None]
+            deletes = [key for verb, key in late if verb == "delete" and parse_object_key(key, STREAM)]
+            assert len(records) + len(deletes) <= 1, f"{call}: {records} {deletes}"
+        else:
+            assert len(bench.state.segments) == len(before.segments) - 3
+            assert len(bench.stored() & objects) == len(objects) - 6
+        bench.check()
+        if call > len(store.calls):
+            assert call > 30
+            return
+    raise AssertionError("no round was over before it was stopped")
 
 
 def test_clocks_that_can_t_be_trusted_stop_deletion() -> None:
