@@ -1,5 +1,17 @@
-"""The Spark of a test process, which there is one of whatever folder asks for it."""
+"""The Spark of a test process, which there is one of whatever folder asks for it, and a broker that tests share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
+from services.pulsar.broker import Broker, running_broker
 from tests.spark.conftest import spark as spark
+
+
+@pytest.fixture(scope="session")
+def plain_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """For tests that share it: each has topics of its own."""
+    with running_broker(tmp_path_factory.mktemp("plain-broker"), {}) as broker:
+        yield broker

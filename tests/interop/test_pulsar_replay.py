@@ -19,7 +19,7 @@ from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer, Delivery
 from offloader.store.base import open_store
-from services.pulsar.broker import Broker, running_broker
+from services.pulsar.broker import Broker
 from tests.interop.broker_topics import NAMESPACE, command, topic_of
 from tests.support.streams import StreamWriter
 from tests.support.waiting import eventually
@@ -63,17 +63,15 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("replay")
+def place(plain_broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-    with running_broker(folder / "broker", {}) as broker:
-        client = pulsar.Client(broker.service_url, logger=quiet)
-        produce(client)
-        with AdminClient(broker.admin_url) as admin:
-            place = Place(broker, client, admin, f"file://{folder}/store")
-            offload(place)
-            yield place
-        client.close()
+    client = pulsar.Client(plain_broker.service_url, logger=quiet)
+    produce(client)
+    with AdminClient(plain_broker.admin_url) as admin:
+        place = Place(plain_broker, client, admin, f"file://{tmp_path_factory.mktemp('replay')}/store")
+        offload(place)
+        yield place
+    client.close()
 
 
 def produce(client: pulsar.Client) -> None:
