@@ -57,6 +57,11 @@ def loaded_modules(code: str) -> list[str]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
+def test_a_serving_process_without_http_needs_none_of_its_packages() -> None:
+    modules = loaded_modules("import offloader.cli.serve, offloader.service.assembly")
+    assert not {"fastapi", "pydantic", "starlette", "uvicorn"} & {name.split(".")[0] for name in modules}
+
+
 def test_import_offloader_loads_nothing_heavy() -> None:
     """Modules are counted instead of seconds: the count is the same on every machine."""
     modules = loaded_modules("import offloader")

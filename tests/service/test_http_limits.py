@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import pytest
 from offloader.errors import InvalidCall
 from offloader.service.http.gate import PROBES_MAX
 from offloader.service.http.server import OffloadHttp
+from tests.support.certificates import Authority
 from tests.support.http_process import ORDERS, ask, exchange, http_process, quoted
 from tests.support.waiting import eventually
 
@@ -149,6 +151,27 @@ def test_a_slow_sender_is_cut(tmp_path: Path, sent: bytes) -> None:
         assert ask(f"{http.url}/healthz").status == 200
 
 
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x00\xa5\x01"])
+def test_a_handshake_that_doesnt_come_is_cut_and_counts_as_a_connection(tmp_path: Path, sent: bytes) -> None:
+    authority = Authority(tmp_path)
+    sections = {
+        "access": {"certificate_file": str(authority.issue("127.0.0.1"))},
+        "http": {"request_seconds_max": 0.4, "connections_max": 2},
+    }
+    tls = ssl.create_default_context(cafile=authority.ca_file)
+    with http_process(tmp_path, sections, streams=()) as (http, _):
+        with connected(http) as one, connected(http) as other:
+            for connection in (one, other):
+                connection.sendall(sent)
+            with connected(http) as third:
+                assert rest_of(third) == b""
+            assert [rest_of(each) for each in (one, other)] == [b"", b""]
+        eventually(lambda: _is_served(http, tls))
+        lines = ask(f"{http.url}/metrics", tls=tls).body.decode()
+        assert 'offloader_http_refusals_total{reason="handshake"} 2.0' in lines
+        assert 'offloader_http_refusals_total{reason="connections"}' in lines
+
+
 def test_a_connection_without_a_request_is_closed_after_its_time(tmp_path: Path) -> None:
     with http_process(tmp_path, {"http": {"idle_seconds_max": 0.3}}, streams=()) as (http, _):
         with connected(http) as connection:
@@ -231,9 +254,9 @@ def test_connections_above_the_limit_are_closed_at_once(tmp_path: Path) -> None:
         assert refused(http, "connections") >= 1
 
 
-def _is_served(http: OffloadHttp) -> bool:
+def _is_served(http: OffloadHttp, tls: ssl.SSLContext | None = None) -> bool:
     try:
-        return ask(f"{http.url}/healthz").status == 200
+        return ask(f"{http.url}/healthz", tls=tls).status == 200
     except OSError:
         return False
 
