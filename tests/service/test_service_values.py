@@ -121,21 +121,16 @@ def test_an_error_that_is_logged_says_what_to_do_and_shows_no_traceback(recent: 
 
 HOLDER = """
 import sys, pathlib
-from offloader.service.kept import KeptAnswers
 from offloader.service.process_lock import ProcessLock
-print(ProcessLock(pathlib.Path(sys.argv[1])).take(), flush=True)
+lock = ProcessLock(pathlib.Path(sys.argv[1]))
+print(lock.take(), flush=True)
 sys.stdin.readline()
 """
 
 
 def test_one_process_has_the_lock_until_it_ends(tmp_path: Path) -> None:
     lock = ProcessLock(tmp_path / "lock")
-    # It has the lock for as long as its object lives: the expression's value isn't kept.
-    code = HOLDER.replace(
-        "print(ProcessLock(pathlib.Path(sys.argv[1])).take()",
-        "l = ProcessLock(pathlib.Path(sys.argv[1]))\nprint(l.take()",
-    )
-    command = [sys.executable, "-c", code, str(lock.path)]
+    command = [sys.executable, "-c", HOLDER, str(lock.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from formats.entries import Position
 from offloader.clock import SystemClock
 from offloader.errors import Closed, Corrupt, Fenced, InvalidCall, LimitReached, NotFound, StoreUnavailable
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.service.served_stream import RESTART_S_MIN
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -93,8 +94,6 @@ def test_a_feed_that_cannot_start_is_retried_and_keeps_no_other_from_its_work(
 
 
 def names(store: FaultyStore) -> set[str]:
-    from offloader.manifest.log import list_streams
-
     return set(list_streams(store))
 
 
@@ -285,13 +284,12 @@ def test_a_stream_of_the_ledger_method_and_one_of_none(store: FaultyStore, datab
         append(sources[ORDERS])
         sources[ORDERS].close_ledger()
         assert assembled.process.offload(ORDERS, None, timeout_s=30) is not None
-        assert assembled.view.stream(ORDERS)["segments"]["offloaded"] == 2
+        # What is shown may be some seconds old.
+        eventually(lambda: assembled.view.stream(ORDERS)["segments"]["offloaded"] == 2)
     assert {int(each.layout) for each in load_manifest(store, ORDERS).offloaded()} == {1}
 
 
 def test_draining_ends_when_somebody_does_not_want_to_wait(store: FaultyStore, database: EmbeddedLedgers) -> None:
-    import threading
-
     feed = HeldFeed()
     source = database.open_stream(ORDERS)
     with serving(store, settings_file(offload__drain_seconds_max=3600), feed) as assembled:
@@ -336,6 +334,39 @@ def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: E
         assert assembled.view.retention(ORDERS)["policy"].startswith("by size")
         assert assembled.view.decisions(ORDERS)
         eventually(lambda: load_manifest(store, ORDERS).head is not None)
+
+
+def test_a_source_that_does_not_answer_holds_up_nobody_who_asks_for_the_status(
+    store: FaultyStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, answers = HeldFeed(), threading.Event()
+    inner = database.open_stream(ORDERS)
+
+    class Hanging(Flaky):
+        """Says at the start which ledgers it has, and later only when it may."""
+
+        def ledgers(self) -> Any:
+            if self.failures:
+                answers.wait()
+            return inner.ledgers()
+
+    source = Hanging(inner, 0, OSError())
+    monkeypatch.setattr("offloader.service.process.LOOK_WAIT_S_MAX", 0.01)
+    monkeypatch.setattr("offloader.service.process.DOCUMENT_AGE_S_MAX", 0.0)
+    file = settings_file(offload__max_offload_segment_rollover_time_minutes=60)
+    with serving(store, file, feed) as assembled:
+        assert feed.streams is not None
+        feed.streams.add(ORDERS, source, feed="held")  # type: ignore[arg-type]
+        eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "live")
+        source.failures = 1
+        append(inner)  # now it is behind, and how far only the source knows
+        try:
+            for _ in range(3):
+                assert assembled.process.document()["streams"][0]["stream"] == ORDERS
+            assert assembled.view.readiness().ready
+        finally:
+            answers.set()
+        eventually(lambda: assembled.process.document()["streams"][0]["lag"]["entries"] == 40)
 
 
 def test_every_start_opens_a_new_epoch(store: FaultyStore, database: EmbeddedLedgers) -> None:
