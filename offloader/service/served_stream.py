@@ -267,11 +267,11 @@ class ServedStream:
         self._offload = self._trigger = self._hot_release = self._running = None
 
     def _stopped_error(self) -> OffloaderError | None:
-        """Why what should run doesn't any more. A fenced stream isn't started again: it looks itself whether its
-        successor is gone, and its feed says when it is its turn."""
-        offload = self._offload
+        """Why what should run doesn't any more. A fenced stream that is offloaded while it is written isn't started
+        again: it looks itself whether its successor is gone, and its feed says when it is its turn."""
+        offload, trigger = self._offload, self._trigger
         if offload is None:
-            return None
+            return None if trigger is None else trigger.fenced
         status = offload.status()
         if status.mode is not Mode.STOPPED or status.error_kind in (Closed.__name__, Fenced.__name__):
             return None
@@ -282,6 +282,8 @@ class ServedStream:
             if self._started_s and self._clock.monotonic_s() - self._started_s > RAN_WELL_S:
                 self._restart_s = RESTART_S_MIN
             wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, self._restart_s_max)
+            if isinstance(error, Fenced):
+                wait_s = max(wait_s, self._settings.offload.takeover_after_seconds)
             self._error = error
             if not self._ended:
                 self._timer = self._workers.call_after(wait_s, self._again)

@@ -289,6 +289,39 @@ def test_a_stream_of_the_ledger_method_and_one_of_none(store: FaultyStore, datab
     assert {int(each.layout) for each in load_manifest(store, ORDERS).offloaded()} == {1}
 
 
+def test_the_ledger_method_goes_on_some_time_after_somebody_else_took_the_stream(
+    store: FaultyStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offloader.service.streams.LOOK_S", 0.05)
+    feed = HeldFeed()
+    inner = database.open_stream(ORDERS)
+
+    class Taken(Flaky):
+        """Somebody else opens an epoch while the first ledger is read."""
+
+        def ledgers(self) -> Any:
+            return inner.ledgers()
+
+        def read(self, start: Position, max_bytes: int) -> Any:
+            if self.failures:
+                self.failures -= 1
+                ManifestLog(store, ORDERS, clock=SystemClock()).open_epoch()
+            return inner.read(start, max_bytes)
+
+    append(inner)
+    inner.close_ledger()
+    source = Taken(inner, 1, OSError())
+    file = settings_file(offload__method="ledger", offload__takeover_after_seconds=0.05)
+    with serving(store, file, feed) as assembled:
+        assert feed.streams is not None
+        feed.streams.add(ORDERS, source, feed="held")  # type: ignore[arg-type]
+        eventually(lambda: ORDERS in names(store) and load_manifest(store, ORDERS).committed_end() is not None)
+        assert not source.failures
+        assert any("isn't offloaded" in each["message"] for each in assembled.view.errors(stream=ORDERS))
+    assert load_manifest(store, ORDERS).epoch == 3
+    assert len(stored_entries(store, ORDERS)) == 40
+
+
 def test_draining_ends_when_somebody_does_not_want_to_wait(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed = HeldFeed()
     source = database.open_stream(ORDERS)

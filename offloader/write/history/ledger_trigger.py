@@ -56,6 +56,8 @@ class LedgerTrigger:
         self._timer: Timer | None = None
         self._subscription: Subscription | None = None
         self._committed: Position | None = None
+        #: Why it stopped by itself: somebody else took the stream.
+        self.fenced: Fenced | None = None
 
     def start(self) -> None:
         """Begins to look."""
@@ -99,6 +101,7 @@ class LedgerTrigger:
             self._run_what_is_due()
         except Fenced as error:
             _log.warning("%s; the ledger method stops here", error)
+            self.fenced = error
             self.stop()
         except StreamPaused as error:
             _log.info("offloading closed ledgers: %s; looks again in %g s", error, LOOK_S)
