@@ -70,7 +70,8 @@ def _errors() -> Iterator[str]:
     yield from _table(
         ("exit code", "kind", "what to do"), ((str(k.value), f"`{k.name.lower()}`", k.advice) for k in ErrorKind)
     )
-    yield "\nA command that is interrupted ends with 130, one whose reader went away with 141.\n"
+    yield "\nA command that is interrupted ends with 130, one whose reader went away with 141. Bytes that"
+    yield "can't be decoded (`formats.errors`) are `repair_data` too.\n"
     found = [OffloaderError]
     for kind in found:
         found += [each for each in kind.__subclasses__() if each not in found]
