@@ -116,7 +116,7 @@ def remove_stream(
 
     def delete_objects(state: ManifestState) -> None:
         done.adopted = _adopted(state)
-        _delete_everything(store, state, done)
+        _delete_everything(store, state, done, entropy)
 
     done.deletion = delete_stream(
         store, stream, clock=clock, delete_objects=delete_objects, settings=chosen, entropy=entropy
@@ -124,9 +124,11 @@ def remove_stream(
     return done
 
 
-def _delete_everything(store: ObjectStore, state: ManifestState, done: StreamRemoval) -> None:
+def _delete_everything(
+    store: ObjectStore, state: ManifestState, done: StreamRemoval, entropy: Callable[[int], bytes]
+) -> None:
     """Until a listing shows nothing of ours any more."""
-    by_prefix = finds_uploads_by_prefix(store)
+    by_prefix = finds_uploads_by_prefix(store, entropy=entropy)
     for _ in range(ROUNDS_MAX):
         failed = () if by_prefix else uploads_of_deleted(store, state.stream, state.incarnation)
         for upload in _ours_of(itertools.chain(_listed_uploads(store, state), failed), state):

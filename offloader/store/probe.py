@@ -7,9 +7,10 @@ behind.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -89,9 +90,13 @@ def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4) -> ProbeResul
     return ProbeResult(rounds=rounds, problems=tuple(dict.fromkeys(problems)))
 
 
-def finds_uploads_by_prefix(store: ObjectStore) -> bool:
-    """Whether unfinished uploads are found by what their keys begin with, or (MinIO) by the whole key only."""
-    scratch = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], bytes] = os.urandom) -> bool:
+    """Whether unfinished uploads are found by what their keys begin with, or (MinIO) by the whole key only.
+
+    Args:
+        entropy: source of the scratch key's random bytes.
+    """
+    scratch = f"{PROBE_PREFIX}{entropy(16).hex()}"
     upload_id = store.begin_upload(f"{scratch}-upload")
     try:
         return any(upload.upload_id == upload_id for upload in store.list_uploads(scratch))
