@@ -251,17 +251,19 @@ def _run_one(
         if chosen is None or first is None or last is None or first > last:
             _say(job.pair, None, ReplayResult(), 0, json=json, dry_run=dry_run)
             return
-        total = reader.count(first, last)
         file = job.progress_file(wanted)
+        known = file.require(wanted)
+        sent = None if known is None else known.sent
+        # What was sent may be truncated by now.
+        begin = first if sent is None else max(first, Position(sent.ledger_id, sent.entry_id + 1))
+        left = reader.count(begin, last) if begin <= last else 0
         if dry_run:
-            known = file.require(wanted)
-            sent = None if known is None else known.sent
-            _say(job.pair, (first, last), ReplayResult(resumed_after=sent), total, json=json, dry_run=True)
+            _say(job.pair, (begin, last), ReplayResult(resumed_after=sent), left, json=json, dry_run=True)
             return
-        with EntryProgress(sys.stderr, total, always=progress) as shown:
+        with EntryProgress(sys.stderr, left, always=progress) as shown:
             result = Replayer(
                 reader,
-                first,
+                begin,
                 last,
                 client=job.client,
                 wanted=wanted,
@@ -271,21 +273,21 @@ def _run_one(
                 with_transactions=with_transactions,
                 on_progress=lambda now: shown.at(now.entries, now.size_bytes, now.sent),
             ).run()
-    _say(job.pair, (first, last), result, total, json=json, dry_run=False)
+    _say(job.pair, (begin, last), result, left, json=json, dry_run=False)
 
 
 def _say(
     pair: _Pair,
     chosen: tuple[Position, Position] | None,
     result: ReplayResult,
-    total: int,
+    left: int,
     *,
     json: bool,
     dry_run: bool,
 ) -> None:
     first, last = chosen or (None, None)
     if json:
-        facts = {"stream": pair.stream, "topic": pair.topic, "first": first, "last": last, "in_range": total}
+        facts = {"stream": pair.stream, "topic": pair.topic, "first": first, "last": last, "to_send": left}
         facts["sent" if not dry_run else "would_go_on_after"] = result.sent if not dry_run else result.resumed_after
         if not dry_run:
             facts |= {
@@ -300,24 +302,24 @@ def _say(
             }
         print(json_line(facts))
         return
-    print("\n".join(_lines(pair, chosen, result, total, dry_run=dry_run)))
+    print("\n".join(_lines(pair, chosen, result, left, dry_run=dry_run)))
 
 
 def _lines(
-    pair: _Pair, chosen: tuple[Position, Position] | None, result: ReplayResult, total: int, *, dry_run: bool
+    pair: _Pair, chosen: tuple[Position, Position] | None, result: ReplayResult, left: int, *, dry_run: bool
 ) -> list[str]:
     where = f"{pair.stream} to {pair.topic}"
     if chosen is None:
         return [f"{where}: there is nothing in that range"]
     first, last = chosen
-    count = "1 entry" if total == 1 else f"{total:,} entries"
+    count = "1 entry" if left == 1 else f"{left:,} entries"
     found = f"{first}..{last}, {count}"
     after = "" if result.resumed_after is None else f", an earlier run got to {result.resumed_after}"
     if dry_run:
         return [f"{where}: would send {found}{after}"]
     if not result.entries:
-        return [f"{where}: {found}{after}; nothing was left to send (--label sends it once more)"]
-    sent = f"{counted(result.messages, 'message')} in {result.entries:,} of {total:,} entries"
+        return [f"{where}: nothing was left to send{after} (--label sends it once more)"]
+    sent = f"{counted(result.messages, 'message')} in {result.entries:,} of {left:,} entries"
     lines = [f"{where}: sent {sent}, {bytes_text(result.size_bytes)}, {first}..{result.sent}{after}"]
     if result.markers:
         lines.append(f"left out {result.markers:,} entries that the brokers wrote for themselves")

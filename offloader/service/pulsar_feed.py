@@ -99,9 +99,12 @@ class PulsarFeed:
             lambda: streams.settings_of("").pulsar.subscribers_seconds, lambda: self.tell(streams), "subscriptions"
         )
 
-    def stop(self, within_s: float) -> None:  # noqa: ARG002 - nothing here takes long
+    def stop(self, within_s: float) -> None:
         self._stopped.set()
-        self._workers.close()
+        # A look may be waiting for an admin interface that doesn't answer.
+        ending = threading.Thread(target=self._workers.close, name="offloader-pulsar-stop", daemon=True)
+        ending.start()
+        ending.join(within_s)
 
     def close(self) -> None:
         self._cluster.close()
@@ -132,7 +135,9 @@ class PulsarFeed:
         """
         settings = streams.settings_of("").pulsar
         patterns = TopicPatterns.of(settings.topics, settings.exclude)
-        look, error = survey(self._cluster.admin, patterns)
+        look, error = survey(self._cluster.admin, patterns, is_stopped=self._stopped.is_set)
+        if self._stopped.is_set():
+            return
         new, gone = self._roster.see(look)
         for topic in gone:
             _log.warning(
@@ -193,12 +198,14 @@ class PulsarFeed:
             found = self._topics.get(topic)
         if found is None:
             return
-        # While it is open, nobody opens it a second time.
-        streams.remove(found.source.stream)
-        with self._lock:
-            self._topics.pop(topic, None)
-            self._told.pop(topic, None)
-        found.source.close()
+        try:
+            # While it is open, nobody opens it a second time.
+            streams.remove(found.source.stream)
+        finally:
+            with self._lock:
+                self._topics.pop(topic, None)
+                self._told.pop(topic, None)
+            found.source.close()
 
     def _look_at_policies(self, namespaces: Iterable[str]) -> None:
         if self._clock.monotonic_s() < self._policies_due_s:

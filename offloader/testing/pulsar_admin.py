@@ -54,6 +54,7 @@ class FakeAdmin:
         asked: method and path of each request.
         answers: path -> (status, body) instead of the truth, while they are there.
         is_up: else every connection is closed without an answer.
+        hold: while it isn't set, nothing is answered.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class FakeAdmin:
         self.asked: list[tuple[str, str]] = []
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.is_up = True
+        self.hold = threading.Event()
+        self.hold.set()
         self._topics = {topic.name: topic for topic in topics}
         self._lock = threading.Lock()
         admin = self
@@ -117,6 +120,7 @@ class FakeAdmin:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.hold.set()
         self._server.shutdown()
         self._thread.join(_STOP_TIMEOUT_S)
         self._server.server_close()
@@ -125,6 +129,7 @@ class FakeAdmin:
         request.rfile.read(int(request.headers.get("Content-Length") or 0))
         with self._lock:
             self.asked.append((request.command, request.path))
+        self.hold.wait(_STOP_TIMEOUT_S)
         if not self.is_up:
             request.close_connection = True
             return

@@ -67,7 +67,10 @@ def test_a_stream_is_sent_and_the_same_command_again_sends_nothing(
     assert err.splitlines()[-1].startswith("100 of 100 entries, ")
 
     _, out, _ = run(capsys, *words)
-    assert "an earlier run got to 9:59; nothing was left to send" in out
+    assert (
+        out
+        == f"{STREAM} to {TARGET}: nothing was left to send, an earlier run got to 9:59 (--label sends it once more)\n"
+    )
     _, out, _ = run(capsys, *words, "--label", "again", "--json")
     assert told.place.arrived == [*ALL, *ALL]
     facts = json.loads(out)
@@ -91,6 +94,16 @@ def test_a_range_by_position_and_by_time(told: Told, capsys: pytest.CaptureFixtu
     assert told.place.arrived == [Position(7, 2), Position(7, 3)]
     code, out, _ = run(capsys, *words, "--from-time", "2199-01-01")
     assert (code, out) == (0, f"{STREAM} to {TARGET}: there is nothing in that range\n")
+
+
+def test_what_was_sent_may_be_truncated_before_the_rest_is(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [STREAM, "--to", TARGET, *told.options, "--from", "7:0"]
+    assert run(capsys, *words, "--until", "7:19")[0] == 0
+    assert main(["truncate", STREAM, "--before", "7:15", "--store", told.store.url]) == 0
+    code, out, err = run(capsys, *words)
+    assert (code, err) == (0, "")
+    assert "in 80 of 80 entries" in out
+    assert told.place.arrived == ALL
 
 
 def test_a_process_that_is_killed_costs_nothing(told: Told, tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ import pytest
 from formats.entries import Position
 from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.topic_patterns import TopicPatterns
+from offloader.ledgers.pulsar.topic_survey import survey
 from offloader.manifest.log import load_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.stream_retention import open_retention
@@ -186,6 +189,29 @@ def test_a_topic_that_is_refused_is_named_and_tried_again(cluster: Cluster) -> N
         assert "pulsar.topics_max" in whats(assembled)
         cluster.admin.remove(f"{P}a")
         eventually(lambda: cluster.is_offloaded("b"))
+
+
+def test_an_admin_interface_that_hangs_holds_up_no_end(cluster: Cluster) -> None:
+    cluster.make("one")
+    with cluster.serve() as assembled:
+        eventually(lambda: cluster.is_offloaded("one"))
+        cluster.admin.hold.clear()
+        asked = len(cluster.admin.asked)
+        eventually(lambda: len(cluster.admin.asked) > asked)
+        assert assembled.process.stop(drain=False) == 0
+        cluster.admin.hold.set()
+
+
+def test_namespaces_are_asked_for_until_too_many_fail_in_a_row(cluster: Cluster) -> None:
+    names = [f"t/n{number}" for number in range(9)]
+    cluster.admin.policies = {name: {} for name in names}
+    cluster.admin.answers = {f"/admin/v2/persistent/t/n{number}": (500, b"") for number in (1, 3, 4, 5, 6)}
+    with AdminClient(cluster.admin.url) as admin:
+        look, error = survey(admin, TopicPatterns.of(["t/n*/x"]))
+    assert error is not None
+    assert sorted(look.topics) == ["t/n0", "t/n2"]
+    assert look.failed == set(names) - set(look.topics)
+    assert len(cluster.admin.of("GET", "t/n6")) == 0
 
 
 def test_policies_that_fight_with_us_are_told(cluster: Cluster) -> None:

@@ -16,8 +16,20 @@ from offloader.ledgers.pulsar.topic_roster import Look
 __all__ = ["survey"]
 
 
-def survey(admin: AdminClient, patterns: TopicPatterns) -> tuple[Look, OffloaderError | None]:
-    """Which topics there are that are meant, and the first error of what couldn't be asked."""
+#: Requests in a row that fail before no more are made: each may take as long as its deadline.
+FAILURES_MAX = 3
+
+
+def survey(
+    admin: AdminClient, patterns: TopicPatterns, *, is_stopped: Callable[[], bool] = lambda: False
+) -> tuple[Look, OffloaderError | None]:
+    """Which topics there are that are meant, and the first error of what couldn't be asked.
+
+    Args:
+        admin: of the cluster.
+        patterns: what is meant.
+        is_stopped: whether nobody wants to know any more; what wasn't asked by then counts as failed.
+    """
     first: OffloaderError | None = None
     is_whole = True
     namespaces = set(patterns.namespaces)
@@ -31,7 +43,12 @@ def survey(admin: AdminClient, patterns: TopicPatterns) -> tuple[Look, Offloader
             first, is_whole = first or error, False
     topics: dict[str, frozenset[str]] = {}
     failed: set[str] = set()
+    in_a_row = 0
     for namespace in sorted(namespaces):
+        if is_stopped() or in_a_row >= FAILURES_MAX:
+            failed.add(namespace)
+            continue
+        in_a_row += 1
         try:
             topics[namespace] = frozenset(each for each in admin.topics(namespace) if patterns.have(each))
         except NotFound:
@@ -39,4 +56,6 @@ def survey(admin: AdminClient, patterns: TopicPatterns) -> tuple[Look, Offloader
         except OffloaderError as error:
             first = first or error
             failed.add(namespace)
+            continue
+        in_a_row = 0
     return Look(topics, frozenset(failed), is_whole), first
