@@ -1,0 +1,240 @@
+"""Reading through Arrow Flight, asking for things, and who may: over real sockets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from formats.entries import EntryBatch, Position
+from offloader.clock import SystemClock
+from offloader.errors import InvalidCall, StoreUnavailable
+from offloader.service.flight.connections import require_free
+from offloader.service.listen import parse_listen
+from offloader.store.memory import MemoryStore
+from tests.ledgers.pushing_broker import Broker
+from tests.support.certificates import Authority
+from tests.support.flight_door import APPEND_SCHEMA, Door, Producer, act, flight_door
+
+ORDERS, BILLS = "shop/eu/persistent/orders", "shop/eu/persistent/bills"
+_names = itertools.count()
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(f"flight-get-{next(_names)}", "", SystemClock())
+
+
+def read(client: fl.FlightClient, **ticket: Any) -> list[tuple[Position, bytes]]:
+    rows = client.do_get(fl.Ticket(json.dumps({"stream": ORDERS, **ticket}).encode())).read_all().to_pylist()
+    return [(Position(row["ledger_id"], row["entry_id"]), row["payload"]) for row in rows]
+
+
+def durable(door: Door, broker: Broker, stream: str = ORDERS) -> Producer:
+    producer = door.put({"stream": stream})
+    producer.news()
+    producer.push_all(broker)
+    producer.until(lambda said: said["durable"] == str(broker.end))
+    return producer
+
+
+def test_entries_are_read_by_position_by_time_and_in_small_batches(store: MemoryStore) -> None:
+    broker = Broker()
+    broker.append(120)
+    broker.close_ledger()
+    broker.append(30)
+    with flight_door(store) as door:
+        durable(door, broker)
+        client = door.client()
+        assert read(client) == broker.entries
+        assert (
+            read(client, **{"from": str(broker.entries[7][0]), "to": str(broker.entries[130][0])})
+            == (broker.entries[7:131])
+        )
+        first = broker.entries[0][0].ledger_id
+        assert read(client, from_time_ms=1_700_000_000_000 + 100, to=f"{first}:119") == broker.entries[100:120]
+        assert read(client, from_time_ms=2_000_000_000_000) == []
+        chunks = list(client.do_get(fl.Ticket(json.dumps({"stream": ORDERS, "batch_bytes": 500}).encode())))
+        assert len(chunks) > 20
+        info = client.get_flight_info(fl.FlightDescriptor.for_path(ORDERS))
+        assert (info.total_records, json.loads(info.app_metadata)["last"]) == (150, str(broker.end))
+        assert client.do_get(info.endpoints[0].ticket).read_all().num_rows == 150
+        assert [each.descriptor.path for each in client.list_flights()] == [[ORDERS.encode()]]
+        assert list(client.list_flights(b"other/")) == []
+        assert client.get_schema(fl.FlightDescriptor.for_path(ORDERS)).schema.names[-1] == "payload"
+    assert not [info.key for info in store.list(f"{ORDERS}/leases/").objects], "leases ended with the reads"
+
+
+def test_appended_entries_are_read_before_they_are_offloaded(store: MemoryStore, tmp_path: Path) -> None:
+    hour = 60.0
+    with flight_door(
+        store, flight__ledgers=f"sqlite:///{tmp_path}/l.db", offload__max_offload_segment_rollover_time_minutes=hour
+    ) as door:
+        producer = door.put({"stream": ORDERS, "mode": "append"}, APPEND_SCHEMA)
+        producer.news()
+        producer.send(pa.record_batch([pa.array([b"a", b"b"], pa.binary())], schema=APPEND_SCHEMA))
+        assert producer.latest["durable"] is None
+        client = door.client()
+        assert [payload for _, payload in read(client)] == [b"a", b"b"]
+        assert act(client, "offload", stream=ORDERS) == {"stream": ORDERS, "committed": "1:1"}
+        assert [payload for _, payload in read(client)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("ticket", [b"", b"x", b'{"stream": 1}', b'{"strom": "a/b"}', b'{"stream": "a/b", "from": 7}'])
+def test_bad_tickets_are_refused_by_name(ticket: bytes, store: MemoryStore) -> None:
+    with flight_door(store) as door, pytest.raises(fl.FlightServerError, match="ticket") as refused:
+        door.client().do_get(fl.Ticket(ticket))
+    assert json.loads(refused.value.extra_info)["kind"] == "fix_call"
+    assert "Traceback" not in str(refused.value)
+
+
+def test_what_isnt_there_is_named(store: MemoryStore) -> None:
+    broker = Broker()
+    broker.append(10)
+    with flight_door(store) as door:
+        durable(door, broker)
+        client = door.client()
+        with pytest.raises(fl.FlightServerError, match=r"NotFound: .*shop/eu/persistent/bills"):
+            client.do_get(fl.Ticket(json.dumps({"stream": BILLS}).encode()))
+        with pytest.raises(fl.FlightServerError, match="BeyondEnd"):
+            read(client, **{"from": "99:0"})
+        with pytest.raises(fl.FlightServerError, match="one of the two"):
+            read(client, **{"from": str(broker.end), "from_time_ms": 5})
+        with pytest.raises(fl.FlightServerError, match="no such action: 'drop'"):
+            act(client, "drop")
+        with pytest.raises(fl.FlightServerError, match="no such field: 'force'"):
+            act(client, "truncate", stream=ORDERS, before="1:0", force=True)
+        with pytest.raises(fl.FlightServerError, match="past the committed end"):
+            act(client, "truncate", stream=ORDERS, before=f"{broker.end.ledger_id}:99")  # type: ignore[union-attr]
+        with pytest.raises(fl.FlightServerError, match="its ledgers are the broker's"):
+            act(client, "close-ledger", stream=ORDERS)
+
+
+def test_actions_truncate_and_publish_a_cut(store: MemoryStore) -> None:
+    broker = Broker()
+    broker.append(20)
+    with flight_door(store) as door:
+        producer = durable(door, broker)
+        client = door.client()
+        fifth = str(broker.entries[5][0])
+        assert act(client, "subscribe", stream=ORDERS, subscriber="billing")["subscriber"] == "billing"
+        assert act(client, "publish", stream=ORDERS, subscriber="billing", at=fifth)["stream"] == ORDERS
+        assert act(client, "truncate", stream=ORDERS, before=fifth) | {"segments": 0, "entries": 0} == {
+            "stream": ORDERS, "head": fifth, "moved": True, "ledgers": [], "segments": 0, "entries": 0,
+        }  # fmt: skip
+        assert read(client) == broker.entries[5:]
+        broker.append(5)  # and it goes on
+        producer.push_all(broker)
+        producer.until(lambda said: said["durable"] == str(broker.end))
+        assert read(client) == broker.entries[5:]
+        status = act(client, "status", stream=ORDERS)
+        assert (status["mode"], status["offloading"], status["durable"]) == ("push", "live", str(broker.end))
+        assert {action.type for action in client.list_actions()} >= {"status", "offload", "truncate"}
+
+
+# --- who may come in -------------------------------------------------------------------------------------------------
+
+
+def bearing(token: str) -> fl.FlightCallOptions:
+    return fl.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
+
+
+def test_a_token_opens_what_its_role_allows(store: MemoryStore, tmp_path: Path) -> None:
+    tokens = {role: f"{role}-token-0123456789" for role in ("read", "write", "admin")}
+    settings = {}
+    for role, token in tokens.items():
+        (tmp_path / role).write_text(token)
+        settings[f"access__{role}_tokens"] = [f"file:{tmp_path / role}"]
+    one = EntryBatch.build(1, 0, [b"x"]).to_arrow()
+    with flight_door(store, **settings) as door:
+        client = door.client()
+        for options in (None, bearing("wrong-token-0123456789"), bearing("x")):
+            with pytest.raises(fl.FlightUnauthenticatedError) as refused:
+                list(client.list_flights(options=options) if options else client.list_flights())
+            assert "wrong-token" not in str(refused.value)
+        with pytest.raises(fl.FlightUnauthorizedError, match="role read, this needs write"):
+            Producer(client, {"stream": ORDERS}, options=bearing(tokens["read"])).news()
+        producer = Producer(client, {"stream": ORDERS}, options=bearing(tokens["write"]))
+        producer.news()
+        producer.send(one)
+        producer.until(lambda said: said["durable"] == "1:0")
+        producer.end()
+        assert len(list(client.list_flights(options=bearing(tokens["read"])))) == 1
+        truncate = fl.Action("truncate", json.dumps({"stream": ORDERS, "before": "1:0"}).encode())
+        with pytest.raises(fl.FlightUnauthorizedError, match="this needs admin"):
+            list(client.do_action(truncate, bearing(tokens["write"])))
+        assert list(client.do_action(truncate, bearing(tokens["admin"])))
+        # Rotated: the new one counts after a reload, the old one doesn't.
+        (tmp_path / "read").write_text("another-token-0123456789")
+        door.process.process.reload(door.process.process.file)
+        with pytest.raises(fl.FlightUnauthenticatedError):
+            list(client.list_flights(options=bearing(tokens["read"])))
+        assert len(list(client.list_flights(options=bearing("another-token-0123456789")))) == 1
+        logged = json.dumps([each["message"] for each in door.process.view.errors()])
+        assert not [token for token in tokens.values() if token in logged]
+
+
+def test_off_loopback_it_refuses_to_start_without_authentication(store: MemoryStore) -> None:
+    with (
+        pytest.raises(InvalidCall, match="can be reached from other machines"),
+        flight_door(store, flight__listen="0.0.0.0:0"),
+    ):
+        pass
+    with (
+        pytest.raises(InvalidCall, match=r"flight\.listen: 'nowhere' is no address"),
+        flight_door(store, flight__listen="nowhere"),
+    ):
+        pass
+
+
+def test_client_certificates_count_by_name_and_expired_ones_dont(store: MemoryStore, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    settings: dict[str, Any] = {
+        "access__certificate_file": str(authority.issue("127.0.0.1")),
+        "access__client_authorities_file": str(authority.ca_file),
+        "access__certificates": {"broker-1": "write", "reader": "read"},
+    }
+
+    def client_of(door: Door, name: str, *, expired: bool = False) -> fl.FlightClient:
+        pem = authority.issue(name, expired=expired).read_bytes()
+        return door.client(tls_root_certs=authority.ca_file.read_bytes(), cert_chain=pem, private_key=pem)
+
+    with flight_door(store, "grpc+tls", **settings) as door:
+        producer = Producer(client_of(door, "broker-1"), {"stream": ORDERS})
+        producer.news()
+        producer.send(EntryBatch.build(1, 0, [b"x"]).to_arrow())
+        producer.until(lambda said: said["durable"] == "1:0")
+        producer.end()
+        assert len(list(client_of(door, "reader").list_flights())) == 1
+        with pytest.raises(fl.FlightUnauthorizedError, match="certificate reader has the role read"):
+            Producer(client_of(door, "reader"), {"stream": ORDERS}).news()
+        with pytest.raises(fl.FlightUnauthenticatedError, match="name isn't known here"):
+            list(client_of(door, "stranger").list_flights())
+        for client in (
+            client_of(door, "broker-1", expired=True),
+            door.client(tls_root_certs=authority.ca_file.read_bytes()),  # shows none
+        ):
+            with pytest.raises(fl.FlightUnavailableError):
+                list(client.list_flights())
+
+
+def test_an_expired_certificate_of_the_process_is_seen_by_clients(store: MemoryStore, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    expired = str(authority.issue("127.0.0.1", expired=True))
+    with flight_door(store, "grpc+tls", access__certificate_file=expired) as door:
+        client = door.client(tls_root_certs=authority.ca_file.read_bytes())
+        with pytest.raises(fl.FlightUnavailableError):
+            list(client.list_flights())
+
+
+def test_two_processes_cant_share_a_port_unnoticed(store: MemoryStore) -> None:
+    with flight_door(store) as door:
+        with pytest.raises(StoreUnavailable, match="another process listens there"):
+            require_free(door.feed.address)
+        with pytest.raises(InvalidCall, match="give an address of this machine"):
+            require_free(parse_listen("203.0.113.7:1"))
