@@ -21,6 +21,7 @@ from offloader.retention.truncation import truncate_stream
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
+from offloader.testing.memory_ledgers import MemoryLedgers
 from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb
 
 
@@ -250,6 +251,26 @@ def test_what_is_on_hold_stays() -> None:
     retention = open_retention(bench.memory, STREAM, clock=bench.clock)
     kept = [each["cut"] for each in read_decisions(retention, retention.place())]
     assert len([cut for cut in kept if cut is not None]) == 1
+
+
+def test_what_all_have_read_but_isnt_offloaded_stays() -> None:
+    """Readers of the hot tier are ahead of the offloading."""
+    bench = Bench(policy="consumption")
+    bench.grow(ledgers=2)
+    hot = MemoryLedgers(STREAM, bench.clock)
+    for _ in range(4):
+        hot.append([b"x" * KIB] * ENTRIES)
+        hot.close_ledger()
+    retention = open_retention(bench.memory, STREAM, source_of=lambda _: hot, clock=bench.clock)
+    retention.add("ahead")
+    retention.publish("ahead", Position(4, 0))
+    cycle = RetentionCycle(
+        bench.memory, clock=bench.clock, settings_of=lambda _: bench.settings, source_of=lambda _: hot
+    )
+    done = cycle.run(STREAM)
+    assert done.decision is not None
+    assert done.decision.is_held
+    assert bench.head() == Position(3, 0), "the end of what is offloaded"
 
 
 def test_a_clock_that_is_far_ahead_deletes_nothing() -> None:
