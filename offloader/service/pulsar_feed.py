@@ -152,6 +152,7 @@ class PulsarFeed:
                 return
             self._open(streams, topic, is_new=topic not in refused)
         self._look_at_policies(look.topics)
+        self._take_back()
         if error is not None:
             raise error
 
@@ -192,6 +193,14 @@ class PulsarFeed:
             else:
                 found.control.stand_by()
         _log.info("topic %s: %s", source.topic, "it is our turn" if active else "another process works on it")
+
+    def _take_back(self) -> None:
+        """Whoever fenced a stream whose turn is ours didn't know yet that it wasn't the other's any more."""
+        with self._lock:
+            ours = [each for topic, each in self._topics.items() if self._told.get(topic)]
+        for each in ours:
+            if each.source.active:
+                each.control.activate()  # nothing happens to a stream that wasn't fenced
 
     def _wind_down(self, streams: Streams, topic: str) -> None:
         with self._lock:

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from formats.entries import EntryBatch, Position
 from formats.pulsar.commands import CommandType, position_of
-from offloader.errors import Corrupt, Fenced, InvalidCall, LimitReached, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import (
+    AccessDenied,
+    Corrupt,
+    Fenced,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    OffloaderError,
+    StoreUnavailable,
+)
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.testing.pulsar_topics import FakeTopic
@@ -121,6 +131,17 @@ def test_an_empty_topic_is_told_from_its_first_entry_on(bench: PulsarBench) -> N
     listening = Listening(source)
     bench.fill(3)
     eventually(lambda: listening.heard == bench.stored())
+
+
+def test_who_wants_no_entries_makes_nobody_bring_them(bench: PulsarBench) -> None:
+    source = bench.open()
+    subscription = source.subscribe(None, lambda _: None)
+    bench.fill(3)
+    bench.topic.roll()
+    bench.fill(1)
+    assert shape(source) == [(1, True, 3), (2, False, 1)]
+    subscription.cancel()
+    assert bench.broker.of(CommandType.FLOW) == []
 
 
 @pytest.mark.parametrize("max_bytes", [1, 3 * ENTRY_BYTES, 10**6])
@@ -319,6 +340,29 @@ def test_a_broker_that_lies_about_ids_stops_only_that_topic(
     bench.fill(3, bench.topics[OTHER])
     eventually(lambda: fine.heard == bench.stored(bench.topics[OTHER]))
     assert other.problem is None
+
+
+def test_a_token_that_is_refused_for_a_while_stops_nothing_for_good(
+    new_bench: Callable[..., PulsarBench], tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("the right one")
+    bench = new_bench(token=f"file:{token}")
+    bench.broker.token = bench.admin.token = "the right one"
+    source = bench.open()
+    listening = Listening(source)
+    bench.fill(2)
+    eventually(lambda: len(listening.heard) == 2)
+    bench.broker.token = bench.admin.token = "a new one"
+    bench.broker.cut()
+    eventually(lambda: isinstance(source.problem, AccessDenied))
+    assert "the right one" not in str(source.problem)
+    with pytest.raises(AccessDenied):
+        source.read(Position(1, 0), 1)
+    token.write_text("a new one")
+    bench.fill(2)
+    eventually(lambda: listening.heard == bench.stored())
+    eventually(lambda: source.active and source.problem is None)
 
 
 def test_topics_share_a_connection_and_have_limits(new_bench: Callable[..., PulsarBench]) -> None:

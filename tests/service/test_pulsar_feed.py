@@ -16,7 +16,7 @@ from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topic_patterns import TopicPatterns
 from offloader.ledgers.pulsar.topic_survey import survey
-from offloader.manifest.log import load_manifest
+from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.stream_retention import open_retention
 from offloader.service.assembly import Assembled
@@ -107,6 +107,19 @@ def streams_of(assembled: Assembled) -> list[str]:
 
 def whats(assembled: Assembled) -> str:
     return "\n".join(f"{each.where}: {each.what}" for each in assembled.view.readiness().problems)
+
+
+def test_a_stream_that_was_fenced_in_its_turn_is_taken_back(cluster: Cluster) -> None:
+    cluster.make("one")
+    with cluster.serve():
+        eventually(lambda: cluster.is_offloaded("one"))
+        # As by a process that hasn't heard yet that another one was chosen.
+        late = ManifestLog(cluster.store, S + "one", clock=SystemClock())
+        late.load()
+        late.open_epoch()
+        cluster.fill("one")
+        eventually(lambda: cluster.is_offloaded("one"))
+        assert load_manifest(cluster.store, S + "one").epoch > (late.epoch or 0)
 
 
 def test_topics_are_found_followed_and_wound_down(cluster: Cluster) -> None:

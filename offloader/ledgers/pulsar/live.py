@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from formats.entries import EntryBatch, Position
 from offloader.backoff import Backoff
-from offloader.errors import Closed, OffloaderError
+from offloader.errors import BeyondEnd, Closed, Corrupt, OffloaderError
 from offloader.ledgers.listening import Listeners
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.delivered import batches_of
@@ -21,13 +21,15 @@ from offloader.ledgers.pulsar.ledger_list import LedgerList
 from offloader.ledgers.pulsar.window import LiveWindow
 from offloader.workers import SerialTask, Workers
 
-__all__ = ["LiveFeed"]
+__all__ = ["FOR_GOOD", "LiveFeed"]
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
 #: Opens a reader: where it begins, the last entry that isn't wanted any more, whom to tell that something came.
 OpenReader = Callable[[Position, Position | None, Callable[[], object]], Consumer]
 
+#: What waiting doesn't mend. A token may be renewed and a topic come back: these are tried again.
+FOR_GOOD = (Corrupt, BeyondEnd)
 #: Before a topic's first entry.
 EARLIEST = Position(-1, -1)
 
@@ -169,7 +171,7 @@ class LiveFeed:
         return True
 
     def _trouble(self, error: OffloaderError) -> None:
-        if not error.retryable:
+        if isinstance(error, FOR_GOOD):
             self._is_ended = True
             self._failed(error)
             self._leave()

@@ -24,7 +24,7 @@ from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.fence import Fence
 from offloader.ledgers.pulsar.ledger_list import LedgerList, first_from, newest_of
-from offloader.ledgers.pulsar.live import LiveFeed, OpenReader
+from offloader.ledgers.pulsar.live import FOR_GOOD, LiveFeed, OpenReader
 from offloader.ledgers.pulsar.readers import ReaderPool
 from offloader.ledgers.pulsar.standing import Standing
 from offloader.ledgers.pulsar.topic_stats import TopicInternals
@@ -169,7 +169,7 @@ class PulsarSource:
             return found or self._readers.read(self._ledgers, infos, target, max_bytes)
         except OffloaderError as error:
             self._ledgers.doubt()
-            if not error.retryable:
+            if isinstance(error, FOR_GOOD):
                 self._fail(error)
             raise
 
