@@ -13,6 +13,7 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from offloader.clock import SystemClock
+from offloader.errors import InvalidCall
 from offloader.manifest.log import load_manifest
 from offloader.service.flight.columns import ENTRY_SCHEMA
 from offloader.store.memory import MemoryStore
@@ -322,6 +323,24 @@ def test_appended_entries_get_positions_and_repeats_are_known_by_their_number(
         with pytest.raises(fl.FlightServerError, match="sends it already"):
             begun(door)
     assert [payload for _, payload in stored_entries(store, ORDERS)] == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_what_was_appended_before_a_crash_is_offloaded_without_anybody_coming_again(
+    store: FaultyStore, tmp_path: Path
+) -> None:
+    settings = {"flight__ledgers": f"sqlite:///{tmp_path}/flight.db"}
+    with flight_door(store, offload__max_offload_segment_rollover_time_minutes=60.0, **settings) as door:
+        producer = door.put({"stream": ORDERS, "mode": "append"}, APPEND_SCHEMA)
+        producer.news()
+        assert producer.send(payloads(b"a", b"b"))["durable"] is None
+    with flight_door(store, **settings) as door:
+        eventually(lambda: door.act("status", stream=ORDERS)["durable"] == "1:1")
+    assert [payload for _, payload in stored_entries(store, ORDERS)] == [b"a", b"b"]
+    with (
+        pytest.raises(InvalidCall, match="a database of its own"),
+        flight_door(store, serve__ledgers=settings["flight__ledgers"], **settings),
+    ):
+        pass
 
 
 def test_an_open_call_doesnt_keep_the_process_from_ending(store: FaultyStore) -> None:

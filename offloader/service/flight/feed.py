@@ -69,6 +69,11 @@ class FlightFeed:
         clock: Clock,
     ) -> None:
         self._settings, self._store, self._control, self._clock = settings, store, control, clock
+        if settings.flight.ledgers and settings.flight.ledgers == settings.serve.ledgers:
+            raise InvalidCall(
+                "flight.ledgers and serve.ledgers name one database: its streams would be brought twice",
+                hint="give Flight a database of its own",
+            )
         self._wanted = parse_listen(settings.flight.listen, setting="flight.listen")
         # Also finds out whether the files are what they should be: gRPC doesn't say.
         has_tls = server_tls(settings.access) is not None
@@ -106,6 +111,7 @@ class FlightFeed:
         except (pa.ArrowException, fl.FlightError, OSError) as cause:
             raise StoreUnavailable(f"flight.listen: can't listen on {self._wanted}: {str(cause)[:200]}") from cause
         self._seats = seats
+        seats.open_appended()
         extra = {"event": "flight_listens", "address": str(self.address), "tls": bool(tls)}
         _log.info("Arrow Flight listens on %s", self.address, extra=extra)
 

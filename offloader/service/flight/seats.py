@@ -5,6 +5,7 @@ Owns opening and closing them. Must never let two producers at one stream, nor o
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from offloader.store.base import ObjectStore
 from offloader.write.stream.status import Mode
 
 __all__ = ["FEED", "FlightStream", "Seat", "Seats"]
+
+_log = logging.getLogger("offloader.service.flight")
 
 #: What these streams are said to be brought by.
 FEED = "flight"
@@ -179,6 +182,17 @@ class Seats:
                 seat.take_away("the process is stopping")
                 raise Closed("the process is stopping", hint="try again later")
             return seat
+
+    def open_appended(self) -> None:
+        """Opens every stream of the ledger database: what was appended before the last end may not be offloaded yet."""
+        for name in [] if self._ledgers is None else self._ledgers.streams():
+            try:
+                with self._opening[hash(name) % _OPENING_LOCKS]:
+                    if self.find(name) is None:
+                        self._open(PutRequest(name, "append"))
+            except OffloaderError as error:
+                extra = {"event": "flight_not_opened", "stream": name}
+                _log.warning("stream %s isn't offloaded until somebody appends to it: %s", name, error, extra=extra)
 
     def stop(self) -> None:
         """Nobody sits anywhere any more, and nobody takes a seat."""
