@@ -36,13 +36,20 @@ class Serving:
         self._wait = wait
 
     def __enter__(self) -> Serving:
-        if self._wait:
-            self.logged("started")
+        try:
+            if self._wait:
+                self.logged("started")
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         self.process.kill()
         self.process.wait()
         self._reader.join()
