@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
+from offloader.effective_settings import read_settings_file
 from offloader.errors import ErrorKind
 from offloader.settings import Settings
 
@@ -49,7 +50,7 @@ def after_the_library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
 
 def test_every_fence_has_a_language_that_this_test_knows() -> None:
     opened = re.findall(r"^```(.*)$", TEXT, re.M)[::2]
-    assert set(opened) <= {"bash", "python", "python spark", "text"}
+    assert set(opened) <= {"bash", "python", "python spark", "text", "toml"}
 
 
 def test_the_library_example_runs_and_is_short(after_the_library: tuple[Path, str]) -> None:
@@ -79,6 +80,16 @@ def test_the_spark_example_runs_on_what_the_library_made(after_the_library: tupl
     )
     printed = run([sys.executable, "-c", before + code + "\nspark.stop()"], folder)
     assert re.search(r"^\|\s*\d+\|\s*3\|$", printed, re.M), printed
+
+
+def test_the_settings_beside_pulsar_are_settings(tmp_path: Path) -> None:
+    (text,) = fences("toml")
+    path = tmp_path / "offloader.toml"
+    path.write_text(text)
+    settings = read_settings_file(str(path)).settings_of("")
+    assert settings.pulsar.topics == ("public/default/orders-*",)
+    assert settings.http.listen == "127.0.0.1:8750"
+    assert "http://127.0.0.1:8750/" in TEXT
 
 
 def test_every_dev_verb_exists() -> None:

@@ -19,7 +19,7 @@ const COLUMNS = [
   ["Behind", "number"],
   ["Waiting", "number"],
   ["Buffer", "number"],
-  ["In the store", "number"],
+  ["Offloaded", "number"],
   ["Progress", "number"],
 ];
 // How long a store that couldn't be asked is left alone: each question may take it many seconds.
