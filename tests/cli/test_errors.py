@@ -56,7 +56,7 @@ def test_an_error_without_hint_prints_none() -> None:
     assert stream.getvalue() == "offloader: no stream a/b\n"
 
 
-@pytest.mark.parametrize("name", formats.errors.__all__)
+@pytest.mark.parametrize("name", [name for name in formats.errors.__all__ if name[0].isupper()])
 def test_damaged_bytes_have_the_exit_code_for_repair(name: str) -> None:
     error = getattr(formats.errors, name)("bad header", object_name="a/b", offset=128, expected=1, found=2)
     failure = failure_of(error)
