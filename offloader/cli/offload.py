@@ -43,8 +43,8 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.write.by_hand import method_by_hand, offload_by_hand
 from offloader.write.history.backfill import BackfillPlan
-from offloader.write.history.history import HistoryResult
 from offloader.write.history.ledger_method import LedgerMethodPlan
+from offloader.write.history.planned import HistoryResult
 from offloader.write.hot.split import HistoryBytes, position_leaving
 from offloader.write.offloader import LedgerOffloader
 

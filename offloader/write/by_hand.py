@@ -14,8 +14,8 @@ from offloader.errors import InvalidCall
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.state import ManifestState
 from offloader.write.history.backfill import BackfillPlan
-from offloader.write.history.history import HistoryResult
 from offloader.write.history.ledger_method import LedgerMethodPlan
+from offloader.write.history.planned import HistoryResult
 from offloader.write.runs import HistoryRuns
 
 __all__ = ["method_by_hand", "offload_by_hand"]

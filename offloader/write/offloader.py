@@ -33,9 +33,9 @@ from offloader.store.throttled import require_limits
 from offloader.telemetry import NO_TELEMETRY
 from offloader.workers import SerialTask, Workers
 from offloader.write.history.backfill import HistoryTools
-from offloader.write.history.history import HistoryResult
 from offloader.write.history.ledger_trigger import LedgerTrigger
 from offloader.write.history.order import upload_order
+from offloader.write.history.planned import HistoryResult
 from offloader.write.runs import HistoryRuns
 from offloader.write.segment.buffer import StreamBuffer
 from offloader.write.segment.by_ledger import LedgerHandle, offload_ledger

@@ -30,8 +30,9 @@ from offloader.write.history.backfill import (
     plan_of_history,
     start_of_history,
 )
-from offloader.write.history.history import HistoryOffload, HistoryResult, PlannedSegment
+from offloader.write.history.history import HistoryOffload
 from offloader.write.history.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
+from offloader.write.history.planned import HistoryResult, PlannedSegment
 from offloader.write.history.rewrite import LedgerRewrite, RewriteResult
 from offloader.write.hot.gaps import allowed_gaps, blocked_at
 from offloader.write.hot.holes import find_holes

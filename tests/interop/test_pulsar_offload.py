@@ -25,7 +25,7 @@ from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.read.reader import open_reader
 from offloader.store.base import ObjectStore, open_store
-from offloader.write.history.history import HistoryResult
+from offloader.write.history.planned import HistoryResult
 from services.pulsar.broker import Broker, running_broker
 from tests.interop.broker_topics import NAMESPACE, command, topic_of
 from tests.interop.pulsar_offloading import OffloadingProcess

@@ -283,6 +283,39 @@ def test_a_backfill_records_a_gap_where_it_may_and_goes_on_behind_it(bench: Benc
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+class AfterAssignments(AroundStore):
+    """Somebody does something as soon as the first segment is assigned."""
+
+    def __init__(self, inner: ObjectStore, act: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self._acts = [act]
+
+    def around(self, request: Request, call: Callable[[], Any]) -> Any:
+        answer = call()
+        if self._acts and request.verb == "put" and request.key.endswith("2.json"):
+            self._acts.pop()()
+        return answer
+
+
+def test_a_ledger_that_is_lost_in_the_middle_of_an_assigned_range_is_never_passed_over(bench: Bench) -> None:
+    bench.append(700)
+    lost = 2
+    assert bench.expected[-1][0].ledger_id > lost + 1
+    store = AfterAssignments(bench.store, lambda: lose_ledger(bench, lost))
+    whole = {"max_size_per_offload_segment_mbytes": 5.0, "on_gap": "record", "takeover_after_seconds": 0.01}
+    offloader = LedgerOffloader(store, Settings.of({"offload": whole}))
+
+    result = offloader.history.backfill(bench.source, STREAM)
+    offloader.close()
+    assert result.errors == []
+    assert [each.begin.ledger_id for each in result.trimmed] == [1], "planned anew around what is gone"
+    state = load_manifest(bench.memory, STREAM)
+    [gap] = state.gaps
+    assert gap.first.ledger_id <= lost <= gap.last.ledger_id
+    assert state.committed_end() == bench.expected[-1][0]
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
 class PrioritiesSeen(AroundStore):
     """Notes at which priority each request is made."""
 

@@ -45,8 +45,8 @@ from offloader.store.probe import require_conditional_puts
 from offloader.workers import Workers
 from offloader.write.by_hand import method_by_hand, offload_by_hand
 from offloader.write.history.backfill import HistoryTools
-from offloader.write.history.history import PlannedSegment
 from offloader.write.history.order import SegmentOrder
+from offloader.write.history.planned import PlannedSegment
 from offloader.write.hot.confirmation import confirm_stored
 from offloader.write.runs import HistoryRuns
 

@@ -18,9 +18,10 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
 from offloader.settings import OffloadSettings
 from offloader.workers import Workers
-from offloader.write.history.history import HistoryOffload, HistoryPlan, PlannedSegment
+from offloader.write.history.history import HistoryOffload
 from offloader.write.history.memory import HistoryMemory, parts_at_once, segment_memory_bytes
 from offloader.write.history.order import OrderUpload, SegmentOrder
+from offloader.write.history.planned import HistoryPlan, PlannedSegment
 from offloader.write.hot.coverage import uncovered, without_gaps
 from offloader.write.hot.gaps import allowed_gaps, require_recording
 from offloader.write.hot.holes import find_holes
@@ -80,7 +81,7 @@ class BackfillPlan:
             del self._left[0]
         else:
             self._left[0] = HistoryRange(_after(cut.end, self._ledgers), wanted.end)
-        return PlannedSegment(Layout.V2, cut.begin, cut.end)
+        return PlannedSegment.of(Layout.V2, cut.begin, cut.end, self._ledgers)
 
     def uploaded(self, summary: SegmentSummary) -> None:
         if not self._left:

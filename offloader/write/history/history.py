@@ -14,7 +14,6 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 from uuid import UUID
 
 from formats.entries import Position
@@ -29,10 +28,11 @@ from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.settings import OffloadSettings
 from offloader.workers import SerialTask, Workers
 from offloader.write.history.memory import HistoryMemory
+from offloader.write.history.planned import HistoryPlan, HistoryResult, PlannedSegment
 from offloader.write.hot.coverage import acknowledged_end
 from offloader.write.segment.commits import Commits
 
-__all__ = ["HistoryOffload", "HistoryPlan", "HistoryResult", "PlannedSegment"]
+__all__ = ["HistoryOffload"]
 
 _log = logging.getLogger("offloader.history")
 
@@ -40,54 +40,6 @@ _log = logging.getLogger("offloader.history")
 RETRY_DELAY_FIRST_S = 0.2
 #: Times a step is tried that the store or the source refuses, before the run ends; the store has its own retries.
 COMMIT_ATTEMPTS_MAX = 5
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSegment:
-    """What becomes one segment."""
-
-    layout: Layout
-    begin: Position
-    end: Position
-
-
-class HistoryPlan(Protocol):
-    """Which segments, in order. Asked by one thread at a time."""
-
-    #: Whether the segments after one that can't be offloaded are offloaded all the same.
-    goes_on_after_failure: bool
-
-    def next(self) -> PlannedSegment | None:
-        """The next segment, ``None``: that was all."""
-        ...
-
-    def uploaded(self, summary: SegmentSummary) -> None:
-        """One of them is in the store."""
-        ...
-
-
-@dataclass(slots=True)
-class HistoryResult:
-    """What a run did.
-
-    Attributes:
-        offloaded: name and summary of each segment that is in the manifest now, in the order of commits.
-        trimmed: segments whose ledger left the source meanwhile; no error.
-        errors: of each segment that couldn't be offloaded, in the order in which they came up.
-        committed: the committed end afterwards.
-    """
-
-    offloaded: list[tuple[UUID, SegmentSummary]] = field(default_factory=list)
-    trimmed: list[PlannedSegment] = field(default_factory=list)
-    errors: list[BaseException] = field(default_factory=list)
-    committed: Position | None = None
-
-    def add(self, later: HistoryResult) -> None:
-        """What a later run of the same stream did."""
-        self.offloaded += later.offloaded
-        self.trimmed += later.trimmed
-        self.errors += later.errors
-        self.committed = later.committed
 
 
 @dataclass(slots=True)
@@ -358,9 +310,8 @@ class HistoryOffload:
 
     def _attempt(self, planned: PlannedSegment, number: int) -> _Attempt:
         uuid = new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._entropy(8), "big"))
-        first, last = planned.begin.ledger_id, planned.end.ledger_id
-        ledger_ids = {info.ledger_id for info in self._ledgers if info.entries and first <= info.ledger_id <= last}
-        return _Attempt(planned, uuid, frozenset(ledger_ids | {first, last}), number)
+        ends = {planned.begin.ledger_id, planned.end.ledger_id}
+        return _Attempt(planned, uuid, frozenset(ends.union(planned.ledger_ids)), number)
 
     def _rest(self, error: StreamPaused) -> None:
         """Nothing more is assigned; what is on its way completes, the rest is the next run's."""

@@ -13,7 +13,7 @@ from formats.entries import Position
 from formats.segment import Layout
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.write.history.history import PlannedSegment
+from offloader.write.history.planned import PlannedSegment
 from offloader.write.hot.coverage import partly_offloaded, uncovered
 from offloader.write.hot.holes import NOT_DELIVERED
 from offloader.write.hot.split import HistoryRange

@@ -17,8 +17,8 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription
 from offloader.manifest.state import StreamPaused
 from offloader.settings import OffloadSettings
 from offloader.workers import SerialTask, Timer, Workers
-from offloader.write.history.history import HistoryResult
 from offloader.write.history.ledger_method import OFF, due_ledgers
+from offloader.write.history.planned import HistoryResult
 
 __all__ = ["LedgerTrigger"]
 

@@ -15,7 +15,7 @@ from offloader.ledgers.base import LedgerSource
 from offloader.limits import Priority, working_at
 from offloader.settings import OffloadSettings
 from offloader.store.base import ObjectStore
-from offloader.write.history.history import PlannedSegment
+from offloader.write.history.planned import PlannedSegment
 from offloader.write.segment.by_ledger import offload_pieces, pieces_between
 from offloader.write.segment.upload import upload_of
 
@@ -63,7 +63,7 @@ def upload_order(
         as ``offload_pieces`` and ``pieces_between``.
     """
     planned = order.planned
-    pieces = pieces_between(source, source.ledgers(), planned.begin, planned.end)
+    pieces = pieces_between(source, source.ledgers(), planned.begin, planned.end, planned.ledger_ids)
     ledger_id = planned.begin.ledger_id if planned.layout is Layout.V1 else None
     with working_at(Priority.BACKFILL):
         upload = upload_of(

@@ -31,7 +31,7 @@ from offloader.read.workers import Workers as Parallel
 from offloader.settings import ReadSettings
 from offloader.store.observed import recorder_of
 from offloader.write.history.backfill import HistoryTools
-from offloader.write.history.history import PlannedSegment
+from offloader.write.history.planned import PlannedSegment
 from offloader.write.history.rollback import RewriteGroup, StreamedLedger, next_group, streamed_ledgers
 from offloader.write.segment.announce import announce
 from offloader.write.segment.assignment import segment_bytes_max

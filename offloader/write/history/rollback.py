@@ -12,7 +12,7 @@ from formats.entries import Position
 from formats.segment import Layout, LedgerSpan
 from offloader.manifest.segment_record import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
-from offloader.write.history.history import PlannedSegment
+from offloader.write.history.planned import PlannedSegment
 
 __all__ = ["RewriteGroup", "StreamedLedger", "next_group", "streamed_ledgers"]
 

@@ -6,7 +6,7 @@ else than exactly what was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Protocol
@@ -67,12 +67,19 @@ class LedgerPiece:
 
 
 def pieces_between(
-    source: LedgerSource, ledgers: Sequence[LedgerInfo], begin: Position, end: Position
+    source: LedgerSource,
+    ledgers: Sequence[LedgerInfo],
+    begin: Position,
+    end: Position,
+    expected: Collection[int] = (),
 ) -> list[LedgerPiece]:
     """The pieces that make up ``begin`` .. ``end``, both included, of ledgers that the source has.
 
+    Args:
+        expected: ledgers that had entries between them once.
+
     Raises:
-        Corrupt: it has the first or the last of them no more.
+        Corrupt: it has the first, the last or an expected one of them no more.
     """
     pieces = [
         LedgerPiece(
@@ -84,7 +91,7 @@ def pieces_between(
         if info.entries and begin.ledger_id <= info.ledger_id <= end.ledger_id
     ]
     found = {piece.ledger.info.ledger_id for piece in pieces}
-    gone = {begin.ledger_id, end.ledger_id} - found
+    gone = {begin.ledger_id, end.ledger_id, *expected} - found
     if gone:
         raise Corrupt(f"ledger {min(gone)} isn't in the hot tier any more, {begin}..{end} was to be offloaded")
     return pieces

@@ -18,7 +18,8 @@ from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import StreamPaused
 from offloader.write.history.backfill import ATTEMPTS_MAX, HistoryStart, HistoryTools, interrupted, start_of_history
-from offloader.write.history.history import HistoryOffload, HistoryResult
+from offloader.write.history.history import HistoryOffload
+from offloader.write.history.planned import HistoryResult
 from offloader.write.hot.gaps import blocked_at, require_recording
 from offloader.write.segment.assignment import segment_bytes_max
 from offloader.write.segment.commits import Commits
