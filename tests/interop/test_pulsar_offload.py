@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pulsar
 import pytest
@@ -30,6 +30,9 @@ from services.pulsar.broker import Broker, running_broker
 from tests.interop.broker_topics import NAMESPACE, command, topic_of
 from tests.interop.pulsar_offloading import OffloadingProcess
 from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
@@ -132,13 +135,28 @@ def require_whole(store: ObjectStore, broker: Broker, writer: Writer) -> None:
     assert found == stored_by_bookie(broker, writer.topic)
     assert len({position.ledger_id for position, _ in found}) >= 2
     values = [row["value"] for batch in batches for row in messages(batch).to_pylist()]
+    require_sent(values, writer)
+
+
+def require_sent(values: list[bytes], writer: Writer) -> None:
     # A producer that loses its broker sends again what wasn't confirmed: the broker stores that twice, and so do we.
     once = list(dict.fromkeys(values))
     assert (sorted(once) if writer.is_keyed else once) == (sorted(writer.sent) if writer.is_keyed else writer.sent)
 
 
+def require_sent_in_spark(spark: SparkSession, store: ObjectStore, writers: list[Writer]) -> None:
+    """What was sent to each topic is what Spark makes of its stream."""
+    reader = spark.read.format("offloader").option("store", store.url).option("stream", f"{NAMESPACE}/persistent/*")
+    columns = ("stream", "ledger_id", "entry_id", "batch_index", "value")
+    rows = reader.option("content", "messages").load().select(*columns).collect()
+    for writer in writers:
+        of_topic = [row for row in rows if row.stream == stream_of_topic(writer.topic)]
+        of_topic.sort(key=lambda row: (row.ledger_id, row.entry_id, row.batch_index))
+        require_sent([bytes(row.value) for row in of_topic], writer)
+
+
 def test_four_producers_topics_that_move_and_a_broker_that_restarts(
-    restartable: Restartable, tmp_path: Path, exercises: Callable[[str], None]
+    restartable: Restartable, tmp_path: Path, exercises: Callable[[str], None], spark: SparkSession
 ) -> None:
     exercises("pulsar")
     store = open_store(f"file://{tmp_path}/store")
@@ -165,6 +183,7 @@ def test_four_producers_topics_that_move_and_a_broker_that_restarts(
         for writer in writers:
             eventually(lambda writer=writer: process.offload(writer.topic), within_s=120)  # type: ignore[misc]
             require_whole(store, restartable.broker, writer)
+        require_sent_in_spark(spark, store, writers)
         released = give_up(process, restartable.broker, writers[0])
         assert len(released) >= 2
     finally:
