@@ -79,12 +79,13 @@ def test_run_prints_the_lines_and_ends_with_the_terminal() -> None:
 
 @pytest.mark.parametrize("name", BINARIES)
 def test_a_server_that_cannot_be_had_is_named_with_the_reason(name: str, tmp_path: Path) -> None:
-    """No cache, no binary on PATH; Go isn't looked for where an endpoint is given."""
+    """No cache, no binary on PATH, no Node.js; Go isn't looked for where an endpoint is given."""
     (tmp_path / "go").write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
     (tmp_path / "go").chmod(0o755)
     found = run("build", name, XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path))
     assert found.returncode == 1
-    assert "Go 1.24 or newer is needed" in found.stderr
+    needed = "Go 1.24 or newer is needed" if BINARIES[name].go_package else "install Node.js 20 or newer"
+    assert needed in found.stderr
     assert len(found.stderr.splitlines()) == 1
 
 
@@ -163,7 +164,8 @@ def test_without_names_all_of_them_are_meant(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place().mkdir(parents=True)
     for binary in BINARIES.values():
-        built = tmp_path / "offloader" / "bin" / f"{binary.name}-{binary.version}" / binary.name
+        file = binary.built_name if binary.npm_package else binary.name
+        built = tmp_path / "offloader" / "bin" / f"{binary.name}-{binary.version}" / file
         built.parent.mkdir(parents=True)
         built.write_text("#!/bin/sh\n")
         built.chmod(0o755)
@@ -171,7 +173,7 @@ def test_without_names_all_of_them_are_meant(tmp_path: Path, monkeypatch: pytest
     found = run("build", XDG_CACHE_HOME=str(tmp_path))
 
     assert found.returncode == 0, found.stderr
-    assert [line.partition(":")[0] for line in found.stdout.splitlines()] == ["minio", "versitygw", "pulsar"]
+    assert [line.partition(":")[0] for line in found.stdout.splitlines()] == [*BINARIES, "pulsar"]
 
 
 def test_a_server_that_does_not_exist_is_refused_with_those_that_do() -> None:

@@ -245,6 +245,7 @@ def test_a_stream_obeys_other_settings_from_a_reload_on(store: FaultyStore, data
         assert feed.streams is not None
         feed.streams.add(ORDERS, source, feed="held")
         append(source)
+        eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "live")
         assembled.process.offload(ORDERS, None, timeout_s=30)
         new = settings_file(topics={ORDERS: {"offload__codec": "zstd"}}, offload__workers_max=3)
         found = assembled.process.reload(new)
@@ -357,6 +358,8 @@ def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: E
         assert feed.streams is not None
         feed.streams.add(ORDERS, source, feed="held")
 
+        eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "live")
+
         def is_shorter() -> bool:
             append(source)
             assembled.process.offload(ORDERS, None, timeout_s=30)
@@ -424,6 +427,7 @@ def test_a_stream_that_is_paused_is_seen_at_once(store: FaultyStore, database: E
         assert feed.streams is not None
         feed.streams.add(ORDERS, source, feed="held")
         append(source)
+        eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "live")
         assembled.process.offload(ORDERS, None, timeout_s=30)
         assert assembled.control.pause(ORDERS, reason="test", by="test")["paused"]
         append(source)
