@@ -175,7 +175,13 @@ print({name: os.environ[name] for name in ALLOCATOR})
 
 def test_ctrl_c_is_one_line_and_130() -> None:
     process = subprocess.Popen(
-        command("wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        command("wait"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        # Shells start what runs in the background with Ctrl-C ignored, these tests among it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
