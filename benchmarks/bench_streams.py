@@ -21,6 +21,8 @@ from uuid import UUID
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+os.environ["MIMALLOC_PURGE_DELAY"] = "0"  # as commands do, before Arrow is loaded
+
 from benchmarks.endless_ledger import EndlessLedger
 from formats.entries import ENTRY_HEADER_BYTES, Entry
 from offloader.clock import SystemClock
