@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,8 +14,8 @@ from azure.storage.blob import BlobServiceClient
 
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.settings import StoreSettings
-from offloader.store.base import ObjectStore, open_store
-from offloader.store.cloud import UPLOADS_PREFIX
+from offloader.store.base import DeleteFailure, ObjectStore, StoreOptions, module_of, open_store
+from offloader.store.cloud import UPLOADS_PREFIX, CloudStore
 from offloader.store.probe import probe_conditional_puts
 from offloader.testing.store_suite import StoreSuite, all_keys
 from services.binaries import BINARIES
@@ -86,6 +86,28 @@ def test_another_process_takes_part_in_an_upload_and_ends_it(cloud_place: S3Plac
     assert all_keys(first) == []
     with pytest.raises(OutcomeUnknown, match="no upload"):
         first.complete_upload("k", upload_id, [part])
+
+
+class Untidy(CloudStore):
+    """A service that joins, and then doesn't delete."""
+
+    def _remove(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        raise StoreUnavailable("no deletes now")
+
+
+def test_what_cannot_be_tidied_after_a_completion_makes_it_no_failure(
+    cloud_place: S3Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = module_of(cloud_place.url).open_url(cloud_place.url, StoreOptions(**cloud_place.options))
+    upload_id = raw.begin_upload("k")
+    part = raw.upload_part("k", upload_id, 1, b"one")
+    monkeypatch.setattr(raw, "_remove", Untidy._remove.__get__(raw))
+    assert raw.complete_upload("k", upload_id, [part]).size_bytes == 3
+    monkeypatch.undo()
+    assert [each.upload_id for each in raw.list_uploads("k")] == [upload_id]
+    raw.abort_upload("k", upload_id)
+    assert list(raw.list_uploads("k")) == []
+    assert raw.get("k")[0] == b"one"
 
 
 def test_marks_of_uploads_are_no_objects(cloud_place: S3Place) -> None:
