@@ -34,6 +34,7 @@ class Binary:
         go_package: what it is built from; empty: it comes from npm.
         npm_package: which one then.
         built_name: the file that is run, below the folder of its version.
+        path_name: what it is called on PATH, where others could have a program of that name.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Binary:
     go_package: str = ""
     npm_package: str = ""
     built_name: str
+    path_name: str = ""
 
 
 BINARIES = {
@@ -61,6 +63,13 @@ BINARIES = {
         version="v1.56.1",
         go_package="github.com/fsouza/fake-gcs-server",
         built_name="fake-gcs-server",
+    ),
+    "toxiproxy": Binary(
+        name="toxiproxy",
+        version="v2.5.0",
+        go_package="github.com/Shopify/toxiproxy/v2/cmd/server",
+        built_name="server",
+        path_name="toxiproxy-server",
     ),
     "azurite": Binary(
         name="azurite",
@@ -88,7 +97,7 @@ def find_binary(name: str, *, build: bool) -> Path:
     cached = cache_directory() / f"{name}-{binary.version}" / name
     if os.access(cached, os.X_OK):
         return cached
-    on_path = shutil.which(binary.built_name)
+    on_path = shutil.which(binary.path_name or binary.built_name)
     if on_path is not None:
         return Path(on_path)
     if not build:

@@ -33,7 +33,7 @@ from typing import Any
 from services.binaries import BINARIES, Unavailable, cache_directory, find_binary, find_node
 from services.pulsar.build import find_place
 
-__all__ = ["SERVERS", "Endpoint", "RunningProcess", "RunningServer", "Unavailable", "running", "server"]
+__all__ = ["SERVERS", "Endpoint", "RunningProcess", "RunningServer", "Unavailable", "launch", "running", "server"]
 
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -230,29 +230,44 @@ def start(name: str, data: Path, *, port: int | None = None, detached: bool = Fa
     for folder in kind.folders:
         (data / folder).mkdir(exist_ok=True)
     command = kind.command(port, data)
+    endpoint = Endpoint(name, f"http://127.0.0.1:{port}{kind.path}", *kind.keys)
+    started = RunningServer(endpoint, *_launch(name, command, kind.environment, data))
+    _await_port(name, started, port)
+    if detached:
+        atexit.unregister(started.stop)
+    return started
+
+
+def launch(name: str, command: Sequence[str], data: Path, port: int) -> RunningProcess:
+    """Starts a server that is no store: ``command`` in ``data``; returns when it answers on ``port``.
+
+    Raises:
+        Unavailable: it ended or didn't answer within ``READY_TIMEOUT_S``.
+    """
+    started = RunningProcess(*_launch(name, command, {}, data))
+    _await_port(name, started, port)
+    return started
+
+
+def _launch(
+    name: str, command: Sequence[str], environment: Mapping[str, str], data: Path
+) -> tuple[subprocess.Popen[bytes], Path]:
     log = data / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            env={**os.environ, **kind.environment},
+            env={**os.environ, **environment},
             cwd=data,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    started = RunningServer(Endpoint(name, f"http://127.0.0.1:{port}{kind.path}", *kind.keys), process, log)
-    try:
-        _await_port(started, port)
-    except BaseException:
-        started.stop()
-        raise
-    if detached:
-        atexit.unregister(started.stop)
-    return started
+    return process, log
 
 
-def _await_port(started: RunningServer, port: int) -> None:
+def _await_port(name: str, started: RunningProcess, port: int) -> None:
+    """Returns when ``started`` answers; one that doesn't is stopped."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if started.process.poll() is not None:
@@ -261,7 +276,8 @@ def _await_port(started: RunningServer, port: int) -> None:
             return
         time.sleep(0.02)
     lines = started.log.read_text(errors="replace").strip().splitlines()[-3:]
-    raise Unavailable(f"{started.endpoint.name} doesn't answer on port {port}: {' | '.join(lines) or 'no output'}")
+    started.stop()
+    raise Unavailable(f"{name} doesn't answer on port {port}: {' | '.join(lines) or 'no output'}")
 
 
 @contextlib.contextmanager

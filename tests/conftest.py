@@ -25,9 +25,13 @@ from services.binaries import find_binary
 from services.chromium import find_chromium
 from services.pulsar.build import find_place
 from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket, running
+from services.toxiproxy import Toxiproxy
+from services.toxiproxy import toxiproxy as run_toxiproxy
 
 #: Servers that every test of an S3 store runs against; rclone is the one that must be refused.
 S3_SERVERS = ("moto", "minio", "versitygw")
+#: What is needed beside stores.
+OTHERS = ("pulsar", "chromium", "toxiproxy")
 #: Stand-ins for other clouds.
 CLOUDS = ("fake-gcs", "azurite")
 BUCKET = "offloader-tests"
@@ -49,7 +53,7 @@ def _find(name: str, *, build: bool) -> None:
     if name == "pulsar":
         find_place(build=build)
         name = "minio"  # what it offloads to
-    if name in ("minio", "versitygw", *CLOUDS) and given(name) is None:
+    if name == "toxiproxy" or (name in ("minio", "versitygw", *CLOUDS) and given(name) is None):
         find_binary(name, build=build)
 
 
@@ -66,8 +70,12 @@ def _can_be_had(name: str) -> bool:
 
 _available = tuple(name for name in S3_SERVERS if _can_be_had(name))
 _clouds = tuple(name for name in CLOUDS if _can_be_had(name))
-#: Tests of a real broker and in a real browser, which are told apart by their folder.
-collect_ignore = [folder for name, folder in (("pulsar", "interop"), ("chromium", "browser")) if not _can_be_had(name)]
+#: Tests of a real broker, in a real browser and behind a proxy that does damage, which are told apart by their folder.
+collect_ignore = [
+    folder
+    for name, folder in (("pulsar", "interop"), ("chromium", "browser"), ("toxiproxy", "chaos"))
+    if not _can_be_had(name)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +123,7 @@ class Servers:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    unknown = [name for name in _required if name not in (*SERVERS, "pulsar", "chromium")]
+    unknown = [name for name in _required if name not in (*SERVERS, *OTHERS)]
     if unknown:
         raise pytest.UsageError(f"OFFLOADER_REQUIRE_SERVICES: no such server: {', '.join(unknown)}")
     if hasattr(config, "workerinput"):
@@ -163,6 +171,13 @@ def cloud_place(request: pytest.FixtureRequest, servers: Servers, exercises: Any
     """An empty root in each other cloud's stand-in there is, in turn."""
     exercises(request.param)
     return servers.place(request.param)
+
+
+@pytest.fixture(scope="session")
+def toxiproxy() -> Iterator[Toxiproxy]:
+    """A running toxiproxy, for tests in folders that aren't collected without it."""
+    with run_toxiproxy() as program:
+        yield program
 
 
 @pytest.fixture(scope="session")

@@ -326,7 +326,8 @@ def test_ci_requires_the_real_servers_and_runs_check_and_test(tmp_path: Path) ->
         assert done.returncode == code
         if code == 0:
             assert done.stdout.splitlines() == [
-                f"dev {verb} with minio,versitygw,fake-gcs,azurite,pulsar,chromium" for verb in ("check", "test")
+                f"dev {verb} with minio,versitygw,fake-gcs,azurite,toxiproxy,pulsar,chromium"
+                for verb in ("check", "test")
             ]
         else:
             assert "Go 1.24 or newer is needed" in done.stderr
