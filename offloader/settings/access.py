@@ -1,4 +1,4 @@
-"""How the object store is used: settings of calls, of readers and of of what a process may use.
+"""How the object store is used: settings of calls, of readers and of what a process may use.
 
 Owns the sections `store`, `read` and `limits`. Must never hold a component or
 read a file, an environment variable or the network.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offloader.settings.fields import KIB, MIB, Pairs, choice, flag, pairs, setting
+from offloader.settings.fields import KIB, MIB, Pairs, choice, flag, pairs, setting, text
 
 __all__ = ["LimitSettings", "ReadSettings", "StoreSettings"]
 
@@ -25,6 +25,13 @@ class StoreSettings:
     retry_delay_max_s: float = setting(10.0, "longest wait before a retry", low=0, high=600)
     connections_max: int = setting(32, "open connections", low=1, high=1024)
     single_writer: bool = flag(False, "write to a store without conditional puts: nobody else ever writes there")
+    storage_class: str = text("", "S3 storage class of new objects of 128 KiB or more; empty: STANDARD")
+    encryption: str = choice(
+        "bucket",
+        "S3 encryption asked for with each new object; bucket: its own",
+        ("bucket", "AES256", "aws:kms", "aws:kms:dsse"),
+    )
+    kms_key: str = text("", "KMS key for aws:kms, an id or ARN; empty: the account's key for S3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -287,12 +287,15 @@ def open_store(
         recorder: where measurements of requests go, for example ``offloader.telemetry.Metrics``.
 
     Raises:
-        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials.
+        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials; settings of S3 for another
+            store.
         BucketMissing: opened for reading and the local directory isn't there.
         AccessDenied: the local directory can't be made or written.
         Unsupported: a package that the scheme needs isn't installed.
     """
     module = module_of(url)
+    if settings is not None and not read_only:
+        _require_meant_for(url, settings)
     clock = clock or SystemClock()
     options = StoreOptions(
         endpoint_url=endpoint_url or None,
@@ -309,6 +312,16 @@ def open_store(
     opened = cast(Callable[[str, StoreOptions], ObjectStore], module.open_url)(url, options)
     layers = importlib.import_module("offloader.store.layers")
     return cast(ObjectStore, layers.layered(opened, options))
+
+
+def _require_meant_for(url: str, settings: StoreSettings) -> None:
+    """Other stores' buckets have defaults of their own: a setting that did nothing would only look as if."""
+    plain = StoreSettings()
+    for name in () if url.startswith("s3://") else ("storage_class", "encryption", "kms_key"):
+        if getattr(settings, name) != getattr(plain, name):
+            raise InvalidCall(
+                f"store.{name} is for s3:// only, not for {url}", hint="leave it out, and set it on the bucket itself"
+            )
 
 
 def module_of(url: str) -> ModuleType:

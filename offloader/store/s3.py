@@ -56,6 +56,7 @@ from offloader.store.s3_client import open_client
 from offloader.store.s3_download import Download
 from offloader.store.s3_errors import meaning_of
 from offloader.store.s3_gets import Gets
+from offloader.store.s3_keeping import keeping_of
 
 __all__ = ["S3Store", "open_url"]
 
@@ -92,6 +93,7 @@ class S3Store:
     def __init__(self, bucket: str, root: str, options: StoreOptions) -> None:
         self._bucket = bucket
         self._root = root
+        self._kept_as = keeping_of(options.settings)
         self._downloads: Any = {"settings": options.settings, "clock": options.clock, "recorder": options.recorder}
         with self._translated("opening", writes=False):
             self._client: Any = open_client(options)
@@ -192,6 +194,7 @@ class S3Store:
                     Metadata=kept,
                     ChecksumCRC32C=encoded_crc32c(crc),
                     **condition,
+                    **self._kept_as(len(body)),
                 )
                 return ObjectInfo(key, len(body), answer["ETag"], answered_ms(answer), kept, crc)
         except NotFound as missing:
@@ -246,7 +249,7 @@ class S3Store:
         with self._translated(f"upload of {key}", writes=True):
             # The algorithm is named here, or servers refuse the parts' checksums at the completion.
             answer = self._client.create_multipart_upload(
-                Bucket=self._bucket, Key=full_key, Metadata=kept, ChecksumAlgorithm="CRC32C"
+                Bucket=self._bucket, Key=full_key, Metadata=kept, ChecksumAlgorithm="CRC32C", **self._kept_as(None)
             )
             return str(answer["UploadId"])
 

@@ -76,6 +76,12 @@ _CODES: dict[str, tuple[type[OffloaderError], str]] = {
     "ObjectParentIsFile": (Unsupported, _NESTED),
     "XMinioParentIsObject": (Unsupported, _NESTED),
     "XMinioObjectExistsAsDirectory": (Unsupported, _NESTED),
+    "InvalidStorageClass": (InvalidCall, "check store.storage_class: not every server has every class"),
+    "InvalidEncryptionAlgorithmError": (InvalidCall, "check store.encryption: not every server offers it"),
+    "InvalidObjectState": (Unsupported, "the object lies in an archive class: restore it first, then repeat this"),
+    "KMS.NotFoundException": (InvalidCall, "check store.kms_key and its region"),
+    "KMS.DisabledException": (AccessDenied, "enable the KMS key that the objects are encrypted with"),
+    "KMS.KMSInvalidStateException": (AccessDenied, "enable the KMS key that the objects are encrypted with"),
     "NotImplemented": (Unsupported, "the server doesn't offer this"),
     "MethodNotAllowed": (Unsupported, "the server doesn't offer this"),
 }

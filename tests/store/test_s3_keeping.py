@@ -1,0 +1,115 @@
+"""Storage class and encryption of new objects on S3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.errors import InvalidCall, Unsupported
+from offloader.settings import Settings, StoreSettings
+from offloader.store.base import CREATE, ObjectStore, StoreOptions, open_store
+from offloader.store.s3_client import open_client
+from offloader.store.s3_errors import meaning_of
+from offloader.store.s3_keeping import CLASS_BYTES_MIN, keeping_of
+from tests.conftest import S3Place, Servers
+
+PART_BYTES = 5 * 1024 * 1024
+
+
+@pytest.fixture
+def moto(servers: Servers, exercises: Any) -> S3Place:
+    exercises("moto")
+    return servers.place("moto")
+
+
+def opened(place: S3Place, **settings: str) -> ObjectStore:
+    return place.open(settings=StoreSettings(**settings))
+
+
+def described(place: S3Place, key: str) -> dict[str, Any]:
+    """What the server says of an object, asked past the store."""
+    client = open_client(StoreOptions(**place.options))
+    try:
+        return dict(client.head_object(Bucket=place.bucket, Key=f"{place.root}/{key}"))
+    finally:
+        client.close()
+
+
+def test_large_objects_get_the_class_and_small_ones_stay(moto: S3Place) -> None:
+    store = opened(moto, storage_class="STANDARD_IA")
+    store.put("large", bytes(CLASS_BYTES_MIN))
+    store.put("small", bytes(CLASS_BYTES_MIN - 1), mode=CREATE)
+    upload = store.begin_upload("parts")
+    store.complete_upload("parts", upload, [store.upload_part("parts", upload, 1, bytes(PART_BYTES))])
+    assert described(moto, "large")["StorageClass"] == "STANDARD_IA"
+    assert described(moto, "parts")["StorageClass"] == "STANDARD_IA"
+    assert "StorageClass" not in described(moto, "small")
+    assert store.get("large")[0] == bytes(CLASS_BYTES_MIN)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"encryption": "AES256"}, ("AES256", None)),
+        ({"encryption": "aws:kms", "kms_key": "alias/cold"}, ("aws:kms", "alias/cold")),
+    ],
+)
+def test_every_object_is_encrypted_as_asked(
+    moto: S3Place, settings: dict[str, str], expected: tuple[str, str | None]
+) -> None:
+    store = opened(moto, **settings)
+    store.put("small", b"a few bytes")
+    upload = store.begin_upload("parts")
+    store.complete_upload("parts", upload, [store.upload_part("parts", upload, 1, bytes(PART_BYTES))])
+    for key in ("small", "parts"):
+        found = described(moto, key)
+        assert (found["ServerSideEncryption"], found.get("SSEKMSKeyId")) == expected
+    store.close()
+
+
+def test_nothing_is_asked_for_by_default() -> None:
+    assert keeping_of(StoreSettings())(None) == keeping_of(StoreSettings())(1) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"storage_class": "GLACIER"}, "can't be read before they are restored"),
+        ({"storage_class": "DEEP_ARCHIVE"}, "can't be read before they are restored"),
+        ({"storage_class": "standard-ia"}, "isn't a storage class's name"),
+        ({"kms_key": "alias/cold"}, "store.encryption isn't aws:kms"),
+        ({"kms_key": "alias/cold", "encryption": "AES256"}, "store.encryption isn't aws:kms"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_store_is_opened(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(InvalidCall, match=said) as caught:
+        open_store("s3://bucket/root", settings=StoreSettings(**settings))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["storage_class", "encryption", "kms_key"])
+def test_other_stores_refuse_what_would_do_nothing(tmp_path: Path, name: str) -> None:
+    value = "aws:kms" if name == "encryption" else "STANDARD_IA"
+    settings = Settings.of({"store": {name: value}}).store
+    with pytest.raises(InvalidCall, match=rf"store\.{name} is for s3:// only, not for file://"):
+        open_store(f"file://{tmp_path}/store", settings=settings)
+    assert not (tmp_path / "store").exists()
+    open_store("memory://read-with-the-same-settings", settings=settings, read_only=True).close()
+
+
+def test_a_server_that_has_no_such_class_says_so(servers: Servers, exercises: Any) -> None:
+    exercises("minio")
+    store = opened(servers.place("minio"), storage_class="STANDARD_IA")
+    with pytest.raises(InvalidCall, match="InvalidStorageClass") as caught:
+        store.put("large", bytes(CLASS_BYTES_MIN))
+    assert "store.storage_class" in caught.value.hint
+    store.close()
+
+
+def test_an_archived_object_says_what_to_do() -> None:
+    kind, hint = meaning_of("InvalidObjectState", 403, writes=False)
+    assert kind is Unsupported
+    assert "restore it first" in hint
