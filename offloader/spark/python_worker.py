@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import sys
 
 from offloader.own_process import THREAD_SWITCH_S
@@ -29,5 +30,7 @@ def work_begins() -> None:
     work = next(_works)
     if work == 0:
         sys.setswitchinterval(THREAD_SWITCH_S)
+        # Nobody shows such lines unless Spark was told to keep what its workers log.
+        logging.getLogger("offloader.spark").setLevel(logging.INFO)
     if work == 1:
         gc.freeze()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +33,7 @@ from offloader.spark.options import SourceOptions
 from offloader.spark.planning import SegmentSlice, wanted_blocks
 from offloader.spark.schema import Needs, Projection
 from offloader.store.base import ObjectStore
+from offloader.store.metered import VerbCount, requests_of
 
 __all__ = [
     "BATCH_BYTES_MAX",
@@ -143,16 +144,40 @@ def read_slices(
     """
     fetcher = Fetcher(store, settings or settings_for(store), cache=_indexes())
     task = _Task(options, predicates, projection, fetcher)
-    with closing(task.rows(slices)) as rows:
-        if options.content == "messages":
-            yield from _merged(_message_batches(rows, projection.schema, options))
-        else:
-            yield from _merged(_entry_batches(rows, projection.schema))
-    _log.info("read %d slices, %d rows, left out %d damaged or missing pieces", len(slices), task.count, task.skipped)
+    before = requests_of(store)
+    try:
+        with closing(task.rows(slices)) as rows:
+            if options.content == "messages":
+                yield from _merged(_message_batches(rows, projection.schema, options))
+            else:
+                yield from _merged(_entry_batches(rows, projection.schema))
+    finally:
+        _log.info("%s", task.done.said(len(slices), before.get("get", VerbCount()), requests_of(store)))
+
+
+@dataclass(slots=True)
+class _Done:
+    """What one task did. ``skipped`` pieces were damaged or missing, ``ruled_out`` blocks can't hold wanted rows."""
+
+    rows: int = 0
+    payload_bytes: int = 0
+    blocks: int = 0
+    ruled_out: int = 0
+    skipped: int = 0
+
+    def said(self, slices: int, before: VerbCount, now: Mapping[str, VerbCount]) -> str:
+        """One line of the log: what was asked for, what came, what of it was used."""
+        gets = now.get("get", VerbCount())
+        return (
+            f"read {slices} slices: {self.rows} rows with payload columns of {self.payload_bytes} bytes"
+            f" out of {gets.bytes_received - before.bytes_received} bytes"
+            f" in {gets.requests - before.requests} GETs ({gets.errors - before.errors} failed);"
+            f" {self.blocks} blocks read, {self.ruled_out} ruled out, {self.skipped} damaged or missing pieces left out"
+        )
 
 
 class _Task:
-    """One Spark task's fetching. ``skipped`` counts what was left out because it is damaged or missing."""
+    """One Spark task's fetching, and what was ``done``."""
 
     def __init__(
         self, options: SourceOptions, predicates: Sequence[Predicate], projection: Projection, fetcher: Fetcher
@@ -164,8 +189,7 @@ class _Task:
         self._needs = max(projection.needs, Needs.ENTRY_TABLES if bounded else Needs.INDEXES)
         self._fetcher = fetcher
         self._lock = threading.Lock()
-        self.count = 0
-        self.skipped = 0
+        self.done = _Done()
 
     def rows(self, slices: Sequence[SegmentSlice]) -> Generator[_Rows, None, None]:
         """The rows, one piece per block; everything is fetched ahead, across slices."""
@@ -180,7 +204,8 @@ class _Task:
         with closing(maps), closing(workers.in_order(steps)) as results:
             for pieces in results:
                 for rows in pieces:
-                    self.count += len(rows.entry_ids)
+                    self.done.rows += len(rows.entry_ids)
+                    self.done.payload_bytes += 0 if rows.payloads is None else rows.payloads.nbytes
                     yield rows
 
     def _index(self, piece: SegmentSlice) -> SegmentMap | None:
@@ -197,6 +222,8 @@ class _Task:
         for start, stop in piece.blocks:
             own[start:stop] = True
         numbers = numbers[own[numbers]]
+        self.done.blocks += len(numbers)
+        self.done.ruled_out += int(own.sum()) - len(numbers)
         if not segment_map.has_extension or self._needs is Needs.PAYLOADS:
             request_bytes = self._fetcher.settings.request_bytes
             for run in plan.block_runs(piece.objects, segment_map, numbers, request_bytes):
@@ -233,7 +260,7 @@ class _Task:
         if not corrupt and not missing:
             raise error
         with self._lock:
-            self.skipped += 1
+            self.done.skipped += 1
         _log.warning("left out: %s", error)
 
     def _bounded(self, piece: SegmentSlice, step: Callable[[], list[_Rows]]) -> list[_Rows]:

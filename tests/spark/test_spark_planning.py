@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -219,3 +220,28 @@ def test_tasks_of_one_process_fetch_an_index_once(writer: StreamWriter) -> None:
     for slices in (first, second):
         assert rows(slices, writer, store)
         assert [key for _, key in store.calls].count(first[0].objects.index_key) == 1
+
+
+def test_a_task_logs_what_it_fetched_and_what_of_it_was_used(
+    writer: StreamWriter, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer.add([batch_of(1, 0, 2_000)])
+    [partition] = plan_slices(options(writer), (), Needs.PAYLOADS, writer.store)
+    index_object = writer.store.get(partition[0].objects.index_key)[0]
+    index = SegmentMap.parse(index_object)
+    with caplog.at_level("INFO", logger="offloader.spark"):
+        batches = rows(partition, writer)
+    payloads = sum(batch.column("payload").nbytes for batch in batches)
+    [said] = [record.getMessage() for record in caplog.records if record.name == "offloader.spark"]
+    found = re.fullmatch(
+        r"read 1 slices: 2000 rows with payload columns of (\d+) bytes out of (\d+) bytes in (\d+) GETs \(0 failed\);"
+        r" (\d+) blocks read, 0 ruled out, 0 damaged or missing pieces left out",
+        said,
+    )
+    assert found is not None, said
+    used, fetched, gets, blocks = map(int, found.groups())
+    assert blocks == len(index.blocks)
+    assert gets == 2  # the index, and all blocks at once
+    assert fetched == index.data_bytes + len(index_object)
+    assert 0 < used <= fetched
+    assert used == pytest.approx(payloads, rel=0.05)  # columns that were put together have one offset less

@@ -413,3 +413,15 @@ def test_importing_the_package_does_not_load_spark() -> None:
         timeout=60,
     )
     assert done.stdout.strip() == "False"
+
+
+def test_spark_keeps_what_each_task_says_of_itself(spark: SparkSession, writer: StreamWriter) -> None:
+    writer.add([batch_of(1, 0, 500)])
+    spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
+    try:
+        assert load(spark, writer).count() == 500
+        logs = spark.tvf.python_worker_logs().where("logger = 'offloader.spark'").collect()
+    finally:
+        spark.conf.unset("spark.sql.pyspark.worker.logging.enabled")
+    said = [row.msg for row in logs if row.level == "INFO"]
+    assert any(line.startswith("read 1 slices: 500 rows with payload columns of ") for line in said), said
