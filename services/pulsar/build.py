@@ -27,7 +27,7 @@ JAVA_VERSION_MIN = 17
 
 def place() -> Path:
     """Where it is once it is built; the name changes with everything that it is made of."""
-    made_of = b"".join((SOURCES / name).read_bytes() for name in ("pom.xml", "java/RealBroker.java"))
+    made_of = b"".join(path.read_bytes() for path in [SOURCES / "pom.xml", *sorted(SOURCES.glob("java/*.java"))])
     return cache_directory() / f"pulsar-{hashlib.sha256(made_of).hexdigest()[:12]}"
 
 

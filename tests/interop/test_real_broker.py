@@ -34,7 +34,8 @@ from offloader.settings import ManifestSettings, OffloadSettings, Settings
 from offloader.store.base import ObjectStore, StoreOptions, open_store
 from offloader.store.catalogued import ObjectsPlace, create_catalogue
 from offloader.write.offloader import LedgerOffloader
-from services.pulsar.broker import Broker, BrokerRefused, offload_settings, running_broker
+from services.pulsar.asked import Refused
+from services.pulsar.broker import Broker, offload_settings, running_broker
 from services.servers import make_bucket
 from tests.interop.broker_topics import KINDS, NAMESPACE, Produced, command, offloaded, produce, topic_of
 from tests.support.streams import StreamWriter, batch_of
@@ -394,7 +395,7 @@ def test_the_broker_reads_what_our_writer_wrote_in_place_of_its_own_objects(plac
     # Now the bookie's copies go, and what the broker has open; a client reads the topic from its first message on.
     for ledger_id, _ in closed:
         broker.forget(ledger_id)
-        with pytest.raises(BrokerRefused, match="NoSuchLedger"):
+        with pytest.raises(Refused, match="NoSuchLedger"):
             broker.ledger(ledger_id)
     command(broker, "PUT", f"persistent/{NAMESPACE}/{OURS}/unload")
     reader = place.client.create_reader(produced.topic, pulsar.MessageId.earliest)
