@@ -93,7 +93,7 @@ def _columns(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], object_name:
         if not isinstance(drivers, list) or not all(isinstance(driver, dict) for driver in drivers):
             raise Inconsistent("drivers", object_name=object_name, expected="a list of objects", found=drivers)
         return _filled(file, metadata, tuple(drivers), object_name)
-    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, ArithmeticError) as error:
+    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise Inconsistent(f"not a table of segments: {error}", object_name=object_name) from error
 
 
@@ -110,7 +110,7 @@ def decode_names(data: bytes, *, object_name: str = "") -> Iterator[tuple[Number
             table = file.read_row_group(group, columns=["uuid", "status"], use_threads=False)
             halves = _uuid_halves(table.column("uuid"))
             yield halves[:, 0], halves[:, 1], table.column("status").to_numpy()
-    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, ArithmeticError) as error:
+    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise Inconsistent(f"not a table of segments: {error}", object_name=object_name) from error
 
 

@@ -141,7 +141,7 @@ class Owner:
     def _understood(self, status: int, raw: bytes) -> Mapping[str, Any]:
         try:
             found: Any = json.loads(raw)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise Corrupt(f"{self.url} isn't a process that offloads streams: it answers {status} and no JSON")

@@ -211,7 +211,7 @@ def read_status_file(path: Path) -> dict[str, Any]:
         raise AccessDenied(f"the status file {path} can't be read: {cause.strerror}") from cause
     try:
         document: Any = json.loads(raw)
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise Corrupt(f"{path} isn't a status document: {cause}") from cause
     if not isinstance(document, dict) or document.get("version") != VERSION or not _is_whole(document):
         raise Corrupt(f"{path} isn't a status document of version {VERSION}")

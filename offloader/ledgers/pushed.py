@@ -137,16 +137,17 @@ class PushedLedgers:
             return PushNews(self._end, self._committed)
 
     def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:
-        """The news when it isn't ``seen`` any more, or after ``within_s``."""
+        """The news when it isn't ``seen`` any more, when something happened, or after ``within_s``."""
         deadline_s = self._clock.monotonic_s() + within_s
+        happened = False
         while True:
             found = self.news()
             left_s = deadline_s - self._clock.monotonic_s()
-            if found != seen or left_s <= 0 or self._ended:
+            if found != seen or left_s <= 0 or happened or self._ended:
                 return found
             with self._changed:
                 if PushNews(self._end, self._committed) == seen:
-                    self._changed.wait(min(left_s, _WAIT_S_MAX))
+                    happened = self._changed.wait(min(left_s, _WAIT_S_MAX))
 
     def wake(self) -> None:
         """Lets everybody who waits look again."""

@@ -77,7 +77,7 @@ class ProgressFile:
             )
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as cause:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
             raise Corrupt(
                 f"{self.path} doesn't say how far the replay is: {cause}",
                 hint="look at the target; then remove the file, and begin behind what is there (--from)",

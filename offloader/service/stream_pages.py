@@ -86,6 +86,6 @@ def _place(after: str, order: StreamOrder) -> _Key | None:
         given, trouble, seconds, size_bytes, name = json.loads(after)
         if given == order.value and isinstance(name, str):
             return int(trouble), float(seconds), int(size_bytes), name
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         pass
     raise InvalidCall(f"{after[:100]!r} is no place in the order {order.value}", hint="begin with the first page")

@@ -127,7 +127,7 @@ def _read_place(notes: ObjectStore, url: str) -> ObjectsPlace | None:
         if note["format"] != _FORMAT:
             raise ValueError(f"format {note['format']}")
         return ObjectsPlace(str(note["url"]), str(note["endpoint_url"]), str(note["region"]))
-    except (ValueError, KeyError, TypeError) as cause:
+    except (ValueError, KeyError, TypeError, RecursionError) as cause:
         raise Corrupt(
             f"{url}: the note that says where the objects are is damaged ({cause})",
             hint="remove the directory and adopt again: nothing but notes is in it",

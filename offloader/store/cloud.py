@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from offloader.errors import (
+    Corrupt,
     InvalidCall,
     NotFound,
     OffloaderError,
@@ -241,7 +242,7 @@ class CloudStore:
 
     def _described(self, info: ObjectInfo, prefix: str) -> Sequence[UploadInfo]:
         try:
-            key = json.loads(self._read(info.key))["key"]
+            key, _ = self._mark(info.key)
         except NotFound:  # it ended meanwhile
             return []
         upload_id = info.key.split("/")[-2]
@@ -253,10 +254,21 @@ class CloudStore:
 
     def _marked(self, key: str, upload_id: str) -> MarkedUpload:
         try:
-            mark = json.loads(self._read(_mark_key(key, checks.check_key(upload_id))))
+            _, metadata = self._mark(_mark_key(key, checks.check_key(upload_id)))
         except NotFound as gone:
             raise NotFound(f"{self._url}: no upload {upload_id} of {key}") from gone
-        return MarkedUpload(key, upload_id, mark["metadata"])
+        return MarkedUpload(key, upload_id, metadata)
+
+    def _mark(self, mark_key: str) -> tuple[str, Mapping[str, str]]:
+        """Key and metadata of an upload; whoever can write to the bucket may have put anything there."""
+        body = self._read(mark_key)
+        try:
+            mark = json.loads(body)
+            return str(mark["key"]), {str(name): str(value) for name, value in mark["metadata"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
+            raise Corrupt(
+                f"{self._url}: {mark_key} isn't the mark of an upload", hint="look who wrote it, and remove it"
+            ) from cause
 
     def _remember(self, key: str, upload_id: str) -> None:
         with self._known_lock:

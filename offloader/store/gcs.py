@@ -355,6 +355,6 @@ def _message(body: bytes) -> str:
     """The words of an error answer: JSON or XML, or none."""
     try:
         return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         found = _XML_MESSAGE.search(body)
         return found[1].decode(errors="replace") if found else ""

@@ -242,5 +242,5 @@ def _described_by(path: Path) -> tuple[Mapping[str, str], int | None] | None:
         return dict(kept["metadata"]), int(kept["crc32c"])
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(f"{path}: {error}", hint="the sidecar was changed by hand: restore or remove it") from error

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import Corrupt, InvalidCall, NotFound
 from offloader.store.base import PartInfo, UploadInfo
 from offloader.store.local_disk import make_directories, names_in, sync_directory
 
@@ -61,7 +61,16 @@ class LocalUploads:
             kept = json.loads((self._directory / upload_id / "upload.json").read_bytes())
         except FileNotFoundError:
             return None
+        except (ValueError, RecursionError) as cause:
+            raise self._damaged(upload_id) from cause
+        if not isinstance(kept, dict) or not isinstance(kept.get("metadata"), dict) or "key" not in kept:
+            raise self._damaged(upload_id)
         return str(kept["key"]), dict(kept["metadata"])
+
+    def _damaged(self, upload_id: str) -> Corrupt:
+        return Corrupt(
+            f"{self._directory / upload_id}: no description of an upload", hint="look who changed it, and remove it"
+        )
 
     def keep_part(self, key: str, upload_id: str, number: int, temporary: Path, crc: int) -> PartInfo:
         """Moves the complete, synced ``temporary`` in as part ``number``; an earlier one of that number goes."""

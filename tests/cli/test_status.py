@@ -178,7 +178,9 @@ def test_every_limit_in_force_is_listed_with_its_default_and_what_it_limits(
     assert (code, hint) == (2, "name its status file: --status-file FILE")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 1, "written_ms": 1, "streams": [1]}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "[" * 5000, '{"version": 2}', '{"version": 1, "written_ms": 1, "streams": [1]}']
+)
 def test_what_is_no_status_document_is_refused(offloader: Offloader, tmp_path: Path, text: str) -> None:
     file = tmp_path / "status.json"
     file.write_text(text)

@@ -11,7 +11,6 @@ to the folder that --failures names.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import tempfile
@@ -21,8 +20,8 @@ from pathlib import Path
 from tests.fuzz.fuzz_engine import CORPUS, Report, child, name_of, run
 from tests.fuzz.fuzz_targets import TARGETS
 
-#: Inputs that one process tries before another one, which knows what was kept, goes on.
-CHUNK_INPUTS = 20_000
+#: What one process tries, in seconds of an idle core, before another one, which knows what was kept, goes on.
+CHUNK_S = 10
 #: What of a target's inputs is kept in the repository.
 KEPT_BYTES_MAX = 4096
 KEPT_INPUTS_MAX = 25
@@ -64,13 +63,12 @@ def main() -> int:
 
 def fuzz(names: list[str], inputs: int, seed: int, workers: int, grown: Path) -> list[Report]:
     """Runs all of it, a chunk after the other, and says what came of it; the failures."""
-    chunks = -(-inputs // CHUNK_INPUTS)
-    orders = list(itertools.islice(itertools.cycle(names), max(chunks, len(names))))
+    orders = orders_of(names, inputs)
     tried, failures = dict.fromkeys(names, 0), list[Report]()
     with ThreadPoolExecutor(workers) as pool:
-        size = min(CHUNK_INPUTS, -(-inputs // len(orders)))
         asked = [
-            pool.submit(run, name, seed=seed + number, inputs=size, grown=[grown]) for number, name in enumerate(orders)
+            pool.submit(run, name, seed=seed + number, inputs=size, grown=[grown])
+            for number, (name, size) in enumerate(orders)
         ]
         for number, done in enumerate(as_completed(asked), 1):
             report = done.result()
@@ -81,6 +79,17 @@ def fuzz(names: list[str], inputs: int, seed: int, workers: int, grown: Path) ->
             if number % 20 == 0 or number == len(asked):
                 print(f"{sum(tried.values()):,} inputs, {len(failures)} failures; {tried}", flush=True)
     return failures
+
+
+def orders_of(names: list[str], inputs: int) -> list[tuple[str, int]]:
+    """Target and inputs of each chunk, all targets side by side; each gets as many inputs as take as long."""
+    together = sum(TARGETS[name].per_s for name in names)
+    found = []
+    for name in names:
+        share = -(-inputs * TARGETS[name].per_s // together)
+        chunks = -(-share // (TARGETS[name].per_s * CHUNK_S))
+        found += [((number + 0.5) / chunks, name, -(-share // chunks)) for number in range(chunks)]
+    return [(name, size) for _, name, size in sorted(found)]
 
 
 def keep(grown: Path, names: list[str]) -> None:

@@ -243,9 +243,9 @@ def change_any(rng: random.Random, pool: list[bytes]) -> bytes:
 
 TARGETS = [
     Target("documents", document_seeds, check_document, change_document),
-    Target("edits", edit_seeds, check_edits, change_document),
-    Target("parquet", parquet_seeds, check_parquet),
-    Target("cuts", cut_seeds, check_cut, change_cut),
+    Target("edits", edit_seeds, check_edits, change_document, per_s=5500),
+    Target("parquet", parquet_seeds, check_parquet, per_s=3000),
+    Target("cuts", cut_seeds, check_cut, change_cut, per_s=18_000),
     Target(
         "inspected", lambda: [*fuzz_objects.seeds(), *document_seeds(), *parquet_seeds()], check_described, change_any
     ),

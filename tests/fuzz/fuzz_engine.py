@@ -50,12 +50,14 @@ class Target:
         seeds: inputs that are right, or nearly.
         check: tries one; raises what must not happen.
         change: makes an input of others.
+        per_s: inputs that a core tries in a second, about: of many inputs each target gets as many as take as long.
     """
 
     name: str
     seeds: Callable[[], list[bytes]]
     check: Callable[[bytes], Outcome]
     change: Callable[[random.Random, list[bytes]], bytes] = mutate
+    per_s: int = 4000
 
 
 @dataclass(frozen=True)

@@ -87,4 +87,4 @@ def change(rng: random.Random, pool: list[bytes]) -> bytes:
     return sealed(entry) if rng.random() < 0.8 else entry
 
 
-TARGETS = [Target("messages", seeds, check, change)]
+TARGETS = [Target("messages", seeds, check, change, per_s=550)]

@@ -120,4 +120,4 @@ def check(data: bytes) -> Outcome:
     return (*outcome, *(attempt(partial(decode, data), FormatError)[1] for decode in others))
 
 
-TARGETS = [Target("objects", seeds, check, change)]
+TARGETS = [Target("objects", seeds, check, change, per_s=5000)]

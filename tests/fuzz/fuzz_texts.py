@@ -158,7 +158,7 @@ def check_names(data: bytes) -> Outcome:
 
 
 TARGETS = [
-    Target("frames", frame_seeds, check_frames),
-    Target("settings", settings_seeds, check_settings, change_settings),
-    Target("names", name_seeds, check_names, change_names),
+    Target("frames", frame_seeds, check_frames, per_s=26_000),
+    Target("settings", settings_seeds, check_settings, change_settings, per_s=4500),
+    Target("names", name_seeds, check_names, change_names, per_s=16_000),
 ]

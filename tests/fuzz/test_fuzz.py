@@ -7,6 +7,7 @@ import secrets
 
 import pytest
 
+from tests.fuzz.__main__ import CHUNK_S, orders_of
 from tests.fuzz.fuzz_engine import run
 from tests.fuzz.fuzz_targets import TARGETS
 
@@ -22,3 +23,14 @@ def test_any_bytes_are_taken_or_refused_by_name(name: str) -> None:
     assert not report.failure, f"seed {SEED}, input {report.inputs}: {report.failure}\n{report.culprit.hex()}"
     assert report.inputs > 100
     assert report.outcomes > 5, "the inputs all end at the same few places"
+
+
+def test_of_many_inputs_each_target_gets_as_many_as_take_as_long() -> None:
+    orders = orders_of(list(TARGETS), 10_000_000)
+    assert 10_000_000 <= sum(size for _, size in orders) < 10_001_000
+    assert all(size <= TARGETS[name].per_s * CHUNK_S for name, size in orders)
+    seconds = {name: sum(size for each, size in orders if each == name) / TARGETS[name].per_s for name in TARGETS}
+    assert max(seconds.values()) / min(seconds.values()) < 1.01
+    assert len({name for name, _ in orders[: len(TARGETS)]}) == len(TARGETS), "some target waits for the others"
+    few = orders_of(["objects", "cuts"], 100)
+    assert {name for name, _ in few} == {"objects", "cuts"}

@@ -126,7 +126,15 @@ def test_a_broker_that_is_busy_is_asked_again(server: Server, client: AdminClien
         (500, b"no such token: secret", StoreUnavailable),
         (503, b"", StoreUnavailable),
         (200, b"<html>", Corrupt),
-        (200, b'{"ledgers": 7}', InvalidCall),
+        (200, b'{"ledgers": 7}', Corrupt),
+        (200, b"[" * 100_000, Corrupt),
+        (200, b"x" * 190 + b" secret", Corrupt),
+        (500, b"x" * 197 + b"secret", StoreUnavailable),
+        (200, BODY.replace(b"5,", b"-5,"), Corrupt),
+        (200, BODY.replace(b"5,", b"1e999,"), Corrupt),
+        (200, BODY.replace(b"7,", b"18446744073709551616,"), Corrupt),
+        (200, b'{"partitions": {"persistent://t/n/other": %s}}' % BODY, Corrupt),
+        (200, b'{"ledgers": [%s]}' % b",".join([b'{"ledgerId": 7, "entries": 5, "size": 50}'] * 2), Corrupt),
     ],
 )
 def test_every_other_answer_is_a_named_error_without_the_token(
@@ -136,10 +144,12 @@ def test_every_other_answer_is_a_named_error_without_the_token(
     with pytest.raises(error) as raised:
         client.ledgers("persistent://t/n/a b")
     assert "secret" not in str(raised.value)
+    assert "xsec" not in str(raised.value), "half a token"
 
 
-def test_a_list_must_be_one(server: Server, client: AdminClient) -> None:
-    server.answers = {"/admin/v2/tenants": (200, b'{"a": 1}')}
+@pytest.mark.parametrize("body", [b'{"a": 1}', b'["public", 7]', b'["\\ud800"]'])
+def test_a_list_must_be_one(server: Server, client: AdminClient, body: bytes) -> None:
+    server.answers = {"/admin/v2/tenants": (200, body)}
     with pytest.raises(Corrupt, match="list of names"):
         client.namespaces()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,31 @@ def test_bad_tickets_are_refused_by_name(ticket: bytes, store: MemoryStore) -> N
         door.client().do_get(fl.Ticket(ticket))
     assert json.loads(refused.value.extra_info)["kind"] == "fix_call"
     assert "Traceback" not in str(refused.value)
+
+
+def test_no_call_tells_whom_it_refuses_of_our_code(store: MemoryStore, tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("a-token-of-16-letters")
+    with flight_door(store, access__read_tokens=[f"file:{tmp_path}/t"]) as door:
+        client = door.client()
+        descriptor = fl.FlightDescriptor.for_command(b'{"stream": 7}')
+        calls: dict[str, Callable[[fl.FlightCallOptions], object]] = {
+            "DoGet": lambda options: client.do_get(fl.Ticket(b"x"), options).read_all(),
+            "DoAction": lambda options: list(client.do_action(fl.Action("x", b"x"), options)),
+            "DoExchange": lambda options: client.do_exchange(descriptor, options)[1].read_chunk(),
+            "DoPut": lambda options: client.do_put(descriptor, APPEND_SCHEMA, options)[0].close(),
+            "GetFlightInfo": lambda options: client.get_flight_info(descriptor, options),
+            "ListFlights": lambda options: list(client.list_flights(b"", options)),
+            "ListActions": lambda options: list(client.list_actions(options)),
+        }
+        for token in (b"", b"Bearer wrong-token-of-16-letters", b"Basic x"):
+            headers = [(b"authorization", token)] if token else []
+            for name, call in calls.items():
+                with pytest.raises(fl.FlightUnauthenticatedError) as refused:
+                    call(fl.FlightCallOptions(headers=headers))
+                assert "Traceback" not in str(refused.value), name
+            # Nobody is refused this: pyarrow would tell them all about it.
+            options = fl.FlightCallOptions(headers=headers)
+            assert client.get_schema(descriptor, options).schema.names[-1] == "payload"
 
 
 def test_what_isnt_there_is_named(store: MemoryStore) -> None:

@@ -15,7 +15,7 @@ from formats.entries import EntryBatch, Position
 from offloader.clock import SystemClock
 from offloader.errors import InvalidCall
 from offloader.manifest.log import load_manifest
-from offloader.service.flight.columns import ENTRY_SCHEMA
+from offloader.service.flight.columns import ENTRY_SCHEMA, require_columns
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.ledgers.pushing_broker import Broker
@@ -205,6 +205,12 @@ def test_wrong_columns_are_named(store: FaultyStore) -> None:
             producer = door.put({"stream": ORDERS}, pa.schema(fields))
             with pytest.raises(fl.FlightServerError, match=message):
                 producer.news()
+
+
+def test_a_column_whose_name_is_no_text_is_refused_in_a_line() -> None:
+    sent = pa.schema([pa.field("surplus", pa.int64())]).serialize().to_pybytes().replace(b"surplus", b"sur\xffplu")
+    with pytest.raises(InvalidCall, match="columns of a push: a name isn't UTF-8"):
+        require_columns(pa.ipc.read_schema(pa.py_buffer(sent)), "push")
 
 
 DESCRIPTORS = {

@@ -11,6 +11,7 @@ import pytest
 
 from offloader.read.streams import load_stream
 from offloader.service.feeds import Problem
+from offloader.service.http.cursors import write_cursor
 from offloader.service.http.server import OffloadHttp
 from offloader.status_document import idle_document
 from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, ask, http_process, quoted
@@ -69,6 +70,16 @@ def test_streams_are_listed_in_pages_that_go_on(served: Served) -> None:
     for wrong in (f"limit=1&order=lag&cursor={first['next_cursor']}", "cursor=eA", "cursor=%21", "limit=0", "order=x"):
         answer = ask(f"{http.url}/v1/streams?{wrong}")
         assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
+
+
+@pytest.mark.parametrize(
+    "place", ["[" * 3000, '["name", 1e999, 0, 0, "x"]', f'["name", 0, 1{"0" * 400}, 0, "x"]', "[]", "7"]
+)
+def test_a_place_that_nobody_gave_out_is_refused(served: Served, place: str) -> None:
+    http, _ = served
+    cursor = write_cursor(place, "streams", "name", "", "False")
+    answer = ask(f"{http.url}/v1/streams?cursor={cursor}")
+    assert (answer.status, answer.json()["kind"]) == (400, "fix_call")
 
 
 def test_one_stream_and_what_belongs_to_it(served: Served) -> None:

@@ -12,9 +12,10 @@ import urllib3
 from azure.core.exceptions import ResourceNotFoundError
 from azure.storage.blob import BlobServiceClient
 
-from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
+from formats.checksum import crc32c
+from offloader.errors import Corrupt, InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.settings import StoreSettings
-from offloader.store.base import DeleteFailure, ObjectStore, StoreOptions, module_of, open_store
+from offloader.store.base import OVERWRITE, DeleteFailure, ObjectStore, StoreOptions, module_of, open_store
 from offloader.store.cloud import UPLOADS_PREFIX, CloudStore
 from offloader.store.probe import probe_conditional_puts
 from offloader.testing.store_suite import StoreSuite, all_keys
@@ -108,6 +109,17 @@ def test_what_cannot_be_tidied_after_a_completion_makes_it_no_failure(
     raw.abort_upload("k", upload_id)
     assert list(raw.list_uploads("k")) == []
     assert raw.get("k")[0] == b"one"
+
+
+@pytest.mark.parametrize("body", [b"", b"[" * 5000, b"[]", b'{"key": "k", "metadata": 7}'])
+def test_a_mark_that_somebody_else_wrote_is_named(cloud_place: S3Place, body: bytes) -> None:
+    raw = module_of(cloud_place.url).open_url(cloud_place.url, StoreOptions(**cloud_place.options))
+    upload_id = raw.begin_upload("k")
+    [mark] = raw._marks()
+    raw._write(mark.key, body, OVERWRITE, {}, crc32c(body))
+    for call in (lambda: raw.list_uploads(""), lambda: raw.list_parts("k", upload_id)):
+        with pytest.raises(Corrupt, match="isn't the mark of an upload"):
+            call()
 
 
 def test_marks_of_uploads_are_no_objects(cloud_place: S3Place) -> None:

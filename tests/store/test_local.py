@@ -238,6 +238,15 @@ def test_a_damaged_sidecar_is_reported_with_its_place(store: ObjectStore, root: 
         store.head("k")
 
 
+@pytest.mark.parametrize("text", ["", "[" * 5000, "[]", '{"key": "a/b", "metadata": 7}'])
+def test_an_upload_whose_description_was_changed_is_named(store: ObjectStore, root: Path, text: str) -> None:
+    upload_id = store.begin_upload("a/b")
+    [description] = root.rglob("upload.json")
+    description.write_text(text)
+    with pytest.raises(Corrupt, match="no description of an upload"):
+        store.list_parts("a/b", upload_id)
+
+
 def test_the_stores_own_files_are_neither_listed_nor_reachable(store: ObjectStore, root: Path) -> None:
     store.put("k", b"1", metadata={"k": "v"})
     store.begin_upload("u")

@@ -35,7 +35,7 @@ from offloader.write.offloader import LedgerOffloader
 from offloader.write.runs import HistoryRuns
 from offloader.write.stream.streaming import StreamOffload
 
-__all__ = ["Answer", "HttpProcess", "ask", "exchange", "http_process", "quoted"]
+__all__ = ["Answer", "HttpProcess", "ask", "exchange", "http_process", "http_stage", "quoted"]
 
 ORDERS = "shop/eu/persistent/orders"
 PAYMENTS = "shop/eu/persistent/payments"
@@ -118,6 +118,36 @@ def http_process(
         environ: where tokens are looked up.
         view, control: instead of the real ones.
     """
+    with http_stage(folder, sections, streams=streams) as (settings, process, metrics):
+        http = OffloadHttp(
+            view or ServiceView(process.store, clock=SystemClock(), process=process),
+            control or ServiceControl(process.store, clock=SystemClock(), process=process),
+            settings=settings,
+            credentials=open_credentials(settings.access, environ or {}),
+            clock=SystemClock(),
+            exposition=metrics.exposition,
+            recorder=metrics,
+        )
+        try:
+            http.start()
+            yield http, process
+        finally:
+            http.stop()
+
+
+@contextmanager
+def http_stage(
+    folder: Path,
+    sections: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    streams: Sequence[str] = (ORDERS,),
+    store_url: str = "",
+) -> Iterator[tuple[Settings, HttpProcess, Metrics]]:
+    """What an HTTP server shows and commands, without one; see ``http_process``.
+
+    Args:
+        store_url: default: a store in memory.
+    """
     given = {name: dict(values) for name, values in (sections or {}).items()}
     # Nothing is late because the machine has other things to do: tests of deadlines set theirs.
     patient = {"request_seconds_max": 300, "answer_seconds_max": 300, "idle_seconds_max": 300}
@@ -126,28 +156,15 @@ def http_process(
     clock = SystemClock()
     layer = {f"{section}.{name}": value for section, values in given.items() for name, value in values.items()}
     metrics = Metrics(settings.telemetry, clock=clock)
-    store = open_store(f"memory://http-{next(_names)}", recorder=metrics)
+    store = open_store(store_url or f"memory://http-{next(_names)}", recorder=metrics)
     database = EmbeddedLedgers(str(folder / f"ledgers-{next(_names)}.db"))
     offloader = LedgerOffloader(store, settings, observe=True)
     process = HttpProcess(store, database, offloader, SettingsFile("test.toml", {"": layer}), started_ms=clock.now_ms())
-    http = None
     try:
         for name in streams:
             process.add(name)
-        http = OffloadHttp(
-            view or ServiceView(store, clock=clock, process=process),
-            control or ServiceControl(store, clock=clock, process=process),
-            settings=settings,
-            credentials=open_credentials(settings.access, environ or {}),
-            clock=clock,
-            exposition=metrics.exposition,
-            recorder=metrics,
-        )
-        http.start()
-        yield http, process
+        yield settings, process, metrics
     finally:
-        if http is not None:
-            http.stop()
         for stream in process.streams.values():
             stream.stop()
         offloader.close()

@@ -18,7 +18,7 @@ from offloader.clock import Clock, SystemClock
 from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, StoreUnavailable, Throttled
 from offloader.ledgers.pulsar.security import Security
 from offloader.ledgers.pulsar.topic_stats import TopicInternals, TopicStats, internals_of, stats_of
-from offloader.ledgers.pulsar.topics import TopicLedgers, stream_of_topic
+from offloader.ledgers.pulsar.topics import TopicLedgers, is_text, stream_of_topic
 
 __all__ = ["AdminClient"]
 
@@ -32,7 +32,7 @@ REDIRECTS_MAX = 5
 CONNECTIONS_MAX = 8
 #: A namespace of a million topics answers 60 MB.
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
-ANSWER_SHOWN_BYTES = 200
+ANSWER_SHOWN_CHARS = 200
 _PIECE_BYTES = 256 * 1024
 
 _DENIED = (401, 403)
@@ -146,7 +146,7 @@ class AdminClient:
 
     def _names(self, path: str) -> list[str]:
         found = self._json("GET", path)
-        if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        if not isinstance(found, list) or not all(isinstance(name, str) and is_text(name) for name in found):
             raise Corrupt(f"{self.url}{path} didn't answer a list of names")
         return found
 
@@ -154,8 +154,8 @@ class AdminClient:
         body = self._ask(method, path)
         try:
             return json.loads(body)
-        except ValueError as cause:
-            raise Corrupt(f"{self.url}{path} didn't answer JSON: {body[:100]!r}") from cause
+        except (ValueError, RecursionError) as cause:
+            raise Corrupt(f"{self.url}{path} didn't answer JSON: {self._shown(body)}") from cause
 
     def _ask(self, method: str, path: str) -> bytes:
         where = f"{self.url}{path}"
@@ -218,8 +218,9 @@ class AdminClient:
     def _shown(self, body: bytes) -> str:
         """The beginning of an answer, without the token that it may repeat."""
         token = self._token()
-        text = body[:ANSWER_SHOWN_BYTES].decode(errors="replace")
-        return text.replace(token, "...") if token else text
+        text = body[:_PIECE_BYTES].decode(errors="replace")
+        whole = text.replace(token, "...") if token else text  # before it is cut: half a token would be shown
+        return whole[:ANSWER_SHOWN_CHARS]
 
     def _token(self) -> str:
         return self._security.token() if self._security.token else ""

@@ -94,7 +94,10 @@ class TopicPatterns:
         return cls(*found)
 
     def have(self, topic: str) -> bool:
-        """Whether ``persistent://tenant/namespace/topic``, or a partition, is meant."""
+        """Whether ``persistent://tenant/namespace/topic``, or a partition, is meant; what is no such name isn't."""
+        levels = topic.removeprefix(_DOMAIN).split("/", 2)
+        if not topic.startswith(_DOMAIN) or len(levels) != 3 or not all(levels):
+            return False
         if is_internal(topic) or any(each.has(topic) for each in self.exclude):
             return False
         return any(each.has(topic) for each in self.topics)

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote_plus
 
 from formats.entries import Position
-from offloader.errors import Corrupt
+from offloader.errors import Corrupt, InvalidCall
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics
 
 __all__ = ["Cursor", "SubscriptionState", "TopicInternals", "TopicStats", "internals_of", "stats_of"]
@@ -83,9 +83,15 @@ def internals_of(document: object, topic: str) -> TopicInternals:
     """The parsed answer of ``.../internalStats``.
 
     Raises:
-        InvalidCall, Corrupt: it is none.
+        Corrupt: it is none, or none of this topic.
     """
-    [ledgers] = ledgers_of_topics(document, topic)
+    try:
+        found = ledgers_of_topics(document, topic)
+    except InvalidCall as cause:
+        raise Corrupt(f"{topic}: no internal statistics of a topic: {cause.message}") from cause
+    if [each.topic for each in found] != [topic]:
+        raise Corrupt(f"{topic}: the broker's internal statistics are about {len(found)} other topics")
+    [ledgers] = found
     try:
         fields: Any = document
         cursors = [_cursor(unquote_plus(name), each) for name, each in fields.get("cursors", {}).items()]
@@ -99,7 +105,7 @@ def internals_of(document: object, topic: str) -> TopicInternals:
             cursors={cursor.name: cursor for cursor in cursors},
             newest_ledger_created_ms=_time_ms(fields.get("lastLedgerCreatedTimestamp")),
         )
-    except (TypeError, KeyError, ValueError, AttributeError) as cause:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as cause:
         raise Corrupt(f"{topic}: no internal statistics of a topic: {cause}") from cause
 
 
@@ -116,7 +122,7 @@ def stats_of(document: object, topic: str) -> TopicStats:
             for name, each in fields["subscriptions"].items()
         ]
         return TopicStats({each.name: each for each in found}, fields.get("deduplicationStatus") == _DEDUPLICATES)
-    except (TypeError, KeyError, ValueError, AttributeError) as cause:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as cause:
         raise Corrupt(f"{topic}: no statistics of a topic: {cause!r}") from cause
 
 

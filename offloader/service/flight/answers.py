@@ -32,7 +32,7 @@ class NewsSource(Protocol):
         ...
 
     def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:
-        """The news when it isn't ``seen`` any more, or after ``within_s``."""
+        """The news when it isn't ``seen`` any more, when something happened, or after ``within_s``."""
         ...
 
     def wake(self) -> None:

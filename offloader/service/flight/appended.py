@@ -88,15 +88,16 @@ class AppendedLedgers:
         return PushNews(self._end, self.offered().committed)
 
     def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:
-        """The news when it isn't ``seen`` any more, or after ``within_s``."""
+        """The news when it isn't ``seen`` any more, when something happened, or after ``within_s``."""
         deadline_s = self._clock.monotonic_s() + within_s
+        happened = False
         while True:
             with self._changed:
                 found = self.news()
                 left_s = deadline_s - self._clock.monotonic_s()
-                if found != seen or left_s <= 0:
+                if found != seen or left_s <= 0 or happened:
                     return found
-                self._changed.wait(min(left_s, _WAIT_S_MAX))
+                happened = self._changed.wait(min(left_s, _WAIT_S_MAX))
 
     def wake(self) -> None:
         """Lets everybody who waits look again."""

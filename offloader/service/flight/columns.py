@@ -33,7 +33,10 @@ def require_columns(schema: pa.Schema, mode: str) -> None:
     Raises:
         InvalidCall: a column is missing, unknown, named twice, or of another type.
     """
-    names = list(schema.names)
+    try:
+        names = list(schema.names)
+    except UnicodeDecodeError as error:
+        raise InvalidCall(f"columns of a {mode}: a name isn't UTF-8", hint="docs/FLIGHT.md has the columns") from error
     problems = [f"{name} is missing" for name in _NEEDED[mode] if name not in names]
     problems += [f"{ascii(name)[:80]} is unknown" for name in sorted(set(names) - set(_KNOWN[mode]))]
     problems += [f"{name} comes twice" for name in sorted(set(names)) if names.count(name) > 1]

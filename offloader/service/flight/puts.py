@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from offloader.errors import InvalidCall
 from offloader.ledgers.pushed import PushedLedgers
 from offloader.service.flight.answers import Answers
 from offloader.service.flight.appended import AppendedLedgers
@@ -93,6 +94,8 @@ def _batches(seat: Seat, reader: fl.MetadataRecordBatchReader) -> Iterator[tuple
             chunk = reader.read_chunk()
         except StopIteration:
             return
+        except OSError as error:  # what Arrow calls bytes that are no message of its own
+            raise InvalidCall(f"a batch can't be read: {str(error)[:200]}", hint="send Arrow's own messages") from error
         seat.require_held()
         metadata = None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
         yield chunk.data, batch_note(metadata, seat.stream.mode)
