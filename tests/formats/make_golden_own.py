@@ -1,26 +1,32 @@
-"""Writes tests/formats/golden_own/VERSION: objects of this release, to be read by every later one.
+"""Writes tests/formats/golden_own: one folder for each version of each format, to be read by every later release.
 
-Run by hand once per version of our extension; what is there is never written again.
+Run by hand when there is a new version, or a new sample of one; what is there is never written again.
 
-    python tests/formats/make_golden_own.py FOLDER
+    python tests/formats/make_golden_own.py
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from golden_samples import KINDS
 from segments import build, entries_of
 
 from formats.compression import Codec
 from formats.entries import EntryBatch
+from formats.extension import EXTENSION_VERSION
 from formats.segment import Layout, LedgerFacts
 from tests.independent_reader import digest
 
+FOLDER = Path(__file__).parent / "golden_own"
+#: Of data and index objects.
+OBJECTS = f"extension-{EXTENSION_VERSION}"
 #: What is in the objects, so that a later release can say it without this script.
 CASES: dict[str, dict[str, Any]] = {
     "v1": {"layout": "V1", "codec": "NONE", "extension": True, "ledgers": {"1001": [0]}},
@@ -65,18 +71,30 @@ def objects(case: dict[str, Any]) -> tuple[bytes, bytes]:
     return data, finished.index
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    if folder.exists():
-        raise SystemExit(f"{folder} exists: golden files are never written again")
-    folder.mkdir(parents=True)
-    for name, case in CASES.items():
-        data, index = objects(case)
-        (folder / name).write_bytes(data)
-        (folder / f"{name}-index").write_bytes(index)
+def described_objects() -> dict[str, bytes]:
+    """Data and index of every case, and what is in them."""
+    made: dict[str, bytes] = {}
+    cases = {name: dict(case) for name, case in CASES.items()}
+    for name, case in cases.items():
+        made[name], made[f"{name}-index"] = objects(case)
         case["entries"] = len(entries_of(batches(case)))
         case["sha256"] = digest(entries_of(batches(case)))
-    (folder / "manifest.json").write_text(json.dumps(CASES, indent=2) + "\n")
+    return made | {"manifest.json": (json.dumps(cases, indent=2) + "\n").encode()}
+
+
+def write_new(folder: Path, samples: Mapping[str, bytes]) -> None:
+    """The samples that have no file yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in samples.items():
+        if not (folder / name).exists():
+            (folder / name).write_bytes(data)
+            print(f"{folder.name}/{name}: {len(data):,} bytes")
+
+
+def main() -> None:
+    write_new(FOLDER / OBJECTS, described_objects())
+    for kind in KINDS:
+        write_new(FOLDER / kind.folder, kind.samples())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Objects written by every released version of our extension are read, and this release still writes its own."""
+"""Data and index objects of every version of our extension are read, and this release still writes its own."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_golden_own import batches, objects
+from make_golden_own import FOLDER, OBJECTS, batches, objects
 from segments import decode, entries_of
 
 from formats.checksum import crc32c
 from formats.segment import SegmentMap
 from tests.independent_reader import digest, read_segment
 
-FOLDER = Path(__file__).parent / "golden_own"
-CURRENT = "extension-1"
 CASES = [
     pytest.param(path.parent, name, case, id=f"{path.parent.name} {name}")
     for path in sorted(FOLDER.glob("*/manifest.json"))
@@ -24,7 +22,7 @@ CASES = [
 
 
 def test_there_are_golden_files_of_this_release() -> None:
-    assert (FOLDER / CURRENT / "manifest.json").exists()
+    assert (FOLDER / OBJECTS / "manifest.json").exists()
 
 
 @pytest.mark.parametrize(("folder", "name", "case"), CASES)
@@ -45,7 +43,7 @@ def test_objects_of_every_version_are_read(folder: Path, name: str, case: dict[s
         assert digest(read_segment(data, index, ledger_id)) == case["sha256"]
 
 
-@pytest.mark.parametrize(("folder", "name", "case"), [each for each in CASES if each.values[0].name == CURRENT])
+@pytest.mark.parametrize(("folder", "name", "case"), [each for each in CASES if each.values[0].name == OBJECTS])
 def test_this_release_writes_the_same_bytes(folder: Path, name: str, case: dict[str, Any]) -> None:
     """Of a compressed object only the length of its entries: another zstd release may compress better."""
     data, index = objects(case)
