@@ -105,10 +105,18 @@ class FaultyProxy:
         }
         self._program.ask("POST", f"{self._path}/toxics", body)
 
+    def take_away(self, kind: str, direction: Direction = "downstream") -> None:
+        """Ends one fault.
+
+        Raises:
+            RuntimeError: there is none of that kind.
+        """
+        self._program.ask("DELETE", f"{self._path}/toxics/{kind}-{direction}")
+
     def heal(self) -> None:
-        """Takes all faults away, and lets connections through."""
+        """Ends all faults, and lets connections through."""
         for toxic in self._program.ask("GET", self._path)["toxics"]:
-            self._program.ask("DELETE", f"{self._path}/toxics/{toxic['name']}")
+            self.take_away(toxic["type"], toxic["stream"])
         self.let_through()
 
     @contextlib.contextmanager
@@ -120,7 +128,7 @@ class FaultyProxy:
         try:
             yield
         finally:
-            self._program.ask("DELETE", f"{self._path}/toxics/{kind}-{direction}")
+            self.take_away(kind, direction)
 
     def cut_off(self) -> None:
         """Ends all connections and refuses new ones, until ``let_through``."""

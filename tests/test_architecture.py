@@ -74,7 +74,12 @@ TESTING = "offloader.testing"
 #: Foreign package -> the modules (or packages, ending in a dot) that may import it.
 ONLY_IN = {
     "boto3": {"offloader.store.s3_client"},
-    "botocore": {"offloader.store.s3", "offloader.store.s3_client", "offloader.store.s3_gets"},
+    "botocore": {
+        "offloader.store.s3",
+        "offloader.store.s3_client",
+        "offloader.store.s3_gets",
+        "offloader.store.s3_unsent",
+    },
     "s3transfer": set[str](),
     "adlfs": {"offloader.store.azure"},
     "aiohttp": {"offloader.store.gcs"},

@@ -57,6 +57,7 @@ from offloader.store.s3_download import Download
 from offloader.store.s3_errors import meaning_of
 from offloader.store.s3_gets import Gets
 from offloader.store.s3_keeping import keeping_of
+from offloader.store.s3_unsent import was_never_sent
 
 __all__ = ["S3Store", "open_url"]
 
@@ -65,8 +66,8 @@ PAGE_KEYS_MAX = 1000
 #: Pages of one listing of uploads or parts: ten thousand parts are ten pages.
 PAGES_MAX = 1000
 
-# The request wasn't sent, or not far enough to have an effect.
-_NOT_SENT = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.ProxyConnectionError, sdk.SSLError)
+# No way to the server, or one that broke.
+_NO_WAY = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.ProxyConnectionError, sdk.SSLError)
 _CREDENTIALS = (
     sdk.NoCredentialsError,
     sdk.PartialCredentialsError,
@@ -133,7 +134,9 @@ class S3Store:
         except _CREDENTIALS as error:
             hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile, or give access_key and secret_key"
             raise AccessDenied(f"{where}: {error}", hint=hint) from error
-        except _NOT_SENT as error:
+        except _NO_WAY as error:
+            if writes and not was_never_sent(error):
+                raise OutcomeUnknown(f"{where}: {error}", hint="look before repeating it") from error
             hint = "check --endpoint-url, the network and that the server runs"
             raise StoreUnavailable(f"{where}: {error}", hint=hint) from error
         except sdk.ParamValidationError as error:

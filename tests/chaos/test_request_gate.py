@@ -1,0 +1,121 @@
+"""The gate before a server: nothing is changed, each request is told at three moments, refusals are whole answers."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from services.request_gate import Passing, RequestGate
+
+BODY = bytes(range(256)) * 8192
+
+
+class Listening:
+    """What was told, in order; on a moment it may do something once."""
+
+    def __init__(self) -> None:
+        self.told: list[Passing] = []
+        self.at: str = ""
+        self.then: Any = None
+
+    def __call__(self, passing: Passing) -> None:
+        self.told.append(passing)
+        if passing.moment == self.at and passing.method == "PUT":
+            self.at = ""
+            self.then()
+
+
+@pytest.fixture
+def listening() -> Listening:
+    return Listening()
+
+
+@pytest.fixture
+def gate(s3_place: Any, listening: Listening) -> Iterator[RequestGate]:
+    with RequestGate(s3_place.endpoint.url, listening, seed=1) as made:
+        yield made
+
+
+@pytest.fixture
+def client(gate: RequestGate, s3_place: Any) -> Iterator[Any]:
+    made = boto3.client(
+        "s3",
+        endpoint_url=gate.url,
+        region_name="us-east-1",
+        aws_access_key_id=s3_place.endpoint.access_key,
+        aws_secret_access_key=s3_place.endpoint.secret_key,
+        config=Config(
+            retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=20, proxies={}, signature_version="s3v4"
+        ),
+    )
+    yield made
+    made.close()
+
+
+def test_each_request_is_told_before_at_half_and_once_answered(
+    client: Any, s3_place: Any, listening: Listening
+) -> None:
+    key = {"Bucket": s3_place.bucket, "Key": f"{s3_place.root}/k"}
+    client.put_object(**key, Body=BODY)
+    assert client.get_object(**key)["Body"].read() == BODY
+    told = [(each.method, each.moment) for each in listening.told]
+    assert told == [
+        *(("PUT", moment) for moment in ("before", "half", "answered")),
+        ("GET", "before"),
+        ("GET", "answered"),
+    ]
+    assert {each.target.partition("?")[0] for each in listening.told} == {f"/{s3_place.bucket}/{s3_place.root}/k"}
+
+
+def test_a_client_may_take_it_for_its_proxy(gate: RequestGate, s3_place: Any, listening: Listening) -> None:
+    """The server's address is the same for everybody then, whichever way they go."""
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3_place.endpoint.url,
+        region_name="us-east-1",
+        aws_access_key_id=s3_place.endpoint.access_key,
+        aws_secret_access_key=s3_place.endpoint.secret_key,
+        config=Config(proxies={"http": gate.url}),
+    )
+    client.put_object(Bucket=s3_place.bucket, Key=f"{s3_place.root}/k", Body=b"x")
+    client.close()
+    assert {each.target for each in listening.told} == {f"/{s3_place.bucket}/{s3_place.root}/k"}
+
+
+def test_a_refusal_is_an_answer_that_leaves_nothing_behind(client: Any, s3_place: Any, gate: RequestGate) -> None:
+    gate.refused_share = 1.0
+    with pytest.raises(ClientError) as found:
+        client.put_object(Bucket=s3_place.bucket, Key=f"{s3_place.root}/k", Body=BODY)
+    assert found.value.response["Error"]["Code"] == "SlowDown"
+    gate.refused_share = 0.0
+    assert gate.refused == 1
+    assert "Contents" not in client.list_objects_v2(Bucket=s3_place.bucket, Prefix=s3_place.root)
+    client.put_object(Bucket=s3_place.bucket, Key=f"{s3_place.root}/k", Body=BODY)
+
+
+@pytest.mark.parametrize(("moment", "there"), [("before", False), ("half", False), ("answered", True)])
+def test_what_a_listener_does_happens_at_that_moment(
+    moment: str, there: bool, gate: RequestGate, s3_place: Any, listening: Listening, client: Any
+) -> None:
+    """A client that dies there has written nothing, nothing, and everything."""
+    at = urlsplit(gate.url)
+    key = f"{s3_place.root}/{moment}"
+    url = urlsplit(client.generate_presigned_url("put_object", Params={"Bucket": s3_place.bucket, "Key": key}))
+    dying = http.client.HTTPConnection(str(at.hostname), at.port, timeout=20)
+    dying.connect()
+    listening.at, listening.then = moment, lambda: dying.sock.shutdown(2)
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        dying.request("PUT", f"{url.path}?{url.query}", body=16 * BODY)  # more than sockets hold
+        dying.getresponse()
+    dying.close()
+    assert listening.at == ""
+    found = client.list_objects_v2(Bucket=s3_place.bucket, Prefix=key).get("Contents", [])
+    assert [item["Key"] for item in found] == ([key] if there else [])

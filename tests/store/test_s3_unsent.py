@@ -1,0 +1,112 @@
+"""Behind an HTTP proxy and over TLS: a request that may have arrived isn't called unsent, one that can't have is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.errors import OutcomeUnknown, StoreUnavailable
+from offloader.settings import StoreSettings
+from offloader.store.base import CREATE, ObjectStore, open_store
+from services.request_gate import Passing, RequestGate
+from services.servers import free_port
+from tests.support.certificates import Authority
+
+ONCE = StoreSettings(connect_timeout_s=2, read_timeout_s=5, retries_max=0)
+
+
+def opened(url: str) -> ObjectStore:
+    keys = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
+    return open_store("s3://bucket/root", endpoint_url=url, region="us-east-1", settings=ONCE, **keys)
+
+
+def test_an_answer_that_is_lost_behind_a_proxy_is_an_unknown_outcome(
+    s3_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy's connection ends when the server has answered: urllib3 says that it can't connect to it."""
+    armed = threading.Event()
+
+    def break_off(passing: Passing) -> None:
+        if armed.is_set() and passing.moment == "answered":
+            raise OSError("the answer gets lost")
+
+    with RequestGate(s3_place.endpoint.url, break_off) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        monkeypatch.setenv("NO_PROXY", "")
+        with closing(s3_place.open(settings=ONCE)) as store:
+            armed.set()
+            with pytest.raises(OutcomeUnknown):
+                store.put("k", b"body", mode=CREATE)
+            armed.clear()
+            assert store.get("k")[0] == b"body"
+
+
+def test_a_proxy_that_is_not_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("NO_PROXY", "")
+    with closing(opened("http://127.0.0.1:9")) as store, pytest.raises(StoreUnavailable):
+        store.put("k", b"body")
+
+
+@contextmanager
+def one_connection(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """The port of a server that takes one connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def run() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                serve(connection)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield listener.getsockname()[1]
+        thread.join()
+
+
+def test_a_proxy_that_refuses_to_connect_further_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+    with one_connection(refuse) as port:
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("NO_PROXY", "")
+        with closing(opened("https://127.0.0.1:9")) as store, pytest.raises(StoreUnavailable):
+            store.put("k", b"body")
+
+
+@pytest.mark.parametrize(
+    ("trusted", "expected"), [(True, OutcomeUnknown), (False, StoreUnavailable)], ids=["an answer", "the handshake"]
+)
+def test_tls_that_fails_in_an_answer_is_an_unknown_outcome_and_in_the_handshake_it_is_none(
+    trusted: bool, expected: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    context = authority.server()
+
+    def damage_the_answer(connection: socket.socket) -> None:
+        try:
+            with context.wrap_socket(connection, server_side=True) as secure:
+                secure.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+                while b"body" not in secure.recv(65536):
+                    pass
+                with socket.socket(fileno=os.dup(secure.fileno())) as below:
+                    below.sendall(b"\x17\x03\x03\x00\x40" + bytes(64))  # a record that nobody encrypted
+        except ssl.SSLError:
+            assert not trusted
+
+    if trusted:
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.ca_file))
+    with one_connection(damage_the_answer) as port, closing(opened(f"https://127.0.0.1:{port}")) as store:
+        with pytest.raises(expected) as found:
+            store.put("k", b"body")
+        assert type(found.value) is expected
