@@ -28,6 +28,7 @@ class LedgerInfo:
         closed_ms: when it was closed, ``None`` while open.
         holes: runs of ids, first and last, ascending, that the source stores and will never give to anybody (a broker's
             markers, aborted transactions); they count in ``entries``.
+        lost: runs of ids that the source lists and has no more itself (a broker whose bookies lost them); likewise.
     """
 
     ledger_id: int
@@ -37,6 +38,12 @@ class LedgerInfo:
     created_ms: int
     closed_ms: int | None = None
     holes: tuple[tuple[int, int], ...] = ()
+    lost: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def not_given(self) -> tuple[tuple[int, int], ...]:
+        """All runs that can't be read, ascending."""
+        return self.holes if not self.lost else tuple(sorted((*self.holes, *self.lost)))
 
     @property
     def last_entry_id(self) -> int:

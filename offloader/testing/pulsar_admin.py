@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from formats.entries import Position
+
 __all__ = ["AdminTopic", "FakeAdmin"]
 
 _HOST = "127.0.0.1"
@@ -32,6 +34,9 @@ class AdminTopic(Protocol):
 
     def stats(self) -> Mapping[str, Any]:
         """The document ``stats``."""
+
+    def entry(self, position: Position) -> tuple[int, Mapping[str, str], bytes]:
+        """About one entry: status, headers, body."""
 
     def trim(self) -> None:
         """Deletes closed ledgers that every subscription has consumed."""
@@ -133,23 +138,37 @@ class FakeAdmin:
         if not self.is_up:
             request.close_connection = True
             return
-        status, body = self._answer(request)
+        status, headers, body = self._answer(request)
         request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
         if status != 204:
             request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         if status != 204:
             request.wfile.write(body)
 
-    def _answer(self, request: BaseHTTPRequestHandler) -> tuple[int, bytes]:
+    def _answer(self, request: BaseHTTPRequestHandler) -> tuple[int, Mapping[str, str], bytes]:
         if request.path in self.answers:
-            return self.answers[request.path]
+            status, body = self.answers[request.path]
+            return status, {}, body
         if self.token and request.headers["Authorization"] != f"Bearer {self.token}":
-            return 401, b"HTTP 401 Unauthorized"
-        found = self._document(request.command, [unquote(part) for part in request.path[len(_ROOT) :].split("/")])
+            return 401, {}, b"HTTP 401 Unauthorized"
+        parts = [unquote(part) for part in request.path[len(_ROOT) :].split("/")]
+        if (entry := self._entry(request.command, parts)) is not None:
+            return entry
+        found = self._document(request.command, parts)
         if found is None:
-            return 404, json.dumps({"reason": f"{request.path} not found"}).encode()
-        return (204, b"") if found == "" else (200, json.dumps(found).encode())
+            return 404, {}, json.dumps({"reason": f"{request.path} not found"}).encode()
+        return (204, {}, b"") if found == "" else (200, {}, json.dumps(found).encode())
+
+    def _entry(self, method: str, parts: list[str]) -> tuple[int, Mapping[str, str], bytes] | None:
+        match method, parts:
+            case "GET", ["persistent", tenant, name, topic, "ledger", ledger_id, "entry", entry_id]:
+                with self._lock:
+                    found = self._topics.get(f"{_PERSISTENT}{tenant}/{name}/{topic}")
+                return None if found is None else found.entry(Position(int(ledger_id), int(entry_id)))
+        return None
 
     def _document(self, method: str, parts: list[str]) -> Any:
         """``None``: it isn't there; an empty text: done, and there is nothing to say."""

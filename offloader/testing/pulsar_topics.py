@@ -85,6 +85,8 @@ class FakeTopic:
     Attributes:
         entries: position, bytes, and how many messages they hold; none: it is stored and given to nobody.
         lies: position -> the one that is said instead.
+        skips: position -> how often it is still passed over, though it is there like any other.
+        lost: positions that are listed, and that the bookies don't have any more.
 
     Besides clients that speak the protocol, a test may hold subscriptions itself: ``subscribe``, ``acknowledge``.
     """
@@ -93,6 +95,8 @@ class FakeTopic:
         self.name = name
         self.entries: list[tuple[Position, bytes, int]] = []
         self.lies: dict[Position, Position] = {}
+        self.skips: dict[Position, int] = {}
+        self.lost: set[Position] = set()
         self._broker = broker
         self._lock = threading.RLock()
         self._next = Position(1, 0)
@@ -182,6 +186,15 @@ class FakeTopic:
                 for name, found in self._subscriptions.items()
             }
             return {"subscriptions": subscriptions, "deduplicationStatus": "Disabled"}
+
+    def entry(self, position: Position) -> tuple[int, Mapping[str, str], bytes]:
+        """What the admin interface answers about one entry: status, headers, body."""
+        with self._lock:
+            messages = next((each[2] for each in self.entries if each[0] == position), None)
+            if messages is None or position in self.lost:
+                return 404, {}, b'{"reason":"Message id not found"}'
+            more = {} if messages else {"X-Pulsar-marker-type": "21"}
+            return 200, {"X-Pulsar-txn-uncommitted": "false", **more}, b""
 
     def trim(self) -> None:
         """Deletes the closed ledgers that every durable subscription has consumed; without one, all of them."""
@@ -324,9 +337,15 @@ class FakeTopic:
             while found.consumers and found.consumers[0].permits > 0 and found.sent < len(self.entries):
                 position, entry, messages = self.entries[found.sent]
                 found.sent += 1
-                if not messages:
+                if not messages or position in self.lost or self._is_skipped(position):
                     continue
                 found.consumers[0].permits -= messages
                 said = message_id(self.lies.get(position, position))
                 consumer = found.consumers[0]
                 consumer.client.send(CommandType.MESSAGE, entry, consumer_id=consumer.consumer_id, message_id=said)
+
+    def _is_skipped(self, position: Position) -> bool:
+        left = self.skips.get(position, 0)
+        if left:
+            self.skips[position] = left - 1
+        return left > 0

@@ -51,6 +51,10 @@ class Broker(AskedProcess):
         """The bookie deletes a ledger; what the broker has of it then is what it offloaded."""
         self.ask(f"forget {ledger_id}")
 
+    def transaction(self, topic: str, count: int, end: str) -> None:
+        """Sends so many messages in one transaction, which ends by ``commit``, ``abort`` or not at all (``leave``)."""
+        self._ask(f"transaction {topic} {count} {end}")
+
     def cold(self, ledger_id: int, uuid: str, first: int, last: int) -> list[bytes]:
         """Entries as the broker's offloader reads them from the object store."""
         return [base64.b64decode(entry) for entry in self.ask(f"cold {ledger_id} {uuid} {first} {last}")]

@@ -12,6 +12,10 @@ from tests.spark.conftest import spark as spark
 
 @pytest.fixture(scope="session")
 def plain_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """For tests that share it: each has topics of its own."""
-    with running_broker(tmp_path_factory.mktemp("plain-broker"), {}) as broker:
+    """For tests that share it: each has topics of its own.
+
+    It knows transactions, and passes over what its bookies have lost.
+    """
+    settings = {"transactionCoordinatorEnabled": "true", "autoSkipNonRecoverableData": "true"}
+    with running_broker(tmp_path_factory.mktemp("plain-broker"), settings) as broker:
         yield broker

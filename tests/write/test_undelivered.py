@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from formats.entries import EntryBatch, Position
 from formats.segment import Layout
 from offloader.clock import SystemClock
+from offloader.errors import Corrupt
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
 from offloader.ledgers.listening import Listeners
 from offloader.manifest.log import load_manifest
 from offloader.settings import OffloadSettings, Settings
 from offloader.store.memory import MemoryStore
 from offloader.write.hot.gaps import proven_gap
-from offloader.write.hot.holes import NOT_DELIVERED
+from offloader.write.hot.holes import LOST, NOT_DELIVERED
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 
@@ -33,9 +34,10 @@ Layouts = Sequence[Sequence[bool]]
 
 
 class MarkedLedgers:
-    """A ``LedgerSource`` over entries of which some are markers; the last ledger is open."""
+    """A ``LedgerSource`` over entries of which some are markers, or were lost; the last ledger is open."""
 
-    def __init__(self, layout: Layouts) -> None:
+    def __init__(self, layout: Layouts, *, are_lost: bool = False) -> None:
+        self._are_lost = are_lost
         self._ledgers = {7 * number: list(entries) for number, entries in enumerate(layout, 1)}
         self._listeners = Listeners(STREAM)
         self.released: Position | None = None
@@ -68,7 +70,7 @@ class MarkedLedgers:
         known = len(entries) if ledger_id < newest.ledger_id else newest.entry_id + 1
         known = 0 if ledger_id > newest.ledger_id else known
         is_closed = ledger_id < newest.ledger_id
-        holes = tuple((each, each) for each in range(known) if not entries[each])
+        runs = tuple((each, each) for each in range(known) if not entries[each])
         return LedgerInfo(
             ledger_id=ledger_id,
             closed=is_closed,
@@ -76,7 +78,8 @@ class MarkedLedgers:
             size_bytes=SIZE * known,
             created_ms=1,
             closed_ms=1 if is_closed else None,
-            holes=holes,
+            holes=() if self._are_lost else runs,
+            lost=runs if self._are_lost else (),
         )
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
@@ -120,7 +123,7 @@ def batch(run: Sequence[Position]) -> EntryBatch:
 layouts = st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
-def require_whole(store: MemoryStore, source: MarkedLedgers) -> None:
+def require_whole(store: MemoryStore, source: MarkedLedgers, reason: str = NOT_DELIVERED) -> None:
     state = load_manifest(store, STREAM)
     assert stored_entries(store, STREAM) == source.given()
     assert state.committed_end() == source.given()[-1][0]
@@ -131,7 +134,7 @@ def require_whole(store: MemoryStore, source: MarkedLedgers) -> None:
     }
     assert set(source.markers()) <= recorded
     assert not recorded & {position for position, _ in source.given()}
-    assert {gap.reason for gap in state.gaps} <= {NOT_DELIVERED}
+    assert {gap.reason for gap in state.gaps} <= {reason}
 
 
 @settings(max_examples=60, deadline=None)
@@ -176,6 +179,54 @@ def test_the_ledger_method_takes_whole_ledgers_as_v1_and_the_others_in_pieces(la
     given = [each for each in source.given() if any(each[0].ledger_id == info.ledger_id for info in closed)]
     if given:
         assert stored_entries(store, STREAM) == given
+
+
+@settings(max_examples=40, deadline=None)
+@given(layout=layouts, segment_bytes=st.sampled_from([60, 10**6]))
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_a_source_has_lost_is_recorded_where_the_policy_says_so(
+    layout: Layouts, segment_bytes: int, when: str
+) -> None:
+    source = MarkedLedgers(layout, are_lost=True)
+    if not source.given():
+        return
+    sizes = replace(SETTINGS.offload, max_size_per_offload_segment_mbytes=segment_bytes / 1e6, on_gap="record")
+    store = new_store()
+    offloader = LedgerOffloader(store, replace(SETTINGS, offload=sizes))
+    listing = source.ledgers
+    if when == "after":
+        source.ledgers = list  # type: ignore[method-assign]
+    stream = offloader.offload_stream(source, STREAM)
+    source.ledgers = listing  # type: ignore[method-assign]
+    if when == "after":
+        source.tell()
+    stream.offload()
+    require_whole(store, source, LOST)
+    assert offloader.history.hot_release(source, STREAM).look().errors == []
+    stream.stop()
+    offloader.close()
+    assert source.deleted == [info.ledger_id for info in source.ledgers() if info.closed]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_a_source_has_lost_stops_a_stream_that_is_to_block(when: str) -> None:
+    source = MarkedLedgers([[True, True, False, True], [True]], are_lost=True)
+    store = new_store()
+    offloader = LedgerOffloader(store, SETTINGS)
+    listing = source.ledgers
+    if when == "after":
+        source.ledgers = list  # type: ignore[method-assign]
+    stream = offloader.offload_stream(source, STREAM)
+    source.ledgers = listing  # type: ignore[method-assign]
+    if when == "after":
+        source.tell()
+    with pytest.raises(Corrupt, match=r"entries 7:2 up to 7:2 are gone: lost by the source"):
+        stream.offload()
+    released = offloader.history.hot_release(source, STREAM).look()
+    offloader.close()
+    state = load_manifest(store, STREAM)
+    assert stored_entries(store, STREAM) == source.given()[:2]
+    assert (state.gaps, released.deleted) == ((), [])
 
 
 def test_what_is_not_said_to_be_undeliverable_is_no_gap() -> None:

@@ -14,8 +14,10 @@ from urllib.parse import quote, urljoin
 
 import urllib3
 
+from formats.entries import Position
 from offloader.clock import Clock, SystemClock
 from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, StoreUnavailable, Throttled
+from offloader.ledgers.pulsar.entry_fate import EntryFate, fate_of
 from offloader.ledgers.pulsar.security import Security
 from offloader.ledgers.pulsar.topic_stats import TopicInternals, TopicStats, internals_of, stats_of
 from offloader.ledgers.pulsar.topics import TopicLedgers, is_text, stream_of_topic
@@ -136,6 +138,15 @@ class AdminClient:
         """The subscriptions of one topic, or one partition."""
         return stats_of(self._json("GET", f"{_path(topic)}/stats"), topic)
 
+    def fate(self, topic: str, position: Position) -> EntryFate:
+        """Why an entry of one topic, or one partition, wasn't given to a reader."""
+        where = f"{self.url}{_path(topic)}/ledger/{position.ledger_id}/entry/{position.entry_id}"
+        status, headers, body = self._exchange("GET", where)
+        found = fate_of(status, headers, body)
+        if found is None:
+            raise StoreUnavailable(f"{where} answered {status}: {self._shown(body)}")
+        return found
+
     def trim(self, topic: str) -> None:
         """Makes the broker look which ledgers nobody needs any more; it deletes those some time after this returns."""
         self._ask("POST", f"{_path(topic)}/trim")
@@ -159,6 +170,19 @@ class AdminClient:
 
     def _ask(self, method: str, path: str) -> bytes:
         where = f"{self.url}{path}"
+        status, _, body = self._exchange(method, where)
+        if status in _DENIED:
+            raise AccessDenied(f"{where} answered {status}", hint=_TOKEN_HINT)
+        if status == 404:
+            raise NotFound(f"{where} isn't there")
+        if status not in _DONE:
+            kind = Throttled if status == 429 else StoreUnavailable
+            raise kind(f"{where} answered {status}: {self._shown(body)}")
+        return body
+
+    def _exchange(self, method: str, url: str) -> tuple[int, Mapping[str, str], bytes]:
+        """Status, headers by names in small letters, and body, of whichever broker the others name."""
+        where = url
         try:
             for _ in range(REDIRECTS_MAX + 1):
                 answer = self._pool.request(
@@ -173,7 +197,7 @@ class AdminClient:
                     break
                 where = self._allowed(where, urljoin(where, elsewhere))
             else:
-                raise StoreUnavailable(f"{self.url}{path}: more than {REDIRECTS_MAX} brokers in a row name another one")
+                raise StoreUnavailable(f"{url}: more than {REDIRECTS_MAX} brokers in a row name another one")
         except urllib3.exceptions.HTTPError as cause:
             if "CERTIFICATE_VERIFY_FAILED" in str(cause):
                 raise AccessDenied(
@@ -183,14 +207,7 @@ class AdminClient:
             raise StoreUnavailable(
                 f"{where} doesn't answer: {cause}", hint="check the admin URL, or try later"
             ) from cause
-        if answer.status in _DENIED:
-            raise AccessDenied(f"{where} answered {answer.status}", hint=_TOKEN_HINT)
-        if answer.status == 404:
-            raise NotFound(f"{where} isn't there")
-        if answer.status not in _DONE:
-            kind = Throttled if answer.status == 429 else StoreUnavailable
-            raise kind(f"{where} answered {answer.status}: {self._shown(body)}")
-        return body
+        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, body
 
     def _allowed(self, where: str, elsewhere: str) -> str:
         """The broker that owns a topic is another one, and wants the token too, as with Pulsar's own tools."""

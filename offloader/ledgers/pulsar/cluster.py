@@ -115,6 +115,7 @@ class PulsarCluster:
                 admin=self.admin,
                 subscription=self.settings.subscription,
                 open_reader=lambda begin, after, ready: self._live_reader(topic, begin, after, ready),
+                read_again=lambda start: self._reader_from(topic, start, messages_max=1),
                 readers=self._readers,
                 workers=self._workers,
                 clock=self._clock,
@@ -166,12 +167,12 @@ class PulsarCluster:
             ready=ready,
         )
 
-    def _reader_from(self, topic: str, start: Position) -> Consumer:
+    def _reader_from(self, topic: str, start: Position, messages_max: int = _MESSAGES_MAX) -> Consumer:
         return Consumer(
             self.client,
             topic,
             f"{self.settings.subscription}-history",
             start=start,
-            limits=ConsumerLimits(messages_max=_MESSAGES_MAX, bytes_max=READER_BYTES),
+            limits=ConsumerLimits(messages_max=messages_max, bytes_max=READER_BYTES),
             clock=self._clock,
         )

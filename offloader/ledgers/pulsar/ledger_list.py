@@ -1,4 +1,4 @@
-"""Which ledgers a topic has, as its broker says, and which of their entries it never gives to anybody.
+"""Which ledgers a topic has, as its broker says, and which of their entries it never gives to anybody, or has lost.
 
 Owns how long an answer counts, and the proof of every jump between two entries that were read one after the other. Must
 never take an answer from before something was seen for an answer about it.
@@ -7,7 +7,7 @@ never take an answer from before something was seen for an answer about it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from formats.entries import Position
@@ -25,6 +25,9 @@ RUNS_MAX = 100_000
 
 _NO_LEDGER = Position(-1, -1)
 
+#: Ledger -> runs of entries, first and last, ascending.
+_Runs = dict[int, list[tuple[int, int]]]
+
 
 def first_from(infos: Sequence[LedgerInfo], start: Position) -> Position | None:
     """The first listed entry at or after ``start`` that may be given, ``None``: there is none."""
@@ -32,7 +35,7 @@ def first_from(infos: Sequence[LedgerInfo], start: Position) -> Position | None:
         first = start.entry_id if info.ledger_id == start.ledger_id else 0
         if info.ledger_id < start.ledger_id:
             continue
-        for begin, end in info.holes:
+        for begin, end in info.not_given:
             if begin <= first <= end:
                 first = end + 1
         if first < info.entries:
@@ -63,6 +66,7 @@ class LedgerList:
         topic: its name, for errors.
         ask: the broker's admin interface, for the topic's internal statistics.
         ask_last: the broker, for the newest entry that it would give to somebody.
+        is_lost: a second look at entries that it lists and didn't give: ``SecondLook.is_lost``.
         clock: of ages and times.
     """
 
@@ -72,16 +76,18 @@ class LedgerList:
         *,
         ask: Callable[[], TopicInternals],
         ask_last: Callable[[], Position | None],
+        is_lost: Callable[[int, int, int, Position], bool],
         clock: Clock,
     ) -> None:
         self.topic = topic
-        self._ask, self._ask_last, self._clock = ask, ask_last, clock
+        self._ask, self._ask_last, self._is_lost, self._clock = ask, ask_last, is_lost, clock
         self._asking = threading.Lock()
         self._lock = threading.Lock()
         self._answer: _Answer | None = None
         self._doubts = 0
         self._delivered = _NO_LEDGER
-        self._holes: dict[int, list[tuple[int, int]]] = {}
+        self._holes: _Runs = {}
+        self._lost: _Runs = {}
         self._closed_ms: dict[int, int] = {}
         self._gone: set[int] = set()
         #: What was made of an answer last, and of what; and how often what is added to answers changed.
@@ -132,17 +138,19 @@ class LedgerList:
             self._changes += 1
             self._gone.add(ledger_id)
             self._holes.pop(ledger_id, None)
+            self._lost.pop(ledger_id, None)
             self._closed_ms.pop(ledger_id, None)
 
     def follow(self, before: Position | None, begin: Position) -> list[LedgerInfo]:
         """Accounts for what lies between two entries that a reader got one after the other, ``None``: the topic's
-        beginning. What the broker lists there and didn't give is never given to anybody.
+        beginning. What the broker lists there and didn't give is never given to anybody, or was lost by the broker.
 
         Returns:
             The closed ledgers from ``before`` on that end before ``begin``.
 
         Raises:
             Corrupt: the broker gave an entry that it doesn't list.
+            PassedOver: it gives to others what it didn't give here.
             What asking raises: nothing was decided.
         """
         if before is not None and before.ledger_id == begin.ledger_id and begin.entry_id == before.entry_id + 1:
@@ -155,18 +163,18 @@ class LedgerList:
                 info.ledger_id: info for info in self._infos(answer, max(answer.readable, self._delivered, begin))
             }
             self._require_listed(before, begin, answer, listed)
+            passed = [
+                info
+                for each, info in listed.items()
+                if each <= begin.ledger_id and (before is None or each >= before.ledger_id)
+            ]
+            runs = [run for info in passed for run in self._unknown(info, before, begin)]
+        looked_at = [(run, self._is_lost(*run, begin)) for run in runs]
+        with self._lock:
+            for run, is_lost in looked_at:
+                self._add(self._lost if is_lost else self._holes, *run)
             self._delivered = max(self._delivered, begin)
-            found = []
-            for ledger_id, info in listed.items():
-                if ledger_id > begin.ledger_id or (before is not None and ledger_id < before.ledger_id):
-                    continue
-                first = before.entry_id + 1 if before is not None and ledger_id == before.ledger_id else 0
-                last = begin.entry_id - 1 if ledger_id == begin.ledger_id else info.last_entry_id
-                if first <= last:
-                    self._add_hole(ledger_id, first, last)
-                if ledger_id < begin.ledger_id:
-                    found.append(self._with_holes(info))
-            return found
+            return [self._with_holes(info) for info in passed if info.ledger_id < begin.ledger_id]
 
     def _current(self) -> _Answer:
         with self._asking:
@@ -222,8 +230,22 @@ class LedgerList:
         return found
 
     def _with_holes(self, info: LedgerInfo) -> LedgerInfo:
-        runs = self._holes.get(info.ledger_id)
-        return info if not runs else replace(info, holes=tuple(run for run in runs if run[1] < info.entries))
+        holes, lost = (
+            tuple(run for run in kind.get(info.ledger_id, ()) if run[1] < info.entries)
+            for kind in (self._holes, self._lost)
+        )
+        return replace(info, holes=holes, lost=lost) if holes or lost else info
+
+    def _unknown(self, info: LedgerInfo, before: Position | None, begin: Position) -> Iterator[tuple[int, int, int]]:
+        """Ledger, first and last entry of each run of one ledger between two entries that isn't accounted for."""
+        ledger_id = info.ledger_id
+        first = before.entry_id + 1 if before is not None and ledger_id == before.ledger_id else 0
+        end = begin.entry_id if ledger_id == begin.ledger_id else info.entries
+        known = sorted((*self._holes.get(ledger_id, ()), *self._lost.get(ledger_id, ())))
+        for run_first, run_last in (*known, (end, end)):
+            if first < min(run_first, end):
+                yield ledger_id, first, min(run_first, end) - 1
+            first = max(first, run_last + 1)
 
     def _require_listed(
         self, before: Position | None, begin: Position, answer: _Answer, listed: dict[int, LedgerInfo]
@@ -242,16 +264,16 @@ class LedgerList:
             end = own.last_entry_id
             raise Corrupt(f"{self.topic}: the broker gave {before} of a ledger that it says ends at {end}", hint=hint)
 
-    def _add_hole(self, ledger_id: int, first: int, last: int) -> None:
+    def _add(self, kind: _Runs, ledger_id: int, first: int, last: int) -> None:
         """Joined with what it touches."""
         self._changes += 1
-        runs = sorted([*self._holes.get(ledger_id, ()), (first, last)])
+        runs = sorted([*kind.get(ledger_id, ()), (first, last)])
         joined = [runs[0]]
         for run in runs[1:]:
             if run[0] <= joined[-1][1] + 1:
                 joined[-1] = (joined[-1][0], max(joined[-1][1], run[1]))
             else:
                 joined.append(run)
-        self._holes[ledger_id] = joined
-        while len(self._holes) > 1 and sum(map(len, self._holes.values())) > RUNS_MAX:
-            del self._holes[min(self._holes)]
+        kind[ledger_id] = joined
+        while len(kind) > 1 and sum(map(len, kind.values())) > RUNS_MAX:
+            del kind[min(kind)]

@@ -18,6 +18,7 @@ from offloader.ledgers.listening import Listeners
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.delivered import batches_of
 from offloader.ledgers.pulsar.ledger_list import LedgerList
+from offloader.ledgers.pulsar.second_look import PassedOver
 from offloader.ledgers.pulsar.window import LiveWindow
 from offloader.workers import SerialTask, Workers
 
@@ -176,11 +177,21 @@ class LiveFeed:
             self._failed(error)
             self._leave()
             return
+        if isinstance(error, PassedOver):
+            self._read_again()
         with self._lock:
             self.trouble = error
             self._came.notify_all()
         delay_s = self._backoff.wait()
         _log.warning("%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s)
+
+    def _read_again(self) -> None:
+        """Another reader, behind what was told."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        self._untold.clear()
+        self._begin = self._last or self._begin
 
     def _leave(self) -> None:
         reader, self._reader, self._begin = self._reader, None, None

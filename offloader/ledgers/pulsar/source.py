@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from formats.entries import EntryBatch, Position
 from offloader.clock import Clock
@@ -22,10 +23,12 @@ from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscri
 from offloader.ledgers.listening import Listeners
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.fence import Fence
 from offloader.ledgers.pulsar.ledger_list import LedgerList, first_from, newest_of
 from offloader.ledgers.pulsar.live import FOR_GOOD, LiveFeed, OpenReader
 from offloader.ledgers.pulsar.readers import ReaderPool
+from offloader.ledgers.pulsar.second_look import SecondLook
 from offloader.ledgers.pulsar.standing import Standing
 from offloader.ledgers.pulsar.topic_stats import TopicInternals
 from offloader.ledgers.pulsar.topics import stream_of_topic
@@ -47,6 +50,7 @@ class PulsarSource:
         client, admin: of the cluster.
         subscription: name of ours.
         open_reader: a reader at the topic's end.
+        read_again: a reader for a second look at what wasn't given.
         readers: of the cluster, for what is older.
         workers: of the cluster.
         clock: of ages.
@@ -65,6 +69,7 @@ class PulsarSource:
         admin: AdminClient,
         subscription: str,
         open_reader: OpenReader,
+        read_again: Callable[[Position], Consumer],
         readers: ReaderPool,
         workers: Workers,
         clock: Clock,
@@ -90,7 +95,10 @@ class PulsarSource:
             changed=lambda: changed(self),
         )
         self._fence = Fence(self._standing, subscription, trim=(lambda: admin.trim(topic)) if trims else None)
-        self._ledgers = LedgerList(topic, ask=self._ask, ask_last=self._standing.last_position, clock=clock)
+        look = SecondLook(topic, fate_of=partial(admin.fate, topic), open_reader=read_again, clock=clock)
+        self._ledgers = LedgerList(
+            topic, ask=self._ask, ask_last=self._standing.last_position, is_lost=look.is_lost, clock=clock
+        )
         self._listeners = Listeners(self.stream)
         self._live = LiveFeed(
             self._ledgers,

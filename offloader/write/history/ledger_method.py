@@ -15,7 +15,7 @@ from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
 from offloader.write.history.planned import PlannedSegment
 from offloader.write.hot.coverage import partly_offloaded, uncovered
-from offloader.write.hot.holes import NOT_DELIVERED
+from offloader.write.hot.holes import NOT_GIVEN
 from offloader.write.hot.split import HistoryRange
 
 __all__ = ["OFF", "LedgerMethodPlan", "due_ledgers", "ledgers_of_method"]
@@ -92,8 +92,8 @@ def ledgers_of_method(
     due = due_ledgers(untouched, now_ms=now_ms, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
     gapped = {info.ledger_id for info in due if missing[info.ledger_id] != [_whole(info)]}
     planned = [PlannedSegment(Layout.V1, *_ends(info)) for info in due if info.ledger_id not in gapped]
-    undelivered = {gap.first.ledger_id for gap in state.gaps if gap.reason == NOT_DELIVERED}
-    in_pieces = {each for each in gapped if infos[each].holes or each in undelivered}
+    not_given = {gap.first.ledger_id for gap in state.gaps if gap.reason in NOT_GIVEN}
+    in_pieces = {each for each in gapped if infos[each].not_given or each in not_given}
     refused = [info for info in due if info.ledger_id in gapped - in_pieces]
     planned += [PlannedSegment(Layout.V2, p.begin, p.end) for each in in_pieces for p in missing[each]]
     rests = [each for ledger_id in begun if infos[ledger_id].closed for each in missing[ledger_id]]

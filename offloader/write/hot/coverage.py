@@ -139,7 +139,7 @@ def _begins_by(state: ManifestState, position: Position) -> bool:
 
 def _holes(ledgers: Iterable[LedgerInfo]) -> Iterator[_Interval]:
     for info in ledgers:
-        for first, last in info.holes:
+        for first, last in info.not_given:
             yield Position(info.ledger_id, first), Position(info.ledger_id, last)
 
 

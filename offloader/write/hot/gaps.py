@@ -14,7 +14,7 @@ from formats.manifest import Gap
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.write.hot.holes import HARMLESS, NOT_DELIVERED
+from offloader.write.hot.holes import HARMLESS, LOST, NOT_DELIVERED
 from offloader.write.hot.reading import HotRead
 
 __all__ = ["allowed_gaps", "blocked_at", "gap_before", "proven_gap", "require_recording"]
@@ -36,11 +36,11 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
     known = {info.ledger_id: info for info in ledgers}
     own, missed = known.get(after.ledger_id), _first_listed_between(after, begin, known)
     if missed is not None:
-        run_end = _end_of_hole(known[missed.ledger_id], missed)
-        if run_end is None or (own is not None and not own.closed and missed.ledger_id > after.ledger_id):
+        gap = _not_given(known[missed.ledger_id], missed)
+        if gap is None or (own is not None and not own.closed and missed.ledger_id > after.ledger_id):
             return None
         if own is not None:
-            return Gap(missed, run_end, NOT_DELIVERED)
+            return gap
         begin = missed  # what isn't given there is a gap of its own
     if begin.ledger_id <= after.ledger_id or begin.entry_id != 0 or begin.ledger_id not in known:
         return None
@@ -64,11 +64,12 @@ def _first_listed_between(after: Position, begin: Position, known: Mapping[int, 
     return None
 
 
-def _end_of_hole(info: LedgerInfo, position: Position) -> Position | None:
-    """The last entry of the run that the source never gives and that holds ``position``."""
-    for first, last in info.holes:
+def _not_given(info: LedgerInfo, position: Position) -> Gap | None:
+    """From ``position`` to the end of the run that the source never gives and that holds it."""
+    for first, last in info.not_given:
         if first <= position.entry_id <= last:
-            return Position(info.ledger_id, last)
+            reason = LOST if (first, last) in info.lost else NOT_DELIVERED
+            return Gap(position, Position(info.ledger_id, last), reason)
     return None
 
 

@@ -21,12 +21,16 @@ from offloader.manifest.state import ManifestState
 from offloader.write.hot.coverage import uncovered
 from offloader.write.hot.split import HistoryRange
 
-__all__ = ["BEFORE_HEAD", "HARMLESS", "NOT_DELIVERED", "Holes", "find_holes"]
+__all__ = ["BEFORE_HEAD", "HARMLESS", "LOST", "NOT_DELIVERED", "NOT_GIVEN", "Holes", "find_holes"]
 
 #: Why there is nothing before a head that moved on while the stream wasn't offloaded: nobody has to be asked for it.
 BEFORE_HEAD = "truncated while the stream wasn't offloaded"
 #: Why there is nothing in the middle of what a source has: nobody ever gets these entries.
 NOT_DELIVERED = "not delivered: the source stores them and gives them to nobody (markers, aborted transactions)"
+#: Why there is nothing where a source lists entries that it has lost itself.
+LOST = "lost by the source: it lists them, and can't give them to anybody any more"
+#: Gaps where a ledger is listed.
+NOT_GIVEN = (NOT_DELIVERED, LOST)
 #: Gaps that no policy blocks at: nothing was lost.
 HARMLESS = (BEFORE_HEAD, NOT_DELIVERED)
 
@@ -78,9 +82,8 @@ def find_holes(
         if first is not None and first <= end:
             found.extend(_split_at_head(state, ledgers, first, end))
 
-    undelivered = _undelivered(state, ledgers)
-    unrecorded = set(undelivered)
-    for item in _present(state, ledgers, last, given_up, undelivered):
+    unrecorded = _not_given(state, ledgers)
+    for item in _present(state, ledgers, last, given_up, list(unrecorded)):
         before = Position(item.begin.ledger_id, item.begin.entry_id - 1)
         if reached is None:
             hole(promised, before)
@@ -90,7 +93,7 @@ def find_holes(
             # No fact tells of that ledger, but it was there when the range was assigned.
             hole(max(_successor(reached), Position(claims[claim].ledger_id, 0)), before)
         if item in unrecorded:
-            found.append(Gap(item.begin, item.end, NOT_DELIVERED))
+            found.append(Gap(item.begin, item.end, unrecorded[item]))
         reached = item.end if reached is None else max(reached, item.end)
     newest = state.newest_end
     if newest is not None and (last is None or newest <= last) and (reached is None or reached < newest):
@@ -138,16 +141,16 @@ class _LedgerEnds:
         return min(begins, default=None)
 
 
-def _undelivered(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> list[HistoryRange]:
-    """Runs of entries that the source will never give and that no gap accounts for, in the stream's order."""
+def _not_given(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[HistoryRange, str]:
+    """Runs of entries that the source will never give and that no gap accounts for, in the stream's order, and why."""
     prefix = state.prefix_end()
     low = max(each for each in (state.head, None if prefix is None else _successor(prefix), Position(-1, 0)) if each)
-    found = []
+    found: dict[HistoryRange, str] = {}
     for info in ledgers:
-        for first, last in info.holes if info.ledger_id not in state.deleted_ledgers else ():
+        for first, last in info.not_given if info.ledger_id not in state.deleted_ledgers else ():
             begin, end = max(low, Position(info.ledger_id, first)), Position(info.ledger_id, last)
             if begin <= end and not any(gap.first <= end and gap.last >= begin for gap in state.gaps):
-                found.append(HistoryRange(begin, end))
+                found[HistoryRange(begin, end)] = LOST if (first, last) in info.lost else NOT_DELIVERED
     return found
 
 
@@ -156,7 +159,7 @@ def _present(
     ledgers: Sequence[LedgerInfo],
     last: Position | None,
     given_up: Collection[UUID],
-    undelivered: Sequence[HistoryRange],
+    not_given: Sequence[HistoryRange],
 ) -> Iterator[HistoryRange]:
     """Covered ranges after the prefix, runs of entries that the hot tier still has, and those that it never gives, by
     their begins."""
@@ -170,7 +173,7 @@ def _present(
     gaps = (HistoryRange(gap.first, gap.last) for gap in state.gaps if first is None or gap.first >= first)
     hot = uncovered(state, ledgers, last=last, given_up=given_up)
     runs = (run for run in _of_each_ledger(hot, ledgers, state) if first is None or run.begin >= first)
-    together = merge(covered, gaps, runs, undelivered, key=lambda each: each.begin)
+    together = merge(covered, gaps, runs, not_given, key=lambda each: each.begin)
     return together if last is None else takewhile(lambda each: each.begin <= last, together)
 
 

@@ -23,7 +23,7 @@ from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.workers import Timer, Workers
 from offloader.write.hot.confirmation import confirm_stored
 from offloader.write.hot.coverage import uncovered_ranges
-from offloader.write.hot.holes import NOT_DELIVERED
+from offloader.write.hot.holes import NOT_GIVEN
 
 __all__ = ["HotRelease", "ReleasedLedgers", "holding_segments", "releasable_ledgers", "release_hot_ledgers"]
 
@@ -52,8 +52,8 @@ def holding_segments(state: ManifestState, info: LedgerInfo) -> Sequence[Segment
     don't."""
     first, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
     segments = state.offloaded(first, last)
-    # What nobody ever gets needn't be held.
-    held = [(gap.first, gap.last) for gap in state.gaps if gap.reason == NOT_DELIVERED and first <= gap.first <= last]
+    # What nobody ever gets needn't be held, nor what the source itself has no more and the policy lets go of.
+    held = [(gap.first, gap.last) for gap in state.gaps if gap.reason in NOT_GIVEN and first <= gap.first <= last]
     held = sorted([*held, *((segment.begin, segment.end or last) for segment in segments)])
     missing = uncovered_ranges([info], held)
     return None if missing or not info.entries else segments

@@ -13,6 +13,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.owners import require_takeable
 from offloader.manifest.state import ManifestState
 from offloader.settings import OffloadSettings
+from offloader.write.hot.coverage import acknowledged_end
 from offloader.write.hot.ledger_facts import facts_of
 from offloader.write.ownership.takeover import settle_leftover
 from offloader.write.segment.assignment import part_bytes_for
@@ -69,7 +70,8 @@ class Ownership:
         Safe to call again after an error: it goes on where it was.
 
         Raises:
-            Fenced: a living owner has the stream, and ``take_over`` is off.
+            Fenced: a living owner has the stream, and ``take_over`` is off; or the source says that this writer isn't
+                the active one.
         """
         if not self._epoch_open:
             # What this step has just read says as much about the owner as another look.
@@ -96,6 +98,10 @@ class Ownership:
                 commits.commit([edit], lambda _: None)
             else:
                 given_up.append(edit)
+        end = acknowledged_end(self._log.state, self._source.ledgers())
+        if end is not None:
+            # A source that is new here sees by that what somebody else took from it meanwhile.
+            self._source.release(end)
         self.given_up = given_up
         self.held = True
 

@@ -16,6 +16,7 @@ import java.util.Iterator;
 import java.util.Properties;
 import java.util.StringJoiner;
 import java.util.UUID;
+import java.util.concurrent.TimeUnit;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.LedgerHandle;
 import org.apache.bookkeeper.client.api.LedgerEntries;
@@ -26,6 +27,9 @@ import org.apache.bookkeeper.mledger.LedgerOffloader;
 import org.apache.pulsar.PulsarStandalone;
 import org.apache.pulsar.PulsarStandaloneStarter;
 import org.apache.pulsar.broker.PulsarService;
+import org.apache.pulsar.client.api.Producer;
+import org.apache.pulsar.client.api.PulsarClient;
+import org.apache.pulsar.client.api.transaction.Transaction;
 
 /**
  * A Pulsar broker with a bookie of its own, and questions about the bytes in them.
@@ -37,12 +41,16 @@ import org.apache.pulsar.broker.PulsarService;
  *   <li>{@code ledger L}: last entry, length and whether it is closed, from the bookie
  *   <li>{@code hot L FIRST LAST}: the entries as the bookie has them
  *   <li>{@code forget L}: the bookie deletes the ledger, and the broker isn't told
+ *   <li>{@code transaction TOPIC COUNT END}: so many messages in one transaction, which ends by {@code commit}, {@code abort} or, for
+ *       the length of the broker's life, not at all ({@code leave})
  *   <li>{@code cold L UUID FIRST LAST}: the entries as the broker's offloader reads them out of the object store
  *   <li>{@code index BASE64 ENTRY...}: an index object as the offloader's own classes parse it, and the block of each entry
  * </ul>
  */
 public final class RealBroker {
     private final PulsarService service;
+    /** Made for the first transaction; closing one takes seconds, so the end of the process does. */
+    private PulsarClient client;
 
     private RealBroker(PulsarService service) {
         this.service = service;
@@ -129,6 +137,9 @@ public final class RealBroker {
             case "forget":
                 service.getBookKeeperClient().deleteLedger(Long.parseLong(words[1]));
                 return "true";
+            case "transaction":
+                transaction(words[1], Integer.parseInt(words[2]), words[3]);
+                return "true";
             case "cold":
                 LedgerOffloader offloader = offloader();
                 try (ReadHandle ledger = offloader.readOffloaded(
@@ -145,6 +156,24 @@ public final class RealBroker {
     /** Opened without recovery: asking never closes a ledger that is being written. */
     private LedgerHandle hot(long ledgerId) throws Exception {
         return service.getBookKeeperClient().openLedgerNoRecovery(ledgerId, BookKeeper.DigestType.CRC32C, new byte[0]);
+    }
+
+    private void transaction(String topic, int count, String end) throws Exception {
+        if (client == null) {
+            client = PulsarClient.builder().serviceUrl(service.getBrokerServiceUrl()).enableTransaction(true).build();
+        }
+        Transaction transaction = client.newTransaction().withTransactionTimeout(10, TimeUnit.MINUTES).build().get();
+        try (Producer<byte[]> producer =
+                client.newProducer().topic(topic).enableBatching(false).sendTimeout(0, TimeUnit.SECONDS).create()) {
+            for (int i = 0; i < count; i++) {
+                producer.newMessage(transaction).value((end + " " + i).getBytes(StandardCharsets.UTF_8)).send();
+            }
+        }
+        if (end.equals("commit")) {
+            transaction.commit().get();
+        } else if (end.equals("abort")) {
+            transaction.abort().get();
+        }
     }
 
     private LedgerOffloader offloader() {
