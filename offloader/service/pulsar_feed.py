@@ -163,7 +163,7 @@ class PulsarFeed:
             self._refuse(topic, error, is_new=is_new)
             return
         try:
-            adjust = partial(_with_gap_policy, on_gap=streams.settings_of("").pulsar.on_gap)
+            adjust = partial(_with_gap_policy, streams)
             control = streams.add(source.stream, source, feed=self.name, adjust=adjust, active=False)
         except OffloaderError as error:
             source.close()
@@ -308,6 +308,7 @@ class PulsarFeed:
             _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
 
 
-def _with_gap_policy(settings: Settings, *, on_gap: str) -> Settings:
+def _with_gap_policy(streams: Streams, settings: Settings) -> Settings:
     """Topics have a policy of their own: waiting would only let the broker's expiry take more."""
+    on_gap = streams.settings_of("").pulsar.on_gap
     return replace(settings, offload=replace(settings.offload, on_gap=on_gap))

@@ -16,6 +16,11 @@ __all__ = ["Reloaded", "is_live", "reloaded"]
 #: Settings of the process that whoever reads them asks for each time.
 ASKED_EACH_TIME = frozenset(
     {
+        "pulsar.exclude",
+        "pulsar.on_gap",
+        "pulsar.subscribers_seconds",
+        "pulsar.topics",
+        "pulsar.topics_seconds",
         "serve.follow_seconds",
         "serve.log_level",
         "serve.restart_seconds_max",

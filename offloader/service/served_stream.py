@@ -105,13 +105,18 @@ class ServedStream:
         return None if offload is None else offload.status()
 
     def offload(self, until: Position | None = None, *, timeout_s: float | None = None) -> Position | None:
-        """Brings what the hot tier has now, or has up to ``until``, into the store and waits for it.
+        """Brings what the hot tier has now, or has up to ``until``, into the store and waits for it; for a start that
+        is under way too.
 
         Raises:
             InvalidCall: its method is none; Fenced: it isn't this process's turn.
-            StoreUnavailable: not yet begun, or not committed within ``timeout_s``.
+            StoreUnavailable: not begun, or not committed within ``timeout_s``.
             As ``ManagedLedger.offload``.
         """
+        if self.is_active and timeout_s is not None:
+            deadline_s = self._clock.monotonic_s() + timeout_s
+            self._clock.wait(self._begun, timeout_s)
+            timeout_s = max(deadline_s - self._clock.monotonic_s(), 0.0)
         offload, trigger = self._offload, self._trigger
         if offload is not None:
             return offload.offload(until, timeout_s=timeout_s)

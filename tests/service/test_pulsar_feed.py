@@ -149,6 +149,21 @@ def test_topics_are_found_followed_and_wound_down(cluster: Cluster) -> None:
     assert load_manifest(cluster.store, f"{S}one").method == "streaming"
 
 
+def test_a_reload_counts_for_which_topics_and_for_what_was_lost_of_them(cluster: Cluster) -> None:
+    cluster.make("one", "two")
+    with cluster.serve("t/n/one", on_gap="block") as assembled:
+        eventually(lambda: cluster.is_offloaded("one"))
+        cluster.topics["one"].lost.add(Position(2, 0))
+        cluster.fill("one", 3)
+        eventually(lambda: any("lost by" in each["message"] for each in assembled.view.errors(stream=f"{S}one")))
+        names = {f"pulsar__{name}": value for name, value in cluster.names("t/n", on_gap="record").items()}
+        found = assembled.process.reload(settings_file(**names))
+        assert (found.changed, found.needs_restart) == (("pulsar.on_gap", "pulsar.topics"), ())
+        eventually(lambda: cluster.is_offloaded("two"))
+        eventually(lambda: [position for position, _ in cluster.cold("one")][-2:] == [(2, 1), (2, 2)])
+        assert [gap.first for gap in load_manifest(cluster.store, f"{S}one").gaps] == [Position(2, 0)]
+
+
 def test_an_admin_interface_that_does_not_answer_ends_no_stream(cluster: Cluster) -> None:
     cluster.make("one")
     with cluster.serve() as assembled:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,37 @@ def test_a_removed_stream_is_drained_and_its_name_is_free_again(store: FaultySto
         append(source)
         streams.remove(ORDERS)
     assert len(stored_entries(store, ORDERS)) == 80
+
+
+def test_who_asks_for_a_stream_that_is_being_started_waits_for_it(
+    store: FaultyStore, database: EmbeddedLedgers
+) -> None:
+    feed, starting, goes_on = HeldFeed(), threading.Event(), threading.Event()
+    inner = database.open_stream(ORDERS)
+    last = append(inner)
+
+    class Slow(Flaky):
+        """Its hot tier takes long to say what there is."""
+
+        def ledgers(self) -> Any:
+            starting.set()
+            assert goes_on.wait(60)
+            return inner.ledgers()
+
+        def subscribe(self, *given: Any) -> Any:
+            starting.set()
+            assert goes_on.wait(60)
+            return inner.subscribe(*given)
+
+    with serving(store, settings_file(), feed) as assembled, ThreadPoolExecutor() as pool:
+        assert feed.streams is not None
+        feed.streams.add(ORDERS, Slow(inner, 0, OSError()), feed="held")  # type: ignore[arg-type]
+        assert starting.wait(60)
+        with pytest.raises(StoreUnavailable, match="is being started"):
+            assembled.process.offload(ORDERS, None, timeout_s=0.01)
+        asked = pool.submit(assembled.process.offload, ORDERS, None, timeout_s=60)
+        goes_on.set()
+        assert asked.result(60) == last
 
 
 def test_a_stream_obeys_other_settings_from_a_reload_on(store: FaultyStore, database: EmbeddedLedgers) -> None:
