@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 
 from formats.entries import Position
 from offloader.clock import Clock
-from offloader.errors import StoreUnavailable
+from offloader.errors import NotFound, StoreUnavailable
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.store_time import DeletionClock
+from offloader.retention.at_once import at_once
 from offloader.retention.cuts import Cut
 from offloader.retention.decide import decide
 from offloader.retention.decision import Decision, Lag
@@ -175,7 +176,7 @@ class RetentionCycle:
                 if done.decision is not None and done.decision.cut is None:
                     _keep(look, done.decision)
                 return done
-        raise StoreUnavailable(f"stream {stream}: its subscribers changed {DECISIONS_MAX} times while it was decided")
+        raise StoreUnavailable(f"stream {stream}: it was changed {DECISIONS_MAX} times while it was decided")
 
     def _times(self, stream: str) -> DeletionClock:
         """One for the life of this object, so that a clock that jumps is noticed."""
@@ -192,11 +193,14 @@ class RetentionCycle:
         place = retention.place(create=create)
         past = read_records(retention, place)
         newest = past.records.newest
-        now_ms = self.clock.now_ms()
+        newest_ms = 0 if newest is None else newest.time_ms
         if create:
-            now_ms = self._times(stream).now_ms(newest_ms=0 if newest is None else newest.time_ms)
+            # Said before anything is loaded.
+            self._times(stream).now_ms(newest_ms=newest_ms)
         partitions = LoadedPartitions(self.store, place, self._source_of, past.known)
         partitions.load(place.partitions)
+        # After that: of what is recorded as the tail nothing is younger than its record says.
+        now_ms = self._times(stream).now_ms(newest_ms=newest_ms) if create else self.clock.now_ms()
         return Look(
             retention=retention,
             place=place,
@@ -291,24 +295,51 @@ class RetentionCycle:
         cut = decision.cut
         if cut is None:
             return outcome
-        if look.retention.registry(place) != look.registry:
+        truncations = self._truncate(place, cut, lambda: self._still(look, decision))
+        if truncations is None:
             return None
-        # First: whoever lost something finds it written down, wherever this ends.
-        _keep(look, decision)
-        truncations = self._truncate(place, cut)
         change_records(look.retention, place, lambda state: state.truncated(cut, lineage, decision.cut_time_ms))
         return replace(outcome, truncations=truncations)
 
-    def _truncate(self, place: Place, cut: Cut) -> Mapping[str, Truncation]:
+    def _still(self, look: Look, decision: Decision) -> bool:
+        """Whether what was decided still stands; it is kept then: who loses something finds it written down, wherever
+        this ends."""
+        if look.retention.registry(look.place) != look.registry:
+            return False
+        # Another cycle may have cut elsewhere meanwhile: each keeps min, and what both leave may not.
+        if look.place.is_topic and not self._heads_are(look):
+            return False
+        _keep(look, decision)
+        return True
+
+    def _heads_are(self, look: Look) -> bool:
+        """Whether all partitions still begin where they did."""
+        try:
+            heads = at_once(lambda number: look.partitions.state(number).head, look.place.partitions)
+        except NotFound:
+            return False  # one was deleted: it is another topic to decide about
+        return heads == [look.own.partitions[number].head for number in look.place.partitions]
+
+    def _truncate(self, place: Place, cut: Cut, still: Callable[[], bool]) -> Mapping[str, Truncation] | None:
+        """What was done; ``None``: it doesn't stand any more, nothing was."""
         heads = {
             partition.stream: position
             for number, partition in place.partitions.items()
             if isinstance(position := cut.offsets.get(partition_segment(number)), Position)
         }
         if place.is_topic:
-            return truncate_topic(
-                self.store, place.name, heads, clock=self.clock, by=self._by, source_of=self._source_of
+            return (
+                truncate_topic(
+                    *(self.store, place.name, heads),
+                    clock=self.clock,
+                    by=self._by,
+                    source_of=self._source_of,
+                    still=still,
+                )
+                or None
             )
+        if not still():
+            return None
         return {
             stream: truncate_stream(
                 ManifestLog(

@@ -257,11 +257,15 @@ class ReaderGroups:
     def _do(self, name: str, row: ToDoRow) -> tuple[PublishStatus, str]:
         """One change of a registry; its status, and why it was refused for good."""
         stream = self._stream(row.stream)
-        cut = cut_of_rows(row.cut) if row.cut else None
         if row.action == "publish":
-            assert cut is not None, "what is published has a cut"
-            outcome = stream.try_publish(name, cut, generation=row.generation)
+            assert row.cut is not None, "what is published has a cut, be it one of nothing"
+            # Who has read nothing needs all there is. A stream without an entry has no position to say so by.
+            wanted = cut_of_rows(row.cut) if row.cut else stream.cuts().begin()
+            if not wanted.offsets:
+                return PublishStatus.SUCCESS, ""
+            outcome = stream.try_publish(name, wanted, generation=row.generation)
             return outcome.status, outcome.why
+        cut = cut_of_rows(row.cut) if row.cut else None
         try:
             if row.action == "add":
                 stream.add(name, generation=row.generation, start=cut)

@@ -21,7 +21,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.shared_keys import mode_of_new
 from offloader.manifest.topics import partition_of, read_intent
 from offloader.retention.truncation import Truncation, truncate_stream
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectInfo, ObjectStore
 
 __all__ = ["resume_topic_truncation", "truncate_topic"]
 
@@ -44,6 +44,7 @@ def truncate_topic(
     take_over: bool = False,
     takeover_after_s: float = 60.0,
     dry_run: bool = False,
+    still: Callable[[], bool] = lambda: True,
 ) -> Mapping[str, Truncation]:
     """Lets each partition begin at its position; a partition that isn't named stays as it is.
 
@@ -54,9 +55,11 @@ def truncate_topic(
         by: who wants it, for people.
         source_of: the hot tier of a partition.
         force, take_over, takeover_after_s, dry_run: as for ``truncate_stream``.
+        still: asked when nobody else can begin a truncation any more that this one wouldn't notice: whether it is still
+            wanted.
 
     Returns:
-        What changed, by partition.
+        What changed, by partition; empty: it isn't wanted any more.
 
     Raises:
         InvalidCall, EditRefused, NotFound: a partition can't be truncated like this; none was.
@@ -69,16 +72,23 @@ def truncate_topic(
         )
     require_no_global_hold(store)
     how = _How(store, clock, source_of, force=force, take_over=take_over, takeover_after_s=takeover_after_s)
-    if not dry_run:
-        resume_topic_truncation(store, topic, clock=clock, source_of=source_of, take_over=take_over)
-    # What one partition refuses is refused before any changes: none of it becomes less allowed afterwards.
-    wanted = tuple(PartitionHead(stream, _incarnation(store, stream), head) for stream, head in sorted(heads.items()))
-    planned = {each.stream: how.truncate(each, dry_run=True) for each in wanted}
-    if dry_run:
-        return planned
-    intent = TruncationIntent(topic, wanted, force, by, clock.now_ms())
-    _write(store, intent)
-    return _apply(how, intent)
+    for _ in range(1 if dry_run else ATTEMPTS_MAX):
+        if not dry_run:
+            resume_topic_truncation(store, topic, clock=clock, source_of=source_of, take_over=take_over)
+        before, info = read_intent(store, topic)
+        # What one partition refuses is refused before any changes: none of it becomes less allowed afterwards.
+        wanted = tuple(PartitionHead(name, _incarnation(store, name), head) for name, head in sorted(heads.items()))
+        planned = {each.stream: how.truncate(each, dry_run=True) for each in wanted}
+        if dry_run:
+            return planned
+        if before is not None and not before.is_done:
+            raise StoreUnavailable(f"somebody else truncates {topic} at the same time: {before.by}")
+        if not still():
+            return {}
+        intent = TruncationIntent(topic, wanted, force, by, clock.now_ms())
+        if _begun(store, intent, info):
+            return _apply(how, intent)
+    raise StoreUnavailable(f"{topic} in {store.url} was truncated {ATTEMPTS_MAX} times meanwhile")
 
 
 def resume_topic_truncation(
@@ -137,7 +147,7 @@ def _apply(how: _How, intent: TruncationIntent) -> Mapping[str, Truncation]:
         except (NotFound, Fenced):
             if _is_alive(how.store, each):
                 raise
-    _write(how.store, replace(intent, is_done=True), over=intent)
+    _finish(how.store, intent)
     return done
 
 
@@ -153,19 +163,26 @@ def _is_alive(store: ObjectStore, wanted: PartitionHead) -> bool:
     return entry is not None and entry.incarnation == wanted.incarnation
 
 
-def _write(store: ObjectStore, intent: TruncationIntent, *, over: TruncationIntent | None = None) -> None:
-    """Writes an intent over one that is done, or over ``over``; of that, nothing when it is another by now."""
+def _begun(store: ObjectStore, intent: TruncationIntent, before: ObjectInfo | None) -> bool:
+    """Writes an intent over what was read, unless that is another by now."""
+    key = intent_key(intent.topic)
+    try:
+        store.put(key, encode_intent(intent), mode=mode_of_new(store, key, before))
+    except PreconditionFailed:
+        # It may be this one, whose answer was lost.
+        return read_intent(store, intent.topic)[0] == intent
+    return True
+
+
+def _finish(store: ObjectStore, intent: TruncationIntent) -> None:
+    """Writes down that it is done, unless somebody else has."""
     key = intent_key(intent.topic)
     for _ in range(ATTEMPTS_MAX):
         found, info = read_intent(store, intent.topic)
-        if found == intent:
+        if found != intent:
             return
-        if over is not None and found != over:
-            return  # somebody else finished it
-        if found is not None and over is None and not found.is_done:
-            raise StoreUnavailable(f"somebody else truncates {intent.topic} at the same time: {found.by}")
         try:
-            store.put(key, encode_intent(intent), mode=mode_of_new(store, key, info))
+            store.put(key, encode_intent(replace(intent, is_done=True)), mode=mode_of_new(store, key, info))
         except PreconditionFailed:
             continue
         return

@@ -41,7 +41,9 @@ class Bench:
         self.settings = Settings.of({"retention": {"record_minutes": 0.5, **retention}})
 
     def grow(self, stream: str = STREAM, ledgers: int = 1) -> None:
-        writer = self.writers.get(stream) or self.writers.setdefault(stream, StreamWriter(self.memory, stream))
+        if stream not in self.writers:
+            self.writers[stream] = StreamWriter(self.memory, stream, clock=self.clock)
+        writer = self.writers[stream]
         for _ in range(ledgers):
             number = self.ledgers[stream] = self.ledgers.get(stream, 0) + 1
             writer.add([batch_of(number, 0, ENTRIES, size=KIB)], closes=[number])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
-
 import pytest
 
 from formats.entries import Position
@@ -15,59 +12,12 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.stream_deletion import delete_stream
 from offloader.retention.cuts import Cut
 from offloader.retention.group_checkpoints import CHECKPOINTS_MAX
-from offloader.retention.group_retention import GroupOutcome, ReaderGroups, open_reader_groups
+from offloader.retention.group_retention import ReaderGroups
 from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, RetentionType, is_published
 from offloader.retention.stream_retention import open_retention
-from offloader.store.memory import MemoryStore
-from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.testing.manual_clock import ManualClock
+from offloader.testing.faulty_store import Fault
+from tests.retention.grouped_streams import ONE, TWO, Bench, at
 from tests.support.manifests import segment_edits
-
-ONE, TWO = "a/one", "a/two"
-_names = itertools.count()
-
-
-def at(entry: int) -> Cut:
-    return Cut.of({"0.0": f"1:{entry}"})
-
-
-class Bench:
-    """Two streams of 30 entries, and the group ``rg`` with readers ``r1`` and ``r2``."""
-
-    def __init__(self, retention: RetentionType = RetentionType.AUTOMATIC, **config: int) -> None:
-        self.clock = ManualClock()
-        self.memory = MemoryStore(f"groups-{next(_names)}", "", self.clock)
-        self.store = FaultyStore(self.memory)
-        for name in (ONE, TWO):
-            log = ManifestLog(self.memory, name, clock=self.clock)
-            log.open_epoch()
-            for number in range(3):
-                log.commit(segment_edits(number))
-        self.groups = self.open()
-        self.groups.create("rg", GroupConfig([ONE, TWO], retention, **config))  # type: ignore[arg-type]
-        for reader in ("r1", "r2"):
-            self.groups.add_reader("rg", reader)
-
-    def open(self) -> ReaderGroups:
-        return open_reader_groups(self.store, clock=self.clock)
-
-    def cuts(self) -> dict[str, str | None]:
-        """What is published of the group, by stream."""
-        found = {}
-        for name in (ONE, TWO):
-            registry = open_retention(self.memory, name, clock=self.clock).registry()
-            if "rg" in registry.subscribers:
-                cut = registry.subscribers["rg"].cut
-                found[name] = None if cut is None else str(cut)
-        return found
-
-    def reach(self, checkpoint: str, r1: Mapping[str, Cut], r2: Mapping[str, Cut]) -> GroupOutcome:
-        self.groups.reach_checkpoint("rg", checkpoint, "r1", r1)
-        return self.groups.reach_checkpoint("rg", checkpoint, "r2", r2)
-
-    def pass_all(self, checkpoint: str) -> GroupOutcome:
-        self.groups.pass_checkpoint("rg", checkpoint, "r1")
-        return self.groups.pass_checkpoint("rg", checkpoint, "r2")
 
 
 def test_an_automatic_group_publishes_when_the_last_reader_has_passed() -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from itertools import count
+from uuid import UUID
 
 import pytest
 
 from formats.entries import Position
+from formats.manifest import Assign, Failed
 from formats.truncation_intent import PartitionHead, TruncationIntent, encode_intent, intent_key
 from offloader.cleanup.removal import remove_stream
 from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
-from offloader.manifest.log import load_manifest
+from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import EditRefused
 from offloader.manifest.topics import release_intent
 from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
+from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
+from offloader.testing.schedule import Schedule
 from tests.support.streams import StreamWriter, batch_of
 
 TOPIC = "public/default/persistent/orders"
@@ -131,3 +135,67 @@ def test_what_a_topic_that_is_gone_had_under_way_is_let_go_of() -> None:
     assert release_intent(bench.memory, TOPIC)
     bench.truncate({ONE: Position(2, 0)})
     assert load_manifest(bench.memory, ONE).head == Position(2, 0)
+
+
+def test_a_forced_one_of_somebody_who_died_is_finished_with_the_loss_that_was_meant() -> None:
+    bench = Bench()
+    log = ManifestLog(bench.memory, ONE, clock=bench.clock)
+    log.load()
+    log.open_epoch()
+    log.commit([Assign(UUID(int=7), 2, Position(2, 10), None, 0, {})])
+    bench.store.set_faults([Fault(call=1, verb="put", key_part=f"{ONE}/manifest/", calls=1000)])
+    with pytest.raises((StoreUnavailable, OutcomeUnknown)):
+        bench.truncate({ZERO: Position(2, 0), ONE: Position(2, 10)}, force=True, take_over=True)
+    bench.store.set_faults([])
+    log.commit([Failed(UUID(int=7), "a test"), Assign(UUID(int=8), 2, Position(2, 10), Position(2, 14), 0, {})])
+    resume_topic_truncation(bench.store, TOPIC, clock=bench.clock, take_over=True)
+    assert bench.heads() == [Position(2, 0), Position(2, 10), None]
+
+
+def test_one_that_isnt_wanted_any_more_writes_nothing() -> None:
+    bench = Bench()
+    heads = {ZERO: Position(2, 0)}
+    found = truncate_topic(bench.store, TOPIC, heads, clock=bench.clock, by="somebody", still=lambda: False)
+    assert found == {}
+    assert bench.heads() == [None, None, None]
+    assert not bench.memory.list(f"{TOPIC}/").objects
+
+
+def test_whoever_comes_second_asks_again_whether_it_is_still_wanted() -> None:
+    bench, asked = Bench(), list[list[Position | None]]()
+
+    def still() -> bool:
+        asked.append(bench.heads())
+        return True
+
+    def second(store: ObjectStore) -> object:
+        heads = {ONE: Position(2, 0)}
+        return truncate_topic(store, TOPIC, heads, clock=bench.clock, by="second", still=still)
+
+    schedule = Schedule(bench.memory)
+    schedule.start("second", second)
+    schedule.until("second", "put", intent_key(TOPIC))
+    bench.truncate({ZERO: Position(2, 0)})
+    schedule.finish("second")
+    assert asked == [[None, None, None], [Position(2, 0), None, None]]
+    assert bench.heads() == [Position(2, 0), Position(2, 0), None]
+
+
+def test_one_under_way_is_never_overtaken() -> None:
+    bench = Bench()
+    schedule = Schedule(bench.memory)
+    for name, heads in (("one", {ZERO: Position(2, 0), ONE: Position(2, 0)}), ("other", {ZERO: Position(1, 3)})):
+        schedule.start(
+            name,
+            lambda store, name=name, heads=heads: truncate_topic(store, TOPIC, heads, clock=bench.clock, by=name),
+        )
+    schedule.until("other", "put", intent_key(TOPIC))
+    schedule.until("one", "put", f"{ONE}/manifest/")
+    # The first one's intent stands by now, and half of it is done.
+    schedule.step("other")
+    schedule.until("other", "put", f"{ONE}/manifest/")
+    assert bench.heads() == [Position(2, 0), None, None]
+    schedule.finish("other")
+    assert bench.heads() == [Position(2, 0), Position(2, 0), None]
+    schedule.finish("one")
+    assert bench.heads() == [Position(2, 0), Position(2, 0), None]

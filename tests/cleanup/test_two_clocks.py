@@ -1,0 +1,41 @@
+"""Two clocks: what is old is told by the earlier, since when something is so by the later."""
+
+from __future__ import annotations
+
+import pytest
+
+from offloader.cleanup.cycle import CleanupReport, cleanup_stream
+from offloader.manifest.store_time import DeletionClock
+from offloader.testing.manual_clock import ManualClock
+from tests.cleanup.cleaning import STREAM, Bench
+
+
+@pytest.mark.parametrize("off_ms", [-50_000, 50_000])
+def test_the_grace_period_begins_by_the_later_of_the_writers_clock_and_the_stores(off_ms: int) -> None:
+    bench = Bench(grace_hours=1)
+    bench.truncate(3)
+
+    def run(off_ms: int) -> CleanupReport:
+        clock = ManualClock(bench.clock.now_ms() + off_ms)
+        return cleanup_stream(bench.memory, STREAM, clock=clock, settings=bench.settings)
+
+    assert run(off_ms).swept.retired == 2
+    later_ms = bench.clock.now_ms() + max(off_ms, 0)
+    bench.clock.set_now_ms(later_ms + 3_600_000 - 1)
+    assert run(0).swept.purged == 0
+    bench.clock.set_now_ms(later_ms + 3_600_000)
+    assert run(0).swept.purged == 2
+
+
+@pytest.mark.parametrize("off_ms", [-30_000, 30_000])
+def test_between_two_questions_to_the_store_its_clock_goes_on_and_the_earlier_counts(off_ms: int) -> None:
+    bench = Bench()
+    ours = ManualClock(bench.clock.now_ms() + off_ms)
+    times = DeletionClock(bench.store, ours, skew_ms_max=60_000)
+    began_ms = bench.clock.now_ms() + min(off_ms, 0)
+    assert times.now_ms() == began_ms
+    asked = len(bench.store.calls)
+    for clock in (bench.clock, ours):
+        clock.advance(5)
+    assert times.now_ms() == began_ms + 5_000
+    assert len(bench.store.calls) == asked

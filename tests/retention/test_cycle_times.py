@@ -1,0 +1,120 @@
+"""What a cycle of retention says of time and of sizes holds whatever comes between its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from formats.entries import Position
+from formats.truncation_intent import intent_key
+from offloader.cleanup.cycle import cleanup_stream
+from offloader.errors import OffloaderError
+from offloader.manifest.log import load_manifest
+from offloader.manifest.store_time import ClockSkew
+from offloader.retention.stream_retention import open_retention
+from offloader.settings import Settings
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import ObjectStore
+from offloader.testing.faulty_store import Fault
+from tests.retention.retained_streams import KIB, STREAM, TOPIC, Bench, mb
+
+_Answer = TypeVar("_Answer")
+
+
+class Meanwhile(AroundStore):
+    """Before each request something may happen, until it did once.
+
+    Args:
+        happen: whether it did.
+    """
+
+    def __init__(self, inner: ObjectStore, happen: Callable[[Request], bool]) -> None:
+        super().__init__(inner)
+        self._happen, self._has_happened = happen, False
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        self._has_happened = self._has_happened or self._happen(request)
+        return call()
+
+
+def test_nothing_of_a_recorded_tail_is_younger_than_its_record() -> None:
+    bench = Bench(policy="time", min_minutes=10)
+    bench.grow()
+
+    def grows(request: Request) -> bool:
+        """While the manifest is read nine minutes pass, and another ledger comes."""
+        if "/manifest/" in request.key:
+            bench.clock.advance(8 * 60)
+            bench.grow()
+        return "/manifest/" in request.key
+
+    bench.cycle(Meanwhile(bench.memory, grows)).run(STREAM)
+    (record,) = bench.remembered().records.records
+    assert str(record.cut) == "0.0=2:10"
+    bench.clock.advance(3 * 60)
+    # Of the second ledger everything is four minutes old.
+    assert bench.run().truncations == {}
+    assert bench.head() is None
+    bench.clock.advance(8 * 60)
+    bench.run()
+    assert bench.head() is not None
+
+
+def test_a_clock_that_went_back_behind_what_was_recorded_stops_retention() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench.grow_and_run(1)
+    bench.grow(ledgers=2)
+    bench.clock.set_now_ms(bench.clock.now_ms() - 3600_000)
+    before = bench.objects()
+    with pytest.raises(ClockSkew, match="behind what was written already"):
+        bench.run()
+    assert bench.objects() == before
+    assert bench.head() is None
+
+
+def test_sizes_go_on_from_what_was_truncated_by_a_cycle_that_broke_off() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench.grow_and_run(1)
+    bench.grow()
+    # What comes after the truncation is lost with the process.
+    bench.store.set_faults([Fault(call=2, verb="put", key_part="/records", calls=1000)])
+    with pytest.raises(OffloaderError):
+        bench.run()
+    bench.store.set_faults([])
+    assert bench.head() == Position(2, 0)
+    settings = Settings.of({"cleanup": {"grace_hours": 0, "allow_large_delete": True}})
+    for _ in range(2):
+        cleanup_stream(bench.memory, STREAM, clock=bench.clock, settings=settings)
+    assert len(load_manifest(bench.memory, STREAM).segments) == 1
+    bench.grow()
+    bench.run()
+    assert bench.remembered().records.newest.size_bytes == 30 * KIB
+
+
+def test_two_cycles_at_once_that_cut_elsewhere_leave_min_together() -> None:
+    """Each keeps 40 KiB: one all of partition 1, the other, of other subscribers, all of partition 0."""
+    bench = Bench(policy="size", min_mbytes=mb(40))
+    streams = [f"{TOPIC}-partition-{number}" for number in range(2)]
+    for stream in streams:
+        bench.grow(stream, ledgers=4)
+    retention = open_retention(bench.memory, TOPIC, clock=bench.clock)
+    retention.add("x")
+    retention.publish("x", {0: Position(4, 10)})
+
+    def other(request: Request) -> bool:
+        """Just before the first one's intent would be written."""
+        if request.verb != "put" or request.key != intent_key(TOPIC):
+            return False
+        retention.remove("x")
+        retention.add("y")
+        retention.publish("y", {1: Position(4, 10)})
+        bench.run(TOPIC)
+        return True
+
+    bench.cycle(Meanwhile(bench.memory, other)).run(TOPIC)
+    heads = [bench.head(stream) for stream in streams]
+    assert heads[1] == Position(4, 10)
+    kept = sum(10 * KIB for head in heads for ledger in range(1, 5) if head is None or head <= Position(ledger, 0))
+    assert kept >= 40 * KIB
