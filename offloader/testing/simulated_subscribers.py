@@ -15,10 +15,13 @@ from offloader.retention.policy import Policy, Unit
 from offloader.retention.stream_retention import CutLike, StreamRetention
 from offloader.retention.subscribers import PublishStatus, Registry
 
-__all__ = ["AppendedAt", "SimulatedSubscribers", "Subscriber"]
+__all__ = ["AppendedAt", "Places", "SimulatedSubscribers", "Subscriber"]
 
 #: Position, payload bytes and time (ms) of an appended entry.
 AppendedAt = tuple[Position, int, int]
+#: Positions by partition; of a stream without partitions that of 0. One that isn't named: nothing of it.
+Places = Mapping[int, Position]
+_FIRST = Position(0, 0)
 
 
 @dataclass(slots=True)
@@ -26,16 +29,30 @@ class Subscriber:
     """What one of them knows.
 
     Attributes:
-        told: the newest position that it was told to count.
-        newest: the newest position that may count.
+        told: the newest positions that it was told to count; ``None``: it never was.
+        newest: the newest positions that may count.
         since: when the first one was told, as a number of the trace's line; ``None``: none was.
         active_ms: when it began to publish what it was told to count last.
     """
 
-    told: Position | None = None
-    newest: Position = field(default_factory=lambda: Position(0, 0))
+    told: dict[int, Position] | None = None
+    newest: dict[int, Position] = field(default_factory=dict)
     since: int | None = None
     active_ms: int = 0
+
+    def may_count(self, places: Places) -> None:
+        """From now on what lies before these may be taken for read."""
+        self.newest = _latest(self.newest, places)
+
+    def is_told(self, places: Places, active_ms: int, line: int) -> None:
+        """It counts, they said."""
+        self.told = _latest(self.told or {}, places)
+        self.since = line if self.since is None else self.since
+        self.active_ms = max(self.active_ms, active_ms)
+
+
+def _latest(one: Places, other: Places) -> dict[int, Position]:
+    return {number: max(one.get(number, _FIRST), other.get(number, _FIRST)) for number in {*one, *other}}
 
 
 class SimulatedSubscribers:
@@ -57,6 +74,13 @@ class SimulatedSubscribers:
         self.known.clear()
         self.forced.clear()
 
+    def forget_partition(self, number: int) -> None:
+        """Of one partition nobody has read anything: it is another one now."""
+        for who in self.known.values():
+            who.newest.pop(number, None)
+            if who.told is not None:
+                who.told.pop(number, None)
+
     def add(self, retention: StreamRetention, name: str) -> None:
         """Registers; may fail halfway."""
         retention.add(name)
@@ -66,60 +90,70 @@ class SimulatedSubscribers:
         self.known.pop(name, None)
         retention.remove(name)
 
-    def publish(self, retention: StreamRetention, name: str, position: Position, cut: CutLike) -> None:
+    def publish(self, retention: StreamRetention, name: str, places: Places, cut: CutLike) -> None:
         """Publishes, and remembers the answer.
 
         Args:
-            cut: the position as the stream's or topic's cut.
+            cut: the places as the stream's or topic's cut.
 
         Raises:
             OffloaderError: there is none.
         """
         who = self.known.setdefault(name, Subscriber())
-        told, began_ms = who.told, self._now_ms()
-        who.newest = max(who.newest, position)
+        told, began_ms = dict(who.told or {}), self._now_ms()
+        who.may_count(places)
         published = retention.try_publish(name, cut)
         if published.status is not PublishStatus.SUCCESS or self.known.get(name) is not who:
             return
-        if told is not None and position < told:
-            self.wrong = f"{name} published {position} behind {told}, and was told that it counts"
-        who.told = position if who.told is None else max(who.told, position)
-        who.since = self._line() if who.since is None else who.since
-        who.active_ms = max(who.active_ms, began_ms)
+        back = [number for number in places if places[number] < told.get(number, _FIRST)]
+        if back:
+            self.wrong = f"{name} published {places} behind {told}, and was told that it counts"
+        who.is_told(places, began_ms, self._line())
 
-    def what_a_head_breaks(self, policy: Policy, head: Position, since: int, appended: Sequence[AppendedAt]) -> str:
-        """Whether a decision may move the head there.
+    def what_heads_break(
+        self, policy: Policy, heads: Places, since: int, appended: Mapping[int, Sequence[AppendedAt]]
+    ) -> str:
+        """Whether a decision may move the heads there.
 
         Args:
-            head: the new one.
+            heads: the new ones, of all partitions that have one.
             since: when whoever decided began, as a number of the trace's line.
-            appended: all entries of the stream.
+            appended: all entries of each partition.
         """
         now_ms, limits, timeout_ms = self._now_ms(), policy.limits, policy.subscriber_timeout_ms
+        gone = [(number, each) for number, head in heads.items() for each in appended[number] if each[0] < head]
         if limits is not None and limits.min:
             if limits.unit is Unit.SIZE:
-                kept = sum(size for position, size, _ in appended if position >= head)
+                kept = sum(each[1] for entries in appended.values() for each in entries)
+                kept -= sum(each[1] for _, each in gone)
                 if kept < limits.min:
-                    return f"{kept} bytes are kept from {head} on, min is {limits.min}"
+                    return f"{kept} bytes are kept from {heads} on, min is {limits.min}"
             else:
-                young = [position for position, _, at_ms in appended if now_ms - at_ms < limits.min and position < head]
+                young = [each[0] for _, each in gone if now_ms - each[2] < limits.min]
                 if young:
-                    return f"{young[0]} is before the head {head}, and younger than min"
-        for name, who in self.known.items():
-            counts = who.since is not None and who.since < since
-            counts &= timeout_ms is None or now_ms - who.active_ms <= timeout_ms
-            if counts and any(who.newest <= position < head for position, _, _ in appended):
+                    return f"{young[0]} is before the head, and younger than min"
+        counting = [
+            (name, who)
+            for name, who in self.known.items()
+            if who.since is not None and who.since < since
+            if timeout_ms is None or now_ms - who.active_ms <= timeout_ms
+        ]
+        for name, who in counting:
+            lost = [(number, each[0]) for number, each in gone if each[0] >= who.newest.get(number, _FIRST)]
+            if lost:
                 if limits is None or limits.max is None:
-                    return f"{name} has read up to {who.newest}, and the stream begins at {head}"
+                    return f"{name} has read up to {who.newest}, and {lost[-1]} is before the head"
                 self.forced.append(name)
         return ""
 
-    def what_all_have_read(self, registry: Registry) -> Position | None:
+    def what_all_have_read(self, registry: Registry) -> Places | None:
         """Before what all who ever published have read; ``None``: nobody has, or somebody isn't sure of it."""
         cuts = {name: each.cut for name, each in registry.subscribers.items() if each.cut is not None}
         known = [self.known[name] for name in cuts if name in self.known]
         sure = [who.told for who in known if who.told is not None and who.told == who.newest]
-        return min(sure) if cuts and len(sure) == len(cuts) else None
+        if not cuts or len(sure) < len(cuts):
+            return None
+        return {number: min(told.get(number, _FIRST) for told in sure) for number in sure[0]}
 
     def what_is_unreported(self, decisions: Sequence[Mapping[str, Any]]) -> str:
         """Whether a record of a decision names everybody who lost something."""

@@ -14,23 +14,25 @@ from concurrent.futures import ProcessPoolExecutor
 
 from offloader.testing.simulation import InvariantBroken, simulate
 from offloader.testing.tended_simulation import simulate_tended
+from offloader.testing.topic_simulation import simulate_topic
 
 __all__ = ["broken_seeds", "main"]
 
 #: Seeds that one worker process takes at once.
 CHUNK_SEEDS = 50
-#: One in so many seeds is also run as a world that is tended: they take much longer.
-TENDED_EVERY = 4
+#: One in so many seeds is also run as a world that is tended, and as one of a topic: they take much longer.
+TENDED_EVERY, TOPIC_EVERY = 4, 8
 
 
-def broken_seeds(seeds: range, *, processes: int = 1, tended: bool = False) -> Iterator[tuple[int, str]]:
+def broken_seeds(seeds: range, *, processes: int = 1, world: str = "") -> Iterator[tuple[int, str]]:
     """Runs all ``seeds``; the broken ones and what was wrong, as they are found.
 
     Args:
         processes: how many run at once; 1: in this process.
-        tended: the worlds in which streams are also truncated, swept and deleted.
+        world: ``tended``: those in which a stream is also truncated, swept and deleted; ``topic``: those in which a
+            topic of partitions has subscribers and reader groups.
     """
-    broken_of = _broken_tended if tended else _broken_written
+    broken_of = {"": _broken_written, "tended": _broken_tended, "topic": _broken_topics}[world]
     chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
     if processes == 1:
         yield from itertools.chain.from_iterable(map(broken_of, chunks))
@@ -45,6 +47,10 @@ def _broken_written(seeds: range) -> list[tuple[int, str]]:
 
 def _broken_tended(seeds: range) -> list[tuple[int, str]]:
     return _broken_of(seeds, simulate_tended, "--tended ")
+
+
+def _broken_topics(seeds: range) -> list[tuple[int, str]]:
+    return _broken_of(seeds, simulate_topic, "--topic ")
 
 
 def _broken_of(seeds: range, run: Callable[[int], object], option: str) -> list[tuple[int, str]]:
@@ -71,14 +77,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one alone")
     parser.add_argument("--tended", action="store_true", help="with --seed: as a world with retention and cleanup")
+    parser.add_argument("--topic", action="store_true", help="with --seed: as a world of a topic with partitions")
     parser.add_argument("--crash-call", type=int, help="with --seed: the first process dies at that storage call")
     parser.add_argument("--crash-after", action="store_true", help="... after it took effect")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args(arguments)
     if options.seed is not None:
         try:
-            run = simulate_tended if options.tended else simulate
-            digest = run(options.seed, crash_call=options.crash_call, crash_after=options.crash_after)
+            if options.topic:
+                digest = simulate_topic(options.seed)
+            else:
+                run = simulate_tended if options.tended else simulate
+                digest = run(options.seed, crash_call=options.crash_call, crash_after=options.crash_after)
         except InvariantBroken as broken:
             _say(str(broken))
             return 1
@@ -86,8 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     seeds = range(options.first, options.first + options.seeds)
     count = 0
-    for some, tended in ((seeds, False), (seeds[::TENDED_EVERY], True)):
-        for _, what in broken_seeds(some, processes=options.processes, tended=tended):
+    for some, world in ((seeds, ""), (seeds[::TENDED_EVERY], "tended"), (seeds[::TOPIC_EVERY], "topic")):
+        for _, what in broken_seeds(some, processes=options.processes, world=world):
             count += 1
             _say(what)
     _say(f"{options.seeds} seeds, {count} broken")

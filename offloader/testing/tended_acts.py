@@ -221,7 +221,7 @@ class TendedActs:
 
     def _publish(self, store: ObjectStore, name: str, position: Position) -> None:
         cut: CutLike = position if self.world.home == STREAM else {0: position}
-        self._subscribers.publish(self.retention(store), name, position, cut)
+        self._subscribers.publish(self.retention(store), name, {0: position}, cut)
 
     def retention(self, store: ObjectStore) -> StreamRetention:
         """The registry."""

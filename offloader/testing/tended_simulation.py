@@ -152,7 +152,7 @@ class TendedSimulation:
             (0.06 if self.policy else 0, self.acts.subscribe),
             (0.01 if self._deletes else 0, self.acts.delete),
             (0.05 if world.is_deleted else 0, self._make_again),
-            (0.33, lambda: world.act(random.choice([1, 1, 2, 5, 20]))),
+            (0.33, lambda: world.acts.go_on(random.choice([1, 1, 2, 5, 20]))),
         ]
         drawn = random.random()
         for chance, happen in happenings:
@@ -196,13 +196,13 @@ class TendedSimulation:
     def _head_moved(self, by: str, head: Position) -> None:
         if self.policy is not None and by.startswith("retain"):
             since = self.world.began(by)
-            self.world.must_not(self.subscribers.what_a_head_breaks(self.policy, head, since, self.appended))
+            self.world.must_not(self.subscribers.what_heads_break(self.policy, {0: head}, since, {0: self.appended}))
 
     # -- rest
 
     def _come_to_rest(self) -> None:
         world = self.world
-        world.finish_acts()
+        world.acts.finish()
         while world.weather.late:
             world.land()
         for reader in world.readers:
@@ -265,8 +265,8 @@ class TendedSimulation:
         self.acts.cycle(store, world.clock).run(world.home)
         published = self.subscribers.what_all_have_read(self.acts.retention(store).registry())
         end, head = world.view.committed_end(), world.view.head or Position(0, 0)
-        if published is not None and end is not None:
-            read = [at for at, _, _ in self.appended if head <= at < published and at <= end]
+        if published and end is not None:
+            read = [at for at, _, _ in self.appended if head <= at < published[0] and at <= end]
             self._must_not(f"{read[0]} was read by all, and the stream still begins at {head}" if read else "")
 
 

@@ -21,6 +21,7 @@ from offloader.manifest.state import ManifestState
 from offloader.manifest.store_time import TIME_KEY
 from offloader.settings import Settings
 from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo
+from offloader.testing.acts_under_way import Act, ActsUnderWay
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.testing.simulated_reader import SimulatedReader
 from offloader.testing.simulated_store import FaultPlan
@@ -30,17 +31,12 @@ from offloader.testing.tended_checks import named_keys, what_is_unreadable_after
 from offloader.testing.tended_rules import TendedRules
 from offloader.testing.watched_store import WatchedStore
 
-__all__ = ["FOREIGN", "Act", "TendedWorld"]
+__all__ = ["FOREIGN", "TendedWorld"]
 
 #: Somebody else's objects below the stream: one that looks like nothing of ours, one like a segment.
 FOREIGN = (f"{STREAM}/notes.txt", data_key(STREAM, UUID(int=0xABCDEF0123456789ABCDEF0123456789)))
 #: What anybody may delete at any time.
 _SCRATCH = (TIME_KEY, GLOBAL_HOLD_KEY)
-#: Acts under way at once.
-ACTS_MAX = 4
-
-#: What an act is: it gets its way to the store.
-Act = Callable[[ObjectStore], object]
 
 
 class TendedWorld(World):
@@ -50,7 +46,7 @@ class TendedWorld(World):
         is_topic: whether the stream is the partition of a topic, or one of its own beside a stream of that name.
 
     Attributes:
-        acts: what is under way, each stopped before a request.
+        acts: what is under way.
         readers: that live.
         view: the manifest as it is in the bucket; ``None``: there is none.
         is_deleted: whether the stream is marked as deleted; it may be made again once its entry is gone.
@@ -66,8 +62,7 @@ class TendedWorld(World):
         is_topic: bool = False,
     ) -> None:
         super().__init__(name, random, settings, plan_of, way_in=lambda bucket, _: WatchedStore(bucket, self, ""))
-        self.acts: list[Strand] = []
-        self.acted = 0
+        self.acts = ActsUnderWay(self._random, self.weather, self.quiet)
         self.readers: list[SimulatedReader] = []
         self.view: ManifestState | None = None
         self.is_deleted = False
@@ -75,11 +70,10 @@ class TendedWorld(World):
         self.on_head: Callable[[str, Position], object] = lambda _by, _head: None
         #: What was wrong, in case whoever was told didn't hand it on.
         self.broken = ""
-        self._began: dict[str, int] = {}
         self.rules = TendedRules(
             self.clock.now_ms,
             lambda: len(self.trace),
-            lambda by: self._began.get(by, -1),
+            lambda by: self.acts.began(by, -1),
             grace_ms=int(self.settings.cleanup.grace_hours * 3_600_000),
             orphan_age_ms=int(self.settings.manifest.orphan_age_hours_min * 3_600_000),
         )
@@ -103,70 +97,36 @@ class TendedWorld(World):
         *,
         off_ms: int = 0,
     ) -> None:
-        """Something else begins, unless enough is under way.
+        """Something else begins, unless enough is under way; see ``ActsUnderWay``.
 
         Args:
-            done: gets the strand when it is over.
             off_ms: by how much its clock is wrong.
         """
-        if len(self.acts) >= ACTS_MAX:
-            return
-        self.acted += 1
-        name = f"{what}{self.acted}"
-        if off_ms:
-            self.rules.skewed[name] = off_ms, self.clock.now_ms()
-        strand = Strand(name, act, WatchedStore(self.store, self, name), self.weather, plan, done)
-        self._began[name] = len(self.trace)
-        self.trace.append(f"begin {name}")
-        self.acts.append(strand)
-        self._step(strand)
+
+        def named(name: str) -> None:
+            if off_ms:
+                self.rules.skewed[name] = off_ms, self.clock.now_ms()
+
+        self.acts.begin(what, act, plan, done, named)
 
     def began(self, name: str) -> int:
         """When an act began, as a number of the trace's line; what isn't one begins now."""
-        return self._began.get(name, len(self.trace))
+        return self.acts.began(name, len(self.trace))
 
     def quiet(self, name: str) -> ObjectStore:
         """A way to the store without any weather."""
         return WatchedStore(self.store, self, name)
 
-    def act(self, steps: int) -> None:
-        """One of the acts goes on."""
-        if self.acts:
-            strand = self._random.choice(self.acts)
-            for _ in range(steps):
-                self._step(strand)
-
-    def _step(self, strand: Strand) -> None:
-        if strand not in self.acts:
-            return
-        strand.advance()
-        if strand.store.dead:
-            self.trace.append(f"crash {strand.name}")
-            strand.end()
-        if strand.is_over:
-            self.trace.append(f"end {strand.name} {type(strand.error).__name__ if strand.error else ''}")
-            self.acts.remove(strand)
-            strand.done(strand)
-
-    def finish_acts(self) -> None:
-        """All that is under way comes to its end."""
-        for strand in list(self.acts):
-            strand.store.plan = FaultPlan()
-            while strand in self.acts:
-                self._step(strand)
-
     def _others_work(self, name: str) -> None:
         if self.acts and self._random.random() < 0.5:
             self.weather.meanwhile = lambda _: None
-            self._step(self._random.choice(self.acts))
+            self.acts.go_on()
             self.weather.meanwhile = self._others_work
         else:
             super()._others_work(name)
 
     def erase(self) -> None:
-        for strand in self.acts:
-            strand.end()
-        self.acts.clear()
+        self.acts.end()
         for upload in self.store.list_uploads(""):
             self.store.abort_upload(upload.key, upload.upload_id)
         super().erase()
@@ -201,7 +161,7 @@ class TendedWorld(World):
 
     # -- what is seen at once
 
-    def saw_record(self, by: str) -> None:
+    def saw_record(self, by: str, key: str) -> None:  # noqa: ARG002 - there is one stream
         """See ``Watcher``."""
         before, self.view = self.view, self._newest()
         if self.view is None:

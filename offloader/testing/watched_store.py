@@ -23,7 +23,7 @@ _Answer = TypeVar("_Answer")
 class Watcher(Protocol):
     """Who is told."""
 
-    def saw_record(self, by: str) -> None:
+    def saw_record(self, by: str, key: str) -> None:
         """A record of a manifest was created."""
 
     def saw_delete(self, by: str, objects: Sequence[ObjectInfo]) -> None:
@@ -52,7 +52,7 @@ class WatchedStore(AroundStore):
         before = self.inner.list_uploads(request.key) if aborts else ()
         answer = call()
         if request.verb == "put" and record_number(request.key) is not None:
-            self._watcher.saw_record(self._by)
+            self._watcher.saw_record(self._by, request.key)
         if request.verb == "put" and request.key == GLOBAL_HOLD_KEY:
             self._watcher.saw_stop(on=True)
         if aborts:

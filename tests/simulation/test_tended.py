@@ -21,7 +21,7 @@ class _Seeds:
 
     def test_no_seed_breaks_an_invariant(self) -> None:
         length = SEEDS // PARTS
-        assert list(broken_seeds(range(self.part * length, (self.part + 1) * length), tended=True)) == []
+        assert list(broken_seeds(range(self.part * length, (self.part + 1) * length), world="tended")) == []
 
 
 for _part in range(PARTS):

@@ -1,0 +1,45 @@
+"""Worlds in which a topic of partitions is scaled, read by subscribers and groups, and truncated as one stream."""
+
+from __future__ import annotations
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import Truncate
+from offloader.manifest.log import ManifestLog
+from offloader.testing.quiet_log import quiet_log
+from offloader.testing.simulated_world import InvariantBroken
+from offloader.testing.soak import broken_seeds, main
+from offloader.testing.topic_simulation import TopicSimulation, simulate_topic
+
+SEEDS = 64
+PARTS = 2
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_no_seed_breaks_an_invariant_of_topics(part: int) -> None:
+    length = SEEDS // PARTS
+    assert list(broken_seeds(range(part * length, (part + 1) * length), world="topic")) == []
+
+
+def test_the_same_seed_gives_the_same_trace_of_a_topic() -> None:
+    traces = {seed: {simulate_topic(seed), simulate_topic(seed)} for seed in range(4)}
+    assert all(len(found) == 1 for found in traces.values())
+    assert len(set.union(*traces.values())) == 4
+
+
+def test_a_partition_that_is_truncated_alone_is_noticed_and_named(capsys: pytest.CaptureFixture[str]) -> None:
+    run = TopicSimulation(0)
+    world = run.world
+
+    def truncated_alone() -> None:
+        log = ManifestLog(world.quiet("somebody"), world.partitions[0].stream, clock=world.clock)
+        log.load()
+        log.amend([Truncate(Position(1, 1))])
+
+    run.acts.offload = truncated_alone  # type: ignore[method-assign]
+    with quiet_log(), pytest.raises(InvariantBroken, match=r"no intent says so; again: \./dev soak --topic --seed 0$"):
+        run.run()
+    world.erase()
+    assert main(["--topic", "--seed", "0"]) == 0
+    assert "seed 0: all invariants hold" in capsys.readouterr().out
