@@ -331,3 +331,41 @@ def test_ci_requires_the_real_servers_and_runs_check_and_test(tmp_path: Path) ->
             ]
         else:
             assert "Go 1.24 or newer is needed" in done.stderr
+
+
+AUDIT = """#!/bin/bash
+echo "pip-audit $*" >> {machine}/calls
+cat {machine}/audit-says 2>/dev/null
+echo "words for people" >&2
+exit {code}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "table", "message"),
+    [
+        (0, "", "no known holes"),
+        (1, "Name Version ID\nx 1 CVE-1\n", "some versions in constraints.txt have known holes"),
+        (1, "", "nobody could be asked"),
+    ],
+)
+def test_audit_tells_holes_from_no_answer(machine: Machine, code: int, table: str, message: str) -> None:
+    assert machine.dev("install").returncode == 0
+    machine.calls()
+    machine.write("pip-audit", AUDIT, machine.checkout / ".venv" / "audit" / "bin", code=code)
+    (machine.folder / "audit-says").write_text(table, encoding="utf-8")
+    done = machine.dev("audit")
+    assert done.returncode == (0 if code == 0 else 2)
+    assert message in done.stderr
+    assert done.stdout == table
+    [call] = machine.calls()
+    assert call.startswith("pip-audit --requirement ")
+    assert "constraints.txt --no-deps" in call
+
+
+def test_audit_says_when_it_cant_be_had(machine: Machine) -> None:
+    assert machine.dev("install").returncode == 0
+    (machine.folder / "pip-fails").write_text("1", encoding="utf-8")
+    done = machine.dev("audit")
+    assert done.returncode == 2
+    assert "nobody was asked about holes" in done.stderr

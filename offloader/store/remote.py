@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
+from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
+from fsspec.spec import AbstractFileSystem
 
 from offloader.errors import (
     AccessDenied,
@@ -33,6 +35,8 @@ from offloader.store.remote_memory import RemoteMemoryWrites
 __all__ = ["RemoteMemoryStore", "RemoteStore", "open_url"]
 
 _Answer = TypeVar("_Answer")
+#: What file systems without a listing of their own share.
+_common_find = AsyncFileSystem._find  # noqa: SLF001 - to see whether one has its own
 
 #: A prefix that sends a URL here although its scheme has a store of its own: ``fsspec+s3://bucket``.
 _PREFIX = "fsspec+"
@@ -179,7 +183,7 @@ class RemoteStore:
         checks.check_list(prefix, limit)
         directory = self._root + prefix.rpartition("/")[0]
         try:
-            found = self._ask(f"list of {prefix!r}", lambda: self._files.find(directory, detail=True))
+            found = self._ask(f"list of {prefix!r}", lambda: _files_below(self._files, directory))
         except NotFound:
             found = {}
         infos = {name[len(self._root) :]: info for name, info in found.items() if name.startswith(self._root)}
@@ -197,6 +201,34 @@ class RemoteStore:
 
     def close(self) -> None:
         """The file system belongs to fsspec, which shares it."""
+
+
+def _files_below(files: Any, directory: str) -> Mapping[str, Mapping[str, Any]]:
+    """Everything below a directory: path -> description. Raises what any part of it raises, unlike fsspec's own
+    ``find``, which takes for empty what it can't list: a half of a manifest would look like a whole one.
+    """
+    kind = type(files)
+    if kind.find is not AbstractFileSystem.find or getattr(kind, "_find", _common_find) is not _common_find:
+        return cast("Mapping[str, Mapping[str, Any]]", files.find(directory, detail=True))  # of one flat listing
+    found: dict[str, Mapping[str, Any]] = {}
+    root = directory.rstrip("/")
+    waiting, seen = [root], {root}
+    while waiting:
+        place = waiting.pop()
+        try:
+            rows = files.ls(place, detail=True)
+        except FileNotFoundError:
+            if place == root:
+                raise
+            continue  # it was deleted meanwhile
+        for row in rows:
+            name = row["name"].rstrip("/")
+            if row["type"] != "directory":
+                found[row["name"]] = row
+            elif name.startswith(f"{root}/") and name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return found
 
 
 class RemoteMemoryStore(RemoteMemoryWrites, RemoteStore):

@@ -25,6 +25,7 @@ from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.connection import Connection
 from offloader.ledgers.pulsar.security import open_security
 from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
+from tests.support.certificates import Authority
 from tests.support.waiting import eventually
 
 TOPIC = "persistent://public/default/orders"
@@ -145,6 +146,19 @@ def test_lookups_that_fail_are_named(
     broker.lookups.append(answer)
     with PulsarClient(broker.url, limits=ONCE) as client, pytest.raises(error):
         client.connection(TOPIC)
+
+
+def test_from_tls_nobody_is_sent_on_to_where_the_token_could_be_read(broker: FakeBroker, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    security = open_security(ca_file=str(authority.ca_file))
+    with FakeBroker(tls=authority.server()) as safe:
+        safe.lookups.append({"response": 1, "broker_url_tls": broker.url})
+        with (
+            PulsarClient(safe.url, security=security, limits=ONCE) as client,
+            pytest.raises(AccessDenied, match="could be read on the way"),
+        ):
+            client.connection(TOPIC)
+    assert not broker.of(CommandType.CONNECT)
 
 
 def test_more_partitions_than_there_can_be_are_refused(broker: FakeBroker) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fsspec import register_implementation
+from fsspec.implementations.local import LocalFileSystem
 
 from formats.buffers import Pieces, views_of
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
@@ -144,6 +146,31 @@ def test_another_fsspec_file_system_is_read_and_says_why_it_is_not_written(name:
     assert "s3://" in caught.value.hint
     with pytest.raises(NotFound):
         store.list_parts("k", "u")
+
+
+class HalfListed(LocalFileSystem):
+    """Says of one folder that it can't be listed now."""
+
+    protocol = "half"
+
+    def ls(self, path: str, detail: bool = False, **more: Any) -> Any:
+        if path.endswith("/b"):
+            raise OSError("no answer")
+        return super().ls(path, detail=detail, **more)
+
+
+def test_a_folder_that_cant_be_listed_isnt_taken_for_empty(tmp_path: Path) -> None:
+    register_implementation("half", HalfListed, clobber=True)
+    for name in ("a/1", "a/b/2", "c"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    store = open_store(f"half://{tmp_path}")
+    for prefix in ("", "a/", "a/b/"):
+        with pytest.raises(StoreUnavailable, match="no answer"):
+            store.list(prefix)
+    assert [info.key for info in store.list("none/").objects] == []
+    (tmp_path / "a/b").rename(tmp_path / "a/d")
+    assert all_keys(store) == ["a/1", "a/d/2", "c"]
 
 
 def test_s3_is_readable_through_fsspec_too(s3_place: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from formats.pulsar.commands import CommandType
 from offloader.clock import Clock, SystemClock
-from offloader.errors import Closed, LimitReached, OffloaderError, StoreUnavailable
+from offloader.errors import AccessDenied, Closed, LimitReached, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.addresses import BrokerAddress, parse_service_url
 from offloader.ledgers.pulsar.connection import Connection, ConnectionLimits, open_connection
 from offloader.ledgers.pulsar.refusals import refusal
@@ -177,11 +177,22 @@ class PulsarClient:
         raise StoreUnavailable(f"{topic}: more than {REDIRECTS_MAX} brokers in a row name another one")
 
     def _named(self, asked: Connection, body: Any) -> BrokerAddress:
-        """The broker that an answer names, with TLS when the service has it."""
-        url = body.broker_url_tls if self._service[0].tls else body.broker_url
+        """The broker that an answer names, with TLS when the service has it.
+
+        Raises:
+            AccessDenied: it would be without TLS, where the token could be read on the way.
+        """
+        has_tls = self._service[0].tls
+        url = body.broker_url_tls if has_tls else body.broker_url
         if not url:
             raise refusal(asked.name, CommandType.LOOKUP.name, 0, "the answer names no broker that can be used")
-        return parse_service_url(url)[0]
+        named = parse_service_url(url)[0]
+        if has_tls and not named.tls:
+            raise AccessDenied(
+                f"{asked.name} sends us on to {named}, where everything could be read on the way",
+                hint="give the brokers pulsar+ssl addresses: brokerServicePortTls, and advertisedListeners",
+            )
+        return named
 
     def _service_connection(self) -> Connection:
         error: OffloaderError | None = None
