@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import count
 from threading import Barrier
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.block import decode_block
+from formats.block_memory import BlockMemory
 from formats.entries import Entry, EntryBatch, Position
 from formats.keys import data_key, index_key
 from formats.segment import LedgerFacts
@@ -507,3 +508,39 @@ def test_what_waits_in_too_many_pieces_is_encoded_whatever_its_size(
     # Encoded entries are counted with their columns, so the count tells.
     eventually(lambda: buffer.held_bytes > offered_bytes)
     finish(handle)
+
+
+class CountedMemory(BlockMemory):
+    """Knows how many of its buffers somebody still looks at."""
+
+    lent = lent_ever = 0
+
+    def take(self) -> Any:
+        self.lent, self.lent_ever = self.lent + 1, self.lent_ever + 1
+        return super().take()
+
+    def give_back(self, buffer: Any) -> None:
+        self.lent -= 1
+        super().give_back(buffer)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_done_holds_no_entries_though_somebody_still_holds_it(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Handles are parts of cycles: what they held would stay until those are collected, whatever memory was granted."""
+    block_bytes = 128 * 1024
+    memory = CountedMemory(block_bytes, 64 * block_bytes)
+    monkeypatch.setattr("offloader.write.offloader.BlockMemory", lambda *_: memory)
+    offloader = new_offloader(small(block_bytes=block_bytes))
+    handle = offloader.streaming_offload(UUID_A, {}, stream=STREAM)
+    handle.offer_batch(batch(1, 0, 800, size=1000))
+    if fails:
+        eventually(lambda: memory.lent > 3)
+        handle.abandon(StoreUnavailable("given up"), abort=False)
+    else:
+        finish(handle)
+    offloader.close()
+    assert handle.get_offload_result_async().done()
+    assert memory.lent_ever > 3
+    eventually(lambda: memory.lent == 0)

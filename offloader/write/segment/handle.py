@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from uuid import UUID
 
 from formats.block_memory import BlockMemory
@@ -64,13 +65,15 @@ class OffloadHandle:
         self._buffer = buffer
         self._settings = settings
         self._on_change = on_change
-        self._builder = SegmentBuilder(
+        self._new_builder = partial(
+            SegmentBuilder,
             layout=Layout.V2,
             block_bytes=settings.block_bytes,
             part_bytes=part_bytes_for(settings),
             codec=Codec[settings.codec.upper()],
             memory=memory,
         )
+        self._builder = self._new_builder()
         self._encode_task = SerialTask(workers, self._encode)
         self._result: Future[OffloadResult] = Future()
 
@@ -259,13 +262,14 @@ class OffloadHandle:
 
     def _encode(self) -> None:
         try:
+            builder = self._builder
             while pieces := self._next_pieces():
-                parts = [part for batch in joined(pieces) for part in self._builder.append(batch)]
+                parts = [part for batch in joined(pieces) for part in builder.append(batch)]
                 with self._lock:
                     if self._failure is not None:
                         return
                     self._encoding_bytes = 0
-                    self._builder_bytes = self._builder.held_bytes
+                    self._builder_bytes = builder.held_bytes
                     self._sending.add(parts)
                 self._sending.launch()
             self._finish_if_closed()
@@ -327,6 +331,8 @@ class OffloadHandle:
             self._buffer.adjust(-self._intake.waiting_bytes)
             self._intake.clear()
             self._sending.drop()
+            # The block and the part that were being filled: nobody counts them any more, so nobody may hold them.
+            self._builder = self._new_builder()
             self._encoding_bytes = self._builder_bytes = 0
             self._count()
         try:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 from formats.segment import FinishedSegment, Part, SegmentSummary
 from offloader.workers import Workers
@@ -123,7 +124,8 @@ class SegmentSending:
 
     def finish(self, finished: FinishedSegment) -> None:
         """Takes the last parts and the index; under the lock."""
-        self._finished = finished
+        # Without the parts: each goes with its own sending, and who is done with the segment may still know of it.
+        self._finished = replace(finished, parts=[])
         self.add(finished.parts)
 
     def drop(self) -> None:
