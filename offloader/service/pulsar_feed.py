@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from offloader.clock import Clock
-from offloader.errors import Closed, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import Closed, Fenced, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pulsar.cluster import PulsarCluster
 from offloader.ledgers.pulsar.policies import policy_warnings
@@ -28,6 +28,7 @@ from offloader.service.pulsar_subscribers import PulsarSubscribers
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.workers import Workers
+from offloader.write.stream.status import Mode, StreamStatus
 
 __all__ = ["PulsarFeed"]
 
@@ -90,6 +91,8 @@ class PulsarFeed:
         # Touched by looks only.
         self._roster = Roster()
         self._policies_due_s = 0.0
+        #: Topics that were fenced in our turn, and when that was seen.
+        self._fenced_s: dict[str, float] = {}
 
     # --- Feed ----------------------------------------------------------------------------------------------------
 
@@ -195,12 +198,20 @@ class PulsarFeed:
         _log.info("topic %s: %s", source.topic, "it is our turn" if active else "another process works on it")
 
     def _take_back(self) -> None:
-        """Whoever fenced a stream whose turn is ours didn't know yet that it wasn't the other's any more."""
+        """Takes back what was fenced in our turn, by one who didn't know yet that it wasn't theirs any more.
+
+        Or the one who doesn't know is this process: behind a broken network the broker's last word stays. So it has to
+        be heard again first, or two processes would fence each other until the connection is given up.
+        """
         with self._lock:
-            ours = [each for topic, each in self._topics.items() if self._told.get(topic)]
-        for each in ours:
-            if each.source.active:
-                each.control.activate()  # nothing happens to a stream that wasn't fenced
+            ours = {topic: each for topic, each in self._topics.items() if self._told.get(topic)}
+        now_s, before = self._clock.monotonic_s(), self._fenced_s
+        self._fenced_s = {
+            topic: before.get(topic, now_s) for topic, each in ours.items() if _is_fenced(each.control.status())
+        }
+        for topic, since_s in self._fenced_s.items():
+            if ours[topic].source.is_chosen_since(since_s):
+                ours[topic].control.activate()
 
     def _wind_down(self, streams: Streams, topic: str) -> None:
         with self._lock:
@@ -306,6 +317,10 @@ class PulsarFeed:
             )
         if before is None:
             _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
+
+
+def _is_fenced(status: StreamStatus | None) -> bool:
+    return status is not None and status.mode is Mode.STOPPED and status.error_kind == Fenced.__name__
 
 
 def _with_gap_policy(streams: Streams, settings: Settings) -> Settings:

@@ -7,6 +7,7 @@ codec of frames.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import struct
@@ -61,6 +62,9 @@ class FakeBroker:
         token: who connects must show this; may be changed at any time.
         tls: whose certificate it shows.
         max_message_bytes: what it announces.
+        keep_alive_s: a client that says nothing for so long is asked whether it is there, and given up after as long
+            again; 0: never.
+        is_proxied: clients reach it through proxies only, each by the address it knows, and are told so.
 
     Attributes:
         received: every command of every client, in order.
@@ -68,6 +72,7 @@ class FakeBroker:
         lookups: answers to the next ``LOOKUP`` commands, as fields, instead of "connect to me".
         is_silent: reads, and answers nothing any more.
         answer: called with each command first; who answers ``True`` has dealt with it.
+        left: called with each client whose connection has ended.
     """
 
     def __init__(
@@ -77,6 +82,8 @@ class FakeBroker:
         token: str = "",
         tls: ssl.SSLContext | None = None,
         max_message_bytes: int = 5 * 1024 * 1024,
+        keep_alive_s: float = 0.0,
+        is_proxied: bool = False,
     ) -> None:
         self.topics = dict(topics or {})
         self.token = token
@@ -86,7 +93,10 @@ class FakeBroker:
         self.lookups: deque[Mapping[str, Any]] = deque()
         self.is_silent = False
         self.answer: Callable[[BrokerClient, Command], bool] = lambda _client, _command: False
+        self.left: Callable[[BrokerClient], object] = lambda _client: None
         self._tls = tls
+        self._keep_alive_s = keep_alive_s
+        self._is_proxied = is_proxied
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._listener: socket.socket
@@ -181,13 +191,31 @@ class FakeBroker:
                 self.clients.append(client)
             try:
                 splitter = FrameSplitter()
-                while data := connection.recv(_BUFFER_BYTES):
+                while data := self._received(listener, client):
                     for command in splitter.feed(data):
                         self._handle(client, command)
             finally:
-                with self._lock:
-                    self.clients.remove(client)
+                self._give_up(client)
         connection.close()
+
+    def _received(self, listener: socket.socket, client: BrokerClient) -> bytes:
+        """What it sends next; nothing: it is gone, or was silent for too long."""
+        if self._keep_alive_s and not _has_come(client, self._keep_alive_s):
+            client.send(CommandType.PING)
+            if not _has_come(client, self._keep_alive_s):
+                self._give_up(client)
+                # That the connection is closed is lost on the way, as all the rest is; who sends again hears of it.
+                while listener.fileno() >= 0 and not _has_come(client, self._keep_alive_s):
+                    pass
+                return b""
+        return client.socket.recv(_BUFFER_BYTES)
+
+    def _give_up(self, client: BrokerClient) -> None:
+        with self._lock:
+            if client not in self.clients:
+                return
+            self.clients.remove(client)
+        self.left(client)
 
     def _handle(self, client: BrokerClient, command: Command) -> None:
         with self._lock:
@@ -209,6 +237,8 @@ class FakeBroker:
                 )
             case CommandType.LOOKUP if client.is_in:
                 here = {"broker_url" if self._tls is None else "broker_url_tls": self.url, "response": 1}
+                if self._is_proxied:
+                    here["proxy_through_service_url"] = True
                 answer = self.lookups.popleft() if self.lookups else here
                 client.send(CommandType.LOOKUP_RESPONSE, request_id=body.request_id, **answer)
             case _ if not client.is_in:
@@ -228,3 +258,8 @@ class FakeBroker:
             protocol_version=19,
             max_message_size=self.max_message_bytes,
         )
+
+
+def _has_come(client: BrokerClient, within_s: float) -> bool:
+    """Whether there is something to receive, or the end, within so long."""
+    return bool(select.select([client.socket], [], [], within_s)[0])

@@ -58,7 +58,7 @@ class _Switchboard:
         found = getattr(broker.answer, "__self__", None)
         if not isinstance(found, cls):
             found = cls()
-            broker.answer = found.answer
+            broker.answer, broker.left = found.answer, found.left
         return found
 
     def answer(self, client: BrokerClient, command: Command) -> bool:
@@ -77,6 +77,12 @@ class _Switchboard:
         else:
             return False
         return topic is not None and topic.answer(client, command)
+
+    def left(self, client: BrokerClient) -> None:
+        """The connection is gone, and with it its consumers: others work from now on."""
+        gone = [consumer for consumer in list(self.consumers) if consumer[0] is client]
+        for topic in {self.consumers.pop(consumer) for consumer in gone}:
+            topic.lose(client)
 
 
 class FakeTopic:
@@ -313,6 +319,13 @@ class FakeTopic:
                 reached = sum(position <= upto for position, _, _ in self.entries)
                 found.mark_delete = max(found.mark_delete, reached)
         client.send(CommandType.ACK_RESPONSE, consumer_id=body.consumer_id, request_id=body.request_id)
+
+    def lose(self, client: BrokerClient) -> None:
+        """A client's connection is gone."""
+        with self._lock:
+            for found in self._subscriptions.values():
+                for consumer in [each for each in found.consumers if each.client is client]:
+                    self._leave(client, consumer.consumer_id)
 
     def _leave(self, client: BrokerClient, consumer_id: int) -> None:
         for found in self._subscriptions.values():

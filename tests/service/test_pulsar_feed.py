@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
+from formats.pulsar.commands import CommandType
 from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import AdminClient
@@ -120,6 +121,27 @@ def test_a_stream_that_was_fenced_in_its_turn_is_taken_back(cluster: Cluster) ->
         cluster.fill("one")
         eventually(lambda: cluster.is_offloaded("one"))
         assert load_manifest(cluster.store, S + "one").epoch > (late.epoch or 0)
+
+
+def test_a_stream_that_was_fenced_is_left_alone_while_the_broker_is_silent(cluster: Cluster) -> None:
+    """Behind a broken network nobody hears that it is another one's turn: the two would fence each other in turns."""
+    cluster.make("one")
+    with cluster.serve(request_seconds_max=0.5):
+        for _ in range(2):
+            eventually(lambda: cluster.is_offloaded("one"))
+            cluster.fill("one")  # while it is read live: what comes next does although the broker answers nothing
+        eventually(lambda: cluster.is_offloaded("one"))
+        cluster.broker.is_silent = True
+        late = ManifestLog(cluster.store, S + "one", clock=SystemClock())
+        late.load()
+        late.open_epoch()
+        cluster.fill("one")
+        # It was fenced, and at each look asks the broker for a word.
+        eventually(lambda: len(cluster.broker.of(CommandType.PING)) >= 3)
+        assert load_manifest(cluster.store, S + "one").epoch == late.epoch
+        cluster.broker.is_silent = False
+        eventually(lambda: cluster.is_offloaded("one"))
+        assert load_manifest(cluster.store, S + "one").epoch == (late.epoch or 0) + 1
 
 
 def test_topics_are_found_followed_and_wound_down(cluster: Cluster) -> None:

@@ -84,7 +84,11 @@ class ConsumerListener(Protocol):
 
 
 class Connection:
-    """A connection that was let in. Thread-safe. Made by ``open_connection``."""
+    """A connection that was let in. Thread-safe. Made by ``open_connection``.
+
+    Attributes:
+        heard_s: when the broker last said anything, of the clock's ``monotonic_s``.
+    """
 
     def __init__(
         self, name: str, transport: Transport, *, security: Security, limits: ConnectionLimits, clock: Clock
@@ -101,6 +105,7 @@ class Connection:
         self._listeners: dict[int, ConsumerListener] = {}
         self._let_in: Answer | None = Answer(CommandType.CONNECT)
         self._error: OffloaderError | None = None
+        self.heard_s = clock.monotonic_s()
         #: The largest entry that the broker takes.
         self.message_bytes_max = FRAME_BYTES_MAX - FRAME_PADDING_BYTES
         self._reader = threading.Thread(target=self._read, name=f"offloader-pulsar {name}", daemon=True)
@@ -227,6 +232,7 @@ class Connection:
                     self.send(CommandType.PING)
                     continue
                 asked = False
+                self.heard_s = self._clock.monotonic_s()
                 if not data:
                     raise StoreUnavailable(f"{self.name} closed the connection")
                 for command in self._splitter.feed(data):

@@ -145,6 +145,19 @@ class Consumer:
             session = self._session
             return self._is_active if session is not None and session.is_usable else None
 
+    def is_chosen_since(self, since_s: float) -> bool:
+        """Whether the broker chose this consumer, and was heard after ``since_s``, of the clock's ``monotonic_s``: a
+        later choice would have come before what was heard. A silent one is asked to say something; doesn't wait."""
+        with self._lock:
+            session = self._session
+            if session is None or not session.is_usable or not self._is_active:
+                return False
+        if session.connection.heard_s > since_s:
+            return True
+        with contextlib.suppress(OffloaderError):
+            session.connection.send(CommandType.PING)
+        return False
+
     def attend(self) -> None:
         """Subscribes, and again where that is needed; brings no entries. Raises as ``take``."""
         self._raise_error()

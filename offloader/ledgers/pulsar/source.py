@@ -115,6 +115,11 @@ class PulsarSource:
         """Whether the broker chose this process to work on the topic; ``None``: it hasn't said, or can't be heard."""
         return self._standing.active
 
+    def is_chosen_since(self, since_s: float) -> bool:
+        """Whether the broker still chose this process after ``since_s``, of the clock's ``monotonic_s``. One that was
+        silent since is asked to say something; False until it does."""
+        return self._standing.is_chosen_since(since_s)
+
     @property
     def problem(self) -> OffloaderError | None:
         """Why the topic isn't subscribed, read or believed now; retryable: it is tried again by itself."""

@@ -62,6 +62,10 @@ class Standing:
         """Whether the broker chose this process; ``None``: it hasn't said, or can't be heard now."""
         return self._consumer.is_active
 
+    def is_chosen_since(self, since_s: float) -> bool:
+        """As ``Consumer.is_chosen_since``."""
+        return self._consumer.is_chosen_since(since_s)
+
     @property
     def problem(self) -> OffloaderError | None:
         """Why there is no subscription now."""
