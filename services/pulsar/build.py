@@ -1,33 +1,29 @@
 """The class path of a real broker: in the cache, or fetched and compiled with Maven.
 
-Owns where it is kept and which versions it has: ``pom.xml`` beside this file. Must never leave half of it under its
-final name.
+Owns where it is kept and which versions it has: ``pom.xml`` beside this file. Must never run anything of it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from services.binaries import Unavailable, cache_directory
+from services.maven import build_with_maven
 
-__all__ = ["BUILD_TIMEOUT_S", "SOURCES", "find_java", "find_place", "place"]
+__all__ = ["SOURCES", "find_java", "find_place", "place"]
 
 SOURCES = Path(__file__).parent
-#: 280 MB of downloads in 1,200 files, minutes on a slow line. Maven keeps what it has, so a second try goes on.
-BUILD_TIMEOUT_S = 900
 JAVA_VERSION_MIN = 17
 
 
 def place() -> Path:
     """Where it is once it is built; the name changes with everything that it is made of."""
-    made_of = b"".join(path.read_bytes() for path in [SOURCES / "pom.xml", *sorted(SOURCES.glob("java/*.java"))])
+    made_of = b"".join(path.read_bytes() for path in (SOURCES / "pom.xml", *sorted(SOURCES.glob("java/*.java"))))
     return cache_directory() / f"pulsar-{hashlib.sha256(made_of).hexdigest()[:12]}"
 
 
@@ -43,7 +39,7 @@ def find_place(*, build: bool) -> Path:
         return found
     if not build:
         raise Unavailable("the Pulsar broker isn't built: `python -m services.servers build pulsar` does it (Maven)")
-    return _build(found)
+    return build_with_maven("the Pulsar broker", SOURCES, found)
 
 
 def find_java() -> str:
@@ -63,31 +59,3 @@ def find_java() -> str:
         first = text.partition("\n")[0]
         raise Unavailable(f"Java {JAVA_VERSION_MIN} or newer is needed to run the broker, there is: {first}")
     return java
-
-
-def _build(target: Path) -> Path:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise Unavailable("there is no Maven to build the Pulsar broker with: install Maven 3.8 or newer")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with (target.parent / f"{target.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two test runs build it once
-        if target.is_dir():
-            return target
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            sources, made = Path(folder) / "sources", Path(folder) / "made"
-            shutil.copytree(SOURCES, sources)
-            command = [maven, "--batch-mode", "--quiet", "--no-transfer-progress", f"-Dplace={made}", "package"]
-            try:
-                subprocess.run(
-                    command, cwd=sources, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S
-                )
-            except subprocess.CalledProcessError as error:
-                lines = [line for line in error.stdout.splitlines() if line.startswith("[ERROR]")] or ["no output"]
-                raise Unavailable(f"building the Pulsar broker failed: {lines[0]}") from error
-            except subprocess.TimeoutExpired as error:
-                raise Unavailable(
-                    f"building the Pulsar broker took longer than {BUILD_TIMEOUT_S} s: try again, Maven goes on"
-                ) from error
-            made.replace(target)
-    return target
