@@ -6,7 +6,7 @@ Owns what the benchmarks offload. Must never copy a payload: what is measured is
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 
 import numpy as np
@@ -15,12 +15,12 @@ import pyarrow as pa
 from formats.entries import EntryBatch, Position
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
 
-__all__ = ["EndlessLedger"]
+__all__ = ["BATCH_BYTES", "EndlessLedger"]
 
 _LEDGER_ID = 1
 _TIME_MS = 1_700_000_000_000
 #: What a source answers at once, in a buffer of its own.
-_BATCH_BYTES = 2 * 1024 * 1024
+BATCH_BYTES = 2 * 1024 * 1024
 
 
 class _Subscription:
@@ -42,6 +42,7 @@ class EndlessLedger:
         entries: how many there are.
         pool_bytes: distinct bytes; more than the processor caches, or the first copy would cost nothing.
         copies: answer reads in memory of their own, as a source on a disk does; else they cost nothing.
+        bodies: the bytes, batches of ``BATCH_BYTES`` each; default: ``pool_bytes`` of random ones.
 
     Attributes:
         bodies: the bytes themselves, one batch each.
@@ -50,14 +51,21 @@ class EndlessLedger:
     """
 
     def __init__(
-        self, entry_bytes: int, entries: int, *, pool_bytes: int = 128 * 1024 * 1024, copies: bool = False
+        self,
+        entry_bytes: int,
+        entries: int,
+        *,
+        pool_bytes: int = 128 * 1024 * 1024,
+        copies: bool = False,
+        bodies: Sequence[bytes | memoryview] = (),
     ) -> None:
         self._copies = copies
         self.entry_bytes = entry_bytes
         self.entries = entries
-        per_batch = max(1, _BATCH_BYTES // entry_bytes)
+        per_batch = max(1, BATCH_BYTES // entry_bytes)
         offsets = pa.py_buffer(np.arange(0, per_batch * entry_bytes + 1, entry_bytes, dtype=np.int32))
-        self.bodies = [os.urandom(per_batch * entry_bytes) for _ in range(max(1, pool_bytes // _BATCH_BYTES))]
+        pieces = max(1, pool_bytes // BATCH_BYTES)
+        self.bodies = bodies or [os.urandom(per_batch * entry_bytes) for _ in range(pieces)]
         self._batch_entries = per_batch
         self._batches = [
             pa.BinaryArray.from_buffers(pa.binary(), per_batch, [None, offsets, pa.py_buffer(body)], null_count=0)

@@ -10,7 +10,6 @@ import os
 import shutil
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -121,25 +120,22 @@ def medians(costs: Sequence[Cost]) -> Cost:
     return Cost(*(statistics.median(getattr(cost, name) for cost in costs) for name in Cost.__slots__))
 
 
-def bare_uploads(client: Any, parts: Sequence[bytes], sizes: Sequence[int], part_bytes: int, threads: int) -> None:
-    """Multipart uploads of objects of ``sizes`` bytes, one after another, ``threads`` parts of each at once.
+def bare_uploads(client: Any, parts: Sequence[bytes], sizes: Sequence[int], part_bytes: int, threads: int) -> list[str]:
+    """Keys of objects of ``sizes`` bytes: multipart uploads one after another, ``threads`` parts of each at once.
 
     Every part is hashed (CRC-32C, by the same library), and the server checks it: the checksum our store uses.
     """
-    pieces = [memoryview(part) for part in parts]
-    lock, number = threading.Lock(), 0
 
     def send(key: str, upload: str, at: int, size: int) -> dict[str, object]:
-        nonlocal number
-        with lock:
-            piece, number = parts[number % len(parts)], number + 1
-        body = piece if size == len(piece) else bytes(pieces[0][:size])
+        piece = parts[(at - 1) % len(parts)]
+        body = piece if size == len(piece) else piece[:size]
         checksum = encoded_crc32c(crc32c(body))
         answer = client.upload_part(
             Bucket=BUCKET, Key=key, UploadId=upload, PartNumber=at, Body=body, ChecksumCRC32C=checksum
         )
         return {"PartNumber": at, "ETag": answer["ETag"], "ChecksumCRC32C": checksum}
 
+    keys = []
     with ThreadPoolExecutor(threads) as pool:
         for size in sizes:
             key = f"bare-{uuid4()}"
@@ -148,3 +144,5 @@ def bare_uploads(client: Any, parts: Sequence[bytes], sizes: Sequence[int], part
             count = len(lengths)
             made = list(pool.map(send, [key] * count, [upload] * count, range(1, count + 1), lengths))
             client.complete_multipart_upload(Bucket=BUCKET, Key=key, UploadId=upload, MultipartUpload={"Parts": made})
+            keys.append(key)
+    return keys

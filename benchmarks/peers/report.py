@@ -1,0 +1,179 @@
+"""The document that compares: results into Markdown, wins and losses alike.
+
+Owns its words and its table. Must never say what isn't in the results: the same results make the same document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.kinds import KINDS
+from benchmarks.peers.picture import draw
+from benchmarks.peers.readable import PER_S
+
+__all__ = ["COLUMNS", "Column", "rendered", "value_of", "write_report"]
+
+#: A peer that is better by less than that isn't said to be.
+_SAME = 1.05
+_MISSING = "not measured"
+_TEMPLATE = Path(__file__).with_name("report.md")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table.
+
+    Attributes:
+        key: of what it is made of; the reason why a peer lacks it is under the same key.
+        title: above it.
+        figures: paths into a peer's results, and how each is written.
+        name: in sentences; empty: nothing is said of it.
+        more_is_better: of its first figure.
+    """
+
+    key: str
+    title: str
+    figures: tuple[tuple[str, ...], ...]
+    form: str
+    name: str = ""
+    more_is_better: bool = False
+
+
+COLUMNS = (
+    Column("offload", "offload, MB/s", (("offload", "mb_s"),), "{:.0f}", "offloading", True),
+    Column("read", "read, MB/s", (("read", "mb_s"),), "{:.0f}", "reading", True),
+    Column(
+        "single",
+        "one entry, ms: median, 99th percentile",
+        (("single", "median_ms"), ("single", "p99_ms")),
+        "{:.3g}",
+        "a single entry",
+    ),
+    Column(
+        "offload",
+        "requests to offload a GiB: PUTs, GETs",
+        (("offload", "puts_per_gib"), ("offload", "gets_per_gib")),
+        "{:.0f}",
+    ),
+    Column("read", "GETs to read a GiB", (("read", "gets_per_gib"),), "{:.0f}"),
+    Column("offload", "price to offload a GiB, $", (("offload", "usd_per_gib"),), "{:.5f}", "the price of offloading"),
+    Column("read", "price to read a GiB, $", (("read", "usd_per_gib"),), "{:.5f}", "the price of reading"),
+    Column("stored", "bytes stored for each offered", (("stored_per_byte",),), "{:.4f}", "bytes stored"),
+    Column("offload", "memory to offload, MiB", (("offload", "memory_mib"),), "{:.0f}", "memory to offload"),
+    Column("read", "memory to read, MiB", (("read", "memory_mib"),), "{:.0f}", "memory to read"),
+    Column(
+        "readable",
+        "append to readable, s: median, 99th percentile",
+        (("readable", "median_s"), ("readable", "p99_s")),
+        "{:.2f}",
+        "the time until an entry is readable in the tier",
+    ),
+)
+
+
+def value_of(document: Mapping[str, Any], name: str, delay_ms: str, path: tuple[str, ...]) -> float | None:
+    """A figure of a peer; ``None``: there is none."""
+    if path[0] == "readable":
+        found: Any = document["readable"].get(name, {}).get(delay_ms)
+        path = path[1:]
+    else:
+        found = document["cells"].get(name, {}).get(delay_ms)
+    for step in path:
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def write_report(document: Mapping[str, Any], path: Path) -> None:
+    """The document at ``path`` and its picture beside it."""
+    path.write_text(rendered(document), encoding="utf-8")
+    draw(document, path.with_name("peers.png"))
+
+
+def rendered(document: Mapping[str, Any]) -> str:
+    """The whole document."""
+    names = [name for name in KINDS if name in document["cells"]]
+    delays = sorted({delay for cells in document["cells"].values() for delay in cells}, key=int)
+    values = {
+        **document["conditions"],
+        **document["machine"],
+        **document["machine"]["limits"],
+        "delays": _listed([f"{delay} ms" for delay in delays]),
+        "table": "\n".join(_table(document, names, delays)),
+        "peers": "\n".join(f"* {KINDS[name].title}: {KINDS[name].note}." for name in names),
+        "per_s": PER_S,
+        "put": document["conditions"]["put_usd"] * 1000,
+        "get": document["conditions"]["get_usd"] * 1000,
+        "losses": "\n".join(_compared(document, names, delays, better=True)) or "Nowhere in these results.",
+        "wins": "\n".join(_compared(document, names, delays, better=False)),
+        "versions": ", ".join(f"{name} {each}" for name, each in sorted(document["machine"]["versions"].items())),
+        "days": _listed(sorted(_days(document))),
+    }
+    return _TEMPLATE.read_text(encoding="utf-8").format(**values)
+
+
+def _days(document: Mapping[str, Any]) -> set[str]:
+    return {
+        cell["measured"] for part in ("cells", "readable") for each in document[part].values() for cell in each.values()
+    }
+
+
+def _table(document: Mapping[str, Any], names: list[str], delays: list[str]) -> Iterator[str]:
+    yield "| " + " | ".join(["", *(KINDS[name].title for name in names)]) + " |"
+    yield "| --- |" + " ---: |" * len(names)
+    for column in COLUMNS:
+        cells = [_cell(document, column, name, delays) for name in names]
+        yield f"| {column.title} | " + " | ".join(cells) + " |"
+
+
+def _cell(document: Mapping[str, Any], column: Column, name: str, delays: list[str]) -> str:
+    lacks = KINDS[name].lacks.get(column.key)
+    if lacks:
+        return lacks
+    shown = []
+    for delay in delays:
+        values = [value_of(document, name, delay, path) for path in column.figures]
+        shown.append(_MISSING if None in values else ", ".join(column.form.format(value) for value in values))
+    return shown[0] if len(set(shown)) == 1 else " / ".join(shown)
+
+
+def _beside_ours(
+    document: Mapping[str, Any], names: list[str], delays: list[str]
+) -> Iterator[tuple[Column, str, str, float]]:
+    """Every figure beside ours: column, peer, distance, how many times better than ours it is."""
+    for column in COLUMNS:
+        for name in names if column.name else ():
+            for delay in delays:
+                if name == "ours" or column.key in KINDS[name].lacks:
+                    continue
+                ours = value_of(document, "ours", delay, column.figures[0])
+                theirs = value_of(document, name, delay, column.figures[0])
+                if not ours or not theirs:
+                    continue
+                yield column, name, delay, theirs / ours if column.more_is_better else ours / theirs
+
+
+def _compared(document: Mapping[str, Any], names: list[str], delays: list[str], *, better: bool) -> Iterator[str]:
+    """A line for each column in which peers are better (or worse) than ours."""
+    found = []
+    for column, name, delay, factor in _beside_ours(document, names, delays):
+        times = factor if better else 1 / factor
+        if times > _SAME:
+            found.append((column, name, delay, times))
+    for column in dict.fromkeys(column for column, *_ in found):
+        yield f"* **{column.name.capitalize()}**: {_named(found, column)}."
+
+
+def _named(found: list[tuple[Column, str, str, float]], column: Column) -> str:
+    """``bare boto3 1.2 times (0 ms), 1.1 times (30 ms)``, peer after peer."""
+    by_name: dict[str, list[str]] = {}
+    for other, name, delay, factor in found:
+        if other is column:
+            by_name.setdefault(name, []).append(f"{factor:.3g} times ({delay} ms)")
+    return "; ".join(f"{KINDS[name].title} {', '.join(factors)}" for name, factors in by_name.items())
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
