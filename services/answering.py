@@ -94,7 +94,7 @@ class AnsweringProcess(RunningProcess):
         self._lines.put(None)
 
     def close(self) -> None:
-        """Ends it in order, by the end of its input, so that its folder can be used again; insists after ``STOP_TIMEOUT_S``."""
+        """Ends it in order, by the end of its input, so that its folder can be used again; insists after a while."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self.process.stdin.close()

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.peers.answering import Place
-from offloader.own_process import ALLOCATOR
 from services.answering import AnsweringProcess
-from services.pulsar.broker import JAVA_OPTIONS, offload_settings
+from services.pulsar.asked import JAVA_OPTIONS
+from services.pulsar.broker import offload_settings
 from services.pulsar.build import find_java, find_place
 
 __all__ = ["KINDS", "Kind", "started"]
@@ -77,9 +77,9 @@ _BYTES_ONLY = {"readable": _NOT}
 KINDS: Mapping[str, Kind] = {
     "ours": Kind(
         "**offloader**",
-        "one open stream, all settings as they come: blocks of 1 MiB, parts of 16 MiB and GETs of 4 MiB, four at once",
+        "the library with one open stream, all settings as they come: blocks of 1 MiB, parts of 16 MiB and GETs of "
+        "4 MiB, four at once",
         _python("ours"),
-        lambda _: ALLOCATOR,
     ),
     "pulsar": Kind(
         "Pulsar's jcloud offloader",
@@ -111,7 +111,6 @@ KINDS: Mapping[str, Kind] = {
         "Spark over our source",
         "`local[2]`, all columns into the `noop` sink; a single entry is a query by its position",
         _python("spark-ours"),
-        lambda _: ALLOCATOR,
         lacks={"offload": "not offered (reads only)", **_BYTES_ONLY},
         singles=12,
     ),

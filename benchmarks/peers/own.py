@@ -1,11 +1,11 @@
 """This project: a stream that is open gets its entries, and a reader reads them back.
 
-Owns how it is used here: with the settings that nobody changed, in a process set up as commands are. Must never do what
-a user couldn't.
+Owns how it is used here: as a library, with the settings that nobody changed. Must never do what a user couldn't.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from uuid import uuid4
 
@@ -13,7 +13,7 @@ from benchmarks.endless_ledger import BATCH_BYTES, EndlessLedger
 from benchmarks.peers.answering import Place
 from benchmarks.peers.entries import Entries
 from formats.entries import Position
-from offloader.own_process import set_up
+from offloader.own_process import THREAD_SWITCH_S
 from offloader.read.reader import Reader, open_reader
 from offloader.store.base import open_store
 from offloader.write.offloader import LedgerOffloader
@@ -30,7 +30,7 @@ class OurPeer:
     """See ``Peer``."""
 
     def __init__(self, place: Place, entries: Entries) -> None:
-        set_up()
+        sys.setswitchinterval(THREAD_SWITCH_S)  # as commands do
         self.store = open_store(
             f"s3://{place.bucket}/ours",
             endpoint_url=place.url,
