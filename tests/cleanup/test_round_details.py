@@ -1,0 +1,144 @@
+"""What a round of cleanup and a deletion look at beside what they act on: stops, lists of readers, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+from uuid import UUID
+
+import pytest
+
+from formats.deletion_record import AwaitedReaders, awaited_key, encode_awaited
+from formats.keys import data_key, new_segment_uuid, record_number
+from formats.retention_state import Subscribers, document_key
+from offloader.cleanup.audit import read_batches
+from offloader.cleanup.cycle import cleanup_stream
+from offloader.cleanup.removal import remove_stream
+from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.manifest.checkpointer import checkpoint_now
+from offloader.manifest.expiry import expire_records
+from offloader.manifest.global_hold import DeletionStopped, set_global_hold
+from offloader.manifest.leases import take_lease
+from offloader.store.around import AroundStore, Request
+from tests.cleanup.cleaning import STREAM, Bench
+
+_Answer = TypeVar("_Answer")
+
+
+def stop(bench: Bench) -> None:
+    set_global_hold(bench.memory, by="ana", reason="a test", now_ms=0)
+
+
+def test_a_round_with_nothing_to_do_says_that_everything_is_stopped() -> None:
+    bench = Bench()
+    stop(bench)
+    with pytest.raises(DeletionStopped):
+        bench.run()
+
+
+def test_a_stop_after_the_plan_comes_before_the_first_step() -> None:
+    bench = Bench()
+    bench.truncate(3)
+    with pytest.raises(DeletionStopped):
+        bench.run(on_plan=lambda _: stop(bench))
+    assert len(bench.state.segments.retired()) == 0
+
+
+def test_a_lease_counts_until_the_very_end() -> None:
+    bench = Bench(grace_hours=0)
+    bench.truncate(3)
+    take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana")
+    assert bench.run().swept.retired == 2
+    bench.clock.advance(3600)
+    assert bench.run().swept.purged == 0
+    bench.clock.advance(0.001)
+    assert bench.run().swept.purged == 2
+
+
+def test_a_list_of_readers_of_a_stream_that_is_gone_is_nobodys() -> None:
+    """Of that name, and retired by a record of the same number."""
+    bench = Bench(grace_hours=0)
+    bench.truncate(3)
+    bench.run()
+    number = bench.state.segments.retired()[0].retire_record
+    assert number is not None
+    lease = take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana")
+    bench.memory.put(awaited_key(STREAM, number), encode_awaited(AwaitedReaders(UUID(int=1), number, ())))
+    assert bench.run().swept.purged == 0
+    lease.end()
+    assert bench.run().swept.purged == 2
+
+
+def test_a_retirement_whose_record_was_folded_is_as_young_as_the_checkpoint() -> None:
+    bench = Bench(grace_hours=100)
+    bench.truncate(3)
+    assert bench.run().swept.retired == 2
+    bench.hours(1)
+    checkpoint_now(bench.memory, bench.state, lambda count: bytes(count))
+    bench.hours(30)
+    assert expire_records(bench.memory, bench.state, clock=bench.clock).records
+    assert bench.run().swept.purged == 0
+    bench.hours(70)
+    assert bench.run().swept.purged == 2
+
+
+class Dying(AroundStore):
+    """The process dies at the first record that it writes, before or after that."""
+
+    def __init__(self, bench: Bench, *, after: bool) -> None:
+        super().__init__(bench.memory)
+        self._after, self._is_dead = after, False
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        if request.verb == "put" and record_number(request.key) is not None and not self._is_dead:
+            self._is_dead = True
+            if self._after:
+                call()
+        if self._is_dead:
+            raise StoreUnavailable("the process is dead")
+        return call()
+
+
+def test_a_batch_stays_written_down_from_before_its_record_until_it_is_done() -> None:
+    bench = Bench(grace_hours=0)
+    bench.truncate(3)
+    bench.run()
+    for after in (False, True):
+        with pytest.raises(OffloaderError):
+            cleanup_stream(Dying(bench, after=after), STREAM, clock=bench.clock, settings=bench.settings)
+        assert len(list(read_batches(bench.memory, STREAM, done=False))) == 1
+    assert len(bench.state.segments.retired()) == 0
+    assert bench.run().swept.deleted_objects == 4
+
+
+def test_documents_of_another_incarnation_outlive_a_late_deletion() -> None:
+    bench = Bench()
+    theirs, ours = (document_key(Subscribers, STREAM, each) for each in (UUID(int=3), bench.state.incarnation))
+    for key in (theirs, ours):
+        bench.memory.put(key, b"{}")
+    remove_stream(bench.memory, STREAM, clock=bench.clock)
+    left = {info.key for info in bench.memory.list("").objects}
+    assert theirs in left
+    assert ours not in left
+
+
+class Late(AroundStore):
+    """When the first object is deleted, another one of the stream arrives."""
+
+    def __init__(self, bench: Bench, key: str) -> None:
+        super().__init__(bench.memory)
+        self._key: str | None = key
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        answer = call()
+        if self._key is not None and request.verb == "delete" and request.key.startswith(f"{STREAM}/"):
+            key, self._key = self._key, None
+            self.inner.put(key, b"late")
+        return answer
+
+
+def test_what_arrives_while_a_stream_is_deleted_goes_too() -> None:
+    bench = Bench()
+    key = data_key(STREAM, new_segment_uuid(bench.state.incarnation, 77))
+    remove_stream(Late(bench, key), STREAM, clock=bench.clock)
+    assert key not in {info.key for info in bench.memory.list("").objects}
