@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from formats.entries import Position
+from offloader.asking import Owner, OwnerSilent
 from offloader.cli.options import (
     Config,
     DryRun,
@@ -27,14 +28,16 @@ from offloader.cli.options import (
 from offloader.cli.output import bytes_text, counted, json_line
 from offloader.clock import SystemClock
 from offloader.effective_settings import settings_for
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, NotFound, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
+from offloader.read.streams import load_stream
 from offloader.retention.place import find_place
 from offloader.retention.topic_truncation import truncate_topic
 from offloader.retention.truncation import Truncation, truncate_stream
+from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 
 __all__ = ["run"]
@@ -67,7 +70,8 @@ def run(
 
     The new head and the ledgers that are gone are one record of the manifest. Hot ledgers before it are deleted if
     --ledgers names them. Segments before it are deleted by `offloader cleanup run`, after its grace period; until then
-    `offloader cleanup undo` takes it back. Nothing moves the head past what is offloaded, except --force.
+    `offloader cleanup undo` takes it back. Nothing moves the head past what is offloaded, except --force: a process
+    that offloads the stream and can be reached is asked first to complete what comes before the position.
     """
     settings = settings_for(stream, config or None)
     opened = open_configured_store(store, endpoint_url, region, settings, read_only=dry_run)
@@ -79,6 +83,8 @@ def run(
             return None if database is None else database.view_stream(name, may_delete=not dry_run)
 
         after_s = settings.offload.takeover_after_seconds
+        if force and not (take_over or dry_run):
+            _ask_owners(opened, stream, wanted, settings)
         if len(wanted) == 1 and wanted[0][0] is None:
             log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
             done = truncate_stream(
@@ -112,6 +118,35 @@ def _wanted(text: str) -> tuple[int | None, Position]:
     if separator and not number.isdecimal():
         raise InvalidCall(f"--before {text}: {number!r} is no partition's number", hint="PARTITION=LEDGER:ENTRY")
     return int(number) if separator else None, position_of(rest, option="--before")
+
+
+def _ask_owners(
+    store: ObjectStore, stream: str, wanted: Sequence[tuple[int | None, Position]], settings: Settings
+) -> None:
+    """Has whoever offloads what isn't offloaded yet complete it, where that is said and can be reached: what comes
+    before the head then needn't be given up, nor the stream taken.
+
+    Raises:
+        StoreUnavailable: not in time; it goes on.
+        OffloaderError: as the owner says.
+    """
+    for number, head in wanted:
+        name = stream if number is None else f"{stream}-partition-{number}"
+        state = load_stream(store, name, may_be_absent=True)
+        end = state.committed_end()
+        if not state.owner.url or state.method == "none" or (end is not None and head <= end):
+            continue
+        until = Position(head.ledger_id, head.entry_id - 1) if head.entry_id else None
+        try:
+            Owner(state.owner.url, clock=SystemClock()).offload(
+                name, until, within_s=settings.offload.drain_seconds_max
+            )
+        except (OwnerSilent, NotFound):
+            continue  # it is gone, or offloads another stream by now
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                error.message, hint="try again when it is done, or give up what isn't offloaded with --take-over"
+            ) from error
 
 
 def _heads(store: ObjectStore, topic: str, wanted: Sequence[tuple[int | None, Position]]) -> Mapping[str, Position]:

@@ -18,6 +18,7 @@ from offloader.ledgers.base import LedgerSource
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.owners import require_takeable
 from offloader.manifest.shared_keys import mode_of_new
 from offloader.manifest.topics import partition_of, read_intent
 from offloader.retention.truncation import Truncation, truncate_stream
@@ -62,7 +63,7 @@ def truncate_topic(
         What changed, by partition; empty: it isn't wanted any more.
 
     Raises:
-        InvalidCall, EditRefused, NotFound: a partition can't be truncated like this; none was.
+        InvalidCall, EditRefused, NotFound, Fenced: a partition can't be truncated like this; none was.
         StoreUnavailable, OutcomeUnknown: it isn't finished; call it, or ``resume_topic_truncation``, again.
     """
     foreign = [name for name in heads if (partition_of(name) or ("",))[0] != topic]
@@ -78,7 +79,7 @@ def truncate_topic(
         before, info = read_intent(store, topic)
         # What one partition refuses is refused before any changes: none of it becomes less allowed afterwards.
         wanted = tuple(PartitionHead(name, _incarnation(store, name), head) for name, head in sorted(heads.items()))
-        planned = {each.stream: how.truncate(each, dry_run=True) for each in wanted}
+        planned = {each.stream: how.plan(each, dry_run=dry_run) for each in wanted}
         if dry_run:
             return planned
         if before is not None and not before.is_done:
@@ -124,9 +125,24 @@ class _How:
         self.store, self._clock, self._source_of = store, clock, source_of
         self._force, self._take_over, self._takeover_after_s = force, take_over, takeover_after_s
 
-    def truncate(self, wanted: PartitionHead, *, dry_run: bool = False) -> Truncation:
+    def truncate(self, wanted: PartitionHead) -> Truncation:
+        return self._truncate(self._log(wanted), wanted, dry_run=False)
+
+    def plan(self, wanted: PartitionHead, *, dry_run: bool) -> Truncation:
+        """What it would do; raises what it would raise, unless that is all that is asked."""
+        log = self._log(wanted)
+        plan = self._truncate(log, wanted, dry_run=True)
+        if (plan.gaps or plan.failed) and not dry_run:
+            now_ms = self._clock.now_ms()
+            require_takeable(log.state, now_ms, self._takeover_after_s, take_over=self._take_over)
+        return plan
+
+    def _log(self, wanted: PartitionHead) -> ManifestLog:
+        return ManifestLog(self.store, wanted.stream, clock=self._clock, incarnation=wanted.incarnation)
+
+    def _truncate(self, log: ManifestLog, wanted: PartitionHead, *, dry_run: bool) -> Truncation:
         return truncate_stream(
-            ManifestLog(self.store, wanted.stream, clock=self._clock, incarnation=wanted.incarnation),
+            log,
             wanted.head,
             clock=self._clock,
             source=self._source_of(wanted.stream),

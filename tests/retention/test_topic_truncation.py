@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -11,7 +13,7 @@ from formats.entries import Position
 from formats.manifest import Assign, Failed
 from formats.truncation_intent import PartitionHead, TruncationIntent, encode_intent, intent_key
 from offloader.cleanup.removal import remove_stream
-from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
+from offloader.errors import Fenced, InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import EditRefused
 from offloader.manifest.topics import release_intent
@@ -38,8 +40,12 @@ class Bench:
             writer.add([batch_of(1, 0, 10)], closes=[1])
             writer.add([batch_of(2, 0, 10)])
 
-    def truncate(self, heads: dict[str, Position], **how: bool) -> None:
+    def truncate(self, heads: dict[str, Position], **how: Any) -> None:
         truncate_topic(self.store, TOPIC, heads, clock=self.clock, by="somebody", **how)
+
+    def truncating(self, heads: dict[str, Position], by: str) -> Callable[[ObjectStore], object]:
+        """The same on somebody's way to the store."""
+        return lambda store: truncate_topic(store, TOPIC, heads, clock=self.clock, by=by)
 
     def wanted(self, heads: dict[str, Position]) -> tuple[PartitionHead, ...]:
         return tuple(
@@ -66,6 +72,22 @@ def test_what_one_partition_refuses_changes_none() -> None:
         bench.truncate({ZERO: Position(2, 0), f"{TOPIC}-elsewhere": Position(1, 0)})
     assert bench.heads() == [None, None, None]
     assert not bench.memory.list(f"{TOPIC}/").objects
+
+
+def test_a_living_owner_of_one_partition_keeps_all_of_them_from_being_forced() -> None:
+    bench = Bench()
+    log = ManifestLog(bench.memory, ONE, clock=bench.clock)
+    log.load()
+    log.open_epoch()
+    log.commit([Assign(UUID(int=7), 2, Position(2, 10), Position(2, 14), 0, {})])
+    heads = {ZERO: Position(2, 0), ONE: Position(2, 12)}
+    bench.truncate(heads, force=True, dry_run=True)
+    with pytest.raises(Fenced, match="is owned by"):
+        bench.truncate(heads, force=True)
+    assert bench.heads() == [None, None, None]
+    assert not bench.memory.list(f"{TOPIC}/").objects
+    bench.truncate(heads, force=True, take_over=True)
+    assert bench.heads() == [*heads.values(), None]
 
 
 def test_a_dry_run_changes_nothing() -> None:
@@ -184,11 +206,8 @@ def test_whoever_comes_second_asks_again_whether_it_is_still_wanted() -> None:
 def test_one_under_way_is_never_overtaken() -> None:
     bench = Bench()
     schedule = Schedule(bench.memory)
-    for name, heads in (("one", {ZERO: Position(2, 0), ONE: Position(2, 0)}), ("other", {ZERO: Position(1, 3)})):
-        schedule.start(
-            name,
-            lambda store, name=name, heads=heads: truncate_topic(store, TOPIC, heads, clock=bench.clock, by=name),
-        )
+    schedule.start("one", bench.truncating({ZERO: Position(2, 0), ONE: Position(2, 0)}, "one"))
+    schedule.start("other", bench.truncating({ZERO: Position(1, 3)}, "other"))
     schedule.until("other", "put", intent_key(TOPIC))
     schedule.until("one", "put", f"{ONE}/manifest/")
     # The first one's intent stands by now, and half of it is done.

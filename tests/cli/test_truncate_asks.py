@@ -1,0 +1,127 @@
+"""``offloader truncate --force``: whoever offloads the stream is asked to complete it before anything is given up."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from formats.entries import Position
+from formats.manifest import Assign
+from offloader.clock import SystemClock
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.store import open_store
+from offloader.store.base import ObjectStore
+from tests.cli.reading_verbs import Offloader
+from tests.support.streams import StreamWriter, batch_of
+
+#: What the process answers, as a status and a document, and does before that.
+Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
+
+
+class Owner:
+    """A process that has a stream: one ledger is offloaded, half of another one only appended."""
+
+    def __init__(self, store: ObjectStore, stream: str) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.answer: Answer = self.completes
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                owner.asked.append((self.path, body.get("until")))
+                status, found = owner.answer(body)
+                raw = json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.writer = StreamWriter(store, stream)
+        self.writer.log = ManifestLog(store, stream, clock=SystemClock(), writer_url=self.url)
+        self.writer.log.load()
+        self.writer.log.open_epoch()
+        self.writer.add([batch_of(1, 0, 10)], closes=[1])
+
+    def completes(self, _: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        self.writer.add([batch_of(2, 0, 10)])
+        return 200, {"committed": "2:9"}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    made = open_store(f"file://{tmp_path}/store")
+    monkeypatch.setenv("OFFLOADER_STORE", made.url)
+    (tmp_path / "soon.toml").write_text('[offload]\nmethod = "streaming"\ndrain_seconds_max = 0\n')
+    monkeypatch.setenv("OFFLOADER_CONFIG", str(tmp_path / "soon.toml"))
+    return made
+
+
+@pytest.fixture
+def owner(store: ObjectStore) -> Iterator[Owner]:
+    made = Owner(store, "orders-partition-0")
+    thread = threading.Thread(target=made.server.serve_forever)
+    thread.start()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
+    return Offloader(capsys)
+
+
+def test_what_the_owner_completes_isnt_given_up(offloader: Offloader, store: ObjectStore, owner: Owner) -> None:
+    epoch = load_manifest(store, "orders-partition-0").epoch
+    [row] = offloader("truncate", "orders", "--before", "0=2:5", "--force", "--json").rows
+    assert owner.asked == [("/v1/streams/orders-partition-0/offload", "2:4")]
+    assert (row["head"], row["gaps"], row["failed"]) == ("2:5", [], [])
+    state = load_manifest(store, "orders-partition-0")
+    assert (state.head, state.epoch, state.gaps) == (Position(2, 5), epoch, ())
+    # What is offloaded needs nobody.
+    assert offloader("truncate", "orders", "--before", "0=2:9", "--force").code == 0
+    assert len(owner.asked) == 1
+
+
+def test_an_owner_that_cant_in_time_keeps_its_stream(offloader: Offloader, store: ObjectStore, owner: Owner) -> None:
+    owner.answer = lambda _: (503, {"detail": "2:4 isn't offloaded yet", "kind": "retry_later"})
+    done = offloader("truncate", "orders", "--before", "0=2:5", "--force")
+    assert done.code == 4
+    assert "2:4 isn't offloaded yet" in done.err
+    assert "--take-over" in done.err
+    assert load_manifest(store, "orders-partition-0").head is None
+
+
+def test_nobody_is_asked_without_force_or_with_take_over(offloader: Offloader, owner: Owner) -> None:
+    assert offloader("truncate", "orders", "--before", "0=2:0").code == 0
+    assert offloader("truncate", "orders", "--before", "0=2:5", "--dry-run").code == 2
+    assert offloader("truncate", "orders", "--before", "0=2:5", "--force", "--take-over").code == 2
+    assert owner.asked == []
+
+
+def test_an_owner_that_is_gone_is_waited_for_as_long_as_it_may_come_back(
+    offloader: Offloader, store: ObjectStore, owner: Owner
+) -> None:
+    owner.server.shutdown()
+    owner.server.server_close()
+    owner.writer.log.commit([Assign(UUID(int=7), 2, Position(2, 0), Position(2, 9), 0, {})])
+    done = offloader("truncate", "orders", "--before", "0=2:5", "--force")
+    assert done.code == 5
+    assert f"is owned by {owner.writer.log.state.writer.name} at {owner.url}" in done.err
+    assert load_manifest(store, "orders-partition-0").head is None
+    done = offloader("truncate", "orders", "--before", "0=2:5", "--force", "--take-over")
+    assert "given up, never offloaded: 1:10 up to 2:4" in done.out
