@@ -135,7 +135,7 @@ def test_a_stream_that_was_fenced_is_left_alone_while_the_broker_is_silent(clust
         late = ManifestLog(cluster.store, S + "one", clock=SystemClock())
         late.load()
         late.open_epoch()
-        cluster.fill("one")
+        cluster.fill("one", 1)  # more than one would be a word of the broker after the first was fenced
         # It was fenced, and at each look asks the broker for a word.
         eventually(lambda: len(cluster.broker.of(CommandType.PING)) >= 3)
         assert load_manifest(cluster.store, S + "one").epoch == late.epoch
