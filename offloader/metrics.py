@@ -29,6 +29,11 @@ SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 #: Namespace and topic of what is above ``label_sets_max``.
 OTHER = "other"
 
+#: Text of one scrape above which topics are no labels any more, however few they are: names may be long.
+TOPICS_SCRAPE_BYTES_MAX = 5_000_000
+#: Of a sample besides its name, of a label besides its name and value: signs, and a short value.
+_SAMPLE_BYTES, _LABEL_BYTES = 6, 4
+
 #: When all label sets are taken, unused ones are looked for so often: a look costs as much as a thousand counts.
 SWEEPS_PER_LIFETIME = 60
 
@@ -56,8 +61,9 @@ class Metrics:
 
     With ``labels = "namespace"`` streams of one namespace are one label set: counters, histograms and most gauges are
     sums, lag in seconds is the largest, the last progress the earliest. With ``"topic"`` each stream is one, but for
-    histograms, until there are more than ``topic_labels_max``: from then on the label is empty, and what was counted
-    by topic goes on as the namespace's.
+    histograms, until there are more than ``topic_labels_max``, or a scrape would be larger than
+    ``TOPICS_SCRAPE_BYTES_MAX``: from then on the label is empty, and what was counted by topic goes on as the
+    namespace's.
 
     Gauges of a stream that was closed are gone at once. Its counters stay for ``label_lifetime_s`` after their last
     use, so that whoever scrapes sees their last value; those of streams that are open stay. Above ``label_sets_max``
@@ -138,17 +144,24 @@ class Metrics:
         now = [reading for readings in watched for reading in readings()]
         if self._by_topic and len({reading.stream for reading in now} - {""}) > self._settings.topic_labels_max:
             with self._lock:
-                self._forget_topics()
+                self._forget_topics(f"more than {self._settings.topic_labels_max} topics")
+        families = self._families(now)
+        if self._by_topic and (size_bytes := _text_bytes(families)) > TOPICS_SCRAPE_BYTES_MAX:
+            with self._lock:
+                self._forget_topics(f"a scrape with a label for each topic has {size_bytes} bytes")
+            families = self._families(now)
+        yield from (family for family in families if family.samples)
+
+    def _families(self, now: Iterable[Reading]) -> list[Family]:
         gauges, live = self._merged(now)
         with self._lock:
             self._drop_unused(live)
-            families = [
+            return [
                 _gauges(metric, self._names[name], gauges[name])
                 if metric.kind == "gauge"
                 else self._counted(metric, live)
                 for name, metric in METRICS.items()
             ]
-        yield from (family for family in families if family.samples)
 
     def _new(self, metric: Metric) -> Counter | Histogram:
         name, names = f"{_PREFIX}_{metric.name}", self._names[metric.name]
@@ -209,9 +222,9 @@ class Metrics:
         if len(self._topics) >= self._settings.topic_labels_max and now_s >= self._sweep_due_s:
             self._drop_unused(set())
         if len(self._topics) >= self._settings.topic_labels_max:
-            self._forget_topics()
+            self._forget_topics(f"more than {self._settings.topic_labels_max} topics")
 
-    def _forget_topics(self) -> None:
+    def _forget_topics(self, why: str) -> None:
         """No label set is one topic's any more; counters go on as their namespace's. For as long as the process lives:
         labels that came and went would be worth nothing. The lock is held."""
         if not self._by_topic:
@@ -226,8 +239,7 @@ class Metrics:
             (family,) = series.child.collect()
             merged.child.inc(family.samples[0].value)  # type: ignore[union-attr]  # histograms have no topic
             self._drop(name, labels)
-        text = "more than %d topics: metrics are kept by namespace from here on"
-        _log.warning(text, self._settings.topic_labels_max, extra={"event": "topic_labels_off"})
+        _log.warning("%s: metrics are kept by namespace from here on", why, extra={"event": "topic_labels_off"})
 
     def _as_other(self, name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(OTHER if each in _STREAM else value for each, value in zip(self._names[name], labels, strict=True))
@@ -282,3 +294,12 @@ def _gauges(metric: Metric, names: tuple[str, ...], values: dict[tuple[str, ...]
     for labels, value in sorted(values.items()):
         family.add_metric(labels, value)
     return family
+
+
+def _text_bytes(families: Iterable[Family]) -> int:
+    """About what they take as text."""
+    return sum(
+        len(sample.name) + _SAMPLE_BYTES + sum(len(n) + len(value) + _LABEL_BYTES for n, value in sample.labels.items())
+        for family in families
+        for sample in family.samples
+    )

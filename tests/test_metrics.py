@@ -256,6 +256,27 @@ def test_streams_that_are_only_looked_at_are_topics_too() -> None:
     assert exposed(kept)['buffer_bytes{namespace="t/n",topic=""}'] == 8
 
 
+def test_long_names_are_no_labels_where_a_scrape_would_be_too_large(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = metrics(labels="topic")
+    gauges = [Reading("buffer_bytes", 2.0, f"t/n/persistent/{number:0>200}") for number in range(5)]
+    kept.watch(lambda: gauges)
+    for reading in gauges:
+        kept.add("entries_offloaded_total", 10, stream=reading.stream)
+    text = kept.exposition()
+    samples = sum(len(line) + 1 for line in text.splitlines() if not line.startswith(b"#"))
+    # About what it takes: so much that the smallest limit that is kept is told by it.
+    monkeypatch.setattr("offloader.metrics.TOPICS_SCRAPE_BYTES_MAX", round(1.1 * samples))
+    assert kept.exposition() == text
+    monkeypatch.setattr("offloader.metrics.TOPICS_SCRAPE_BYTES_MAX", round(0.9 * samples))
+    found = exposed(kept)
+    assert found['entries_offloaded_total{namespace="t/n",topic=""}'] == 50
+    assert found['buffer_bytes{namespace="t/n",topic=""}'] == 10
+    assert len(kept.exposition()) < 0.9 * samples
+    assert [getattr(each, "event", "") for each in caplog.records] == ["topic_labels_off"]
+
+
 def test_topics_that_come_and_go_are_never_too_many() -> None:
     clock = ManualClock()
     kept = metrics(clock, labels="topic", topic_labels_max=10, label_lifetime_s=60.0)

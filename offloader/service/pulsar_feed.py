@@ -22,6 +22,7 @@ from offloader.ledgers.pulsar.topic_patterns import TopicPatterns, partition_num
 from offloader.ledgers.pulsar.topic_roster import Roster
 from offloader.ledgers.pulsar.topic_survey import survey
 from offloader.ledgers.pulsar.topics import stream_of_topic
+from offloader.retention.at_once import at_once
 from offloader.retention.stream_retention import open_retention
 from offloader.service.feeds import Problem, StreamControl, Streams
 from offloader.service.pulsar_subscribers import PulsarSubscribers
@@ -247,28 +248,30 @@ class PulsarFeed:
     # --- subscriptions -------------------------------------------------------------------------------------------
 
     def tell(self, streams: Streams) -> None:
-        """Tells retention once what the topics' subscriptions need, of the topics that are this process's.
+        """Tells retention once what the topics' subscriptions need, of the topics that are this process's; of some
+        topics at a time.
 
         Raises:
             OffloaderError: the first of those that couldn't be told; the others were.
         """
-        first: OffloaderError | None = None
-        for topic in self._bases():
-            if self._stopped.is_set():
-                return
-            retention = streams.settings_of(stream_of_topic(topic)).retention
-            if retention.policy == "none":
-                continue
-            timeout_ms = int(retention.subscriber_timeout_minutes * _MS_PER_MINUTE) or None
-            try:
-                self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
-            except NotFound as error:
-                # Nothing is offloaded yet, or the topic is being deleted.
-                _log.debug("subscriptions of %s: %s", topic, error)
-            except OffloaderError as error:
-                first = first or error
+        errors = at_once(lambda topic: self._tell_one(streams, topic), self._bases())
+        first = next((error for error in errors if error is not None), None)
         if first is not None:
             raise first
+
+    def _tell_one(self, streams: Streams, topic: str) -> OffloaderError | None:
+        retention = streams.settings_of(stream_of_topic(topic)).retention
+        if retention.policy == "none" or self._stopped.is_set():
+            return None
+        timeout_ms = int(retention.subscriber_timeout_minutes * _MS_PER_MINUTE) or None
+        try:
+            self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
+        except NotFound as error:
+            # Nothing is offloaded yet, or the topic is being deleted.
+            _log.debug("subscriptions of %s: %s", topic, error)
+        except OffloaderError as error:
+            return error
+        return None
 
     def _bases(self) -> Sequence[str]:
         """Topics, partitioned ones once, of which something is this process's."""

@@ -57,7 +57,7 @@ class _Seen:
 
 
 class PulsarSubscribers:
-    """One thread's.
+    """Thread-safe, as long as one call at a time is about a topic.
 
     Args:
         admin: of the cluster.

@@ -41,6 +41,9 @@ class HttpSettings:
 
     listen: str = text("", "address and port, 127.0.0.1:8750; :8750 is every address; empty: no HTTP")
     connections_max: int = setting(256, "open connections; more are closed at once", low=1, high=100_000)
+    client_connections_max: int = setting(
+        192, "those of one address (of an IPv6 network of 64 bits), so that others get in too", low=1, high=100_000
+    )
     requests_max: int = setting(16, "requests worked on at once; more are asked to come again", low=1, high=256)
     header_bytes_max: int = setting(16 * KIB, "request line and headers of a request", low=4 * KIB, high=MIB)
     body_bytes_max: int = setting(64 * KIB, "body of a request", low=KIB, high=16 * MIB)

@@ -83,6 +83,7 @@ class FakeAdmin:
 
         class _Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # in two pieces an answer waits 40 ms for the other side's system
 
             def do_GET(self) -> None:
                 admin._serve(self)

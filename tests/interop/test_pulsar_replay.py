@@ -151,6 +151,21 @@ def test_after_every_kill_consumers_get_every_message_once(
     assert found == origin
 
 
+def test_of_two_replays_at_once_on_two_machines_one_sends(place: Place, tmp_path: Path, exercises: Any) -> None:
+    exercises("pulsar")
+    target = topic_of("target-twice")
+    command(place.broker, "PUT", f"persistent/{NAMESPACE}/target-twice")
+    first, second = ({**os.environ, "XDG_STATE_HOME": str(tmp_path / name)} for name in ("one", "two"))
+    with subprocess.Popen(place.command(target, "--rate", "300"), stdout=subprocess.DEVNULL, env=first) as process:
+        eventually(lambda: stored(place, target) >= 20, within_s=60)
+        late = subprocess.run(place.command(target), env=second, capture_output=True, text=True, check=False)
+        # The broker lets one producer of a name in.
+        assert late.returncode in (0, 4), late.stderr
+        assert late.returncode == 0 or "a producer of that name is connected" in late.stderr
+        assert process.wait(120) == 0
+    assert place.messages(target) == place.messages(SOURCE)
+
+
 def stored(place: Place, topic: str) -> int:
     internals = place.admin.internals(topic)
     return internals.open_entries + sum(ledger.entries for ledger in internals.ledgers.ledgers)

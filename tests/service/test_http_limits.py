@@ -9,12 +9,14 @@ import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offloader.errors import InvalidCall
+from offloader.service.http.door import client_of
 from offloader.service.http.gate import PROBES_MAX
 from offloader.service.http.server import OffloadHttp
 from tests.support.certificates import Authority
@@ -252,6 +254,32 @@ def test_connections_above_the_limit_are_closed_at_once(tmp_path: Path) -> None:
                 connection.close()
         eventually(lambda: _is_served(http))
         assert refused(http, "connections") >= 1
+
+
+def test_one_client_never_has_all_connections(tmp_path: Path) -> None:
+    limits = {"connections_max": 4, "client_connections_max": 3}
+    with http_process(tmp_path, {"http": limits}, streams=()) as (http, _), ExitStack() as stack:
+        held = [stack.enter_context(connected(http)) for _ in range(3)]
+        for connection in held:
+            connection.sendall(HEAD + b"\r\n")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+        with connected(http) as one_more:
+            assert rest_of(one_more) == b""
+        there = http.address.host, http.address.port
+        with socket.create_connection(there, timeout=60, source_address=("127.0.0.2", 0)) as other:
+            other.sendall(HEAD + b"\r\n")
+            assert other.recv(65536).startswith(b"HTTP/1.1 200 ")
+        held.pop().close()
+        # Whoever left makes room.
+        eventually(lambda: _is_served(http))
+        for connection in held:
+            connection.close()
+        assert refused(http, "client_connections") >= 1
+
+
+def test_addresses_of_one_client_are_one() -> None:
+    assert client_of("192.0.2.7") == client_of("::ffff:192.0.2.7") != client_of("192.0.2.8")
+    assert client_of("2001:db8:1:2::7") == client_of("2001:db8:1:2:ffff::1%eth0") != client_of("2001:db8:1:3::7")
 
 
 def _is_served(http: OffloadHttp, tls: ssl.SSLContext | None = None) -> bool:

@@ -310,6 +310,29 @@ def test_subscriptions_hold_back_what_retention_deletes_and_the_broker_may_delet
         eventually(lambda: not subscribers.registry().subscribers)
 
 
+def test_subscriptions_of_one_topic_that_cannot_be_asked_keep_no_other_from_being_told(cluster: Cluster) -> None:
+    names = [f"topic-{number}" for number in range(9)]
+    for name in names:
+        cluster.make(name).subscribe("billing")
+    broken, *others = names
+    cluster.admin.answers[f"/admin/v2/persistent/t/n/{broken}/stats"] = 500, b"a bug"
+    with cluster.serve(offload=QUEUE) as assembled:
+        eventually(lambda: all(_follows(cluster, name) for name in others))
+        eventually(lambda: "feed pulsar: subscriptions: " in whats(assembled))
+        assert f"/{broken}/stats answered 500" in whats(assembled)
+        assert not _follows(cluster, broken)
+        cluster.admin.answers.clear()
+        eventually(lambda: _follows(cluster, broken))
+        eventually(lambda: assembled.view.readiness().ready)
+
+
+def _follows(cluster: Cluster, name: str) -> bool:
+    try:
+        return "pulsar:billing" in open_retention(cluster.store, S + name).registry().subscribers
+    except NotFound:
+        return False
+
+
 def _at(retention: Any, name: str) -> Position:
     [position] = retention.registry().subscribers[name].cut.offsets.values()
     assert isinstance(position, Position)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 
 import anyio.to_thread
 from uvicorn.config import Config
@@ -25,6 +24,7 @@ from offloader.service.control import ServiceControl
 from offloader.service.dashboard.routes import is_page
 from offloader.service.http.application import make_application
 from offloader.service.http.connection import Connection, ConnectionLimits
+from offloader.service.http.door import Door
 from offloader.service.http.gate import PROBES_MAX, Gate
 from offloader.service.listen import ListenAddress, parse_listen
 from offloader.service.tls import renew_certificate, server_tls
@@ -40,8 +40,6 @@ _log = logging.getLogger("offloader.service.http")
 BACKLOG = 128
 #: What connections that were cut have to be gone; those that are still in their handshake are given up then.
 _CUT_S = 0.5
-#: How long accepting rests when the process has no file descriptors left.
-_REST_S = 0.2
 
 
 class OffloadHttp:
@@ -191,7 +189,7 @@ class OffloadHttp:
         self._stopping = asyncio.Event()
         anyio.to_thread.current_default_thread_limiter().total_tokens = self._settings.http.requests_max + PROBES_MAX
         self._config.load()
-        door = _Door(listener, self._settings.http.connections_max, self._connect, self._refused)
+        door = Door(listener, self._settings.http, self._connect, self._refused)
         began.set()
         await self._stopping.wait()
         door.close()
@@ -227,58 +225,6 @@ class OffloadHttp:
 
     def _refused(self, reason: str) -> None:
         self._recorder.add("http_refusals_total", label=reason)
-
-
-class _Door:
-    """Accepts what comes, as many connections at once as are allowed; more are closed at once.
-
-    Args:
-        listener: a socket that listens.
-        connections_max: those in their handshake count too.
-        connect: lasts as long as a connection.
-        refused: hears why one wasn't taken.
-    """
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        connections_max: int,
-        connect: Callable[[socket.socket], Coroutine[None, None, None]],
-        refused: Callable[[str], None],
-    ) -> None:
-        self._listener, self._connections_max = listener, connections_max
-        self._connect, self._refused = connect, refused
-        self._loop = asyncio.get_running_loop()
-        self.connections: set[asyncio.Task[None]] = set()
-        self._open()
-
-    def close(self) -> None:
-        """Accepts no more."""
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
-
-    def _open(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._loop.add_reader(self._listener, self._accept)
-
-    def _accept(self) -> None:
-        # At once, and not as a task: one that is cancelled loses the connection that it was about to get.
-        try:
-            accepted, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                self._refused("no_descriptors")
-                self._loop.remove_reader(self._listener)
-                self._loop.call_later(_REST_S, self._open)
-            return
-        if len(self.connections) >= self._connections_max:
-            accepted.close()
-            self._refused("connections")
-            return
-        accepted.setblocking(False)
-        task = self._loop.create_task(self._connect(accepted))
-        self.connections.add(task)
-        task.add_done_callback(self.connections.discard)
 
 
 def _listener(address: ListenAddress) -> socket.socket:
