@@ -1,0 +1,352 @@
+"""One round: a world, its processes, the kills of a schedule one after another, and what the oracle finds at the end.
+
+Owns the order of things. What is right and wrong is the oracle's; what is done to whom is the schedule's.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from services.request_gate import Passing
+from services.toxiproxy import Toxiproxy
+from tests.chaos.chaos_journal import SIZES, read_journal
+from tests.chaos.chaos_manifest import Manifest, read_manifest
+from tests.chaos.chaos_oracle import check_stream, cold_entries, find_leaks, hot_entries
+from tests.chaos.chaos_roles import ENDS_BY_ITSELF, Paths, Roles, Started
+from tests.chaos.chaos_schedule import Fault, Kill, Role, Round, Step
+from tests.chaos.chaos_world import World, about
+
+__all__ = ["Outcome", "play"]
+
+#: A kill that waits for what doesn't happen (a partition keeps it from happening) takes place after this time, counted
+#: from the process's first sign of life.
+KILL_WAIT_S = 4.0
+#: The same for what happens only after a while.
+RARE_WAIT_S = 12.0
+_RARE = frozenset({"retention", "checkpoint"})
+#: The same without a sign of life.
+START_WAIT_S = 20.0
+#: Healed, everything that was appended has to be in the store after this time.
+SETTLE_S = 240.0
+#: A process that ends by itself has to have ended after this time.
+END_S = 240.0
+_LOOK_S = 0.2
+#: What a record may be ahead of the time; beyond it the product has to refuse to delete, with this exit code.
+CLOCK_SKEW_MS_MAX = 60_000
+REFUSED_NOW = 4
+#: Payload bytes that retention leaves of chaos/short at least (chaos_roles.CONFIG).
+KEPT_BYTES_MIN = int(0.05 * 1024 * 1024)
+#: Exit codes that no fault explains: a bug, a wrong call, stored bytes that are damaged; and of our own reader.
+_WRONG_CODES = {1: "a bug", 2: "a wrong call", 6: "damaged data"}
+_READ_WRONG = 9
+_READERS = ("reader", "spark")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a round came to.
+
+    Attributes:
+        findings: what is wrong; empty: nothing.
+        killed: role -> kills at the moment that the schedule named, and by time because that didn't come.
+        injected: kind of fault -> how often it began; those that couldn't be had here are in ``skipped``.
+        entries, acknowledged: read from both tiers; appended.
+        records, epochs, refused: of the manifests; requests answered with 503.
+        ahead: a clock was so far ahead that nothing may be deleted for long: leaks weren't judged.
+    """
+
+    seed: int
+    server: str
+    findings: list[str] = field(default_factory=list)
+    killed: Counter[str] = field(default_factory=Counter)
+    by_time: Counter[str] = field(default_factory=Counter)
+    injected: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    exits: Counter[str] = field(default_factory=Counter)
+    acknowledged: int = 0
+    entries: int = 0
+    segments: int = 0
+    purged: int = 0
+    records: int = 0
+    epochs: int = 0
+    refused: int = 0
+    ahead: bool = False
+
+
+class _Armed:
+    """A kill that waits for its moment, in the threads that see what happens."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kill: Kill | None = None
+        self._left = 0
+        self._wait_s = KILL_WAIT_S
+        self._strike: Callable[[], None] = lambda: None
+        self.struck = threading.Event()
+        #: The process that is to be killed lives: when that was noticed.
+        self.alive_s: float | None = None
+
+    def set(self, kill: Kill, strike: Callable[[], None]) -> None:
+        with self._lock:
+            self._kill, self._left, self._strike = kill, kill.after, strike
+            self.struck = threading.Event()
+            self.alive_s = None
+            is_rare = kill.about in _RARE or kill.method in ("DELETE", "POST") or kill.role == "spark"
+            self._wait_s = RARE_WAIT_S if is_rare else KILL_WAIT_S
+
+    def disarm(self) -> None:
+        with self._lock:
+            self._kill = None
+
+    def heard(self, role: Role, passing: Passing) -> None:
+        with self._lock:
+            kill = self._kill
+            self._notice(role)
+            if kill is None or kill.role != role or kill.about == "ack" or kill.moment != passing.moment:
+                return
+            if kill.method in ("", passing.method) and kill.about in ("", about(passing.target)):
+                self._count()
+
+    def said(self, role: Role, line: str) -> None:
+        with self._lock:
+            self._notice(role)
+            if self._kill is not None and self._kill.about == "ack" and role == "appender" and line.startswith("acked"):
+                self._count()
+
+    def waits_still(self, begun_s: float) -> bool:
+        """Whether the moment may still come, of a kill that was set at ``begun_s``."""
+        if self.alive_s is None:
+            return time.monotonic() < begun_s + START_WAIT_S
+        return time.monotonic() < self.alive_s + self._wait_s
+
+    def _notice(self, role: Role) -> None:
+        if self.alive_s is None and self._kill is not None and self._kill.role == role:
+            self.alive_s = time.monotonic()
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            self._kill = None
+            self._strike()
+            self.struck.set()
+
+
+def play(planned: Round, folder: Path, faults: Toxiproxy, say: Callable[[str], None] = lambda _: None) -> Outcome:
+    """Plays a round in an empty folder and judges it.
+
+    Args:
+        planned: what to do.
+        folder: for all its files.
+        faults: a running toxiproxy.
+        say: is told how it goes, a line at a time.
+    """
+    return _Play(planned, folder, faults, say).play()
+
+
+class _Play:
+    def __init__(self, planned: Round, folder: Path, faults: Toxiproxy, say: Callable[[str], None]) -> None:
+        self._planned, self._folder, self._faults, self._say = planned, folder, faults, say
+        self._armed = _Armed()
+        self._lasting: list[tuple[Fault, int]] = []
+        self.outcome = Outcome(planned.seed, planned.server)
+
+    def play(self) -> Outcome:
+        planned = self._planned
+        with ExitStack() as stack:
+            self._world = stack.enter_context(
+                World(planned.server, self._folder, self._faults, self._armed.heard, seed=planned.seed)
+            )
+            self._paths = Paths(folder=self._folder, database=self._folder / "ledgers" / "ledgers.db")
+            environments = {role: self._world.environment(role) for role in _roles(planned)}
+            self._roles = Roles(self._paths, self._world.url, environments, self._armed.said)
+            stack.callback(self._roles.close)
+            self._roles.start("appender")
+            for number, step in enumerate(planned.steps, 1):
+                self._step(step)
+                self._say(f"seed {planned.seed}: {planned.server}: {number} of {len(planned.steps)} kills")
+            self._heal(steps=None)
+            self._settle()
+            self._judge()
+        return self.outcome
+
+    def _step(self, step: Step) -> None:
+        for fault in step.faults:
+            began = self._world.begin(fault)
+            (self.outcome.injected if began else self.outcome.skipped)[fault.kind] += 1
+            if began:
+                self._lasting.append((fault, fault.steps))
+        role = step.kill.role
+        self._tend(role)
+        self._armed.set(step.kill, lambda: self._roles.running[role].kill())
+        begun_s = time.monotonic()
+        while not self._armed.struck.wait(_LOOK_S) and self._armed.waits_still(begun_s):
+            self._tend(role)
+        self._armed.disarm()
+        by_plan = self._armed.struck.is_set()
+        (self.outcome.killed if by_plan else self.outcome.by_time)[role] += 1
+        self._tend(role)
+        if not by_plan:
+            self._roles.running[role].kill()
+        self._ended(self._roles.running[role], END_S)
+        self._heal(steps=1)
+        self._tend(role)
+
+    def _tend(self, target: Role) -> None:
+        """Starts what always runs, and the one that is to be killed, where they don't run."""
+        always: tuple[Role, ...] = ("appender", "sidecar")
+        for role in (*always, target):
+            started = self._roles.running.get(role)
+            if started is None or started.process.poll() is not None:
+                if started is not None:
+                    self._ended(started, END_S)
+                self._roles.start(role)
+
+    def _ended(self, started: Started, within_s: float) -> int | None:
+        """Waits for the end of a process, and looks at how it ended."""
+        code = started.ended(within_s)
+        if self._roles.running.get(started.role) is started:
+            del self._roles.running[started.role]
+        said = "\n".join(started.lines)
+        if code is None:
+            started.kill()
+            started.ended(END_S)
+            self._found(f"{started.role} didn't end within {within_s:.0f} s", started)
+        elif not started.killed:
+            self.outcome.exits[f"{started.role} {code}"] += 1
+            if code == _READ_WRONG and started.role in _READERS:
+                self._found(f"{started.role}: {said}", started)
+            elif code in _WRONG_CODES and started.role not in ("appender", *_READERS):
+                self._found(f"{started.role} ended with {code}: {_WRONG_CODES[code]}", started)
+        if "Traceback (most recent call last)" in said and started.role != "spark":
+            self._found(f"{started.role} said a traceback", started)
+        return code
+
+    def _found(self, finding: str, started: Started) -> None:
+        log = self._folder / f"finding-{len(self.outcome.findings)}-{started.role}.log"
+        log.write_text("\n".join(started.lines))
+        self.outcome.findings.append(f"{finding} ({log})")
+
+    def _heal(self, steps: int | None) -> None:
+        """Ends the faults whose time is over; all of them with ``None``."""
+        left = []
+        for fault, remaining in self._lasting:
+            if steps is None or remaining <= steps:
+                self._world.end(fault)
+            else:
+                left.append((fault, remaining - steps))
+        self._lasting = left
+
+    def _settle(self) -> None:
+        """Healed: what runs has to bring everything into the store, and to end well."""
+        self._roles.running["appender"].kill()
+        self._ended(self._roles.running["appender"], END_S)
+        self._tend_sidecar()
+        for started in [each for role, each in self._roles.running.items() if role in ENDS_BY_ITSELF]:
+            self._ended(started, END_S)
+        deadline_s = time.monotonic() + SETTLE_S
+        records: dict[str, bytes] = {}
+        while True:
+            sidecar = self._tend_sidecar()
+            has_begun = any('"event": "started"' in line for line in list(sidecar.lines))
+            if has_begun and self._is_caught_up(records):
+                break
+            if time.monotonic() > deadline_s:
+                self._found(f"stalled: not everything is in the store after {SETTLE_S:.0f} s", sidecar)
+                break
+            time.sleep(_LOOK_S)
+        sidecar.process.send_signal(signal.SIGTERM)
+        if (code := self._ended(sidecar, END_S)) not in (0, None):
+            self._found(f"sidecar ended with {code} though nothing was wrong any more", sidecar)
+        healthy: tuple[Role, ...] = ("backfill", "reader", "spark")
+        for role in healthy[: 3 if "spark" in _roles(self._planned) else 2]:
+            started = self._roles.start(role)
+            if (code := self._ended(started, END_S)) not in (0, None):
+                self._found(f"{role} ended with {code} though nothing was wrong any more", started)
+
+    def _tend_sidecar(self) -> Started:
+        """The one that runs has to recover by itself; one that has given up is started again, as systemd does."""
+        started = self._roles.running.get("sidecar")
+        if started is not None and started.process.poll() is None:
+            return started
+        if started is not None:
+            self._ended(started, END_S)
+        return self._roles.start("sidecar")
+
+    def _is_caught_up(self, records: dict[str, bytes]) -> bool:
+        with self._world.contents(records) as contents:
+            keys = contents.names()
+            for stream in ("chaos/live", "chaos/short"):
+                hot = hot_entries(self._paths.database, stream)
+                last = read_manifest(contents, stream, keys).last
+                if hot and (last is None or last < max(hot)):
+                    return False
+        return True
+
+    def _judge(self) -> None:
+        outcome = self.outcome
+        journals = read_journal(self._paths.journal)
+        outcome.acknowledged = sum(len(journal.acked) for journal in journals.values())
+        self._look_at_entries()
+        newest_ms = max(manifest.newest_ms for manifest in self._manifests().values())
+        outcome.ahead = newest_ms > time.time() * 1000 + CLOCK_SKEW_MS_MAX
+        self._clean()
+        outcome.entries = 0
+        self._look_at_entries()
+        outcome.refused = self._world.refused()
+
+    def _clean(self) -> None:
+        """Cleanup at once, until nothing is left over."""
+        deadline_s = time.monotonic() + END_S
+        while True:
+            for command in (self._roles.cleaning("soon"), self._roles.searching("soon")):
+                started = self._roles.start("cleaner", command)
+                code = self._ended(started, END_S)
+                refused = self.outcome.ahead and code == REFUSED_NOW and "clock" in "".join(started.lines)
+                if code not in (0, None) and not refused:
+                    self._found(f"cleaner ended with {code} though nothing was wrong any more", started)
+            leaks = [] if self.outcome.ahead else self._leaks()
+            if not leaks or time.monotonic() > deadline_s:
+                break
+        self.outcome.findings += leaks
+
+    def _look_at_entries(self) -> None:
+        outcome = self.outcome
+        journals = read_journal(self._paths.journal)
+        found: list[str] = []
+        outcome.segments = outcome.purged = outcome.records = outcome.epochs = 0
+        for stream, manifest in self._manifests().items():
+            with self._world.contents() as contents:
+                cold, problems = cold_entries(contents, manifest)
+            hot = hot_entries(self._paths.database, stream)
+            kept = KEPT_BYTES_MIN if stream == "chaos/short" else None
+            found += manifest.findings + problems
+            found += check_stream(manifest, cold, hot, journals[stream], kept_bytes_min=kept)
+            outcome.entries += len({*cold, *hot})
+            outcome.segments += len(manifest.segments)
+            outcome.purged += len(manifest.purged)
+            outcome.records += manifest.records
+            outcome.epochs += manifest.epoch
+        outcome.findings += [each for each in found if each not in outcome.findings]
+
+    def _leaks(self) -> list[str]:
+        manifests = self._manifests()
+        names = [f"{each.stream}/{uuid}" for each in manifests.values() for uuid in sorted(each.uuids)]
+        with self._world.contents() as contents:
+            return find_leaks(contents.names(), manifests.values(), contents.uploads(names))
+
+    def _manifests(self) -> dict[str, Manifest]:
+        with self._world.contents() as contents:
+            keys = contents.names()
+            return {stream: read_manifest(contents, stream, keys) for stream in SIZES}
+
+
+def _roles(planned: Round) -> list[Role]:
+    roles: list[Role] = ["sidecar", "appender", "backfill", "cleaner", "reader"]
+    return [*roles, "spark"] if any(step.kill.role == "spark" for step in planned.steps) else roles

@@ -1,0 +1,31 @@
+"""docs/PROOF.md: it names what is done and nothing else, and its commands and files are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.chaos.chaos_schedule import FAULTS, ROLES
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "PROOF.md").read_text(encoding="utf-8")
+CHAOS = TEXT.partition("## Kills and faults")[2].partition("\n## ")[0]
+
+
+def first_column(header: str) -> set[str]:
+    """The words of the first column of the table that begins with ``header``."""
+    rows = CHAOS.partition(f"| {header} |")[2].split("\n\n")[0].splitlines()[2:]
+    return {word.strip() for row in rows for word in row.split("|")[1].split(",")}
+
+
+def test_the_tables_name_what_is_killed_and_what_goes_wrong() -> None:
+    assert first_column("process") == set(ROLES)
+    assert first_column("fault") == set(FAULTS)
+
+
+def test_commands_and_files_exist() -> None:
+    usage = (ROOT / "dev").read_text(encoding="utf-8").partition("usage() {")[2].partition("\n}\n")[0]
+    verbs = set(re.findall(r"^  ([a-z]+)  ", usage, re.M))
+    assert set(re.findall(r"\./dev ([a-z]+)", TEXT)) <= verbs
+    for name in re.findall(r"`((?:tests|docs|services)/[^`]+)`", TEXT):
+        assert (ROOT / name).exists(), name
