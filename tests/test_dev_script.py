@@ -200,6 +200,26 @@ def test_test_hands_its_arguments_to_pytest_with_java_and_interpreter_set(machin
     assert f"JAVA_HOME={java.parents[1]} PYSPARK_PYTHON={machine.checkout}/.venv/bin/python" in call
 
 
+def test_oldest_has_an_environment_of_its_own_and_runs_sparks_tests(machine: Machine) -> None:
+    machine.java("jvm/java-17/bin/java", "17.0.15")
+    assert machine.dev("oldest").returncode == 0
+    calls = machine.calls()
+    own = machine.checkout / ".venv-oldest"
+    assert [call.split()[0] for call in calls] == ["venv", "pip", "venv", "python", "pip", "pip", "python"]
+    assert calls[3].startswith("python -m tests.oldest_versions in")
+    assert calls[4].startswith(f"pip install --quiet --requirement {own}/requirements.txt")
+    assert "--no-deps --editable" in calls[5]
+    assert calls[6].startswith("python -m pytest tests/spark in")
+    assert calls[6].endswith(f"PYSPARK_PYTHON={own}/bin/python")
+    assert machine.dev("oldest", "tests/store", "-x").returncode == 0
+    [call] = machine.calls()
+    assert call.startswith("python -m pytest tests/store -x in")
+    with (machine.checkout / "pyproject.toml").open("a", encoding="utf-8") as file:
+        file.write("# changed\n")
+    (machine.folder / "pip-fails").write_text("1", encoding="utf-8")
+    assert machine.dev("oldest").returncode == 2
+
+
 def test_check_runs_format_lint_types_and_architecture_without_java(machine: Machine) -> None:
     assert machine.dev("check").returncode == 0
     tools = [" ".join(call.split()[2:4]) for call in machine.calls() if call.startswith("python")]
