@@ -30,19 +30,19 @@ def test_in_200_kills_every_role_dies_and_every_fault_begins() -> None:
 
 def test_requests_are_told_apart_by_what_they_are_about() -> None:
     uuid = "0f6b7c3e-16b8-8f62-8f7b-6c0a6f3f0a55"
-    folder = "/chaos/root/chaos/live"
+    folder = "/chaos/below/chaos/live"
     assert {
         about(target): target
         for target in (
             f"{folder}/manifest/{uuid}/00000000000000000042.json",
             f"{folder}/manifest/{uuid}/00000000000000000040.checkpoint.parquet",
             f"{folder}/manifest/{uuid}/boundary",
-            "/chaos/root/_catalog/chaos/live",
+            "/chaos/below/_catalog/chaos/live",
             f"{folder}/leases/{uuid}",
             f"{folder}/retention/{uuid}/records",
             f"{folder}/{uuid}?uploadId=a&partNumber=2",
             f"{folder}/{uuid}-index",
             f"{folder}/{uuid}",
-            "/chaos?list-type=2&prefix=root",
+            "/chaos?list-type=2&prefix=below",
         )
     }.keys() == {"record", "checkpoint", "boundary", "catalog", "lease", "retention", "part", "index", "data", ""}
