@@ -78,6 +78,7 @@ ONLY_IN = {
         "offloader.store.s3",
         "offloader.store.s3_client",
         "offloader.store.s3_gets",
+        "offloader.store.s3_receive",
         "offloader.store.s3_unsent",
     },
     "s3transfer": set[str](),

@@ -17,6 +17,7 @@ from offloader.errors import ObjectChanged, OffloaderError, PreconditionFailed, 
 from offloader.settings import StoreSettings
 from offloader.store.base import ByteRange, ObjectInfo
 from offloader.store.s3_answers import received
+from offloader.store.s3_receive import read_into
 from offloader.telemetry import Recorder
 
 __all__ = ["Download"]
@@ -95,12 +96,13 @@ class Download:
                 if left <= WHOLE_BYTES_MAX:
                     self.result = received(self._what, self._key, self._asked, stream.read(), answer)
                     return
-                _allocate(self._body, left)
+                # Room for all of it at once, which the system clears only where something comes; filled in pieces, the
+                # value is then taken out without a copy.
+                self._body = io.BytesIO(bytes(left))
             else:
                 left = int(self._answer["ContentLength"]) - self._body.tell()
                 self._require_rest(answer, left)
-            while left:
-                left -= self._body.write(stream.read(min(PIECE_BYTES, left)))
+            self._fill(stream, left)
         body, self._body = self._body.getvalue(), io.BytesIO()
         self.result = received(self._what, self._key, self._asked, body, self._answer)
         whole_crc32c = self.result[1].crc32c
@@ -109,6 +111,17 @@ class Download:
             raise StoreUnavailable(
                 f"{self._what}: its parts don't have the object's CRC-32C together", hint="try again"
             )
+
+    def _fill(self, stream: Any, left: int) -> None:
+        """Reads ``left`` bytes; where the body then stands, whatever happens, is what came."""
+        at = self._body.tell()
+        try:
+            with self._body.getbuffer() as room:
+                while left:
+                    came = read_into(stream, room[at : at + min(PIECE_BYTES, left)])
+                    at, left = at + came, left - came
+        finally:
+            self._body.seek(at)
 
     def go_on_after(self, error: OffloaderError, *, past_end: bool) -> None:
         """Decides about an error of the request or of ``take``: returns when the rest shall be asked for.
@@ -155,10 +168,3 @@ def _header(byte_range: ByteRange) -> str:
 def _first_byte(answer: Mapping[str, Any]) -> int:
     """Where an answer's body begins in the object; a server that knows no ranges sends all of it."""
     return int(answer.get("ContentRange", "bytes 0-").removeprefix("bytes ").partition("-")[0])
-
-
-def _allocate(body: io.BytesIO, size_bytes: int) -> None:
-    """Room for so many bytes at once: filled in pieces, the value then is taken out without a copy."""
-    body.seek(size_bytes - 1)
-    body.write(b"\0")
-    body.seek(0)

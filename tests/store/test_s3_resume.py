@@ -8,9 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from botocore.response import StreamingBody
+from urllib3.connectionpool import HTTPConnectionPool
 
 from offloader.errors import NotFound, ObjectChanged, OffloaderError, StoreUnavailable
 from offloader.settings import StoreSettings
+from offloader.store import s3_receive
 from offloader.store.base import ByteRange, ObjectStore, open_store
 from offloader.store.metered import requests_of
 from offloader.store.s3_answers import encoded_crc32c
@@ -175,3 +178,38 @@ def test_parts_that_do_not_make_the_object_together_are_not_answered() -> None:
         with pytest.raises(StoreUnavailable, match="don't have the object's CRC-32C together"):
             store.get("k")
         store.close()
+
+
+def test_large_bodies_come_without_the_sdks_copies_and_their_connection_serves_again(
+    s3_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The way past them has no public name: without it nothing breaks, but every body is copied once more."""
+    opened: list[object] = []
+    connect = HTTPConnectionPool._new_conn
+
+    def counted(pool: HTTPConnectionPool) -> object:
+        opened.append(pool)
+        return connect(pool)
+
+    def never(*_: object) -> bytes:
+        raise AssertionError("read by the SDK")
+
+    store = s3_place.open(settings=ONCE)
+    store.put("k", BODY)
+    monkeypatch.setattr(HTTPConnectionPool, "_new_conn", counted)
+    monkeypatch.setattr(StreamingBody, "read", never)
+    for byte_range in (None, ByteRange(5, len(BODY) - 1), ByteRange(7, len(BODY))):
+        wanted = byte_range or ByteRange(0, len(BODY))
+        assert store.get("k", byte_range)[0] == BODY[wanted.start : wanted.stop]
+    assert opened == []
+    store.close()
+
+
+def test_a_body_whose_connection_cant_be_found_is_read_by_the_sdk(
+    store: ObjectStore, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_receive, "HTTPResponse", CuttingProxy)
+    assert store.get("k")[0] == BODY
+    proxy.cut(CUT)
+    assert store.get("k")[0] == BODY
+    assert len(proxy.gets) == 3
