@@ -70,10 +70,11 @@ def _can_be_had(name: str) -> bool:
 
 _available = tuple(name for name in S3_SERVERS if _can_be_had(name))
 _clouds = tuple(name for name in CLOUDS if _can_be_had(name))
-#: Tests of a real broker, in a real browser and behind a proxy that does damage, which are told apart by their folder.
+#: Tests of a real broker, in a real browser, behind a proxy that does damage, and of the comparison with peers: each
+#: has a folder of its own.
 collect_ignore = [
     folder
-    for name, folder in (("pulsar", "interop"), ("chromium", "browser"), ("toxiproxy", "chaos"))
+    for name, folder in (("pulsar", "interop"), ("chromium", "browser"), ("toxiproxy", "chaos"), ("minio", "peers"))
     if not _can_be_had(name)
 ]
 

@@ -38,6 +38,7 @@ class Kind:
         environment: beside this process's, by the place.
         lacks: column -> why it can't be filled, in a word or two.
         singles: how many single entries are read at most; 0: all that are asked for.
+        beside: which row it is compared with in words.
     """
 
     title: str
@@ -46,6 +47,7 @@ class Kind:
     environment: Callable[[Place], Mapping[str, str]] = lambda _: {}
     lacks: Mapping[str, str] = field(default_factory=dict)
     singles: int = 0
+    beside: str = "ours"
 
 
 def _python(name: str) -> Callable[[Place], list[str]]:
@@ -87,6 +89,7 @@ KINDS: Mapping[str, Kind] = {
         "of 1 MiB, one at a time; a Java heap of 1 GiB",
         _pulsar,
         lambda place: {"ACCESS_KEY_ID": place.access_key, "ACCESS_KEY_SECRET": place.secret_key},
+        singles=25,
     ),
     "boto3": Kind(
         "bare boto3",
@@ -120,6 +123,7 @@ KINDS: Mapping[str, Kind] = {
         _python("spark-parquet"),
         lacks=_BYTES_ONLY,
         singles=12,
+        beside="spark-ours",
     ),
 }
 

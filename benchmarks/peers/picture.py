@@ -11,19 +11,24 @@ from typing import Any
 
 from benchmarks.peers.kinds import KINDS
 
-__all__ = ["draw"]
+__all__ = ["draw", "plain"]
 
 #: Title, where its figure is, whether the axis is logarithmic.
 _PANELS = (
     ("offload, MB/s", ("offload", "mb_s"), False),
     ("read, MB/s", ("read", "mb_s"), False),
     ("one entry, median, ms", ("single", "median_ms"), True),
-    ("price of offloading and reading a GiB, $", ("price",), True),
+    ("price of offloading and reading a GiB, $", ("price",), False),
     ("memory to offload, MiB", ("offload", "memory_mib"), False),
     ("append to readable, median, s", ("readable", "median_s"), False),
 )
 _OURS, _THEIRS = ("#c96f1e", "#e8b98d"), ("#2f6f9f", "#a9c6dc")
 _INK, _MUTED = "#22303c", "#6b7a88"
+
+
+def plain(value: float) -> str:
+    """Three figures, or all before the point; never an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.001 else f"{value:.5f}"
 
 
 def _figure(document: Mapping[str, Any], name: str, delay: str, path: tuple[str, ...]) -> float | None:
@@ -68,18 +73,19 @@ def _panel(
         axis.set_xlim(min(values, default=1) / 3, max(values, default=1) * 3)
     else:
         axis.set_xlim(0, max(values, default=1) * 1.2)
+        axis.locator_params(axis="x", nbins=5)
     for row, name in enumerate(names):
         for turn, delay in enumerate(delays):
             value, at = found[name, delay], row + (turn - (len(delays) - 1) / 2) * height
             if value is None:
                 continue
             axis.barh(at, value, height * 0.92, color=(_OURS if name == "ours" else _THEIRS)[turn % 2])
-            axis.annotate(f"{value:.3g}", (value, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
+            axis.annotate(plain(value), (value, at), (4, 0), textcoords="offset points", va="center", fontsize=8)
         if all(found[name, delay] is None for delay in delays):
             axis.annotate(
                 "not offered", (0.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=_MUTED
             )
     axis.set_yticks(range(len(names)), [KINDS[name].title.strip("*") for name in names], fontsize=9)
-    axis.invert_yaxis()
+    axis.set_ylim(len(names) - 0.5, -0.5)
     axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(axis="x", labelsize=8, colors=_MUTED)

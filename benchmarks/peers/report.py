@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.kinds import KINDS
-from benchmarks.peers.picture import draw
+from benchmarks.peers.kinds import KINDS, Kind
+from benchmarks.peers.picture import draw, plain
 from benchmarks.peers.readable import PER_S
 
 __all__ = ["COLUMNS", "Column", "rendered", "value_of", "write_report"]
@@ -19,6 +19,7 @@ __all__ = ["COLUMNS", "Column", "rendered", "value_of", "write_report"]
 #: A peer that is better by less than that isn't said to be.
 _SAME = 1.05
 _MISSING = "not measured"
+_OURS = ("ours", "spark-ours")
 _TEMPLATE = Path(__file__).with_name("report.md")
 
 
@@ -29,7 +30,7 @@ class Column:
     Attributes:
         key: of what it is made of; the reason why a peer lacks it is under the same key.
         title: above it.
-        figures: paths into a peer's results, and how each is written.
+        figures: paths into a peer's results, and how each is written (empty: as `plain` does).
         name: in sentences; empty: nothing is said of it.
         more_is_better: of its first figure.
     """
@@ -49,7 +50,7 @@ COLUMNS = (
         "single",
         "one entry, ms: median, 99th percentile",
         (("single", "median_ms"), ("single", "p99_ms")),
-        "{:.3g}",
+        "",
         "a single entry",
     ),
     Column(
@@ -135,7 +136,11 @@ def _cell(document: Mapping[str, Any], column: Column, name: str, delays: list[s
     shown = []
     for delay in delays:
         values = [value_of(document, name, delay, path) for path in column.figures]
-        shown.append(_MISSING if None in values else ", ".join(column.form.format(value) for value in values))
+        shown.append(
+            _MISSING
+            if None in values
+            else ", ".join(column.form.format(value) if column.form else plain(value) for value in values)
+        )
     return shown[0] if len(set(shown)) == 1 else " / ".join(shown)
 
 
@@ -146,9 +151,9 @@ def _beside_ours(
     for column in COLUMNS:
         for name in names if column.name else ():
             for delay in delays:
-                if name == "ours" or column.key in KINDS[name].lacks:
+                if name in _OURS or column.key in KINDS[name].lacks:
                     continue
-                ours = value_of(document, "ours", delay, column.figures[0])
+                ours = value_of(document, KINDS[name].beside, delay, column.figures[0])
                 theirs = value_of(document, name, delay, column.figures[0])
                 if not ours or not theirs:
                     continue
@@ -171,8 +176,12 @@ def _named(found: list[tuple[Column, str, str, float]], column: Column) -> str:
     by_name: dict[str, list[str]] = {}
     for other, name, delay, factor in found:
         if other is column:
-            by_name.setdefault(name, []).append(f"{factor:.3g} times ({delay} ms)")
-    return "; ".join(f"{KINDS[name].title} {', '.join(factors)}" for name, factors in by_name.items())
+            by_name.setdefault(name, []).append(f"{plain(factor)} times ({delay} ms)")
+    return "; ".join(f"{_peer(KINDS[name])} {', '.join(factors)}" for name, factors in by_name.items())
+
+
+def _peer(kind: Kind) -> str:
+    return kind.title if kind.beside == "ours" else f"{kind.title} beside {KINDS[kind.beside].title}"
 
 
 def _listed(words: list[str]) -> str:

@@ -73,7 +73,7 @@ class Results:
             "processor": _processor(),
             "cores": os.cpu_count(),
             "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30),
-            "kernel": platform.release(),
+            "kernel": platform.release().partition("-")[0],
             "limits": {name: round(rate) for name, rate in limits(directory).items()},
             "versions": {
                 "Python": platform.python_version(),
