@@ -10,14 +10,14 @@ of its own: so no ETag ever comes back, and a request that arrives late finds an
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar, cast
 from urllib.parse import quote, unquote
 from uuid import UUID
 
 from formats.entries import Position
 from formats.keys import stream_prefix
-from formats.sealed_json import from_json, opened, sealed, to_json
+from formats.sealed_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
 
 __all__ = [
     "NONCES_KEPT",
@@ -183,10 +183,11 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class StreamCutRow:
-    """A cut of one of a group's streams."""
+    """A cut of one of a group's streams; ``partitions``: of which incarnations its positions are, as far as known."""
 
     stream: str
     cut: tuple[CutRow, ...]
+    partitions: tuple[PartitionRow, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,12 +215,14 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToDoRow:
-    """A change of a stream's registry that a group owes. ``action``: ``add``, ``remove`` or ``publish``."""
+    """A change of a stream's registry that a group owes. ``action``: ``add``, ``remove`` or ``publish``; ``partitions``
+    as of ``StreamCutRow``."""
 
     action: str
     stream: str
     generation: int
     cut: tuple[CutRow, ...] | None = None
+    partitions: tuple[PartitionRow, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,10 +186,12 @@ def _dataclass(kind: Any) -> _Decoder:
         if not isinstance(value, dict):
             raise _mismatch("an object", value, object_name, path)
         if value.keys() != names:
-            value = {**absent, **value}
-            if value.keys() != names:
-                _refuse_fields(value, list(_field_kinds(kind)), object_name, path)
-        return kind(**{name: field(value[name], object_name, path + place) for name, place, field in fields})
+            whole = {**absent, **value}
+            if whole.keys() != names:
+                _refuse_fields(whole, list(_field_kinds(kind)), object_name, path)
+        return kind(
+            **{name: field(value[name], object_name, path + place) for name, place, field in fields if name in value}
+        )
 
     return decode
 

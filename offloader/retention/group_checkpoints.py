@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from formats.retention_state import CheckpointRow, CutRow, GroupState, StreamCutRow
+from formats.retention_state import CheckpointRow, GroupState, StreamCutRow
 from offloader.errors import InvalidCall, LimitReached, NotFound
 from offloader.retention.cuts import Cut
 from offloader.retention.reader_groups import RetentionType, owing, owing_publish, require_group
-from offloader.retention.rows import cut_of_rows, stream_rows
+from offloader.retention.rows import both_rows
 
 __all__ = [
     "CHECKPOINTS_MAX",
@@ -53,7 +53,7 @@ def reader_added(group: GroupState, reader: str) -> GroupState:
     return replace(group, readers=tuple(sorted((*group.readers, reader))))
 
 
-def reader_removed(group: GroupState, reader: str, cuts: Mapping[str, Cut]) -> GroupState:
+def reader_removed(group: GroupState, reader: str, cuts: tuple[StreamCutRow, ...]) -> GroupState:
     """A reader that stops; ``cuts`` say what it has processed, and count where a checkpoint waits for it."""
     require_group(group)
     rows = tuple(
@@ -61,7 +61,7 @@ def reader_removed(group: GroupState, reader: str, cuts: Mapping[str, Cut]) -> G
             row,
             waiting=_without(row.waiting, reader),
             behind=_without(row.behind, reader),
-            cuts=_merged(row.cuts, stream_rows(cuts)) if reader in row.waiting else row.cuts,
+            cuts=_merged(row.cuts, cuts) if reader in row.waiting else row.cuts,
         )
         for row in group.checkpoints
     )
@@ -101,7 +101,7 @@ def started_checkpoint(group: GroupState, name: str, *, kept: bool, now_ms: int,
     return replace(group, checkpoints=(*group.checkpoints, row), checkpoint_ms=begun_ms)
 
 
-def reached(group: GroupState, name: str, reader: str, cuts: Mapping[str, Cut]) -> GroupState:
+def reached(group: GroupState, name: str, reader: str, cuts: tuple[StreamCutRow, ...]) -> GroupState:
     """A reader says where it was at a checkpoint, for the partitions that it reads.
 
     Of a partition that two readers name the earlier position counts.
@@ -111,12 +111,12 @@ def reached(group: GroupState, name: str, reader: str, cuts: Mapping[str, Cut]) 
         InvalidCall: a stream that the group doesn't read.
     """
     row = _checkpoint(group, name)
-    strangers = sorted(set(cuts) - set(group.streams))
+    strangers = sorted({each.stream for each in cuts} - set(group.streams))
     if strangers:
         raise InvalidCall(f"reader group {group.name} doesn't read stream {strangers[0]}")
     if reader not in row.waiting:
         return group
-    after = replace(row, waiting=_without(row.waiting, reader), cuts=_merged(row.cuts, stream_rows(cuts)))
+    after = replace(row, waiting=_without(row.waiting, reader), cuts=_merged(row.cuts, cuts))
     rows = tuple(after if each is row else each for each in group.checkpoints)
     if not after.waiting:
         # A later checkpoint is complete: earlier ones that nobody wanted to keep have served.
@@ -154,7 +154,7 @@ def truncated_at_checkpoint(group: GroupState, name: str) -> GroupState:
     row = _checkpoint(group, name)
     if row.waiting:
         raise InvalidCall(f"checkpoint {name} of reader group {group.name} waits for {', '.join(row.waiting[:5])}")
-    return owing_publish(group, {each.stream: cut_of_rows(each.cut) for each in row.cuts})
+    return owing_publish(group, row.cuts)
 
 
 def expired(group: GroupState, heads: Mapping[str, Cut]) -> GroupState:
@@ -202,14 +202,8 @@ def _is_before(row: CheckpointRow, heads: Mapping[str, Cut]) -> bool:
 
 
 def _merged(one: tuple[StreamCutRow, ...], other: tuple[StreamCutRow, ...]) -> tuple[StreamCutRow, ...]:
-    found: dict[str, dict[int, CutRow]] = {}
-    for each in (*one, *other):
-        rows = found.setdefault(each.stream, {})
-        for row in each.cut:
-            rows[row.partition] = min(row, rows.get(row.partition, row), key=lambda cut: cut.position)
-    return tuple(
-        StreamCutRow(stream, tuple(rows[number] for number in sorted(rows))) for stream, rows in sorted(found.items())
-    )
+    first, second = ({each.stream: each for each in rows} for rows in (one, other))
+    return tuple(both_rows(stream, first.get(stream), second.get(stream), min) for stream in sorted({*first, *second}))
 
 
 def _without(names: tuple[str, ...], name: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from formats.retention_state import GroupState, ToDoRow, group_key, group_of_key, group_prefix
+from formats.retention_state import GroupState, StreamCutRow, ToDoRow, group_key, group_of_key, group_prefix
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError
 from offloader.manifest.objects import listed
@@ -20,7 +20,7 @@ from offloader.retention.cuts import Cut
 from offloader.retention.documents import DocumentStore, Stored
 from offloader.retention.partitions import SourceOf
 from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, absent_group, require_group
-from offloader.retention.rows import cut_of_rows
+from offloader.retention.rows import cut_of_rows, rows_alive, stream_rows
 from offloader.retention.stream_retention import StreamRetention
 from offloader.retention.subscribers import PublishStatus
 from offloader.store.base import ObjectStore
@@ -127,7 +127,8 @@ class ReaderGroups:
 
     def remove_reader(self, name: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
         """A reader that stops; ``cuts`` say what it has processed, by stream."""
-        return self._change(name, lambda group: group_checkpoints.reader_removed(group, reader, cuts))
+        rows = self._rows(cuts)
+        return self._change(name, lambda group: group_checkpoints.reader_removed(group, reader, rows))
 
     def start_checkpoint(self, name: str, checkpoint: str, *, kept: bool = True) -> GroupOutcome:
         """Begins a checkpoint; ``kept``: until it expires, so that it can be published later."""
@@ -148,8 +149,9 @@ class ReaderGroups:
                 raise InvalidCall(
                     f"reader {reader} of group {name} at checkpoint {checkpoint}, stream {stream}: {problem}"
                 )
+        rows = self._rows(cuts)
         return self._expiring(
-            self._change(name, lambda group: group_checkpoints.reached(group, checkpoint, reader, cuts))
+            self._change(name, lambda group: group_checkpoints.reached(group, checkpoint, reader, rows))
         )
 
     def pass_checkpoint(self, name: str, checkpoint: str, reader: str) -> GroupOutcome:
@@ -170,7 +172,8 @@ class ReaderGroups:
         Raises:
             Unsupported: the group's retention type isn't manual.
         """
-        return self._change(name, lambda group: reader_groups.owing_publish(group, cuts))
+        rows = self._rows(cuts)
+        return self._change(name, lambda group: reader_groups.owing_publish(group, rows))
 
     def tick(self, name: str, *, renew_ms: int) -> GroupOutcome:
         """What is to be done from time to time: an automatic checkpoint if one is due, and what is owed.
@@ -260,7 +263,10 @@ class ReaderGroups:
         if row.action == "publish":
             assert row.cut is not None, "what is published has a cut, be it one of nothing"
             # Who has read nothing needs all there is. A stream without an entry has no position to say so by.
-            wanted = cut_of_rows(row.cut) if row.cut else stream.cuts().begin()
+            # So does who read a partition that has been deleted and created again since.
+            place = stream.place()
+            alive = rows_alive(row.cut, row.partitions, place.rows)
+            wanted = cut_of_rows(alive) if alive else stream.cuts(place).begin()
             if not wanted.offsets:
                 return PublishStatus.SUCCESS, ""
             outcome = stream.try_publish(name, wanted, generation=row.generation)
@@ -274,6 +280,16 @@ class ReaderGroups:
         except NotFound as error:
             return PublishStatus.STREAM_NOT_FOUND, error.message if row.action == "add" else ""
         return PublishStatus.SUCCESS, ""
+
+    def _rows(self, cuts: Mapping[str, Cut]) -> tuple[StreamCutRow, ...]:
+        """Cuts with the streams that they are of: a name may be another stream's later."""
+        homes = {}
+        for stream in cuts:
+            try:
+                homes[stream] = self._stream(stream).place().rows
+            except NotFound:
+                continue
+        return stream_rows(cuts, homes)
 
     def _check(self, config: GroupConfig) -> None:
         for stream in config.streams:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from formats.retention_state import GroupState, StreamCutRow, ToDoRow
 from offloader.errors import InvalidCall, LimitReached, NotFound, Unsupported
 from offloader.retention.cuts import FUTURE, Cut
-from offloader.retention.rows import cut_of_rows, stream_rows
+from offloader.retention.rows import both_rows, cut_of_rows, stream_rows
 from offloader.retention.subscribers import PublishStatus
 
 __all__ = [
@@ -184,7 +184,7 @@ def deleted(group: GroupState) -> GroupState:
     return replace(group, to_do=(*kept, *removals), deleted=True, checkpoints=(), readers=(), published=(), streams=())
 
 
-def owing_publish(group: GroupState, cuts: Mapping[str, Cut]) -> GroupState:
+def owing_publish(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
     """Publishes cuts of a group with manual retention, once for each stream.
 
     Raises:
@@ -197,10 +197,10 @@ def owing_publish(group: GroupState, cuts: Mapping[str, Cut]) -> GroupState:
             f"reader group {group.name} has retention type {group.retention}: only manual ones are told what goes",
             hint="change its retention type, or leave it to the checkpoints",
         )
-    strangers = sorted(set(cuts) - set(group.streams))
+    strangers = sorted({each.stream for each in cuts} - set(group.streams))
     if strangers:
         raise InvalidCall(f"reader group {group.name} doesn't read stream {strangers[0]}")
-    return owing(group, stream_rows(cuts))
+    return owing(group, cuts)
 
 
 def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
@@ -229,7 +229,9 @@ def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: i
         return replace(group, to_do=(*left, *again, row), published=others)
     if status is not PublishStatus.SUCCESS:
         return replace(group, to_do=left)
-    published = tuple(sorted((*others, StreamCutRow(row.stream, row.cut)), key=lambda each: each.stream))
+    published = tuple(
+        sorted((*others, StreamCutRow(row.stream, row.cut, row.partitions)), key=lambda each: each.stream)
+    )
     return replace(group, to_do=left, published=published, published_ms=now_ms)
 
 
@@ -291,16 +293,26 @@ def _removal(group: GroupState, stream: str) -> ToDoRow:
 
 def owing(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
     """With these cuts to publish; a cut that still waits to be published is overtaken by the new one."""
-    before = {row.stream: row.cut for row in group.published}
-    waiting = {row.stream: row.cut for row in group.to_do if row.action == "publish" and row.cut is not None}
+    before = {row.stream: row for row in group.published}
+    waiting = {
+        row.stream: StreamCutRow(row.stream, row.cut, row.partitions)
+        for row in group.to_do
+        if row.action == "publish" and row.cut is not None
+    }
     rows = []
     for each in cuts:
         # Partitions that no reader had at this checkpoint stay where they were published last.
-        own = {row.partition: row for row in (*before.get(each.stream, ()), *each.cut)}
-        for row in waiting.get(each.stream, ()):
-            own[row.partition] = max(row, own.get(row.partition, row), key=lambda cut: cut.position)
-        cut = tuple(own[number] for number in sorted(own))
-        rows.append(ToDoRow(action="publish", stream=each.stream, generation=group.generation, cut=cut))
+        own = both_rows(each.stream, before.get(each.stream), each, lambda _, new: new)
+        own = both_rows(each.stream, waiting.get(each.stream), own, max)
+        rows.append(
+            ToDoRow(
+                action="publish",
+                stream=each.stream,
+                generation=group.generation,
+                cut=own.cut,
+                partitions=own.partitions,
+            )
+        )
     overtaken = {row.stream for row in rows}
     left = tuple(row for row in group.to_do if row.action != "publish" or row.stream not in overtaken)
     return replace(group, to_do=(*left, *rows))

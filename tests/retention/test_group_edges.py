@@ -5,10 +5,12 @@ from __future__ import annotations
 from formats.entries import Position
 from formats.manifest import Truncate
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.stream_deletion import delete_stream
 from offloader.retention.cuts import Cut
-from offloader.retention.reader_groups import RetentionType
+from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.retention.stream_retention import open_retention
 from tests.retention.grouped_streams import ONE, TWO, Bench, at
+from tests.support.manifests import segment_edits
 
 
 def test_a_checkpoint_at_which_nothing_was_read_says_so() -> None:
@@ -49,3 +51,50 @@ def test_somebody_has_to_tell_that_a_manual_group_lives() -> None:
     bench.clock.advance(60)
     bench.groups.tick("rg", renew_ms=20_000)
     assert open_retention(bench.memory, ONE, clock=bench.clock).registry().subscribers["rg"] == before
+
+
+def begun(bench: Bench, partition: int, segments: int) -> None:
+    log = ManifestLog(bench.memory, f"a/topic-partition-{partition}", clock=bench.clock)
+    log.open_epoch()
+    for number in range(segments):
+        log.commit(segment_edits(number))
+
+
+def test_nothing_was_read_of_a_partition_that_was_created_again() -> None:
+    bench = Bench()
+    for partition in (0, 1):
+        begun(bench, partition, 1)
+    bench.groups.create("parts", GroupConfig(["a/topic"], RetentionType.AUTOMATIC))
+    bench.groups.add_reader("parts", "r")
+    bench.groups.start_checkpoint("parts", "kept")
+    bench.groups.reach_checkpoint("parts", "kept", "r", {"a/topic": Cut.of({"0.0": "1:4", "1.0": "1:5"})})
+    bench.groups.pass_checkpoint("parts", "kept", "r")
+    for _ in range(2):
+        delete_stream(bench.memory, "a/topic-partition-1", clock=bench.clock, delete_objects=lambda _: None)
+        bench.clock.advance(86_401)
+    begun(bench, 1, 3)
+    bench.groups.tick("parts", renew_ms=1)
+    found = open_retention(bench.memory, "a/topic", clock=bench.clock).registry().subscribers["parts"]
+    assert str(found.cut) == "0.0=1:4"
+    bench.groups.start_checkpoint("parts", "later", kept=False)
+    bench.groups.reach_checkpoint("parts", "later", "r", {"a/topic": Cut.of({"1.0": "1:2"})})
+    assert not bench.groups.pass_checkpoint("parts", "later", "r").refused
+    found = open_retention(bench.memory, "a/topic", clock=bench.clock).registry().subscribers["parts"]
+    assert str(found.cut) == "0.0=1:4,1.0=1:2"
+
+
+def test_what_was_published_of_a_stream_isnt_said_of_the_next_of_that_name() -> None:
+    bench = Bench()
+    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.reach("c1", {ONE: at(20)}, {TWO: at(20)})
+    bench.pass_all("c1")
+    for _ in range(2):
+        delete_stream(bench.memory, ONE, clock=bench.clock, delete_objects=lambda _: None)
+        bench.clock.advance(86_401)
+    log = ManifestLog(bench.memory, ONE, clock=bench.clock)
+    log.open_epoch()
+    for number in range(3):
+        log.commit(segment_edits(number))
+    bench.groups.tick("rg", renew_ms=1)
+    bench.groups.settle("rg")
+    assert bench.cuts() == {ONE: "0.0=1:0", TWO: "0.0=1:20"}
