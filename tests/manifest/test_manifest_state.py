@@ -47,6 +47,7 @@ from offloader.manifest.state import (
     SegmentStatus,
     follows,
 )
+from tests.support.manifests import summary_of
 
 INCARNATION = UUID(int=7)
 A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
@@ -408,6 +409,14 @@ def test_a_segment_is_deletable_when_its_ledgers_are_gone_or_it_lies_before_the_
     assert gone.segments[A].status is SegmentStatus.RETIRED
 
 
+def test_a_segment_of_two_ledgers_needs_both_to_be_gone() -> None:
+    both = summary_of(Position(1, 10), Position(2, 3), spans=2)
+    state = after(LedgerClosed(1, 11), assign(B, Position(1, 10)), Offloaded(B, both, 6), state=ONE)
+    for ledger_id in (1, 2):
+        refused(LedgersDeleted((ledger_id,)), Retire((B,)), state=state, because="neither before the head")
+    assert after(LedgersDeleted((1, 2)), Retire((B,)), state=state).segments[B].status is SegmentStatus.RETIRED
+
+
 def test_what_others_own_is_released_and_never_retired() -> None:
     adopted = after(Adopt(B, summary(Position(1, 10), Position(1, 14)), {}, False), LedgersDeleted((1,)), state=ONE)
     refused(Retire((B,)), state=adopted, because="isn't ours: release it")
@@ -418,7 +427,11 @@ def test_nothing_is_deleted_while_the_stream_is_on_hold() -> None:
     held = after(Hold(True, "court"), state=retired)
     refused(Purged((A,), retired.record_id), state=held, because="on hold")
     refused(StreamDeleted(), state=held, because="on hold")
-    refused(Hold(True, "x"), LedgersDeleted((1,)), Retire((A,)), state=ONE, because="on hold")
+    adopted = after(Adopt(B, summary(Position(1, 10), Position(1, 14)), {}, False), state=ONE)
+    truncated = after(Truncate(Position(1, 10)), state=adopted)
+    for edit in (Truncate(Position(1, 11)), LedgersDeleted((1,)), Retire((A,)), Release((B,))):
+        refused(Hold(True, "x"), edit, state=truncated, because="on hold")
+        after(edit, state=truncated)
     assert after(UndoRetire((A,), retired.record_id), state=held).segments[A].status is SegmentStatus.OFFLOADED
     assert A not in after(Hold(False, ""), Purged((A,), retired.record_id), state=held).segments
 
