@@ -17,12 +17,16 @@ from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import ManifestLog
+from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
 from offloader.retention.truncation import truncate_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, open_store
 from tests.write.killed_writer import KillingStore
 
 STREAM = "killed/stream"
+#: A topic of two partitions.
+TOPIC = "killed/topic"
+PARTITIONS = tuple(f"{TOPIC}-partition-{number}" for number in range(2))
 #: What the stream begins with after the truncation.
 HEAD = Position(4, 0)
 #: Nothing waits for time to pass.
@@ -68,6 +72,25 @@ def delete(store: ObjectStore) -> None:
     sweep(store)
 
 
+def truncate_as_one(store: ObjectStore) -> None:
+    """Both partitions of a topic."""
+    truncate_topic(store, TOPIC, dict.fromkeys(PARTITIONS, HEAD), clock=SystemClock(), by="ana")
+
+
+def resume(store: ObjectStore) -> None:
+    """What the next cycle of retention does first."""
+    resume_topic_truncation(store, TOPIC, clock=SystemClock())
+
+
+def delete_both(store: ObjectStore) -> None:
+    """A topic, with all that is kept under its name."""
+    for partition in PARTITIONS:
+        with suppress(NotFound):
+            remove_stream(store, partition, clock=SystemClock(), settings=AT_ONCE.manifest, despite_readers=True)
+    clean(store)
+    sweep(store)
+
+
 ACTS: dict[str, Callable[[ObjectStore], None]] = {
     "truncate": truncate,
     "retire": clean,
@@ -75,6 +98,9 @@ ACTS: dict[str, Callable[[ObjectStore], None]] = {
     "undo": undo,
     "orphans": sweep,
     "delete": delete,
+    "truncate-topic": truncate_as_one,
+    "resume-topic": resume,
+    "delete-topic": delete_both,
 }
 
 

@@ -28,7 +28,7 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.objects import listed
 from offloader.manifest.store_time import TIME_KEY
 from offloader.store.base import ObjectStore, open_store
-from tests.cleanup.killed_cleanup import ACTS, HEAD, STREAM, clean, truncate
+from tests.cleanup.killed_cleanup import HEAD, STREAM, clean, truncate
 from tests.independent_reader import read_segment
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
@@ -80,6 +80,9 @@ KILLS = [
 ]
 
 
+STREAM_ACTS = list(dict.fromkeys(kill.act for kill in KILLS))
+
+
 def prepared(act: str, directory: Path) -> str:
     """A store in which an act has something to do; its URL."""
     url = f"file://{directory}"
@@ -124,7 +127,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Kill, ObjectStore]]:
     """After each kill, and after another process came by twice."""
     base = tmp_path_factory.mktemp("killed")
-    made = {act: prepared(act, base / act).removeprefix("file://") for act in ACTS}
+    made = {act: prepared(act, base / act).removeprefix("file://") for act in STREAM_ACTS}
     urls = {}
     for number, kill in enumerate(KILLS):
         shutil.copytree(made[kill.act], base / str(number))
@@ -136,7 +139,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Kill, Obje
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(die, KILLS))
-    for act in ACTS:
+    for act in STREAM_ACTS:
         mine = ",".join(url for kill, url in urls.items() if kill.act == act)
         for _ in range(2):
             done = run(mine, act)

@@ -1,0 +1,85 @@
+"""A hold that is set between any two requests of whoever shortens a stream: nothing goes by a record after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from typing import TypeVar
+
+import pytest
+
+from formats.keys import record_number
+from formats.manifest import Hold, LedgersDeleted, Purged, Release, Retire, StreamDeleted, Truncate, decode_record
+from offloader.cleanup.cycle import cleanup_stream
+from offloader.cleanup.removal import remove_stream
+from offloader.errors import OffloaderError
+from offloader.manifest.hold import set_hold
+from offloader.retention.cycle import RetentionCycle
+from offloader.settings import Settings
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import ObjectStore
+from tests.cleanup.cleaning import STREAM, Bench
+from tests.support.streams import batch_of
+
+_Answer = TypeVar("_Answer")
+SHORTENING = (Truncate, LedgersDeleted, Retire, Release, Purged, StreamDeleted)
+
+
+class HeldAt(AroundStore):
+    """Before the ``call``-th request somebody sets a hold."""
+
+    def __init__(self, bench: Bench, call: int) -> None:
+        super().__init__(bench.memory)
+        self._bench, self._call, self.calls = bench, call, 0
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        self.calls += 1
+        if self.calls == self._call:
+            set_hold(self.inner, STREAM, on=True, reason="a test", clock=self._bench.clock)
+        return call()
+
+
+def clean(bench: Bench, store: ObjectStore) -> None:
+    cleanup_stream(store, STREAM, clock=bench.clock, settings=bench.settings)
+
+
+def retain(bench: Bench, store: ObjectStore) -> None:
+    settings = Settings.of({"retention": {"policy": "size", "min_mbytes": 1e-4, "record_minutes": 0.01}})
+    RetentionCycle(store, clock=bench.clock, settings_of=lambda _: settings).run(STREAM)
+
+
+def delete(bench: Bench, store: ObjectStore) -> None:
+    remove_stream(store, STREAM, clock=bench.clock)
+
+
+@pytest.mark.parametrize("act", [clean, retain, delete])
+def test_nothing_goes_by_a_record_after_the_hold(act: Callable[[Bench, ObjectStore], None]) -> None:
+    shortened = set()
+    for call in count(1):
+        bench = Bench(grace_hours=0)
+        bench.truncate(2)
+        bench.run()
+        bench.truncate(3)
+        if act is retain:
+            retain(bench, bench.memory)
+            bench.writer.add([batch_of(5, 0, 10)], closes=[5])
+            bench.clock.advance(60)
+            retain(bench, bench.memory)
+        before = bench.state.record_id
+        store = HeldAt(bench, call)
+        with suppress(OffloaderError):
+            act(bench, store)
+        if store.calls < call:
+            break
+        keys = [info.key for info in bench.memory.list(f"{STREAM}/manifest/").objects]
+        records = [decode_record(bench.memory.get(key)[0]) for key in keys if record_number(key) is not None]
+        later = [edit for record in records if record.record_id > before for edit in record.edits]
+        held_at = next((at for at, edit in enumerate(later) if isinstance(edit, Hold)), None)
+        shortened.add(any(isinstance(edit, SHORTENING) for edit in later[:held_at]))
+        if held_at is not None:
+            assert not [edit for edit in later[held_at:] if isinstance(edit, SHORTENING)], call
+        if act is not delete:
+            bench.check()
+    assert False in shortened, "some holds came first"
+    assert call > 5

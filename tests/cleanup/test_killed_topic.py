@@ -1,0 +1,114 @@
+"""kill -9 while a topic of partitions is truncated as one stream, or deleted; another process goes on."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from offloader.clock import SystemClock
+from offloader.manifest.log import load_manifest
+from offloader.manifest.objects import listed
+from offloader.manifest.topics import read_intent
+from offloader.retention.stream_retention import open_retention
+from offloader.store.base import ObjectStore, open_store
+from tests.cleanup.killed_cleanup import HEAD, PARTITIONS, TOPIC, truncate_as_one
+from tests.support.streams import StreamWriter, batch_of
+
+ROOT = Path(__file__).resolve().parents[2]
+INTENT, RECORD = "retention/truncation", r"-partition-{}/manifest/.*/[0-9]{{20}}\.json$"
+TRUNCATIONS = [
+    ("put", INTENT, "before"),
+    ("put", INTENT, "after"),
+    ("put", RECORD.format(0), "after"),
+    ("put", RECORD.format(1), "before"),
+    ("put", RECORD.format(1), "after"),
+]
+DELETIONS = [
+    ("delete", "-partition-0/manifest/", "half"),
+    ("put", "_catalog/killed/topic-partition-1", "after"),
+    ("put", "killed/topic/retention/topic", "after"),
+    ("put", "killed/topic/retention/trunc", "after"),
+]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.cleanup.killed_cleanup", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A topic that was truncated once, with a subscriber."""
+    directory = tmp_path_factory.mktemp("topic")
+    store = open_store(f"file://{directory}")
+    for partition in PARTITIONS:
+        writer = StreamWriter(store, partition)
+        for ledger in range(1, 6):
+            writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
+    open_retention(store, TOPIC).add("ana")
+    store.close()
+    return directory
+
+
+@pytest.fixture(scope="module")
+def stores(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str, ...], ObjectStore]]:
+    """After each kill, and after another process came by twice."""
+    base, urls = tmp_path_factory.mktemp("killed"), dict[tuple[str, ...], str]()
+    for act, after, kills in (
+        ("truncate-topic", "resume-topic", TRUNCATIONS),
+        ("delete-topic", "delete-topic", DELETIONS),
+    ):
+        for kill in kills:
+            directory = base / str(len(urls))
+            shutil.copytree(made, directory)
+            urls[act, *kill] = f"file://{directory}"
+            if act == "delete-topic":
+                with_intent = open_store(urls[act, *kill])
+                truncate_as_one(with_intent)
+                with_intent.close()
+
+        def die(kill: tuple[str, ...], act: str = act) -> None:
+            done = run(urls[act, *kill], act, *kill)
+            assert done.returncode == -signal.SIGKILL, f"{act} {kill}: {done.returncode} {done.stderr[-2000:]}"
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(die, kills))
+        mine = ",".join(url for (of, *_), url in urls.items() if of == act)
+        for _ in range(2):
+            done = run(mine, after)
+            assert done.returncode == 0, f"{after}: {done.stderr[-2000:]}"
+    found = {kill: open_store(url) for kill, url in urls.items()}
+    yield found
+    for store in found.values():
+        store.close()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kill", TRUNCATIONS, ids="-".join)
+def test_a_topic_is_truncated_wholly_or_not_at_all(
+    kill: tuple[str, str, str], stores: dict[tuple[str, ...], ObjectStore]
+) -> None:
+    store = stores["truncate-topic", *kill]
+    heads = {load_manifest(store, partition).head for partition in PARTITIONS}
+    assert heads == ({None} if kill == TRUNCATIONS[0] else {HEAD})
+    intent = read_intent(store, TOPIC)[0]
+    assert intent is None or intent.is_done
+    assert open_retention(store, TOPIC).registry().names() == ["ana"]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kill", DELETIONS, ids="-".join)
+def test_nothing_is_left_of_a_topic_whose_deletion_was_killed(
+    kill: tuple[str, str, str], stores: dict[tuple[str, ...], ObjectStore]
+) -> None:
+    store = stores["delete-topic", *kill]
+    assert [info.key for info in listed(store, "") if "topic" in info.key] == []
+    StreamWriter(store, PARTITIONS[0], clock=SystemClock())
+    assert open_retention(store, TOPIC).registry().names() == []
