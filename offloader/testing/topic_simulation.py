@@ -125,7 +125,7 @@ class TopicSimulation:
             (0.005, acts.hold),
             (0.07 if policy else 0, acts.subscribe),
             (0.13 if policy else 0, acts.group),
-            (0.01 if self._comes_again else 0, self._come_again),
+            (0.02 if self._comes_again else 0, self._come_again),
             (0.4, lambda: self.world.acts.go_on(random.choice([1, 2, 5, 20]))),
         ]
         drawn = random.random() * sum(chance for chance, _ in happenings)

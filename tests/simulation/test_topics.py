@@ -12,7 +12,7 @@ from offloader.testing.simulated_world import InvariantBroken
 from offloader.testing.soak import broken_seeds, main
 from offloader.testing.topic_simulation import TopicSimulation, simulate_topic
 
-SEEDS = 64
+SEEDS = 48
 PARTS = 2
 
 
