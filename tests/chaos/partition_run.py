@@ -1,0 +1,407 @@
+"""Two sidecars for one stream and a network that falls apart: one run of a plan, and what the bucket says of it.
+
+    ./dev chaos --partition                     # twenty seeds, MinIO and versitygw in turns
+    ./dev chaos --partition --seed 7 --server versitygw
+
+Owns the processes, the ways between them and what was produced. The broker is the fake one of ``offloader.testing``, in
+this process: a failover subscription decides who works, real sockets carry it, and it gives up who is silent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import boto3
+
+from offloader.testing.pulsar_admin import FakeAdmin
+from offloader.testing.pulsar_broker import FakeBroker
+from offloader.testing.pulsar_topics import FakeTopic
+from services.servers import Endpoint, make_bucket, running
+from services.toxiproxy import Toxiproxy, toxiproxy
+from tests.chaos.commit_history import Commit, Entry, commits_of, entries_of, problems_of
+from tests.chaos.partition_schedule import Cut, Plan, Role, Step, Way, plan
+from tests.formats.pulsar_entries import Sent, single_entry
+from tests.support.serving_processes import Serving
+from tests.support.waiting import eventually
+
+__all__ = ["Outcome", "run"]
+
+TOPIC, STREAM = "persistent://t/n/orders", "t/n/persistent/orders"
+SUBSCRIPTION = "offloader"
+#: After so much silence the broker asks, and after as much again it lets the other process work. The processes may be
+#: slower to give a silent broker up: meanwhile the one whose turn is over doesn't know.
+BROKERS_KEEP_ALIVE_S = 0.3
+HEALED_WITHIN_S = 150.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run. ``problems``: empty, or what must not be; ``said``: what the processes logged."""
+
+    starts: int = 0
+    cuts: int = 0
+    epochs: int = 0
+    commits: int = 0
+    entries: int = 0
+    problems: list[str] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+
+class Bucket:
+    """The stream's objects as they are, asked for without any proxy."""
+
+    def __init__(self, endpoint: Endpoint, bucket: str, root: str) -> None:
+        self._bucket, self._prefix = bucket, f"{root}/{STREAM}/"
+        self._client = boto3.client(
+            "s3",
+            endpoint_url=endpoint.url,
+            region_name="us-east-1",
+            aws_access_key_id=endpoint.access_key,
+            aws_secret_access_key=endpoint.secret_key,
+        )
+        self._known: dict[str, bytes] = {}
+
+    def found(self) -> tuple[list[Commit], list[Entry]]:
+        """The commits, and the entries that they say are offloaded. Objects never change, but for the boundary."""
+        records = self._load(f"{self._prefix}manifest/", "")
+        # What a record names was there before it: it is asked for afterwards.
+        objects = self._load(self._prefix, f"{self._prefix}manifest/")
+        commits = commits_of(records)
+        return commits, entries_of(objects, commits)
+
+    def _load(self, prefix: str, but: str) -> dict[str, bytes]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+        keys = [each["Key"] for page in pages for each in page.get("Contents", ())]
+        wanted = [key for key in keys if not (but and key.startswith(but)) and not key.endswith("/boundary")]
+        for key in wanted:
+            if key not in self._known:
+                self._known[key] = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        return {key: self._known[key] for key in wanted}
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Sidecar:
+    """One of the two: its ways, each through a proxy of its own, and its process."""
+
+    def __init__(
+        self, config: Path, faults: Toxiproxy, targets: Mapping[Way, str], settings: Callable[[Mapping[Way, str]], str]
+    ) -> None:
+        self._config = config
+        self._ways = {
+            way: faults.proxy(f"{config.stem}-{way}-{config.parent.name}", url) for way, url in targets.items()
+        }
+        config.write_text(settings({way: proxy.url for way, proxy in self._ways.items()}))
+        self.starts = 0
+        self._serving: Serving | None = None
+        self.said: list[str] = []
+
+    def start(self) -> None:
+        """Starts it, or again if it has ended: one that can't reach the store at its start does, and a service manager
+        starts it again."""
+        if self._serving is None or self._serving.process.poll() is not None:
+            self.end()
+            self.starts += 1
+            self._serving = Serving(self._config, wait=False)
+
+    @property
+    def has_started(self) -> bool:
+        return self._serving is not None and any(line.get("event") == "started" for line in list(self._serving.lines))
+
+    def is_named(self, writer: str) -> bool:
+        """Whether that is how its process calls itself in the manifest."""
+        return self._serving is not None and writer.endswith(f"/{self._serving.process.pid}")
+
+    def kill(self) -> None:
+        assert self._serving is not None
+        self._serving.process.kill()
+        self._serving.ended()
+
+    def cut(self, cut: Cut) -> None:
+        proxy = self._ways[cut.way]
+        if cut.kind == "down":
+            proxy.cut_off()
+        if cut.kind in ("lost", "silent"):
+            proxy.add("timeout", "upstream", timeout=0)
+        if cut.kind in ("mute", "silent"):
+            proxy.add("timeout", "downstream", timeout=0)
+
+    def heal(self, *ways: Way) -> None:
+        """These, or all of them."""
+        for way in ways or self._ways:
+            self._ways[way].heal()
+
+    def end(self) -> None:
+        """Kills it, if it runs."""
+        if self._serving is not None:
+            self._serving.__exit__(None, None, None)
+            name = f"{self._config.stem}/{self._serving.process.pid}"
+            self.said += [f"{name} {json.dumps(line)}" for line in self._serving.lines]
+            self._serving = None
+
+    def close(self) -> None:
+        self.end()
+        for proxy in self._ways.values():
+            proxy.remove()
+
+
+def settings_of(urls: Mapping[Way, str], endpoint: Endpoint, store: str, plan: Plan) -> str:
+    """Deadlines so short that a way that is cut is noticed while it is, and comes back soon."""
+    return f"""
+        streaming_offload = true
+        [serve]
+        store = "{store}"
+        endpoint_url = "{urls["store"]}"
+        region = "us-east-1"
+        upkeep = false
+        restart_seconds_max = 1
+        [store]
+        connect_timeout_s = 1
+        read_timeout_s = 1
+        retries_max = 2
+        retry_total_s = 2
+        retry_delay_max_s = 0.2
+        [pulsar]
+        service_url = "pulsar://{urlsplit(urls["broker"]).netloc}"
+        admin_url = "{urls["admin"]}"
+        topics = ["t/n"]
+        topics_seconds = 0.2
+        subscribers_seconds = 3600
+        connect_seconds_max = 1
+        request_seconds_max = 1
+        keep_alive_seconds = {plan.keep_alive_s}
+        retry_seconds_max = 0.2
+        [offload]
+        block_bytes = 512
+        max_size_per_offload_segment_mbytes = 0.004
+        max_offload_segment_rollover_time_minutes = {plan.segment_s / 60}
+        deletion_lag_minutes = 0
+        retry_seconds_max = 0.2
+        takeover_after_seconds = 2
+        """
+
+
+class Partitioned:
+    """Two sidecars, a topic, and what was produced.
+
+    Args:
+        bucket: where they offload to.
+        sidecars: both of them.
+        topic: what they offload.
+        outcome: takes what is found.
+    """
+
+    def __init__(self, bucket: Bucket, sidecars: Sequence[Sidecar], topic: FakeTopic, outcome: Outcome) -> None:
+        self._bucket, self._sidecars, self._topic, self._outcome = bucket, sidecars, topic, outcome
+        self._produced: list[Entry] = []
+
+    def begin(self) -> None:
+        """Starts both and waits for the first commit."""
+        for sidecar in self._sidecars:
+            sidecar.start()
+        eventually(lambda: all(sidecar.has_started for sidecar in self._sidecars), within_s=HEALED_WITHIN_S)
+        self._produce(5, 0)
+        self.await_all()
+
+    def do(self, step: Step) -> None:
+        """One step; at its end everything is connected again."""
+        self._outcome.cuts += len(step.cuts)
+        by_role, entries = self._roles(), step.entries // 3 + 1
+        self._produce(entries, step.seconds / 6)  # so that something is on its way
+        for cut in step.cuts:
+            by_role[cut.whose].cut(cut)
+        self._produce(entries, step.seconds / 2)
+        for cut in step.cuts:
+            if cut.is_short:
+                by_role[cut.whose].heal(cut.way)
+        if step.killed is not None:
+            by_role[step.killed].kill()
+            by_role[step.killed].start()
+        if step.closes_ledger:
+            self._topic.roll()
+        self._produce(entries, step.seconds / 2)
+        self.look()
+        for sidecar in self._sidecars:
+            sidecar.heal()
+            sidecar.start()
+        if step.heals:
+            self._produce(1, 0)
+            self.await_all()
+
+    def await_all(self) -> None:
+        """Waits until exactly what was produced is offloaded."""
+
+        def is_there() -> bool:
+            for sidecar in self._sidecars:
+                sidecar.start()
+            return self._bucket.found()[1] == self._produced
+
+        try:
+            eventually(is_there, within_s=HEALED_WITHIN_S)
+        except AssertionError:
+            self._outcome.problems.append(
+                f"{len(self._produced)} entries were produced, {len(self._bucket.found()[1])} are there "
+                f"{HEALED_WITHIN_S:g} s after everything was healed, or not the same ones"
+            )
+
+    def look(self) -> list[Commit]:
+        """What holds at any time; the commits.
+
+        Nothing is there that wasn't produced, in another order, or twice; the broker wasn't told to give up what isn't
+        committed.
+        """
+        given_up = self._topic.mark_delete(SUBSCRIPTION)
+        commits, entries = self._bucket.found()
+        problems = self._outcome.problems
+        if entries != self._produced[: len(entries)]:
+            problems.append("what is offloaded isn't what was produced first")
+        if given_up is not None and (not entries or entries[-1][:2] < tuple(given_up)):
+            problems.append(f"the broker was told to give up {given_up}, offloaded is {entries[-1:] or 'nothing'}")
+        return commits
+
+    def judge(self) -> None:
+        """At the end, with nothing on its way any more."""
+        commits, outcome = self.look(), self._outcome
+        outcome.starts = sum(each.starts for each in self._sidecars)
+        outcome.commits, outcome.epochs, outcome.entries = len(commits), commits[-1].epoch, len(self._produced)
+        outcome.problems += problems_of(commits, epochs_max=outcome.starts + outcome.cuts)
+        gaps = [fields for each in commits for kind, fields in each.edits if kind == "gap"]
+        outcome.problems += [f"a gap was recorded: {fields}" for fields in gaps]
+
+    def _roles(self) -> dict[Role, Sidecar]:
+        """Who has the stream, as the newest epoch says, and who doesn't."""
+        owner = self._bucket.found()[0][-1].writer
+        first, second = self._sidecars
+        return {"owner": first, "other": second} if first.is_named(owner) else {"owner": second, "other": first}
+
+    def _produce(self, count: int, seconds: float) -> None:
+        """So many entries, evenly over that time, which is how long a way is cut."""
+        never = threading.Event()
+        for _ in range(count):
+            stored = single_entry(Sent(value=b"entry %d" % len(self._produced)))
+            position = self._topic.append(stored)
+            self._produced.append((position.ledger_id, position.entry_id, stored))
+            never.wait(seconds / count)
+
+
+def run(
+    plan: Plan,
+    endpoint: Endpoint,
+    faults: Toxiproxy,
+    *,
+    bucket: str,
+    root: str,
+    say: Callable[[str], object] = lambda _: None,
+) -> Outcome:
+    """One run over an S3 server, with a topic of its own; what came of it.
+
+    Args:
+        bucket, root: an empty place there.
+        say: hears of each step.
+    """
+    outcome = Outcome()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="partition-")))
+        keys = {"AWS_ACCESS_KEY_ID": endpoint.access_key, "AWS_SECRET_ACCESS_KEY": endpoint.secret_key}
+        stack.enter_context(_environment(keys))
+        look = stack.enter_context(contextlib.closing(Bucket(endpoint, bucket, root)))
+        broker = stack.enter_context(FakeBroker(keep_alive_s=BROKERS_KEEP_ALIVE_S, is_proxied=True))
+        topic = FakeTopic(broker, TOPIC)
+        admin = stack.enter_context(FakeAdmin(topic))
+        targets: dict[Way, str] = {"store": endpoint.url, "broker": f"http://{broker.address}", "admin": admin.url}
+
+        def settings(urls: Mapping[Way, str]) -> str:
+            return settings_of(urls, endpoint, f"s3://{bucket}/{root}", plan)
+
+        sidecars = [Sidecar(folder / f"{name}.toml", faults, targets, settings) for name in "ab"]
+        for sidecar in sidecars:
+            stack.callback(sidecar.close)
+        partitioned = Partitioned(look, sidecars, topic, outcome)
+        partitioned.begin()
+        for number, step in enumerate(plan.steps, 1):
+            say(f"step {number} of {len(plan.steps)}: {step}")
+            partitioned.do(step)
+        partitioned.judge()
+    for sidecar in sidecars:
+        outcome.said += sidecar.said
+    return outcome
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables that processes started within have."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="./dev chaos --partition", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--steps", type=int, default=10, help="partitions of a run, one after the other")
+    parser.add_argument("--seconds", type=float, default=4.0, help="the longest that one holds")
+    parser.add_argument(
+        "--server", choices=("minio", "versitygw", "moto"), help="default: MinIO and versitygw in turns"
+    )
+    options = parser.parse_args(arguments)
+    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    broken, sums = 0, Outcome()
+    with toxiproxy() as faults:
+        for seed in seeds:
+            server = options.server or ("minio", "versitygw")[seed % 2]
+            with running(server) as endpoint:
+                make_bucket(endpoint, "partitions")
+                outcome = run(
+                    plan(seed, options.steps, seconds=options.seconds),
+                    endpoint,
+                    faults,
+                    bucket="partitions",
+                    root=f"seed-{seed}",
+                    say=(lambda line: print(line, flush=True)) if options.seed is not None else (lambda _: None),
+                )
+            print(
+                f"seed {seed}, {server}: {outcome.cuts} ways cut, {outcome.starts} starts, {outcome.epochs} epochs, "
+                f"{outcome.commits} commits, {outcome.entries} entries",
+                flush=True,
+            )
+            if outcome.problems:
+                log = Path(f"artifacts/partition-{seed}.log")
+                log.parent.mkdir(exist_ok=True)
+                log.write_text("\n".join(outcome.said))
+                again = f"--seed {seed} --steps {options.steps} --seconds {options.seconds:g} --server {server}"
+                print(*outcome.problems, f"again: ./dev chaos --partition {again}; log: {log}", sep="\n  ", flush=True)
+            broken += bool(outcome.problems)
+            for name in ("starts", "cuts", "epochs", "commits", "entries"):
+                setattr(sums, name, getattr(sums, name) + getattr(outcome, name))
+    print(
+        f"{len(seeds)} runs, {broken} broken: {sums.cuts} ways cut, {sums.starts} starts, {sums.epochs} epochs, "
+        f"{sums.commits} commits, {sums.entries} entries"
+    )
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
