@@ -13,6 +13,7 @@ from benchmarks.endless_ledger import BATCH_BYTES, EndlessLedger
 from benchmarks.peers.answering import Place
 from benchmarks.peers.entries import Entries
 from formats.entries import Position
+from offloader.manifest.log import load_manifest
 from offloader.own_process import THREAD_SWITCH_S
 from offloader.read.reader import Reader, open_reader
 from offloader.store.base import open_store
@@ -22,8 +23,6 @@ from offloader.write.stream.streaming import StreamOffload
 __all__ = ["OurPeer"]
 
 _OPEN_S_MAX = 60.0
-#: Until the record is there that assigns a stream's first segment.
-_SETTLE_S = 1.0
 
 
 class OurPeer:
@@ -53,9 +52,14 @@ class OurPeer:
         self.source.entries = 1
         self.offloading = self.offloader.offload_stream(self.source, self.stream)
         until = time.monotonic() + _OPEN_S_MAX
-        while self.offloading.status().offered is None and time.monotonic() < until:
+        while self.offloading.status().offered is None or not self.is_assigned():
+            if time.monotonic() > until:
+                raise TimeoutError(f"stream {self.stream} isn't open within {_OPEN_S_MAX:g} s")
             time.sleep(0.01)
-        time.sleep(_SETTLE_S)
+
+    def is_assigned(self) -> bool:
+        """Whether the record is there that assigns the stream's first segment."""
+        return len(load_manifest(self.store, self.stream).segments.in_order()) > 0
 
     def offload(self) -> None:
         assert self.offloading is not None
