@@ -93,7 +93,8 @@ def test_sizes_go_on_from_what_was_truncated_by_a_cycle_that_broke_off() -> None
     assert bench.remembered().records.newest.size_bytes == 30 * KIB
 
 
-def test_two_cycles_at_once_that_cut_elsewhere_leave_min_together() -> None:
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_two_cycles_at_once_that_cut_elsewhere_leave_min_together(comes_back: bool) -> None:
     """Each keeps 40 KiB: one all of partition 1, the other, of other subscribers, all of partition 0."""
     bench = Bench(policy="size", min_mbytes=mb(40))
     streams = [f"{TOPIC}-partition-{number}" for number in range(2)]
@@ -111,6 +112,11 @@ def test_two_cycles_at_once_that_cut_elsewhere_leave_min_together() -> None:
         retention.add("y")
         retention.publish("y", {1: Position(4, 10)})
         bench.run(TOPIC)
+        if comes_back:
+            # To the first one nothing seems to have happened, but for where the partitions begin.
+            retention.remove("y")
+            retention.add("x")
+            retention.publish("x", {0: Position(4, 10)})
         return True
 
     bench.cycle(Meanwhile(bench.memory, other)).run(TOPIC)

@@ -218,3 +218,17 @@ def test_one_under_way_is_never_overtaken() -> None:
     assert bench.heads() == [Position(2, 0), Position(2, 0), None]
     schedule.finish("one")
     assert bench.heads() == [Position(2, 0), Position(2, 0), None]
+
+
+def test_one_that_began_while_another_looked_isnt_overtaken_either() -> None:
+    bench = Bench()
+    schedule = Schedule(bench.memory)
+    schedule.start("one", bench.truncating({ZERO: Position(2, 0), ONE: Position(2, 0)}, "one"))
+    schedule.start("other", bench.truncating({ZERO: Position(1, 3)}, "other"))
+    schedule.until("other", "get", intent_key(TOPIC))
+    schedule.step("other")
+    schedule.until("one", "put", f"{ONE}/manifest/")
+    with pytest.raises(StoreUnavailable, match=r"somebody else truncates .* at the same time: one"):
+        schedule.finish("other")
+    schedule.finish("one")
+    assert bench.heads() == [Position(2, 0), Position(2, 0), None]
