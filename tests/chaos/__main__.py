@@ -81,6 +81,8 @@ def table(outcomes: Sequence[Outcome], seconds: float) -> Iterable[str]:
     yield f"{'FAULT':<20} {'BEGUN':>15} {'NOT':>8}"
     for kind in sorted({*injected, *skipped}):
         yield f"{kind:<20} {injected[kind]:>15} {skipped[kind]:>8}"
+    exits = _sum(outcome.exits for outcome in outcomes)
+    yield "ended by themselves: " + (", ".join(f"{count} x {each}" for each, count in sorted(exits.items())) or "none")
     totals = {
         name: sum(getattr(outcome, name) for outcome in outcomes)
         for name in ("acknowledged", "entries", "segments", "purged", "records", "epochs", "refused")

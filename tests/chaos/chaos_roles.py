@@ -51,7 +51,7 @@ retry_seconds_max = 1
 connect_timeout_s = 1
 read_timeout_s = 2
 retries_max = 3
-retry_total_s = 6
+retry_total_s = 4
 retry_delay_first_s = 0.05
 retry_delay_max_s = 0.5
 

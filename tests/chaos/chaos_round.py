@@ -265,10 +265,9 @@ class _Play:
         if (code := self._ended(sidecar, END_S)) not in (0, None):
             self._found(f"sidecar ended with {code} though nothing was wrong any more", sidecar)
         healthy: tuple[Role, ...] = ("backfill", "reader", "spark")
-        for role in healthy[: 3 if "spark" in _roles(self._planned) else 2]:
-            started = self._roles.start(role)
+        for started in [self._roles.start(role) for role in healthy if role in _roles(self._planned)]:
             if (code := self._ended(started, END_S)) not in (0, None):
-                self._found(f"{role} ended with {code} though nothing was wrong any more", started)
+                self._found(f"{started.role} ended with {code} though nothing was wrong any more", started)
 
     def _tend_sidecar(self) -> Started:
         """The one that runs has to recover by itself; one that has given up is started again, as systemd does."""

@@ -53,12 +53,14 @@ def test_what_is_killed_and_broken_off_loses_repeats_and_leaks_nothing(
 
 def test_the_table_adds_rounds_up() -> None:
     one = Outcome(1, "minio", killed=Counter(sidecar=2), injected=Counter(latency=1), acknowledged=10)
+    one.exits["sidecar 4"] = 2
     other = Outcome(2, "versitygw", by_time=Counter(sidecar=1), skipped=Counter(latency=1), findings=["lost"])
     assert list(table([one, other], 12.3)) == [
         "KILLED                AT ITS REQUEST  BY TIME",
         "sidecar                            2        1",
         "FAULT                          BEGUN      NOT",
         "latency                            1        1",
+        "ended by themselves: 2 x sidecar 4",
         "10 acknowledged, 0 entries, 0 segments, 0 purged, 0 records, 0 epochs, 0 refused",
         "3 kills in 2 rounds, 12 s: 1 findings",
     ]
