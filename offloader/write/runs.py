@@ -101,7 +101,7 @@ class HistoryRuns:
         result = HistoryResult(committed=state.committed_end())
         if not start.is_empty:
             _require_not_paused(state)
-            owned = OwnedStream(self._tools, source, log, take_over=take_over)
+            owned = OwnedStream(self._tools, source, log, take_over=take_over, acknowledges=acknowledges)
             again = True
             while again:
                 owned.given_up += interrupted(log, owned.given_up)
@@ -113,7 +113,6 @@ class HistoryRuns:
                     ends=start.ends,
                     segments_max=settings.backfill_segments_in_flight_max,
                     attempts_max=ATTEMPTS_MAX,
-                    acknowledges=acknowledges,
                     on_progress=on_progress,
                 )
                 done = self._finished(stream, run)
@@ -159,7 +158,7 @@ class HistoryRuns:
         gaps, blocked = self._gaps_between(state, ledgers, _promised(state), last)
         if plan.segments or gaps:
             _require_not_paused(state)
-            owned = OwnedStream(self._tools, source, log, take_over=take_over)
+            owned = OwnedStream(self._tools, source, log, take_over=take_over, acknowledges=acknowledges)
             if log.state.method != "ledger":
                 log.commit([SetMethod("ledger")])
             given_up = {edit.uuid for edit in owned.given_up}
@@ -170,7 +169,6 @@ class HistoryRuns:
                 gaps=gaps,
                 segments_max=1,
                 attempts_max=1,
-                acknowledges=acknowledges,
                 on_progress=on_progress,
             )
             result = self._finished(stream, run)

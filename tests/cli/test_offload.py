@@ -70,6 +70,14 @@ def test_everything_goes_and_each_object_is_named_and_was_checked(offloader: Off
     bench.source.append([b"the writer wasn't disturbed"], 0)
 
 
+def test_what_comes_later_goes_later(offloader: Offloader, bench: Bench) -> None:
+    """The second run finds what is committed, and a view of the ledgers that can't be told so."""
+    offloader("offload", STREAM)
+    [batch] = bench.source.append([b"one more"], 0)
+    (done,) = offloader("offload", STREAM, "--take-over", "--json").rows
+    assert (done["entries"], done["committed"]) == (1, str(batch.last))
+
+
 def test_for_people_it_is_a_table_and_a_sentence(offloader: Offloader, bench: Bench) -> None:
     done = offloader("offload", STREAM)
     assert done.code == 0

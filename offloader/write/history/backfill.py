@@ -269,17 +269,21 @@ class OwnedStream:
 
     Args:
         take_over: take the stream from an owner that gives signs of life.
+        acknowledges: tell the source what is safe; a view can't be told.
 
     Raises:
         Fenced: a living owner has the stream, and ``take_over`` is off.
     """
 
-    def __init__(self, tools: HistoryTools, source: LedgerSource, log: ManifestLog, *, take_over: bool) -> None:
+    def __init__(
+        self, tools: HistoryTools, source: LedgerSource, log: ManifestLog, *, take_over: bool, acknowledges: bool
+    ) -> None:
         self.log = log
         self._tools = tools
         self._source = source
+        self._acknowledges = acknowledges
         self._commits = Commits(log, tools.driver, tools.clock)
-        ownership = Ownership(log, source, tools.settings, tools.clock, take_over=take_over)
+        ownership = Ownership(log, source, tools.settings, tools.clock, take_over=take_over, acknowledges=acknowledges)
         ownership.take(self._commits)
         self.given_up = ownership.given_up
 
@@ -291,7 +295,6 @@ class OwnedStream:
         ends: Sequence[LedgerClosed] = (),
         segments_max: int,
         attempts_max: int,
-        acknowledges: bool = True,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
     ) -> HistoryOffload:
         """A run that isn't started yet. ``gaps`` and ``ends`` go into its first record."""
@@ -306,6 +309,6 @@ class OwnedStream:
             first_edits=[*given_up, *ends, *gaps],
             segments_max=segments_max,
             attempts_max=attempts_max,
-            acknowledges=acknowledges,
+            acknowledges=self._acknowledges,
             on_progress=on_progress,
         )

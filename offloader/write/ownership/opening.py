@@ -29,6 +29,7 @@ class Ownership:
         log: the stream's manifest.
         source: its hot tier.
         take_over: take the stream whoever has it (the source made this writer the active one, or somebody said so).
+        acknowledges: tell the source what is safe; a view can't be told.
 
     Attributes:
         held: the epoch is ours and leftovers are settled.
@@ -43,12 +44,14 @@ class Ownership:
         clock: Clock,
         *,
         take_over: bool,
+        acknowledges: bool = True,
     ) -> None:
         self._log = log
         self._source = source
         self._settings = settings
         self._clock = clock
         self._take_over = take_over
+        self._acknowledges = acknowledges
         self._epoch_open = False
         self.loaded = self._is_fresh = False
         self.held = False
@@ -98,7 +101,7 @@ class Ownership:
                 commits.commit([edit], lambda _: None)
             else:
                 given_up.append(edit)
-        end = acknowledged_end(self._log.state, self._source.ledgers())
+        end = acknowledged_end(self._log.state, self._source.ledgers()) if self._acknowledges else None
         if end is not None:
             # A source that is new here sees by that what somebody else took from it meanwhile.
             self._source.release(end)
