@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from botocore import exceptions as sdk
 from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError as BrokenAnswer
 
 from offloader.errors import (
     AccessDenied,
@@ -142,7 +143,7 @@ class S3Store:
         except sdk.ParamValidationError as error:
             text = " ".join(str(error).split())
             raise InvalidCall(f"{where}: {text}", hint="check the bucket's name and the key") from error
-        except (sdk.HTTPClientError, sdk.IncompleteReadError, ResponseParserError, KeyError) as error:
+        except (sdk.HTTPClientError, sdk.IncompleteReadError, ResponseParserError, BrokenAnswer, KeyError) as error:
             # No answer, half an answer, or one that isn't S3's (a KeyError: a field that is always there isn't).
             text = " ".join(f"{type(error).__name__} {error}".split())
             if writes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -82,6 +83,30 @@ def test_a_proxy_that_refuses_to_connect_further_changes_nothing(monkeypatch: py
         monkeypatch.setenv("NO_PROXY", "")
         with closing(opened("https://127.0.0.1:9")) as store, pytest.raises(StoreUnavailable):
             store.put("k", b"body")
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [(lambda store: store.get("k"), StoreUnavailable), (lambda store: store.put("k", b"body"), OutcomeUnknown)],
+    ids=["get", "put"],
+)
+def test_a_refusal_that_is_reset_in_its_middle_is_no_bug(
+    call: Callable[[ObjectStore], Any], expected: type[Exception]
+) -> None:
+    """The SDK reads the body of such an answer itself, and lets through what its HTTP library says."""
+
+    def break_off(connection: socket.socket) -> None:
+        while b"\r\n\r\n" not in connection.recv(65536):
+            pass
+        connection.sendall(
+            b"HTTP/1.1 404 Not Found\r\nContent-Type: application/xml\r\nContent-Length: 900\r\n\r\n<Err"
+        )
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    with one_connection(break_off) as port, closing(opened(f"http://127.0.0.1:{port}")) as store:
+        with pytest.raises(expected) as found:
+            call(store)
+        assert type(found.value) is expected
 
 
 @pytest.mark.parametrize(
