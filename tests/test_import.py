@@ -1,4 +1,4 @@
-"""What ``import offloader`` loads, whose ``formats`` it accepts, and what the wheel holds."""
+"""What ``import offloader`` loads, and whose ``formats`` it accepts."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import offloader
-from tests.support.wheel import build_wheel
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
@@ -116,48 +114,3 @@ def test_a_foreign_formats_package_is_named_in_one_line(tmp_path: Path, kind: st
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("ImportError: offloader needs its own top-level package 'formats'")
     assert str(foreign) in line
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
-
-
-def test_the_wheel_holds_both_packages_and_no_tests(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
-    shipped = {
-        str(path.relative_to(ROOT))
-        for package in ("formats", "offloader")
-        for path in (ROOT / package).rglob("*")
-        if path.suffix in {".py", ".proto", ".typed", ".html", ".css", ".js", ".svg"}
-        and "__pycache__" not in path.parts
-    }
-    shipped.add("pyspark_offloader.py")
-    in_wheel = {name for name in names if ".dist-info/" not in name}
-    assert in_wheel == shipped
-    assert {"formats/py.typed", "offloader/py.typed"} <= in_wheel
-    assert [name for name in in_wheel if name.endswith(".proto")]
-    assert [name for name in names if name.endswith("licenses/LICENSE")]
-
-
-def test_the_installed_wheel_works_away_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "--target", str(site)]
-    subprocess.run([*command, str(wheel)], check=True, timeout=240)
-    done = python(
-        "import offloader, formats\nprint(offloader.__file__, formats.__file__)\n"
-        "names = [getattr(offloader, name) for name in offloader.__all__]",
-        path=[site],
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [str(site / "offloader/__init__.py"), str(site / "formats/__init__.py")]
-    command_line = subprocess.run(
-        [sys.executable, str(site / "bin" / "offloader"), "--version"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(site)},
-    )
-    assert command_line.stdout == f"offloader {offloader.__version__}\n", command_line.stderr

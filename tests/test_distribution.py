@@ -1,0 +1,196 @@
+"""The published package: the wheel, built from the source distribution, in an environment of its own away from here.
+
+The environment sees the packages that are installed here, but only those that the wheel says it needs: without its
+extras a package that only an extra brings is as good as missing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import offloader
+from tests.support.documents import fences
+from tests.support.wheel import build_wheel
+
+ROOT = Path(__file__).resolve().parents[1]
+#: What stands in the environment before anything else: packages of others are found, but not the ones that are named.
+SITE = """
+import sys
+sys.path += {paths!r}
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {missing!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+class Environment:
+    """A new environment with the wheel in it."""
+
+    def __init__(self, folder: Path, wheel: Path, *, with_extras: bool) -> None:
+        self.folder = folder
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=240)
+        (self.site,) = folder.glob("lib/python*/site-packages")
+        self.python = folder / "bin" / "python"
+        install = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--no-deps", "--no-index"]
+        subprocess.run([*install, "--quiet", str(wheel)], check=True, timeout=240)
+        paths = [path for path in sys.path if path.endswith("site-packages")]
+        missing = [] if with_extras else sorted(undeclared())
+        (self.site / "sitecustomize.py").write_text(SITE.format(paths=paths, missing=missing), encoding="utf-8")
+
+    def run(self, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """A program of the environment, with nothing of ours in its environment variables."""
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OFFLOADER_", "COV"))
+        }
+        return subprocess.run(
+            [str(word) for word in words],
+            cwd=cwd or self.folder,
+            env={**kept, "HOME": str(self.folder)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+
+    def offloader(self, *words: object) -> str:
+        """What a command that succeeds prints."""
+        done = self.run(self.folder / "bin" / "offloader", *words)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        return done.stdout
+
+
+def undeclared() -> set[str]:
+    """Packages that are installed here and that neither ours nor what it needs without extras has declared."""
+    declared: set[str] = set()
+    waiting = [("offloader", frozenset[str]())]
+    while waiting:
+        name, extras = waiting.pop()
+        if name in declared:
+            continue
+        declared.add(name)
+        waiting += needed(name, extras)
+    found = importlib.metadata.packages_distributions()
+    return {
+        package
+        for package, distributions in found.items()
+        if not declared & {canonicalize_name(each) for each in distributions}
+        and package not in ("formats", "offloader")
+    }
+
+
+def needed(name: str, extras: Iterable[str]) -> list[tuple[str, frozenset[str]]]:
+    try:
+        texts = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:  # for another system
+        return []
+    requirements = map(Requirement, texts)
+    return [
+        (canonicalize_name(each.name), frozenset(each.extras))
+        for each in requirements
+        if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *extras))
+    ]
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("bare"), wheel, with_extras=False)
+
+
+def test_the_wheel_holds_both_packages_and_no_tests(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    shipped = {
+        str(path.relative_to(ROOT))
+        for package in ("formats", "offloader")
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in {".py", ".proto", ".typed", ".html", ".css", ".js", ".svg"}
+        and "__pycache__" not in path.parts
+    }
+    shipped.add("pyspark_offloader.py")
+    in_wheel = {name for name in names if ".dist-info/" not in name}
+    assert in_wheel == shipped
+    assert {"formats/py.typed", "offloader/py.typed"} <= in_wheel
+    assert [name for name in in_wheel if name.endswith(".proto")]
+    assert [name for name in names if name.endswith("licenses/LICENSE")]
+
+
+def test_the_source_distribution_holds_what_the_wheel_does_and_how_to_build_it(wheel: Path) -> None:
+    (source,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(source) as packed:
+        inside = {name.partition("/")[2] for name in packed.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "PKG-INFO"} <= inside
+    assert {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name} <= inside
+
+
+def test_what_the_readme_shows_works_with_nothing_but_what_the_wheel_needs(bare: Environment) -> None:
+    assert bare.offloader("--version") == f"offloader {offloader.__version__}\n"
+    where = bare.run(bare.python, "-c", "import offloader, formats; print(offloader.__file__, formats.__file__)")
+    assert where.stdout.split() == [str(bare.site / "offloader/__init__.py"), str(bare.site / "formats/__init__.py")]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (sample,) = [text for language, text in fences(readme) if language == "python"]
+    done = bare.run(bare.python, "-c", sample)
+    assert (done.returncode, done.stderr) == (0, "")
+
+    store = f"file://{bare.folder}/offloader-data/store"
+    stream = "public/default/persistent/orders"
+    assert stream in bare.offloader("ls", "--store", store)
+    assert bare.offloader("read", stream, "--count", "--json", "--store", store).strip() == '{"count": 3}'
+    for words in (["segments", stream], ["verify", stream, "--deep"], ["cleanup", "plan"], ["retention", "plan"]):
+        bare.offloader(*words, "--store", store)
+    assert "[serve]" in bare.offloader("config", "sample")
+
+
+def test_the_demo_takes_a_file_with_nothing_but_what_the_wheel_needs(bare: Environment) -> None:
+    events = bare.folder / "events.txt"
+    events.write_text("".join(f"event {number}\n" for number in range(2_000)))
+    printed = bare.offloader("demo", "--input", events, "--no-spark", "--no-picture", "--dir", bare.folder / "demo")
+    assert re.search(r"Verified: +2,000 of 2,000 events", printed)
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (["spark", "verify", "orders", "--store", "memory://nowhere"], "offloader[spark]"),
+        (["demo", "--dir", "demo-2", "--no-spark", "--no-picture"], "offloader[demo]"),
+    ],
+)
+def test_what_needs_an_extra_names_it(bare: Environment, words: list[str], extra: str) -> None:
+    done = bare.run(bare.folder / "bin" / "offloader", *words)
+    assert done.returncode == 2
+    assert extra in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_tests_pass_on_the_installed_package(wheel: Path, tmp_path: Path) -> None:
+    """Of each kind a few, in a folder where nothing of the package lies."""
+    installed = Environment(tmp_path / "env", wheel, with_extras=True)
+    away = tmp_path / "away"
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("tests", "services"):
+        shutil.copytree(ROOT / name, away / name, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", away)
+    chosen = ["tests/formats/test_golden.py", "tests/formats/test_golden_own.py", "tests/test_end_to_end.py"]
+    chosen += ["-k", "golden or local"]
+    done = installed.run(installed.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, cwd=away)
+    assert done.returncode == 0, done.stdout
+    where = installed.run(installed.python, "-c", "import offloader; print(offloader.__file__)", cwd=away)
+    assert where.stdout.strip() == str(installed.site / "offloader/__init__.py")
