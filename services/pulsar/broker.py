@@ -53,7 +53,7 @@ class Broker(AskedProcess):
 
     def transaction(self, topic: str, count: int, end: str) -> None:
         """Sends so many messages in one transaction, which ends by ``commit``, ``abort`` or not at all (``leave``)."""
-        self._ask(f"transaction {topic} {count} {end}")
+        self.ask(f"transaction {topic} {count} {end}")
 
     def cold(self, ledger_id: int, uuid: str, first: int, last: int) -> list[bytes]:
         """Entries as the broker's offloader reads them from the object store."""

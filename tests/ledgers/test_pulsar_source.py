@@ -260,6 +260,21 @@ def test_a_subscription_that_somebody_moved_is_named(bench: PulsarBench, caplog:
     assert read_all(source, Position(1, 0)) == bench.stored()
 
 
+def test_a_subscription_that_was_moved_before_it_is_known_what_is_committed_is_named_then(
+    bench: PulsarBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.fill(4)
+    bench.topic.subscribe(NAME)
+    bench.topic.acknowledge(NAME, Position(1, 3))
+    source = bench.open()
+    source.ledgers()
+    assert "acknowledged for it" not in caplog.text
+    source.release(Position(1, 1))
+    assert "stands at 1:3, and only what comes before 1:1 is committed" in caplog.text
+    source.release(Position(1, 3))
+    assert caplog.text.count("acknowledged for it") == 1
+
+
 def test_the_broker_decides_who_works(bench: PulsarBench) -> None:
     bench.fill(1)
     first, second = bench.open(), bench.open()

@@ -37,6 +37,8 @@ class Fence:
         self._acknowledged: Position | None = None
         self._given_up: set[int] = set()
         self._passed: Position | None = None
+        #: What was seen when nobody had said yet what is committed.
+        self._seen: TopicInternals | None = None
 
     @property
     def passed(self) -> Position | None:
@@ -47,6 +49,9 @@ class Fence:
         """Everything up to ``position`` is in the cold tier."""
         with self._lock:
             self._committed = position if self._committed is None else max(self._committed, position)
+            seen, self._seen = self._seen, None
+        if seen is not None:
+            self.look(seen)
 
     def give_up(self, ledger_id: int, infos: Sequence[LedgerInfo]) -> list[int]:
         """Acknowledges the leading ledgers that were all given up, this one among them.
@@ -89,6 +94,8 @@ class Fence:
         cursor = internals.cursors.get(self._subscription)
         with self._lock:
             known = [each for each in (self._committed, self._acknowledged) if each is not None]
+            if not known:
+                self._seen = internals
             if cursor is None or not known:
                 return
             ours, stands = max(known), cursor.mark_delete
