@@ -2,8 +2,8 @@
 
     python benchmarks/bench_read.py [--store file|memory|minio|versitygw] [--mib 256] [--entry-bytes 100,1024] [--json]
 
-Prints for each entry size, in MB/s of data object: bare parallel ranged GETs; those plus CRC and decoding in as many
-threads; ``Reader.scan``; two of them at once; a reader that fetches 1 MiB after the other; and this process's
+Prints for each entry size, in MB/s of data object: bare parallel ranged GETs; two such readers at once; those plus CRC
+and decoding in as many threads; ``Reader.scan``; two of them at once; a reader that fetches 1 MiB after the other; and this process's
 processor seconds per GB. From a server the same once more with ``--delay-ms`` added to each request. Then the memory
 that a scan takes above its read-ahead, in a process of its own; single reads of a cold block against a bare GET of
 that block, with the requests they made; and warm ones per second. A server shares this machine's cores: compare the
@@ -58,6 +58,8 @@ S3_URL = f"s3://{BUCKET}/{ROOT}"
 BATCH_ENTRIES = 10_000
 ROUNDS = 5
 FAR_ROUNDS = 3
+#: Ways to read that one scan is compared with.
+ONE_READER = ("bare_gets", "gets_and_decode", "one_after_another")
 SINGLE_READS = 200
 
 
@@ -159,6 +161,10 @@ def scans(store: ObjectStore, stream: str, settings: ReadSettings, bare: BareGet
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(scan, readers))
 
+    def two_bare() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(parallel, [get, get]))
+
     def one_after_another() -> None:
         for run in runs:
             for start in range(run.start, run.stop, 1 << 20):
@@ -166,6 +172,7 @@ def scans(store: ObjectStore, stream: str, settings: ReadSettings, bare: BareGet
 
     ways: dict[str, tuple[Callable[[], object], int]] = {
         "bare_gets": (lambda: parallel(get), total),
+        "two_bare_gets": (two_bare, 2 * total),
         "gets_and_decode": (lambda: parallel(get_and_decode), total),
         "scan": (lambda: scan(readers[0]), total),
         "two_scans": (two_scans, 2 * total),
@@ -182,8 +189,9 @@ def scans(store: ObjectStore, stream: str, settings: ReadSettings, bare: BareGet
     return {
         **{f"{name}_mb_s": round(rate, 1) for name, rate in median.items()},
         **{f"{name}_cpu_s_per_gb": round(statistics.median(costs[name]), 2) for name in ("bare_gets", "scan")},
-        **{f"scan_to_{name}": round(median["scan"] / median[name], 2) for name in ways if "scan" not in name},
+        **{f"scan_to_{name}": round(median["scan"] / median[name], 2) for name in ONE_READER},
         "two_scans_to_scan": round(median["two_scans"] / median["scan"], 2),
+        "two_bare_gets_to_bare_gets": round(median["two_bare_gets"] / median["bare_gets"], 2),
     }
 
 
