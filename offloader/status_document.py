@@ -39,6 +39,7 @@ __all__ = [
 ]
 
 VERSION = 1
+_WHERE = "name the file that telemetry.status_file of the writing process names"
 #: Ten thousand streams take about seven MiB.
 STATUS_FILE_BYTES_MAX = 256 * 1024 * 1024
 
@@ -212,9 +213,9 @@ def read_status_file(path: Path) -> dict[str, Any]:
     try:
         document: Any = json.loads(raw)
     except (ValueError, RecursionError) as cause:
-        raise Corrupt(f"{path} isn't a status document: {cause}") from cause
+        raise Corrupt(f"{path} isn't a status document: {cause}", hint=_WHERE) from cause
     if not isinstance(document, dict) or document.get("version") != VERSION or not _is_whole(document):
-        raise Corrupt(f"{path} isn't a status document of version {VERSION}")
+        raise Corrupt(f"{path} isn't a status document of version {VERSION}", hint=_WHERE)
     return document
 
 

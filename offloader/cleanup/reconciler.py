@@ -111,7 +111,7 @@ class Reconciliation:
         try:
             prefix = retention_prefix(self.stream) if self.is_topic else f"{encode_stream(self.stream)}/"
         except FormatError as error:
-            raise InvalidCall(str(error)) from error
+            raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
         now_ms = self._time_ms()
         # Listed first, read after. Whatever was listed and is needed has been named before.
         uploads = [] if self.is_topic else uploads_below(self.store, self.stream)

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import typer
 
-from formats.errors import FormatError
+from formats.errors import FormatError, Inconsistent
 from offloader.errors import ErrorKind, OffloaderError
 
 __all__ = ["EXIT_BROKEN_PIPE", "EXIT_INTERRUPTED", "Failure", "failure_of", "report"]
@@ -59,12 +59,16 @@ def failure_of(error: BaseException) -> Failure:
     match error:
         case OffloaderError():
             kind, message, hint = error.kind, error.message, error.hint
+        case Inconsistent() if str(error).startswith("stream name"):  # of a call, as over HTTP: nothing is damaged
+            kind, message, hint = ErrorKind.FIX_CALL, str(error), "names look like public/default/persistent/orders"
         case FormatError():
             kind, message = ErrorKind.REPAIR_DATA, str(error)
             hint = "the bytes are damaged or not ours; every other object is unaffected"
         case typer.TyperException():
-            kind, message = ErrorKind.FIX_CALL, _sentence(error.format_message())
             context = getattr(error, "ctx", None)
+            kind, message = ErrorKind.FIX_CALL, _sentence(error.format_message())
+            if name == "NoArgsIsHelpError" and context is not None:  # its words are the whole help
+                message = f"missing action. Choose from: {', '.join(context.command.list_commands(context))}"
             hint = f"see `{context.command_path if context else 'offloader'} --help`"
         case KeyboardInterrupt():
             return Failure("interrupted", name, "interrupted", "", EXIT_INTERRUPTED)

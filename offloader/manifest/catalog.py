@@ -162,7 +162,7 @@ def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectI
     try:
         key = catalog_key(stream)
     except FormatError as error:
-        raise InvalidCall(str(error)) from error
+        raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
     data, info = read_shared(store, key)
     if info is None or data == VOID:
         return None, info

@@ -71,7 +71,7 @@ def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
     try:
         prefix = f"{catalog_key(topic)}-partition-"
     except FormatError as error:
-        raise InvalidCall(str(error)) from error
+        raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
     found: dict[int, str] = {}
     for info in listed(store, prefix):
         try:

@@ -82,7 +82,7 @@ class ServedStreams:
         try:
             encode_stream(name)
         except FormatError as error:
-            raise InvalidCall(str(error)) from error
+            raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
         stream = ServedStream(
             name,
             source,

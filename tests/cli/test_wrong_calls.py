@@ -1,0 +1,107 @@
+"""Every verb called wrongly: one line that says what, one that says what to do, the exit code, and nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import offloader as library
+from offloader.cli.main import VERBS
+from tests.cli.reading_verbs import Offloader
+
+STREAM = "public/default/persistent/orders"
+#: Verb -> what it needs behind a stream's name to be complete.
+OF_A_STREAM: dict[str, tuple[str, ...]] = {
+    "pause": (),
+    "resume": (),
+    "segments": (),
+    "read": (),
+    "verify": (),
+    "status": (),
+    "delete-stream": ("--yes",),
+    "truncate": ("--before", "0:1"),
+    "replay": ("--to", "persistent://a/b/c", "--service-url", "pulsar://127.0.0.1:1"),
+    "retention explain": (),
+    "retention plan": (),
+    "retention run": (),
+    "retention subscribers": (),
+    "retention add": ("who",),
+    "retention publish": ("who", "--at", "0:1"),
+    "retention remove": ("who",),
+    "cleanup plan": (),
+    "cleanup undo": (),
+    "cleanup orphans": (),
+    "cleanup hold": (),
+    "cleanup audit": (),
+    "manifest show": (),
+    "manifest checkpoint": (),
+    "manifest expire": (),
+    "rollback plan": (),
+    "rollback apply": (),
+}
+#: Verbs without a stream, or that make one, or need a JVM: ``tests/spark`` has those.
+OTHERS = {"adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "serve", "spark"}
+
+
+@pytest.fixture
+def offloader(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Offloader:
+    for name in ("OFFLOADER_STORE", "OFFLOADER_LEDGERS", "OFFLOADER_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    return Offloader(capsys)
+
+
+@pytest.fixture(scope="module")
+def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("wrong-calls")
+    url = f"file://{folder}/store"
+    with library.open_managed_ledger(
+        STREAM, ledgers=f"sqlite:///{folder}/l.db", store=library.open_store(url)
+    ) as topic:
+        topic.append_batch([b"entry"] * 5)
+        topic.offload(timeout_s=60)
+    return url
+
+
+def test_every_verb_is_called_wrongly_here() -> None:
+    assert {each.split()[0] for each in OF_A_STREAM} | OTHERS == set(VERBS)
+
+
+@pytest.mark.parametrize("verb", OF_A_STREAM)
+def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: str, verb: str) -> None:
+    words, store = verb.split(), ("--store", store_url)
+    more = OF_A_STREAM[verb]
+    folder = Path(store_url.removeprefix("file://"))
+    before = sorted(str(path) for path in folder.rglob("*"))
+    cases = [
+        (3, "stream no/such/persistent/stream ", (*words, "no/such/persistent/stream", *more, *store)),
+        (2, "no such option: --nosuch", (*words, STREAM, *more, "--nosuch", *store)),
+        (2, "not a store's URL", (*words, STREAM, *more, "--store", "nope")),
+        (2, " store", (*words, STREAM, *more)),
+    ]
+    if verb != "cleanup audit":  # what was deleted from where there never was a stream
+        cases.append((2, "stream name 'a//b' can't be used", (*words, "a//b", *more, *store)))
+    if verb not in (
+        "retention plan",
+        "retention run",
+        "cleanup plan",
+        "cleanup audit",
+        "cleanup hold",
+        "cleanup orphans",
+        "status",
+    ):
+        cases.append((2, "missing argument", (*words, *store)))
+    for code, text, call in cases:
+        found, line, hint = offloader.refuses(*call)
+        assert (found, text in line) == (code, True), f"{call}: {found} {line}"
+        assert hint
+    assert sorted(str(path) for path in folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("verb", ["retention", "cleanup", "manifest", "rollback", "config", "spark"])
+def test_a_verb_without_its_action_names_them(offloader: Offloader, verb: str) -> None:
+    code, line, hint = offloader.refuses(verb)
+    assert (code, hint) == (2, f"see `offloader {verb} --help`")
+    assert line.startswith("missing a")
+    assert len(line) < 200
+    assert offloader.refuses(verb, "nosuch")[0] == 2
