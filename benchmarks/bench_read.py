@@ -2,12 +2,12 @@
 
     python benchmarks/bench_read.py [--store file|memory|minio|versitygw] [--mib 256] [--entry-bytes 100,1024] [--json]
 
-Prints for each entry size, in MB/s of data object: bare parallel ranged GETs; two such readers at once; those plus CRC
-and decoding in as many threads; ``Reader.scan``; two of them at once; a reader that fetches 1 MiB after the other; and this process's
-processor seconds per GB. From a server the same once more with ``--delay-ms`` added to each request. Then the memory
-that a scan takes above its read-ahead, in a process of its own; single reads of a cold block against a bare GET of
-that block, with the requests they made; and warm ones per second. A server shares this machine's cores: compare the
-ratios, not the rates. Bare GETs of a server are boto3's, past everything of ours.
+Prints for each entry size, in MB/s of data object: bare parallel ranged GETs; two such readers at once; those plus
+CRC and decoding in as many threads; ``Reader.scan``; two of them at once; a reader that fetches 1 MiB after the
+other; and this process's processor seconds per GB. From a server the same once more with ``--delay-ms`` added to each
+request. Then the memory that a scan takes above its read-ahead, in a process of its own; single reads of a cold block
+against a bare GET of that block, with the requests they made; and warm ones per second. A server shares this
+machine's cores: compare the ratios, not the rates. Bare GETs of a server are boto3's, past everything of ours.
 """
 
 from __future__ import annotations
