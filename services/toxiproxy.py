@@ -29,7 +29,7 @@ from services.servers import free_port, launch
 __all__ = ["Direction", "FaultyProxy", "Toxiproxy", "toxiproxy"]
 
 _HOST = "127.0.0.1"
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 #: Requests go upstream, answers downstream.
 Direction = Literal["upstream", "downstream"]

@@ -30,6 +30,8 @@ __all__ = ["Outcome", "play"]
 KILL_WAIT_S = 4.0
 #: The same for what happens only after a while.
 RARE_WAIT_S = 12.0
+#: The same for Spark, whose first sign of life is that Java starts.
+SPARK_WAIT_S = 60.0
 _RARE = frozenset({"retention", "checkpoint"})
 #: The same without a sign of life.
 START_WAIT_S = 20.0
@@ -98,8 +100,10 @@ class _Armed:
             self._kill, self._left, self._strike = kill, kill.after, strike
             self.struck = threading.Event()
             self.alive_s = None
-            is_rare = kill.about in _RARE or kill.method in ("DELETE", "POST") or kill.role == "spark"
+            is_rare = kill.about in _RARE or kill.method in ("DELETE", "POST")
             self._wait_s = RARE_WAIT_S if is_rare else KILL_WAIT_S
+            if kill.role == "spark":
+                self._wait_s = SPARK_WAIT_S
 
     def disarm(self) -> None:
         with self._lock:
