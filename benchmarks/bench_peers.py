@@ -51,7 +51,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--no-report", action="store_true", help="keep the results only")
     parser.add_argument("--json", action="store_true", help="print the results, too")
     given = parser.parse_args(arguments)
-    logging.disable(logging.CRITICAL)
     size = Size(given.mib, given.entry_bytes, given.rounds, given.singles, given.warm_mib)
     try:
         results = Results.of(given.results, size, given.seconds)
@@ -97,4 +96,5 @@ def rates(results: Results, names: list[str], delay_ms: int, size: Size) -> list
 
 
 if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
     sys.exit(main())

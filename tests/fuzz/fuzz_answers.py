@@ -99,7 +99,13 @@ def check_answer(data: bytes) -> Outcome:
 
 
 def _listed(admin: AdminClient) -> bool:
-    ledgers = LedgerList(TOPIC, ask=lambda: admin.internals(TOPIC), ask_last=lambda: READABLE, clock=SystemClock())
+    ledgers = LedgerList(
+        TOPIC,
+        ask=lambda: admin.internals(TOPIC),
+        ask_last=lambda: READABLE,
+        is_lost=lambda ledger_id, *_: ledger_id % 2 == 1,
+        clock=SystemClock(),
+    )
     infos = ledgers.infos()
     ids = [info.ledger_id for info in infos]
     assert ids == sorted(set(ids)), "a ledger is listed twice, or before an older one"
@@ -148,7 +154,8 @@ def check_door(data: bytes) -> Outcome:
     shown = re.fullmatch(rf"(?i:bearer) \s*({re.escape(TOKEN)})\s*", text)
     assert (caller is not None) is (shown is not None), "the token isn't what decides"
     assert caller is None or caller == Caller("token of env:T", Role.WRITE)
-    return (place, other, attempt(lambda: Role.of(text[:40]), InvalidCall)[1])
+    tokens = 0 if found is None else len({line for line in lines if line and not line.startswith("#")})
+    return (place, other, attempt(lambda: Role.of(text[:40]), InvalidCall)[1], min(tokens, 9))
 
 
 def _told(data: bytes, work: Callable[[], Any]) -> tuple[Any, str]:

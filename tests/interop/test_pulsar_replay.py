@@ -173,15 +173,16 @@ def stored(place: Place, topic: str) -> int:
 
 def test_the_admin_interface_of_a_real_broker(place: Place, exercises: Any) -> None:
     exercises("pulsar")
-    subscription = place.client.subscribe(SOURCE, "sub a/b+c", initial_position=pulsar.InitialPosition.Earliest)
+    # No slash: with transactions a broker makes a topic's name of a subscription's, and waits for that one for ever.
+    subscription = place.client.subscribe(SOURCE, "sub a+b=c", initial_position=pulsar.InitialPosition.Earliest)
     for _ in range(10):
         subscription.acknowledge(subscription.receive(30_000))
     assert NAMESPACE in place.admin.namespaces()
     assert SOURCE in place.admin.topics(NAMESPACE)
     assert place.admin.partitions(SOURCE) == 0
     assert place.admin.policies(NAMESPACE)["replication_clusters"]
-    assert place.admin.stats(SOURCE).subscriptions["sub a/b+c"].is_durable
-    eventually(lambda: place.admin.internals(SOURCE).cursors["sub a/b+c"].mark_delete.entry_id >= 9, within_s=30)
+    assert place.admin.stats(SOURCE).subscriptions["sub a+b=c"].is_durable
+    eventually(lambda: place.admin.internals(SOURCE).cursors["sub a+b=c"].mark_delete.entry_id >= 9, within_s=30)
     place.admin.trim(SOURCE)
     place.admin.unload(SOURCE)
     subscription.close()

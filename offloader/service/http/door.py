@@ -28,7 +28,7 @@ class Door:
 
     Args:
         listener: a socket that listens.
-        limits: those in their handshake count too.
+        settings: how many; those in their handshake count too.
         connect: lasts as long as a connection.
         refused: hears why one wasn't taken.
     """
@@ -36,11 +36,11 @@ class Door:
     def __init__(
         self,
         listener: socket.socket,
-        limits: HttpSettings,
+        settings: HttpSettings,
         connect: Callable[[socket.socket], Coroutine[None, None, None]],
         refused: Callable[[str], None],
     ) -> None:
-        self._listener, self._limits = listener, limits
+        self._listener, self._settings = listener, settings
         self._connect, self._refused = connect, refused
         self._loop = asyncio.get_running_loop()
         self.connections: set[asyncio.Task[None]] = set()
@@ -78,9 +78,9 @@ class Door:
         task.add_done_callback(partial(self._ended, client))
 
     def _why_not(self, client: str) -> str:
-        if len(self.connections) >= self._limits.connections_max:
+        if len(self.connections) >= self._settings.connections_max:
             return "connections"
-        return "client_connections" if self._of_client[client] >= self._limits.client_connections_max else ""
+        return "client_connections" if self._of_client[client] >= self._settings.client_connections_max else ""
 
     def _ended(self, client: str, task: asyncio.Task[None]) -> None:
         self.connections.discard(task)
