@@ -206,7 +206,10 @@ class _Connection:
         with contextlib.suppress(OSError):
             while piece := server.recv(_PIECE_BYTES):
                 waiting = self._waiting
-                if waiting is not None and not piece.startswith(b"HTTP/1.1 100"):
+                answer = piece
+                while answer.startswith(b"HTTP/1.1 100"):  # only "go on"; the answer may come together with it
+                    answer = answer.partition(b"\r\n\r\n")[2]
+                if waiting is not None and answer:
                     self._waiting = None
                     self._tell(waiting, "answered")
                 self._client.sendall(piece)
