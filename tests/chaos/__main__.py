@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-spark", action="store_true", help="without Spark jobs")
     parser.add_argument("--keep", metavar="FOLDER", default="", help="keep everything there, not only what went wrong")
     given = parser.parse_args(arguments)
+    if min(given.kills, given.round) < 1:
+        parser.error("--kills and --round: at least 1, or nothing is tried")
     # Ended in good order, so that no server and no mount is left behind
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     outcomes: list[Outcome] = []

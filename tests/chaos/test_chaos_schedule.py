@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.chaos.__main__ import main as chaos
 from tests.chaos.chaos_schedule import FAULTS, ROLES, SERVERS, round_of
 from tests.chaos.chaos_world import about
 
@@ -46,3 +48,11 @@ def test_requests_are_told_apart_by_what_they_are_about() -> None:
             "/chaos?list-type=2&prefix=below",
         )
     }.keys() == {"record", "checkpoint", "boundary", "catalog", "lease", "retention", "part", "index", "data", ""}
+
+
+@pytest.mark.parametrize("wrong", [["--kills", "0"], ["--kills", "-1"], ["--round", "0"]])
+def test_a_run_that_would_try_nothing_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        chaos(wrong)
+    assert ended.value.code == 2
+    assert "at least 1, or nothing is tried" in capsys.readouterr().err

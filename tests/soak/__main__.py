@@ -44,6 +44,8 @@ MIB = 1024 * 1024
 #: Part of the run that isn't judged: caches fill, streams reach the size that retention keeps.
 WARM_UP_PART = 0.25
 LOAD_END_S_MAX = 120.0
+#: Shorter runs have fewer samples than slopes are made of.
+MINUTES_MIN = 1.0
 METRICS = (
     "bytes_offloaded_total",
     "requests_total",
@@ -273,6 +275,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--window-mib", type=int, default=64, help="appended and not offloaded, of each stream")
     parser.add_argument("--artifacts", type=Path, default=ROOT / "artifacts" / "soak")
     options: Any = parser.parse_args(arguments)
+    if options.minutes < MINUTES_MIN or min(options.streams, options.readers) < 1:
+        parser.error(
+            f"--minutes: at least {MINUTES_MIN:g}, or nothing can be said; --streams and --readers: at least 1"
+        )
     wrong = run(options)
     for each in wrong:
         print(f"wrong: {each}", file=sys.stderr)

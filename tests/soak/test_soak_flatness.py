@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
+from tests.soak.__main__ import main as soak
 from tests.soak.soak_flatness import Limit, Series, ratio, verdict_of
 from tests.soak.soak_load import checked, payloads_of
 from tests.soak.soak_sampling import summed
@@ -97,3 +98,11 @@ def test_metrics_are_summed_over_their_labels() -> None:
         "requests_total": 7.0,
         "throttles_total": 1.0,
     }
+
+
+@pytest.mark.parametrize("wrong", [["--minutes", "-3"], ["--minutes", "0.5"], ["--streams", "0"], ["--readers", "0"]])
+def test_a_run_that_could_say_nothing_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        soak(wrong)
+    assert ended.value.code == 2
+    assert "at least 1" in capsys.readouterr().err
