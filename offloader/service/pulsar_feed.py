@@ -26,6 +26,7 @@ from offloader.retention.at_once import at_once
 from offloader.retention.stream_retention import open_retention
 from offloader.service.feeds import Problem, StreamControl, Streams
 from offloader.service.pulsar_subscribers import PulsarSubscribers
+from offloader.service.pulsar_turns import PulsarTurns
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.workers import Workers
@@ -74,8 +75,9 @@ class PulsarFeed:
         TopicPatterns.of(settings.topics, settings.exclude)
         self._cluster = cluster or PulsarCluster(settings, clock=clock)
         self._clock = clock
-        # Looks at the cluster, looks at subscriptions, and two that wind streams down.
-        self._workers = Workers(4, clock)
+        # Looks at the cluster, at subscriptions, at the store, and two that wind streams down.
+        self._workers = Workers(5, clock)
+        self._turns = PulsarTurns(store, self._cluster.admin, settings.subscription, clock)
         self._subscribers = PulsarSubscribers(
             self._cluster.admin,
             settings.subscription,
@@ -102,6 +104,7 @@ class PulsarFeed:
         self._every(
             lambda: streams.settings_of("").pulsar.subscribers_seconds, lambda: self.tell(streams), "subscriptions"
         )
+        self._every(lambda: streams.settings_of("").pulsar.topics_seconds, lambda: self._see_turns(streams), "turns")
 
     def stop(self, within_s: float) -> None:
         self._stopped.set()
@@ -115,7 +118,7 @@ class PulsarFeed:
 
     def problems(self) -> Sequence[Problem]:
         with self._lock:
-            found = list(self._problems.values())
+            found = [*self._problems.values(), *self._turns.problems()]
             topics, refused = list(self._topics.values()), dict(self._refused)
             for namespace, words in self._warnings.items():
                 found += [Problem(where=f"namespace {namespace}", what=each) for each in words]
@@ -213,6 +216,17 @@ class PulsarFeed:
         for topic, since_s in self._fenced_s.items():
             if ours[topic].source.is_chosen_since(since_s):
                 ours[topic].control.activate()
+
+    def _see_turns(self, streams: Streams) -> None:
+        self._turns.look(
+            streams.settings_of("").pulsar.hand_over_seconds,
+            ours=lambda: self._open_topics(lambda each: self._is_ours(each.topic) and not each.is_aside),
+            aside=lambda: self._open_topics(lambda each: each.is_aside),
+        )
+
+    def _open_topics(self, is_meant: Callable[[PulsarSource], bool]) -> Sequence[PulsarSource]:
+        with self._lock:
+            return [each.source for each in self._topics.values() if is_meant(each.source)]
 
     def _wind_down(self, streams: Streams, topic: str) -> None:
         with self._lock:

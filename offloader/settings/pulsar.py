@@ -41,6 +41,12 @@ class PulsarSettings:
         low=0.1,
         high=24 * 3600,
     )
+    hand_over_seconds: float = setting(
+        60.0,
+        "silence of the store after which a topic is left to another process that waits for it; 0: never",
+        low=0.0,
+        high=24 * 3600,
+    )
     topics_max: int = setting(10_000, "topics and partitions of one process", low=1, high=1_000_000)
     on_gap: str = choice(
         "record",

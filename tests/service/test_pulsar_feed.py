@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -20,94 +17,16 @@ from offloader.ledgers.pulsar.topic_survey import survey
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.stream_retention import open_retention
-from offloader.service.assembly import Assembled
 from offloader.service.pulsar_feed import PulsarFeed
-from offloader.settings import PulsarSettings
-from offloader.store.base import ObjectStore
-from offloader.store.memory import MemoryStore
-from offloader.testing.pulsar_admin import FakeAdmin
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_topics import FakeTopic
-from tests.formats.pulsar_entries import Sent, single_entry
-from tests.support.readback import stored_entries
-from tests.support.served import serving, settings_file
+from tests.support.pulsar_cluster import Cluster, P, S, fake_cluster, streams_of, whats
+from tests.support.served import settings_file
 from tests.support.waiting import eventually
-
-P = "persistent://t/n/"
-S = "t/n/persistent/"
-_names = itertools.count()
-
-
-@dataclass
-class Cluster:
-    """A broker with its admin interface, and a store."""
-
-    broker: FakeBroker
-    admin: FakeAdmin
-    store: ObjectStore
-    topics: dict[str, FakeTopic] = field(default_factory=dict)
-
-    def make(self, *names: str, entries: int = 10) -> FakeTopic:
-        """Topics with a closed ledger."""
-        for name in names:
-            topic = self.topics[name] = FakeTopic(self.broker, P + name)
-            self.fill(name, entries)
-            topic.roll()
-            self.admin.add(topic)
-        return self.topics[names[0]]
-
-    def fill(self, name: str, entries: int = 10) -> None:
-        for _ in range(entries):
-            topic = self.topics[name]
-            topic.append(single_entry(Sent(value=b"%s %d" % (name.encode(), len(topic.entries)))))
-
-    def settings(self, *topics: str, **more: Any) -> PulsarSettings:
-        return PulsarSettings(**self.names(*topics, **more))
-
-    def names(self, *topics: str, **more: Any) -> dict[str, Any]:
-        return {
-            "service_url": self.broker.url,
-            "admin_url": self.admin.url,
-            "topics": topics or ("t/n",),
-            "topics_seconds": 0.1,
-            "subscribers_seconds": 0.1,
-            "retry_seconds_max": 0.05,
-            **more,
-        }
-
-    @contextmanager
-    def serve(self, *topics: str, offload: dict[str, Any] | None = None, **more: Any) -> Iterator[Assembled]:
-        names = {f"pulsar__{name}": value for name, value in self.names(*topics, **more).items()}
-        file = settings_file(**names, **(offload or {}))
-        feed = PulsarFeed(file.settings_of("").pulsar, self.store, clock=SystemClock())
-        with serving(self.store, file, feed) as assembled:
-            yield assembled
-
-    def is_offloaded(self, name: str) -> bool:
-        """Whether everything that was stored by now is in the cold tier, in order."""
-        wanted = [(position, entry) for position, entry, _ in self.topics[name].entries]
-        return self.cold(name)[-len(wanted) :] == wanted
-
-    def cold(self, name: str) -> list[tuple[Position, bytes]]:
-        try:
-            return stored_entries(self.store, S + name)
-        except NotFound:
-            return []
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    with FakeBroker() as broker, FakeAdmin() as admin:
-        yield Cluster(broker, admin, MemoryStore(f"pulsar-feed-{next(_names)}", "", SystemClock()))
-
-
-def streams_of(assembled: Assembled) -> list[str]:
-    """Those that the feed brought; of others the store knows."""
-    return [row["stream"] for row in assembled.view.streams().items if row.get("feed") == "pulsar"]
-
-
-def whats(assembled: Assembled) -> str:
-    return "\n".join(f"{each.where}: {each.what}" for each in assembled.view.readiness().problems)
+    with fake_cluster() as made:
+        yield made
 
 
 def test_a_stream_that_was_fenced_in_its_turn_is_taken_back(cluster: Cluster) -> None:

@@ -136,6 +136,7 @@ class Consumer:
         self._error: OffloaderError | None = None
         self._is_active: bool | None = None
         self._is_closed = False
+        self._is_away = False
 
     @property
     def is_active(self) -> bool | None:
@@ -159,9 +160,20 @@ class Consumer:
         return False
 
     def attend(self) -> None:
-        """Subscribes, and again where that is needed; brings no entries. Raises as ``take``."""
+        """Subscribes, and again where that is needed, also after ``leave``; brings no entries. Raises as ``take``."""
+        self._is_away = False
         self._raise_error()
         self._subscribed()
+
+    def leave(self) -> None:
+        """Leaves the broker until ``attend``: another consumer of the subscription is chosen. Whatever needs the broker
+        meanwhile is refused, or it would be chosen again by asking."""
+        with self._subscribing:
+            self._is_away = True
+            with self._lock:
+                session, self._session = self._session, None
+            if session is not None:
+                session.leave()
 
     def skip(self, position: Position) -> None:
         """Nobody needs anything up to ``position`` any more: it counts as taken."""
@@ -317,6 +329,8 @@ class Consumer:
         with self._subscribing:
             if self._is_closed:
                 raise Closed(f"the consumer of {self.topic} was closed")
+            if self._is_away:
+                raise StoreUnavailable(f"{self.topic} is left to another process for now")
             with self._lock:
                 session = self._session
                 if session is not None and session.is_usable:

@@ -134,6 +134,20 @@ class PulsarSource:
         """Subscribes, which makes the subscription where there is none; ``active`` is known some time later."""
         self._standing.start()
 
+    @property
+    def is_aside(self) -> bool:
+        """Whether this process has stepped aside."""
+        return self._standing.is_aside
+
+    def step_aside(self) -> None:
+        """Leaves the topic to another process that waits for it, soon: ``active`` is False until ``step_back``, and the
+        broker isn't asked who should work. What the subscription keeps stays."""
+        self._standing.step_aside()
+
+    def step_back(self) -> None:
+        """The broker may choose this process again."""
+        self._standing.step_back()
+
     def close(self) -> None:
         """Leaves the topic to others; the subscription stays. Closing twice is fine."""
         with self._lock:

@@ -56,11 +56,17 @@ class Standing:
         self._told: tuple[bool | None, str] = None, ""
         self._problem: OffloaderError | None = None
         self._is_closed = False
+        self._is_aside = False
 
     @property
     def active(self) -> bool | None:
         """Whether the broker chose this process; ``None``: it hasn't said, or can't be heard now."""
-        return self._consumer.is_active
+        return False if self._is_aside else self._consumer.is_active
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether it has stepped aside."""
+        return self._is_aside
 
     def is_chosen_since(self, since_s: float) -> bool:
         """As ``Consumer.is_chosen_since``."""
@@ -73,6 +79,18 @@ class Standing:
 
     def start(self) -> None:
         """Subscribes soon, and stays subscribed."""
+        self._task.schedule()
+
+    def step_aside(self) -> None:
+        """Leaves the turn to another process, soon; until ``step_back`` it isn't even a candidate."""
+        with self._lock:
+            self._is_aside = True
+        self._task.schedule()
+
+    def step_back(self) -> None:
+        """Is a candidate again, soon. Not having stepped aside is fine."""
+        with self._lock:
+            self._is_aside = False
         self._task.schedule()
 
     def last_position(self) -> Position | None:
@@ -98,7 +116,10 @@ class Standing:
         if self._is_closed or self._backoff.waiting:
             return
         try:
-            self._consumer.attend()
+            if self._is_aside:
+                self._consumer.leave()
+            else:
+                self._consumer.attend()
         except Closed:
             return
         except OffloaderError as error:
