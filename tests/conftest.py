@@ -36,8 +36,11 @@ OTHERS = ("pulsar", "chromium", "toxiproxy")
 CLOUDS = ("fake-gcs", "azurite")
 BUCKET = "offloader-tests"
 
+# How long an example takes says something about the machine, nothing about the code: benchmarks measure that.
+hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("untimed")
 # A run that decides whether a change lands gives the same answer each time; developers' runs look for new cases.
-hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True)
+hypothesis.settings.register_profile("ci", derandomize=True, print_blob=True, database=None)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
 
