@@ -1,9 +1,10 @@
 """The upkeep of a store by itself: retention, cleanup and the search for orphans, each now and then.
 
-Owns when each has its turn, and what is told of it. Must never let one's failure keep the others from their turns, nor
-delete what they wouldn't delete by hand.
+Owns when each has its turn, and what is told of it. Must never let one's failure or slowness keep the others from
+their turns, run two of a kind at once, nor delete what they wouldn't delete by hand.
 
-Several processes may do this for one store at once: each step is safe then, and merely done twice.
+Several processes may do this for one store at once: each step is safe then, and merely done twice. So is one process
+that does all three at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from zlib import crc32
 
 from offloader.cleanup.cycle import CleanupReport, cleanup_all
@@ -30,12 +32,15 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.telemetry import NO_TELEMETRY, Reading, Recorder
 
-__all__ = ["CLEANUP", "ORPHANS", "JobRun", "Left", "Upkeep"]
+__all__ = ["CLEANUP", "JOBS_AT_ONCE_MAX", "ORPHANS", "JobRun", "Left", "Upkeep"]
 
 _log = logging.getLogger("offloader.upkeep")
 
 CLEANUP = "cleanup"
 ORPHANS = "orphans"
+#: Threads that ``Upkeep.start`` keeps busy at most: retention, cleanup and the search for orphans, one each. A search
+#: may list for minutes, and cleanup comes round meanwhile.
+JOBS_AT_ONCE_MAX = 3
 #: The first turn comes after a part of the period, but not later than this: processes that live shorter have one too.
 FIRST_S_MAX = 3600.0
 
@@ -55,12 +60,14 @@ class _Job:
     Attributes:
         period_s: between two runs; 0: never.
         due_s: when the next one is, by the monotonic clock.
+        running: held by the run, so that there is one at a time.
     """
 
     name: str
     period_s: float
     run: Callable[[], None]
     due_s: float
+    running: threading.Lock = field(default_factory=threading.Lock)
     runs: int = 0
     latest: JobRun | None = None
     succeeded_ms: int | None = None
@@ -128,11 +135,10 @@ class Upkeep:
             self._job(CLEANUP, settings.cleanup.cycle_minutes * 60, self._clean),
             self._job(ORPHANS, settings.cleanup.orphans_hours * 3600, self._find_orphans),
         ]
-        # Guards what gauges tell of the newest runs.
+        # Guards whether this is started, and what gauges tell of the newest runs.
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
         self._left: Mapping[str, Left] = {}
-        self._running = threading.Lock()
         self._started = False
         self._closed = False
         self._unwatch = recorder.watch(self._readings)
@@ -142,31 +148,35 @@ class Upkeep:
         return _Job(name, period_s, run, due_s=self._clock.monotonic_s() + first_s)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
-        """Runs what is due from now on; a second call changes nothing.
+        """Runs what is due from now on, each kind for itself; a second call changes nothing.
 
         Args:
-            call_after: runs something after so many seconds, on another thread. A run may take long: nothing that has
-                to be on time should be waiting behind it.
+            call_after: runs something after so many seconds, on another thread; ``JOBS_AT_ONCE_MAX`` of them at once. A
+                run may take long: nothing that has to be on time should be waiting behind it.
         """
-        with self._running:
+        with self._lock:
             if self._started or self._closed:
                 return
             self._started = True
         self.retention.start(call_after)
 
-        def turn() -> None:
-            wait_s = self.run_due()
+        def turn(job: _Job) -> None:
+            wait_s = self._run_due(job)
             if not self._closed:
-                call_after(wait_s, turn)
+                call_after(wait_s, partial(turn, job))
 
-        call_after(0.0, turn)
+        for job in self._jobs:
+            if job.period_s:
+                call_after(0.0, partial(turn, job))
 
     def close(self) -> None:
-        """Nothing further begins; waits for the step that runs. Closing twice is fine."""
-        closed, self._closed = self._closed, True
+        """Nothing further begins; waits for the steps that run. Closing twice is fine."""
+        with self._lock:
+            closed, self._closed = self._closed, True
         self.retention.close()
-        with self._running:
-            pass
+        for job in self._jobs:
+            with job.running:
+                pass
         if not closed:
             self._unwatch()
 
@@ -181,13 +191,16 @@ class Upkeep:
         return self._left
 
     def run_due(self) -> float:
-        """Runs cleanup and the search for orphans where they are due; seconds until one is again."""
-        with self._running:
-            for job in self._jobs:
-                if job.period_s and job.due_s <= self._clock.monotonic_s() and not self._closed:
-                    self._run(job)
-            due_s = [job.due_s for job in self._jobs if job.period_s]
-            return max(min(due_s, default=FIRST_S_MAX + self._clock.monotonic_s()) - self._clock.monotonic_s(), 0.0)
+        """Runs cleanup and the search for orphans where they are due, one after the other; seconds until one is again.
+        For who has one thread for all; ``start`` has one for each."""
+        return min([self._run_due(job) for job in self._jobs if job.period_s], default=FIRST_S_MAX)
+
+    def _run_due(self, job: _Job) -> float:
+        """Runs a job if it is due, and once if several ask; seconds until it is again."""
+        with job.running:
+            if job.due_s <= self._clock.monotonic_s() and not self._closed:
+                self._run(job)
+            return max(job.due_s - self._clock.monotonic_s(), 0.0)
 
     def _run(self, job: _Job) -> None:
         error: OffloaderError | None = None

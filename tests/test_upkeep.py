@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +20,15 @@ from offloader.metrics import Metrics
 from offloader.retention.service import JITTER, RETRY
 from offloader.retention.stream_retention import open_retention
 from offloader.settings import Settings, TelemetrySettings
-from offloader.store.base import DeleteFailure
+from offloader.store.base import DeleteFailure, ObjectStore, UploadInfo
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.upkeep import CLEANUP, FIRST_S_MAX, ORPHANS, Upkeep
+from offloader.upkeep import CLEANUP, FIRST_S_MAX, JOBS_AT_ONCE_MAX, ORPHANS, Upkeep
+from offloader.workers import Workers
 from tests.support.metrics import exposed
 from tests.support.streams import StreamWriter, batch_of
+from tests.support.waiting import eventually
 
 STREAM = "a/b/persistent/orders"
 HOUR_S = 3600.0
@@ -33,9 +37,29 @@ _names = itertools.count()
 
 
 class Refusing(FaultyStore):
-    """Answers deletes of some keys with success of the request and failures of the keys."""
+    """Answers deletes of some keys with success of the request and failures of the keys; lists uploads, which only the
+    search for orphans asks for, when it may.
+
+    Attributes:
+        listing, listing_most: calls at once that list uploads, now and ever.
+    """
 
     refused = ""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.may_list = threading.Event()
+        self.may_list.set()
+        self.listing = self.listing_most = 0
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        self.listing += 1
+        self.listing_most = max(self.listing, self.listing_most)
+        assert self.may_list.wait(120)
+        try:
+            return super().list_uploads(prefix)
+        finally:
+            self.listing -= 1
 
     def delete(self, keys: Any) -> Any:
         kept = [key for key in keys if self.refused and self.refused in key]
@@ -46,8 +70,8 @@ class Refusing(FaultyStore):
 class Bench:
     """One stream of four segments whose subscriber has read three; upkeep on a clock that the test moves."""
 
-    def __init__(self, **sections: Any) -> None:
-        self.clock = ManualClock()
+    def __init__(self, clock: ManualClock | None = None, **sections: Any) -> None:
+        self.clock = clock or ManualClock()
         self.memory = MemoryStore(f"upkeep-{next(_names)}", "", self.clock)
         self.store = Refusing(self.memory)
         self.settings = Settings.of(
@@ -230,6 +254,39 @@ def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
     assert bench.value("cleanup_segments_total", status="retired") == 3
 
 
+def test_cleanup_comes_round_while_a_search_for_orphans_takes_long_and_no_second_search_begins() -> None:
+    bench = Bench(clock=ManualClock(waits_pass=False), cleanup={"cycle_minutes": 60, "orphans_hours": 2})
+    store, upkeep, clock = bench.store, bench.upkeep, bench.clock
+    store.may_list.clear()
+    workers = Workers(JOBS_AT_ONCE_MAX, clock)
+    try:
+        upkeep.start(workers.call_after)
+
+        def passing(is_so: Callable[[], bool]) -> Callable[[], bool]:
+            def found() -> bool:
+                clock.advance(600)
+                return is_so()
+
+            return found
+
+        eventually(passing(lambda: store.listing == 1))
+        for _ in range(5):
+            before = upkeep.latest.get(CLEANUP)
+            eventually(passing(lambda before=before: upkeep.latest.get(CLEANUP) is not before))
+        asking = threading.Thread(target=upkeep.run_due)
+        asking.start()
+        assert ORPHANS not in upkeep.latest
+        store.may_list.set()
+        asking.join()
+        eventually(lambda: ORPHANS in upkeep.latest)
+        assert {run.error for run in upkeep.latest.values()} == {None}
+        assert store.listing_most == 1, "two searches at once"
+    finally:
+        store.may_list.set()
+        upkeep.close()
+        workers.close()
+
+
 def test_it_starts_once_outlives_a_bug_and_ends_when_it_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     waiting: list[tuple[float, Any]] = []
@@ -239,16 +296,16 @@ def test_it_starts_once_outlives_a_bug_and_ends_when_it_is_closed(caplog: pytest
 
     bench.upkeep.start(call_after)
     bench.upkeep.start(call_after)
-    assert len(waiting) == 2, "retention's turn, and that of the rest"
+    assert len(waiting) == JOBS_AT_ONCE_MAX, "a turn each: retention, cleanup, the search for orphans"
     bench.clock.advance(DAY_S)
     bench.settings = None  # type: ignore[assignment]
-    for _, run in [waiting.pop() for _ in range(2)]:
+    for _, run in [waiting.pop() for _ in range(JOBS_AT_ONCE_MAX)]:
         run()
-    assert len(waiting) == 2
+    assert len(waiting) == JOBS_AT_ONCE_MAX
     assert any("a run of cleanup failed" in record.getMessage() for record in caplog.records)
     bench.upkeep.close()
     bench.upkeep.close()
-    for _, run in [waiting.pop() for _ in range(2)]:
+    for _, run in [waiting.pop() for _ in range(JOBS_AT_ONCE_MAX)]:
         run()
     assert waiting == []
     assert not [key for key in exposed(bench.metrics) if key.startswith(("orphan", "upkeep"))]

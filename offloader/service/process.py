@@ -24,7 +24,7 @@ from offloader.service.recent import RecentErrors
 from offloader.service.reloading import Reloaded, reloaded
 from offloader.service.streams import ServedStreams
 from offloader.telemetry import Reading
-from offloader.upkeep import Upkeep
+from offloader.upkeep import JOBS_AT_ONCE_MAX, Upkeep
 from offloader.workers import SerialTask, Workers
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.runs import HistoryRuns
@@ -101,8 +101,8 @@ class ServingProcess:
         self._parts, self._clock = parts, parts.clock
         self._streams, self._offloader = parts.streams, parts.offloader
         self._doors: list[Door] = []
-        # One for upkeep, whose runs are long, and one for what is retried.
-        self._workers = Workers(2, parts.clock)
+        # For upkeep, whose runs are long, and one more for what is retried.
+        self._workers = Workers(JOBS_AT_ONCE_MAX + 1, parts.clock)
         self._started_ms = parts.clock.now_ms()
         # Looks at the streams for whoever asks: a source that doesn't answer holds up this thread, and nobody else.
         self._lookers = Workers(1, parts.clock)
