@@ -5,10 +5,11 @@ Owns those choices. Must never make them for somebody else's program: that is th
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 
-__all__ = ["ALLOCATOR", "THREAD_SWITCH_S", "set_up"]
+__all__ = ["ALLOCATOR", "HEAP", "THREAD_SWITCH_S", "keep_heap_small", "set_up"]
 
 #: After how long a thread that computes lets another one go on that waits for the interpreter. Python's own 5 ms are
 #: longer than twenty appends take, and an append hands the interpreter over at each of its statements: a command that
@@ -18,6 +19,9 @@ THREAD_SWITCH_S = 0.0002
 #: Arrow's allocator gives freed memory back at once, so that a process has what its budget says and no more; it reads
 #: this when Arrow is loaded.
 ALLOCATOR = {"MIMALLOC_PURGE_DELAY": "0"}
+#: What ``mallopt`` is told, by its numbers in <malloc.h>: two heaps for all threads; blocks from 256 KiB on come from
+#: the system and go back to it at once; a heap's free end goes back from 4 MiB on.
+HEAP = ((-8, 2), (-3, 256 * 1024), (-1, 4 * 1024 * 1024))
 
 
 def set_up() -> None:
@@ -26,3 +30,19 @@ def set_up() -> None:
     sys.setswitchinterval(THREAD_SWITCH_S)
     for name, value in ALLOCATOR.items():
         os.environ.setdefault(name, value)
+
+
+def keep_heap_small() -> bool:
+    """Lets the C library's allocator hold little that is free, for as long as this process lives: for one that goes on
+    for weeks. Before there are threads. What the environment says of that allocator stays.
+
+    Left to itself it takes larger and larger blocks from its heaps, one for each thread that computes, and a heap whose
+    end is in use gives nothing back: parts of segments and answers of gRPC leave holes there.
+
+    Returns:
+        Whether it was told: another C library has its own ways.
+    """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return False
+    tell = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    return tell is not None and all(tell(number, value) == 1 for number, value in HEAP)

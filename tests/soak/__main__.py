@@ -67,7 +67,8 @@ PROCESS_LIMITS = {
 
 
 def settings(folder: Path, endpoint: Endpoint, http_port: int, *, keep_mib: float) -> str:
-    """A settings file in which everything that is periodic comes round many times in minutes."""
+    """A settings file in which everything that is periodic comes round many times in minutes, and what is kept for
+    reads is full before the warm-up ends."""
     return f"""
         streaming_offload = true
         [serve]
@@ -92,6 +93,8 @@ def settings(folder: Path, endpoint: Endpoint, http_port: int, *, keep_mib: floa
         min_mbytes = {keep_mib}
         record_minutes = 0.02
         cycle_minutes = 0.1
+        [read]
+        cache_bytes_max = {16 * MIB}
         [cleanup]
         grace_hours = 0.001
         cycle_minutes = 0.1
