@@ -28,7 +28,7 @@ from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.topics import partition_streams
 from offloader.read.reader import Reader, open_reader
 from offloader.read.streams import load_stream
-from offloader.replay.numbering import producer_name
+from offloader.replay.numbering import lease_name, producer_name
 from offloader.replay.progress import Progress, ProgressFile, default_folder
 from offloader.replay.replayer import Replayer, ReplayLimits, ReplayResult
 from offloader.settings import PulsarSettings, Settings
@@ -191,12 +191,14 @@ class _Job:
     label: str
     file: str
 
-    def open(self) -> tuple[Reader, Progress]:
+    def open(self) -> tuple[Reader, Progress, str]:
+        """The stream, whose progress it is, and the name of the lease."""
         state = load_stream(self.store, self.pair.stream)
         begin = f"{self.asked.first or ''}|{self.asked.from_ms or ''}"
         name = producer_name(self.pair.stream, state.incarnation, self.pair.topic, begin, self.label)
         reader = open_reader(self.store, self.pair.stream, settings=self.settings.read, state=state)
-        return reader, Progress(producer=name, stream=self.pair.stream, topic=self.pair.topic)
+        lease = lease_name(self.pair.stream, state.incarnation, self.pair.topic, self.label)
+        return reader, Progress(producer=name, stream=self.pair.stream, topic=self.pair.topic), lease
 
     def progress_file(self, progress: Progress) -> ProgressFile:
         if not self.file:
@@ -243,7 +245,7 @@ def _pairs(store: ObjectStore, stream: str, topic: str, client: PulsarClient, as
 def _run_one(
     job: _Job, limits: ReplayLimits, *, with_transactions: bool, dry_run: bool, progress: bool, json: bool
 ) -> None:
-    reader, wanted = job.open()
+    reader, wanted, lease = job.open()
     with closing(reader):
         chosen = chosen_range(reader, job.asked)
         first, last = chosen or (None, None)
@@ -267,6 +269,7 @@ def _run_one(
                 last,
                 client=job.client,
                 wanted=wanted,
+                lease=lease,
                 file=file,
                 clock=SystemClock(),
                 limits=limits,

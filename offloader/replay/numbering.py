@@ -14,7 +14,7 @@ from uuid import UUID
 from formats.entries import Position
 from offloader.errors import Unsupported
 
-__all__ = ["number_of", "place_of", "producer_name"]
+__all__ = ["lease_name", "number_of", "place_of", "producer_name"]
 
 #: 268 million entries of a ledger, of which brokers end one after 50,000, or after ten minutes if that is later.
 _ENTRY_BITS = 28
@@ -52,5 +52,14 @@ def producer_name(stream: str, incarnation: UUID, topic: str, begin: str, label:
             broker remembers it would have been there already.
         label: to replay once more what was replayed.
     """
-    told = "\0".join((stream, str(incarnation), topic, begin, label))
-    return f"{_NAME}-{hashlib.sha256(told.encode()).hexdigest()[:20]}"
+    return f"{_NAME}-{_digest(stream, str(incarnation), topic, begin, label)}"
+
+
+def lease_name(stream: str, incarnation: UUID, topic: str, label: str = "") -> str:
+    """What the producer is called that keeps other replays of the stream away from a topic: one for all places where
+    they may begin. Arguments as of ``producer_name``."""
+    return f"{_NAME}-lease-{_digest(stream, str(incarnation), topic, label)}"
+
+
+def _digest(*told: str) -> str:
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:20]

@@ -22,9 +22,10 @@ from formats.entries import Position
 from formats.errors import FormatError
 from formats.pulsar.resend import Resent, resent
 from offloader.clock import Clock
-from offloader.errors import Corrupt, InvalidCall, OffloaderError
+from offloader.errors import Corrupt, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
+from offloader.ledgers.pulsar.refusals import NameTaken
 from offloader.read.reader import Reader
 from offloader.replay.numbering import number_of, place_of
 from offloader.replay.progress import Progress, ProgressFile
@@ -91,6 +92,7 @@ class Replayer:
         first, last: the range, both included.
         client: of the target's cluster.
         wanted: whose progress it is: names, nothing sent.
+        lease: name of a producer that sends nothing: while it is connected, no other replay with that lease runs.
         file: where the progress is.
         clock: of waits.
         limits: of speed and patience.
@@ -106,6 +108,7 @@ class Replayer:
         *,
         client: PulsarClient,
         wanted: Progress,
+        lease: str,
         file: ProgressFile,
         clock: Clock,
         limits: ReplayLimits | None = None,
@@ -114,7 +117,7 @@ class Replayer:
     ) -> None:
         self._reader, self._first, self._last = reader, first, last
         self._client, self._clock = client, clock
-        self._file = file
+        self._file, self._lease = file, lease
         self._limits = limits or ReplayLimits()
         self._rate = Rate(self._limits.messages_per_s, self._limits.bytes_per_s, clock)
         self._with_transactions = with_transactions
@@ -166,6 +169,21 @@ class Replayer:
     # --- one producer --------------------------------------------------------------------------------------------
 
     def _session(self, *, is_new: bool) -> None:
+        with closing(self._leased()):
+            self._produce(is_new=is_new)
+
+    def _leased(self) -> Producer:
+        """What keeps other replays of the stream away: a broker lets one producer of a name in. Where they begin makes
+        the names of those that send differ, and their ranges may overlap."""
+        try:
+            return Producer(self._client, self._target.topic, self._lease, clock=self._clock)
+        except NameTaken as error:
+            raise StoreUnavailable(
+                f"another replay of {self._progress.stream} goes to {self._target.topic}: {error.message}",
+                hint="wait until it has ended; with --label of its own another one runs beside it",
+            ) from error
+
+    def _produce(self, *, is_new: bool) -> None:
         producer = Producer(
             self._client, self._target.topic, self._progress.producer, limits=self._limits.producer, clock=self._clock
         )

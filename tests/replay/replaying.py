@@ -14,7 +14,7 @@ from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.connection import ConnectionLimits
 from offloader.ledgers.pulsar.producer import ProducerLimits
 from offloader.read.reader import open_reader
-from offloader.replay.numbering import producer_name
+from offloader.replay.numbering import lease_name, producer_name
 from offloader.replay.progress import Progress, ProgressFile
 from offloader.replay.replayer import Replayer, ReplayLimits, ReplayResult
 from offloader.store.base import ObjectStore
@@ -87,6 +87,7 @@ class Place:
                 end,
                 client=client,
                 wanted=wanted,
+                lease=lease_name(STREAM, self.incarnation, TARGET),
                 file=self.file,
                 clock=SystemClock(),
                 limits=limits,

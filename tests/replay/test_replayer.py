@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from formats.entries import EntryBatch, Position
 from formats.pulsar.messages import messages
 from offloader.errors import Corrupt, InvalidCall, StoreUnavailable, Unsupported
+from offloader.replay import replayer
 from offloader.replay.numbering import number_of, place_of
 from offloader.replay.rate import Rate
 from offloader.replay.replayer import ReplayResult
@@ -23,7 +25,7 @@ from offloader.testing.pulsar_broker import FakeBroker
 from offloader.testing.pulsar_producers import FakeProducers
 from offloader.testing.pulsar_topics import FakeTopic
 from tests.formats.pulsar_entries import Sent, single_entry
-from tests.replay.replaying import TARGET, Place, entries_of, entry_of, write_stream
+from tests.replay.replaying import STREAM, TARGET, Place, entries_of, entry_of, write_stream
 
 LEDGERS = {7: 40, 9: 1, 12: 59}
 ALL = [Position(ledger, number) for ledger, count in LEDGERS.items() for number in range(count)]
@@ -67,6 +69,31 @@ def test_every_message_arrives_as_it_was(place: Place) -> None:
 def test_only_the_range_is_sent(place: Place) -> None:
     place.run(first=Position(7, 38), last=Position(12, 1))
     assert place.arrived == [Position(7, 38), Position(7, 39), Position(9, 0), Position(12, 0), Position(12, 1)]
+
+
+def test_two_replays_of_a_stream_to_one_topic_are_kept_apart_wherever_they_begin(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # After each entry; at the end at most 20 are on their way, so it is told of some that are stored before.
+    monkeypatch.setattr(replayer, "NOTE_S", 0.0)
+    elsewhere = replace(place, folder=tmp_path / "another-machine")
+    another = replace(place.wanted, producer="begins-elsewhere")
+    refused: list[StoreUnavailable] = []
+
+    def meanwhile(_: ReplayResult) -> None:
+        if place.topic.entries and not refused:
+            with pytest.raises(StoreUnavailable) as found:
+                elsewhere.run(first=Position(9, 0), wanted=another, retry_s=0.0)
+            refused.append(found.value)
+
+    place.run(on_progress=meanwhile)
+    [error] = refused
+    assert f"another replay of {STREAM} goes to {TARGET}" in error.message
+    assert "--label" in error.hint
+    assert place.arrived == ALL
+    # It has ended: the other one may send its range now.
+    elsewhere.run(first=Position(9, 0), wanted=another)
+    assert place.arrived == [*ALL, *ALL[40:]]
 
 
 @pytest.mark.parametrize("deduplicates", [True, False])

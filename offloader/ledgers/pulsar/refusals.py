@@ -15,7 +15,12 @@ from offloader.errors import (
     Unsupported,
 )
 
-__all__ = ["refusal"]
+__all__ = ["NameTaken", "refusal"]
+
+
+class NameTaken(StoreUnavailable):
+    """A producer of that name is connected to the topic; or the topic has as many producers as it may."""
+
 
 #: Brokers answer whole stack traces.
 MESSAGE_CHARACTERS_MAX = 300
@@ -39,7 +44,7 @@ _KINDS: dict[int, tuple[str, type[OffloaderError]]] = {
     13: ("no such consumer", StoreUnavailable),
     14: ("too many requests", Throttled),
     15: ("the topic was terminated", InvalidCall),
-    16: ("a producer of that name is connected", StoreUnavailable),
+    16: ("a producer of that name is connected", NameTaken),
     17: ("no topic's name", InvalidCall),
     18: ("another schema", InvalidCall),
     19: ("consumer not assigned", StoreUnavailable),
