@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,14 +12,17 @@ import pytest
 from formats.entries import Position
 from formats.pulsar.commands import CommandType
 from offloader.clock import SystemClock
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topic_patterns import TopicPatterns
 from offloader.ledgers.pulsar.topic_survey import survey
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.stream_retention import open_retention
+from offloader.service.assembly import Assembled
 from offloader.service.pulsar_feed import PulsarFeed
+from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
+from offloader.write.stream.status import Mode
 from tests.support.pulsar_cluster import Cluster, P, S, fake_cluster, streams_of, whats
 from tests.support.served import settings_file
 from tests.support.waiting import eventually
@@ -45,22 +50,71 @@ def test_a_stream_that_was_fenced_in_its_turn_is_taken_back(cluster: Cluster) ->
 def test_a_stream_that_was_fenced_is_left_alone_while_the_broker_is_silent(cluster: Cluster) -> None:
     """Behind a broken network nobody hears that it is another one's turn: the two would fence each other in turns."""
     cluster.make("one")
-    with cluster.serve(request_seconds_max=0.5):
-        for _ in range(2):
-            eventually(lambda: cluster.is_offloaded("one"))
-            cluster.fill("one")  # while it is read live: what comes next does although the broker answers nothing
-        eventually(lambda: cluster.is_offloaded("one"))
-        cluster.broker.is_silent = True
+    # A segment ends only when that is asked for, and nobody takes a stream because its owner says nothing.
+    offload = {"offload__max_offload_segment_rollover_time_minutes": 60, "offload__takeover_after_seconds": 3600}
+    with cluster.serve(request_seconds_max=2, offload=offload) as assembled:
+        fill_live(cluster, assembled, "one")
+        fall_silent(cluster.broker)
         late = ManifestLog(cluster.store, S + "one", clock=SystemClock())
         late.load()
         late.open_epoch()
-        cluster.fill("one", 1)  # more than one would be a word of the broker after the first was fenced
+        with pytest.raises(Fenced):
+            assembled.process.offload(S + "one", cluster.newest("one"), timeout_s=100)
         # It was fenced, and at each look asks the broker for a word.
-        eventually(lambda: len(cluster.broker.of(CommandType.PING)) >= 3)
+        asked = len(cluster.broker.of(CommandType.PING))
+        eventually(lambda: len(cluster.broker.of(CommandType.PING)) >= asked + 3)
         assert load_manifest(cluster.store, S + "one").epoch == late.epoch
         cluster.broker.is_silent = False
-        eventually(lambda: cluster.is_offloaded("one"))
+        eventually(lambda: load_manifest(cluster.store, S + "one").epoch != late.epoch)
+        offload_now(cluster, assembled, "one")
         assert load_manifest(cluster.store, S + "one").epoch == (late.epoch or 0) + 1
+
+
+def offload_now(cluster: Cluster, assembled: Assembled, name: str) -> None:
+    """Until everything that is stored is in the cold tier."""
+
+    def is_offloaded() -> bool:
+        with suppress(OffloaderError):  # it isn't found yet, or is being started
+            assembled.process.offload(S + name, cluster.newest(name), timeout_s=100)
+        return cluster.is_offloaded(name)
+
+    eventually(is_offloaded)
+
+
+def fill_live(cluster: Cluster, assembled: Assembled, name: str) -> None:
+    """Entries that wait in an open segment of a stream which heard of them as they came: to commit them, and to take
+    what comes next, nobody has to be asked."""
+
+    def is_told_live() -> bool:
+        found = assembled.process.streams.get(S + name)
+        status = None if found is None else found.status()
+        end = cluster.newest(name)
+        return status is not None and status.mode is Mode.LIVE and status.tail == status.offered == end
+
+    offload_now(cluster, assembled, name)
+    # The first that comes after a closed ledger is looked up.
+    for _ in range(2):
+        cluster.fill(name)
+        eventually(is_told_live)
+
+
+def fall_silent(broker: FakeBroker) -> None:
+    """Returns when every client has heard everything that the broker ever said."""
+    broker.is_silent = True
+    # Who answered the first time had no answer coming any more; who answered the second time has read them all.
+    for _ in range(2):
+        before = {client: pongs(broker, client) for client in list(broker.clients)}
+        for client in before:
+            client.send(CommandType.PING)
+        eventually(partial(have_answered, broker, before))
+
+
+def have_answered(broker: FakeBroker, before: dict[BrokerClient, int]) -> bool:
+    return all(pongs(broker, client) > count or not broker.has(client) for client, count in before.items())
+
+
+def pongs(broker: FakeBroker, client: BrokerClient) -> int:
+    return sum(each is client and command.type is CommandType.PONG for each, command in list(broker.received))
 
 
 def test_topics_are_found_followed_and_wound_down(cluster: Cluster) -> None:

@@ -53,6 +53,10 @@ class Cluster:
             topic = self.topics[name]
             topic.append(single_entry(Sent(value=b"%s %d" % (name.encode(), len(topic.entries)))))
 
+    def newest(self, name: str) -> Position:
+        """The last entry that is stored."""
+        return self.topics[name].entries[-1][0]
+
     def settings(self, *topics: str, **more: Any) -> PulsarSettings:
         return PulsarSettings(**self.names(*topics, **more))
 
