@@ -25,9 +25,14 @@ SETTINGS = Settings.of(
 
 
 #: Segments and ledgers so small that what is appended before becomes a run of its own.
+#: Two at a time: a record ends two of them at most, so that there are so many records.
 HISTORY_SETTINGS = Settings.of(
     {
-        "offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64},
+        "offload": {
+            "block_bytes": 1024,
+            "max_size_per_offload_segment_mbytes": 1 / 64,
+            "backfill_segments_in_flight_max": 2,
+        },
         "ledgers": {"ledger_bytes_max": 25 * 1024},
     }
 )

@@ -18,6 +18,7 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.stream.streaming import StreamOffload
+from tests.support.waiting import PATIENCE_S
 
 STREAM = "public/default/persistent/orders"
 KIB = 1024
@@ -31,10 +32,16 @@ def settings(**changes: object) -> Settings:
         "max_size_per_offload_segment_mbytes": 1 / 64,
         "retry_seconds_max": 0.01,
         "workers_max": 4,
-        "drain_seconds_max": 30,
+        "drain_seconds_max": PATIENCE_S,
         **changes,
     }
     return Settings.of({"offload": offload, "ledgers": {"ledger_bytes_max": 25 * KIB}})
+
+
+def records_in(store: ObjectStore) -> list[tuple[Edit, ...]]:
+    """What each record of the one stream in a store says, in order."""
+    keys = [info.key for info in store.list("").objects if record_number(info.key) is not None]
+    return [decode_record(store.get(key)[0]).edits for key in sorted(keys)]
 
 
 @dataclass
@@ -76,8 +83,7 @@ class Bench:
                 self.expected += [(entry.position, entry.payload) for entry in batch.entries()]
 
     def records(self) -> list[tuple[Edit, ...]]:
-        keys = [info.key for info in self.memory.list("").objects if record_number(info.key) is not None]
-        return [decode_record(self.memory.get(key)[0]).edits for key in sorted(keys)]
+        return records_in(self.memory)
 
     def close(self) -> None:
         for offloader, stream in self._started:

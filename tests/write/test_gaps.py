@@ -74,7 +74,8 @@ def lose_ledgers(bench: Bench) -> tuple[EmbeddedStream, int]:
     bench.append(source, 5)
     first = source.close_ledger()
     assert first is not None
-    bench.start(source).offload()
+    stream = bench.start(source)
+    stream.offload()
     kept = len(bench.expected)
     bench.store.set_faults([Fault(call=1, calls=10**9, error=StoreUnavailable)])
     bench.append(source, 5)
@@ -86,6 +87,7 @@ def lose_ledgers(bench: Bench) -> tuple[EmbeddedStream, int]:
     del bench.expected[kept:stop]
     # The first ledger is gone too, so that nothing tells any more where it ended.
     source.delete(first.ledger_id)
+    stream.stop()  # or it would go on with what it has in memory as soon as the store answers
     return source, first.ledger_id
 
 

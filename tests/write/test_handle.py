@@ -38,14 +38,13 @@ from offloader.write.offloader import LedgerOffloader
 from offloader.write.segment.buffer import StreamBuffer
 from offloader.write.segment.handle import OffloadHandle
 from offloader.write.segment.intake import PIECES_MAX
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 Answer = TypeVar("Answer")
 MIB = 1024 * 1024
 STREAM = "a/b"
 UUID_A = UUID("11111111-2222-8333-8444-555555555555")
 _names = count()
-WAIT_S = 30
 
 
 def small(**changes: object) -> Settings:
@@ -86,7 +85,7 @@ def read_back(store: ObjectStore, uuid: UUID) -> list[Entry]:
 
 def finish(handle: OffloadHandle) -> object:
     handle.close()
-    return handle.get_offload_result_async().result(WAIT_S)
+    return handle.get_offload_result_async().result(PATIENCE_S)
 
 
 def test_offered_entries_arrive_and_the_result_says_where_they_begin_and_end(
@@ -100,7 +99,7 @@ def test_offered_entries_arrive_and_the_result_says_where_they_begin_and_end(
 
     assert handle.close() is True
     assert handle.close() is False
-    result = handle.get_offload_result_async().result(WAIT_S)
+    result = handle.get_offload_result_async().result(PATIENCE_S)
 
     assert (result.uuid, result.begin_ledger_id, result.begin_entry_id) == (UUID_A, 3, 10)
     assert (result.end_ledger_id, result.end_entry_id) == (3, 60)
@@ -156,7 +155,7 @@ def test_closing_without_entries_writes_no_object(
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
     handle.close()
 
-    result = handle.get_offload_result_async().result(WAIT_S)
+    result = handle.get_offload_result_async().result(PATIENCE_S)
 
     assert (result.summary, result.begin_ledger_id, result.end_entry_id) == (None, -1, -1)
     assert store.calls == []
@@ -282,7 +281,7 @@ def test_parts_wait_until_the_segment_is_assigned(
     assert store.calls == []
 
     handle.start_sending()
-    handle.get_offload_result_async().result(WAIT_S)
+    handle.get_offload_result_async().result(PATIENCE_S)
     assert len(read_back(store, UUID_A)) == 10
 
 
@@ -310,7 +309,7 @@ def test_a_single_put_that_cannot_be_looked_at_fails_the_segment(
     handle.close()
 
     with pytest.raises(error):
-        handle.get_offload_result_async().result(WAIT_S)
+        handle.get_offload_result_async().result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("verb", ["begin_upload", "upload_part", "complete_upload", "put"])
@@ -324,7 +323,7 @@ def test_a_refused_call_fails_the_segment_frees_its_bytes_and_leaves_no_upload(
     handle = offload_large(new_offloader(), buffer)
 
     with pytest.raises(error):
-        handle.get_offload_result_async().result(WAIT_S)
+        handle.get_offload_result_async().result(PATIENCE_S)
     assert buffer.held_bytes == 0
     assert store.inner.list_uploads("") == []
     with pytest.raises(Closed):
@@ -336,7 +335,7 @@ def test_a_completion_whose_reply_was_lost_is_looked_up(
 ) -> None:
     store.set_faults([Fault(call=1, verb="complete_upload", after=True, error=OutcomeUnknown)])
 
-    offload_large(new_offloader(), StreamBuffer(64 * MIB)).get_offload_result_async().result(WAIT_S)
+    offload_large(new_offloader(), StreamBuffer(64 * MIB)).get_offload_result_async().result(PATIENCE_S)
 
     assert [verb for verb, _ in store.calls].count("complete_upload") == 1
     assert len(read_back(store, UUID_A)) == 1200
@@ -347,7 +346,7 @@ def test_a_completion_that_did_not_happen_is_sent_again_after_looking(
 ) -> None:
     store.set_faults([Fault(call=1, verb="complete_upload", error=OutcomeUnknown)])
 
-    offload_large(new_offloader(), StreamBuffer(64 * MIB)).get_offload_result_async().result(WAIT_S)
+    offload_large(new_offloader(), StreamBuffer(64 * MIB)).get_offload_result_async().result(PATIENCE_S)
 
     verbs = [verb for verb, _ in store.calls if verb != "put"]
     first = verbs.index("complete_upload")
@@ -375,7 +374,7 @@ def test_the_index_does_not_wait_for_the_data_nor_the_result_for_one_of_them_alo
     offloader = LedgerOffloader(uploads, small())
     handle = offload_large(offloader, StreamBuffer(64 * MIB))
 
-    handle.get_offload_result_async().result(WAIT_S)
+    handle.get_offload_result_async().result(PATIENCE_S)
 
     assert sorted(uploads.met) == ["complete_upload", "put"]
     assert len(read_back(uploads, UUID_A)) == 1200
@@ -392,7 +391,7 @@ class MeetingStore(AroundStore):
 
     def around(self, request: Request, call: Callable[[], Answer]) -> Answer:
         if request.verb in ("complete_upload", "put"):
-            self._both.wait(WAIT_S)
+            self._both.wait(PATIENCE_S)
             self.met.append(request.verb)
         return call()
 
@@ -406,7 +405,7 @@ def test_an_index_of_other_bytes_is_never_replaced(
     handle.close()
 
     with pytest.raises(Corrupt, match="isn't the index of this data"):
-        handle.get_offload_result_async().result(WAIT_S)
+        handle.get_offload_result_async().result(PATIENCE_S)
     assert store.get(index_key(STREAM, UUID_A))[0] == b"somebody else's"
 
 

@@ -26,6 +26,7 @@ from offloader.write.history.ledger_method import due_ledgers
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.segment.by_ledger import SourceLedger
 from tests.support.readback import stored_entries, unaccounted_keys
+from tests.support.waiting import PATIENCE_S
 
 STREAM = "a/b"
 MIB = 1024 * 1024
@@ -101,7 +102,7 @@ def test_open_and_empty_ledgers_are_refused(bench: Bench) -> None:
     for wrong in (info, replace(info, closed=True, entries=0)):
         future = bench.offloader.offload(SourceLedger(bench.source, wrong), UUID(int=next(_names)), {}, stream=STREAM)
         with pytest.raises(InvalidCall, match="can't be offloaded"):
-            future.result(30)
+            future.result(PATIENCE_S)
     assert bench.store.calls == []
 
 
@@ -123,7 +124,7 @@ def test_a_ledger_that_is_not_what_it_claims_is_not_reported_as_offloaded(
     future = bench.offloader.offload(SourceLedger(bench.source, info), UUID(int=1), {}, stream=STREAM)
 
     with pytest.raises(Corrupt, match=shown):
-        future.result(30)
+        future.result(PATIENCE_S)
     assert bench.memory.list("").objects == ()
 
 
@@ -137,7 +138,7 @@ def test_a_wrong_recorded_size_neither_truncates_nor_prevents(bench: Bench, size
         SourceLedger(bench.source, replace(info, size_bytes=size)), UUID(int=1), {}, stream=STREAM
     )
 
-    summary = future.result(30).summary
+    summary = future.result(PATIENCE_S).summary
     assert summary is not None
     assert (summary.entries, summary.payload_bytes) == (50, 5000)
 

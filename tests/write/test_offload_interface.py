@@ -18,6 +18,7 @@ from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
+from tests.support.waiting import PATIENCE_S
 
 STREAM = "a/b"
 SETTINGS = Settings.of(
@@ -113,7 +114,7 @@ def test_deleting_a_segment_removes_both_objects_and_doing_it_twice_is_fine(benc
     context = bench.context(ledger_id)
 
     for _ in range(2):
-        bench.offloader.delete_offloaded(segment.uuid, {}, stream=STREAM).result(30)
+        bench.offloader.delete_offloaded(segment.uuid, {}, stream=STREAM).result(PATIENCE_S)
 
     assert not any(str(segment.uuid) in info.key for info in bench.memory.list("").objects)
     with pytest.raises(ObjectMissing):
@@ -127,6 +128,6 @@ def test_a_delete_that_the_store_did_not_do_is_an_error(bench: Bench) -> None:
     bench.store.set_faults([Fault(call=1, verb="delete", error=StoreUnavailable)])
 
     with pytest.raises(StoreUnavailable):
-        bench.offloader.delete_offloaded(segment.uuid, {}, stream=STREAM).result(30)
+        bench.offloader.delete_offloaded(segment.uuid, {}, stream=STREAM).result(PATIENCE_S)
     with pytest.raises(InvalidCall, match="elsewhere"):
         bench.offloader.delete_offloaded(segment.uuid, {"bucket": "elsewhere"}, stream=STREAM)

@@ -22,7 +22,7 @@ from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.history.memory import HISTORY_SHARE, parts_at_once, segment_memory_bytes
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 KIB, MIB = 1024, 1024 * 1024
 STREAM = "a/b"
@@ -53,7 +53,7 @@ class _Gate(AroundStore):
             self.waiting += 1
             self.waiting_max = max(self.waiting_max, self.waiting)
             self.priorities.add(current_priority(request.traffic))
-        assert self.open.wait(30)
+        assert self.open.wait(PATIENCE_S)
         with self._lock:
             self.waiting -= 1
         if self._aborted:
@@ -97,7 +97,7 @@ def new_bench() -> Iterator[Callable[..., Bench]]:
     yield make
     for bench in made:
         bench.store.open.set()
-        bench.thread.join(30)
+        bench.thread.join(PATIENCE_S)
         bench.offloader.close()
 
 
@@ -107,7 +107,7 @@ def test_so_many_parts_go_at_once_and_everything_arrives(new_bench: Callable[...
     bench.thread.start()
     eventually(lambda: bench.store.waiting == 3)
     bench.store.open.set()
-    assert bench.done.wait(30)
+    assert bench.done.wait(PATIENCE_S)
     assert bench.errors == []
     assert bench.store.waiting_max == 3
     assert bench.store.priorities == {Priority.BACKFILL}, "also on another thread"
@@ -122,7 +122,7 @@ def test_a_part_that_fails_ends_the_segment_after_the_others_came_to_an_end(new_
     bench.thread.start()
     eventually(lambda: bench.store.waiting == 3)
     bench.store.open.set()
-    assert bench.done.wait(30)
+    assert bench.done.wait(PATIENCE_S)
     assert [type(error) for error in bench.errors] == [StoreUnavailable]
     assert bench.store.after_abort == []
     assert bench.store.inner.list_uploads("") == []
@@ -137,9 +137,9 @@ def test_closing_the_offloader_ends_what_waits_for_its_parts(new_bench: Callable
     closing = threading.Thread(target=bench.offloader.close)
     closing.start()
     bench.store.open.set()
-    closing.join(30)
+    closing.join(PATIENCE_S)
     assert not closing.is_alive()
-    assert bench.done.wait(30)
+    assert bench.done.wait(PATIENCE_S)
 
 
 @pytest.mark.parametrize(

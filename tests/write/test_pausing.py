@@ -24,7 +24,7 @@ from offloader.watchdog import Watchdog
 from offloader.write.stream.pausing import LOOK_MAX_S
 from offloader.write.stream.status import Mode, StreamStatus
 from tests.support.readback import stored_entries
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 KIB = 1024
 _names = count()
@@ -226,7 +226,7 @@ def test_who_owns_a_topic_pauses_and_resumes_it_at_once(tmp_path: Path, caplog: 
         eventually(lambda: mode_of(topic) is Mode.PAUSED)
         last = topic.append_batch([b"b" * 100] * 10)[-1].last
         with pytest.raises(StreamPaused):
-            topic.offload(timeout_s=30)
+            topic.offload(timeout_s=PATIENCE_S)
         with pytest.raises(StreamPaused):
             topic.set_method("ledger")
         assert len(topic.read(first, last)) == 11, "reading goes on"

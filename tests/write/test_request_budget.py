@@ -23,7 +23,7 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.testing.simulated_workers import SimulatedWorkers
 from offloader.write.offloader import LedgerOffloader
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 KIB = 1024
 _names = count()
@@ -153,7 +153,7 @@ class _Gate(AroundStore):
             with self._lock:
                 self.waiting += 1
                 self.waiting_max = max(self.waiting_max, self.waiting)
-            assert self.open.wait(30)
+            assert self.open.wait(PATIENCE_S)
             with self._lock:
                 self.waiting -= 1
         return call()

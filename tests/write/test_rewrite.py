@@ -41,6 +41,7 @@ from offloader.write.segment.cold_ledger import EntryDigest
 from tests.support.manifests import summary_of
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of
+from tests.support.waiting import PATIENCE_S
 
 STREAM = "public/default/persistent/orders"
 #: One task at a time, so that the n-th storage call is the same one each time.
@@ -340,7 +341,7 @@ def test_the_next_writer_of_the_stream_gives_up_what_a_broken_run_promised(tmp_p
         with open_managed_ledger(STREAM, ledgers=ledgers, store=memory, settings=made) as topic:
             for batch in topic.append_batch([b"%d" % n for n in range(120)]):
                 expected += [(entry.position, entry.payload) for entry in batch.entries()]
-            topic.offload(timeout_s=60)
+            topic.offload(timeout_s=PATIENCE_S)
         if first:
             bench.store = FaultStore(memory, [Fault(call=1, verb="put", key_part="-ledger-", error=StoreUnavailable)])
             with pytest.raises(StoreUnavailable):

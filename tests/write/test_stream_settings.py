@@ -13,6 +13,7 @@ from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
+from tests.support.waiting import PATIENCE_S
 
 SMALL = Settings.of({"offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64}})
 
@@ -33,7 +34,7 @@ def test_each_stream_has_its_own_segment_size_codec_and_method_and_says_whom_to_
         streams = [offloader.offload_stream(sources[name], name, settings=names[name]) for name in ("small", "large")]
         trigger = offloader.offload_closed_ledgers(sources["ledger"], "ledger", settings=names["ledger"])
         for each in streams:
-            each.offload(timeout_s=60)
+            each.offload(timeout_s=PATIENCE_S)
         assert not trigger.offload().errors
         hold = {name: load_manifest(store, name) for name in names}
         for each in streams:

@@ -23,6 +23,7 @@ from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.readback import stored_entries
+from tests.support.waiting import PATIENCE_S, eventually
 
 STREAM = "public/default/persistent/orders"
 _names = count()
@@ -86,6 +87,8 @@ class Bench:
         if STREAM not in list_streams(self.memory):
             return  # nothing was offloaded so far
         stored = stored_entries(self.memory, STREAM)
+        # Another thread may be about to note what it appended.
+        eventually(lambda: len(self.expected) >= len(stored))
         assert stored == self.expected[: len(stored)]
         assert all(len(layouts) == 1 for layouts in self.layouts().values())
 
@@ -114,7 +117,7 @@ def test_from_streaming_to_the_ledger_method_and_back_while_it_is_appended_to(be
     by_ledger = topic.ledgers()[-1].ledger_id
     topic.set_method("streaming")
     bench.append(topic, 150)
-    topic.offload(timeout_s=60)
+    topic.offload(timeout_s=PATIENCE_S)
 
     assert load_manifest(bench.memory, STREAM).method == "streaming"
     assert stored_entries(bench.memory, STREAM) == bench.expected
@@ -137,7 +140,7 @@ def test_off_and_on_again_sends_nothing_twice_and_loses_nothing(bench: Bench) ->
     assert bench.sent() == sent
 
     topic.set_method("streaming")
-    topic.offload(timeout_s=60)
+    topic.offload(timeout_s=PATIENCE_S)
 
     assert stored_entries(bench.memory, STREAM) == bench.expected
     assert len(bench.sent()) == 2 * len(load_manifest(bench.memory, STREAM).offloaded())
@@ -147,7 +150,7 @@ def test_a_ledger_that_streaming_began_is_completed_as_it_began(bench: Bench) ->
     """The method changes at a restart, in the middle of a ledger."""
     topic = bench.open("streaming")
     bench.append(topic, 20)
-    topic.offload(timeout_s=60)
+    topic.offload(timeout_s=PATIENCE_S)
     bench.append(topic, 20)
     topic.close(drain=False)
 
@@ -174,7 +177,7 @@ def test_streaming_first_fills_what_a_failing_ledger_left_open(bench: Bench) -> 
     bench.append(topic, 30)
 
     topic.set_method("streaming")
-    topic.offload(timeout_s=60)
+    topic.offload(timeout_s=PATIENCE_S)
 
     assert stored_entries(bench.memory, STREAM) == bench.expected
     bench.require_whole()
@@ -190,7 +193,7 @@ def test_streaming_first_fills_what_an_interrupted_backfill_left_open(bench: Ben
     bench.append(topic, 30)
 
     topic.set_method("streaming")
-    topic.offload(timeout_s=60)
+    topic.offload(timeout_s=PATIENCE_S)
 
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
@@ -223,7 +226,7 @@ def test_a_process_that_dies_while_it_switches_loses_and_repeats_nothing(
         topic = bench.open(before if number % 2 else after)
         bench.append(topic, 20)
         topic.close_ledger()
-        topic.offload(timeout_s=60)
+        topic.offload(timeout_s=PATIENCE_S)
         assert stored_entries(bench.memory, STREAM) == bench.expected
         bench.require_whole()
         topic.close()
@@ -241,22 +244,22 @@ def test_streaming_begins_when_the_ledger_run_that_is_under_way_is_done(bench: B
     def held(key: str) -> None:
         if parse_object_key(key, STREAM) is not None and not go_on.is_set():
             uploading.set()
-            assert go_on.wait(30)
+            assert go_on.wait(PATIENCE_S)
 
     bench.store.before_put = held
     run = threading.Thread(target=topic.offload)
     run.start()
-    assert uploading.wait(30)
+    assert uploading.wait(PATIENCE_S)
     switch = threading.Thread(target=topic.set_method, args=("streaming",))
     switch.start()
     bench.append(topic, 5)
     assert load_manifest(bench.memory, STREAM).epoch == 1, "the run's owner is still the owner"
     assert topic.method == "ledger"
     go_on.set()
-    run.join(30)
-    switch.join(30)
+    run.join(PATIENCE_S)
+    switch.join(PATIENCE_S)
     assert topic.method == "streaming"
-    topic.offload(timeout_s=60)
+    topic.offload(timeout_s=PATIENCE_S)
     assert bench.layouts() == {bench.expected[0][0].ledger_id: {1}, bench.expected[-1][0].ledger_id: {2}}
     bench.require_whole()
 
@@ -277,8 +280,8 @@ def test_switching_while_others_append_keeps_every_entry(bench: Bench) -> None:
             bench.require_whole()
     finally:
         stop.set()
-        appender.join(30)
-    topic.offload(timeout_s=60)
+        appender.join(PATIENCE_S)
+    topic.offload(timeout_s=PATIENCE_S)
     assert stored_entries(bench.memory, STREAM) == bench.expected
     bench.require_whole()
 
@@ -310,7 +313,7 @@ def test_whatever_is_switched_when_the_offloaded_part_is_the_streams_beginning(
             topic.close_ledger()
         elif step == "offload":
             if topic.method != "none":
-                topic.offload(timeout_s=60)
+                topic.offload(timeout_s=PATIENCE_S)
         elif step.startswith("reopen"):
             topic.close(drain=False)
             topic = bench.open(step.partition(" ")[2] or topic.method)
@@ -319,7 +322,7 @@ def test_whatever_is_switched_when_the_offloaded_part_is_the_streams_beginning(
         bench.require_whole()
     bench.append(topic, 1)
     topic.set_method("streaming")
-    topic.offload(timeout_s=60)
+    topic.offload(timeout_s=PATIENCE_S)
     assert stored_entries(bench.memory, STREAM) == bench.expected
     bench.require_whole()
     topic.close()

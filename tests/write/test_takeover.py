@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.manifest import Assign, Failed, Offloaded
 from offloader.errors import Fenced, NotFound, OffloaderError, StoreUnavailable
@@ -18,7 +19,10 @@ from offloader.manifest.owners import require_takeable
 from offloader.manifest.state import ManifestState
 from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
+from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
+from offloader.testing.memory_ledgers import MemoryLedgers
+from offloader.write.ownership.opening import Ownership
 from offloader.write.stream.status import Mode
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
@@ -50,6 +54,9 @@ class _Dying(AroundStore):
         self.is_dead = False
 
     def around(self, request: Request, call: Callable[[], Any]) -> Any:
+        if request.verb == "put" and request.key.endswith("-index"):
+            # It goes up at the same time as its data; where it comes last, both are what is left.
+            eventually(lambda: self.is_dead or self._is_there(request.key.removesuffix("-index")))
         with self._lock:
             if not self.is_dead and request.verb == self._at[0] and self._at[1] in request.key:
                 self.is_dead = True
@@ -58,6 +65,13 @@ class _Dying(AroundStore):
             if self.is_dead:
                 raise StoreUnavailable(f"the process died at or before {request.verb} of {request.key}")
         return call()
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self.inner.head(key)
+        except NotFound:
+            return False
+        return True
 
 
 def crash_at(bench: Bench, verb: str, key_part: str, *, after: bool = False, size: int = 300) -> ManifestState:
@@ -216,6 +230,36 @@ def test_a_fenced_owner_takes_a_silent_stream_back_and_a_living_one_never(new_be
     eventually(lambda: first.status().mode is Mode.LIVE)
     first.offload()
     assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+class _Slow(AroundStore):
+    """Each request takes an hour, if it is to."""
+
+    def __init__(self, inner: ObjectStore, clock: ManualClock) -> None:
+        super().__init__(inner)
+        self._clock = clock
+        self.is_slow = False
+
+    def around(self, request: Request, call: Callable[[], Any]) -> Any:
+        answer = call()
+        self._clock.advance(3600 if self.is_slow else 0)
+        return answer
+
+
+def test_how_long_a_look_takes_says_nothing_of_the_owners_silence() -> None:
+    """What it writes while the answer is on its way isn't in that answer."""
+    clock = ManualClock()
+    memory = MemoryStore("slow-look", "", clock)
+    ManifestLog(memory, STREAM, clock=clock).open_epoch()
+    store = _Slow(memory, clock)
+    log = ManifestLog(store, STREAM, clock=clock)
+    log.load()
+    ownership = Ownership(log, MemoryLedgers(STREAM, clock), settings().offload, clock, take_over=False)
+    ownership.lose()
+    store.is_slow = True
+    assert not ownership.is_abandoned(Position(1, 0))
+    store.is_slow = False
+    assert ownership.is_abandoned(Position(1, 0)), "nor since that look"
 
 
 def test_a_fenced_stream_is_reopened_on_command(new_bench: Callable[..., Bench]) -> None:

@@ -128,16 +128,17 @@ class Ownership:
         Raises:
             Fenced: the source says that this writer isn't the active one.
         """
+        # The silence lasts until it was asked: while the answer was on its way, the owner may have written.
+        asked_s = self._clock.monotonic_s()
         state = self._log.load(create=True)
         committed = state.committed_end()
-        now_s = self._clock.monotonic_s()
         if state.record_id != self._seen_record or state.paused:
-            self._seen_record, self._silent_since_s = state.record_id, now_s
+            self._seen_record, self._silent_since_s = state.record_id, self._clock.monotonic_s()
             return False
         patience_s = self._settings.takeover_after_seconds
         if state.assigned():
             patience_s += self._settings.max_offload_segment_rollover_time_minutes * 60
-        if tail is None or (committed is not None and tail <= committed) or now_s - self._silent_since_s < patience_s:
+        if tail is None or (committed is not None and tail <= committed) or asked_s - self._silent_since_s < patience_s:
             return False
         if committed is not None:
             self._source.release(committed)
