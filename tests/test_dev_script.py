@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parents[1]
 #: Programs that ``dev`` expects of any system.
 BASE_PROGRAMS = [
@@ -112,7 +114,7 @@ class Machine:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
 
     def calls(self) -> list[str]:

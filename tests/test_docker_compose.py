@@ -20,6 +20,7 @@ from services.binaries import find_binary
 from services.pulsar.broker import offload_settings
 from services.pulsar.build import SOURCES
 from services.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Unavailable, free_port, stop_group
+from tests.support.waiting import PATIENCE_S
 
 FILE = Path(__file__).parent.parent / "docker-compose.yml"
 
@@ -93,15 +94,15 @@ if _minio_can_be_had():
         script = check[-1].replace("/9000", f"/{port}").replace("$$", "$")
         yield port, [*check[1:-1], script]
         stop_group(process.pid, lambda: process.poll() is not None)
-        process.wait(10)
+        process.wait(PATIENCE_S)
 
     def test_the_command_starts_a_server_with_the_bucket_and_the_check_says_when(
         started: tuple[int, list[str]],
     ) -> None:
         port, check = started
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + PATIENCE_S
         pause = threading.Event()
-        while subprocess.run(check, capture_output=True, timeout=10, check=False).returncode != 0:
+        while subprocess.run(check, capture_output=True, timeout=PATIENCE_S, check=False).returncode != 0:
             assert time.monotonic() < deadline_s, "the health check never succeeded"
             pause.wait(0.05)
         keys = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
@@ -112,4 +113,6 @@ if _minio_can_be_had():
     def test_the_check_fails_where_no_server_is(minio: dict[str, Any]) -> None:
         check = minio["healthcheck"]["test"]
         script = check[-1].replace("/9000", f"/{free_port()}").replace("$$", "$")
-        assert subprocess.run([*check[1:-1], script], capture_output=True, timeout=10, check=False).returncode != 0
+        assert (
+            subprocess.run([*check[1:-1], script], capture_output=True, timeout=PATIENCE_S, check=False).returncode != 0
+        )

@@ -15,7 +15,7 @@ from offloader.limits import Limiter, current_priority, turn_waited_s, working_a
 from offloader.settings import LimitSettings
 from offloader.testing.manual_clock import ManualClock
 from offloader.turns import Bucket, Pace, Priority, Traffic, Turns
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 NEVER = threading.Event()
 
@@ -113,9 +113,9 @@ def test_who_gives_up_lets_those_behind_go() -> None:
         eventually(lambda: limiter.status().waiting["read"] == 1)
         closing.set()
         limiter.wake()
-        assert small.result(timeout=30).admitted == 2
+        assert small.result(timeout=PATIENCE_S).admitted == 2
         with pytest.raises(StoreUnavailable):
-            large.result(timeout=30)
+            large.result(timeout=PATIENCE_S)
 
 
 def test_who_waits_for_another_limit_is_overtaken() -> None:
@@ -261,7 +261,7 @@ def test_the_queue_of_turns_is_bounded() -> None:
         closing.set()
         limiter.wake()
         with pytest.raises(StoreUnavailable, match="get b: the store was closed"):
-            waiting.result(timeout=30)
+            waiting.result(timeout=PATIENCE_S)
     assert limiter.status().waiting["read"] == 0
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from services.binaries import BINARIES
 from services.pulsar.build import place
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
 
@@ -38,7 +39,7 @@ def exports(text: str) -> Mapping[str, str]:
 def answers(url: str) -> bool:
     host, _, port = url.removeprefix("http://").partition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=2).close()
+        socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()
     except OSError:
         return False
     return True
@@ -73,7 +74,7 @@ def test_run_prints_the_lines_and_ends_with_the_terminal() -> None:
     url = exports("".join(lines))["AWS_ENDPOINT_URL"]
     assert answers(url)
     process.terminate()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE_S)
     assert not answers(url)
 
 
@@ -104,7 +105,7 @@ def test_an_endpoint_from_the_environment_comes_first() -> None:
         env={**os.environ, **given, "OFFLOADER_TEST_MINIO_SECRET_KEY": "b", "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=True,
     )
     assert found.stdout.split() == ["http://minio.example:9000", "a", "b"]

@@ -20,7 +20,7 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.offloader import LedgerOffloader
 from tests.support.metrics import exposed
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 STREAM = "tenant/ns/persistent/orders"
 NO_PROGRESS_S = 900.0
@@ -38,7 +38,7 @@ class Hanging(MemoryStore):
     def put(self, key: str, *given: Any, **more: Any) -> Any:
         if "/manifest/" not in key and not key.startswith("_catalog/"):
             self.reached.set()
-            assert self.go.wait(60)
+            assert self.go.wait(PATIENCE_S)
         return super().put(key, *given, **more)
 
 
@@ -72,7 +72,7 @@ def hanging(caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
     caplog.set_level(logging.INFO, logger="offloader.watchdog")
     bench = Bench(status_interval_s=60.0)
     bench.stream.request_offload()
-    assert bench.raw.reached.wait(60)
+    assert bench.raw.reached.wait(PATIENCE_S)
     yield bench
     bench.close()
 
@@ -137,7 +137,7 @@ class Silent(MemoryLedgers):
         self.go.set()
 
     def ledgers(self) -> Any:
-        assert self.go.wait(60)
+        assert self.go.wait(PATIENCE_S)
         return super().ledgers()
 
 
@@ -149,7 +149,7 @@ def test_a_source_that_hangs_doesnt_keep_the_watchdog_quiet(caplog: pytest.LogCa
     looking = threading.Thread(target=bench.offloader.status)
     try:
         bench.stream.request_offload()
-        assert bench.raw.reached.wait(60)
+        assert bench.raw.reached.wait(PATIENCE_S)
         assert bench.stalled() is None
         source.go.clear()
         bench.clock.advance(NO_PROGRESS_S + SEGMENT_AGE_S)

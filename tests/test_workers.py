@@ -16,7 +16,7 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.workers import SerialTask, Workers
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_timers_run_in_the_order_they_are_due_and_cancelled_ones_never(clock: Ma
     clock.advance(9)
     done = threading.Event()
     workers.submit(done.set)
-    assert done.wait(30)
+    assert done.wait(PATIENCE_S)
     assert ran == []
     clock.advance(2)
     eventually(lambda: ran == ["ten"])

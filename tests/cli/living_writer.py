@@ -11,7 +11,7 @@ import sys
 from offloader.errors import OffloaderError
 from offloader.managed_ledger import open_managed_ledger
 from offloader.store import open_store
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     sys.stdin.readline()
     topic.append(b"one more")
     try:
-        topic.offload(timeout_s=30)
+        topic.offload(timeout_s=PATIENCE_S)
     except OffloaderError as error:
         print(type(error).__name__, flush=True)
     topic.close(drain=False)

@@ -16,6 +16,7 @@ import formats.errors
 import offloader.errors
 from offloader.cli.errors import failure_of, report
 from offloader.errors import ErrorKind, OffloaderError
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -33,7 +34,7 @@ def environment() -> dict[str, str]:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*arguments), capture_output=True, text=True, check=False, env=environment(), timeout=60
+        command(*arguments), capture_output=True, text=True, check=False, env=environment(), timeout=PATIENCE_S
     )
 
 
@@ -152,7 +153,9 @@ code = main(["--version"])
 assert abs(sys.getswitchinterval() - THREAD_SWITCH_S) < 1e-6 < before
 sys.exit(code)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -168,7 +171,7 @@ print({name: os.environ[name] for name in ALLOCATOR})
     for given, seen in (({}, "0"), ({"MIMALLOC_PURGE_DELAY": "7"}, "7")):
         env = {name: value for name, value in os.environ.items() if name != "MIMALLOC_PURGE_DELAY"} | given
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=env
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=env
         )
         assert done.stdout.splitlines()[-1] == str({"MIMALLOC_PURGE_DELAY": seen})
 
@@ -186,7 +189,7 @@ def test_ctrl_c_is_one_line_and_130() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stderr) == (130, "offloader: interrupted\n")
 
 
@@ -200,7 +203,7 @@ def test_a_reader_that_goes_away_is_no_error_worth_words() -> None:
     process.stdout.close()
     assert process.stderr.read() == ""
     process.stderr.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=PATIENCE_S) == 141
 
 
 def test_a_verb_can_answer_an_exit_code() -> None:

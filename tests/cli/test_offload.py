@@ -17,6 +17,7 @@ from offloader.settings import LedgerSettings
 from offloader.store import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.readback import stored_entries
+from tests.support.waiting import PATIENCE_S
 
 STREAM = "public/default/persistent/orders"
 #: Beyond the time for which a command leaves another writer's stream alone.
@@ -174,7 +175,7 @@ def test_a_settings_file_says_the_method_and_the_sizes(offloader: Offloader, ben
 def test_what_it_did_is_known_to_another_process_afterwards(offloader: Offloader) -> None:
     """Nothing of it lives in the process that did it: the status is the manifest's."""
     command = [sys.executable, "-m", "offloader.cli.main", "offload", STREAM, "--until", "2:4"]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
     (status,) = offloader("status", STREAM, "--json").rows
     assert (status["committed"], status["segments"]["offloaded"]) == ("2:4", 1)
     (done,) = offloader("offload", STREAM, "--take-over", "--json").rows

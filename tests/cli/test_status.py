@@ -30,6 +30,7 @@ from offloader.store import open_store
 from offloader.testing.manual_clock import ManualClock
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -272,7 +273,7 @@ def test_a_watching_process_shows_what_changes_and_ends_at_ctrl_c(tmp_path: Path
         while json.loads(process.stdout.readline())["mode"] != "live":
             pass
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
     finally:
         process.kill()
@@ -303,7 +304,7 @@ def test_on_a_terminal_it_watches_in_place_and_no_line_is_too_long(tmp_path: Pat
             assert select.select([ours], [], [], 60)[0], shown
             shown += os.read(ours, 65536)
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(PATIENCE_S) == 130
     finally:
         process.kill()
         process.wait()

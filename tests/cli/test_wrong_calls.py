@@ -9,6 +9,7 @@ import pytest
 import offloader as library
 from offloader.cli.main import VERBS
 from tests.cli.reading_verbs import Offloader
+from tests.support.waiting import PATIENCE_S
 
 STREAM = "public/default/persistent/orders"
 #: Verb -> what it needs behind a stream's name to be complete.
@@ -59,7 +60,7 @@ def store_url(tmp_path_factory: pytest.TempPathFactory) -> str:
         STREAM, ledgers=f"sqlite:///{folder}/l.db", store=library.open_store(url)
     ) as topic:
         topic.append_batch([b"entry"] * 5)
-        topic.offload(timeout_s=60)
+        topic.offload(timeout_s=PATIENCE_S)
     return url
 
 

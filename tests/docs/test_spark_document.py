@@ -22,6 +22,7 @@ from offloader.spark.session import require_java
 from offloader.store import open_store
 from tests.formats.pulsar_entries import Sent, batch_entry
 from tests.support.streams import StreamWriter
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "SPARK.md").read_text(encoding="utf-8")
@@ -127,7 +128,7 @@ def launched(arguments: list[str]) -> list[str]:
     launcher = [str(java), "-cp", f"{home}/jars/*", "org.apache.spark.launcher.Main"]
     environment = {"JAVA_HOME": str(java.parent.parent), "SPARK_HOME": str(home), "SPARK_SCALA_VERSION": "2.13"}
     command = [*launcher, "org.apache.spark.deploy.SparkSubmit", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     return done.stdout.strip("\0\n").split("\0")
 
 

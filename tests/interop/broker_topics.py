@@ -12,7 +12,7 @@ import pulsar
 
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics
 from services.pulsar.broker import Broker
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 __all__ = ["KINDS", "NAMESPACE", "Produced", "command", "offloaded", "produce", "topic_of"]
 
@@ -104,7 +104,7 @@ def command(broker: Broker, method: str, path: str, body: object = None) -> None
         headers={"Content-Type": "application/json"},
         method=method,
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         assert answer.status < 300
 
 
@@ -116,5 +116,5 @@ def offloaded(ledgers: Callable[[str], TopicLedgers], produced: Produced) -> Top
         found[:] = [ledgers(produced.topic)]
         return all(ledger.offloaded for ledger in found[0].ledgers[:-1])
 
-    eventually(is_done, within_s=120)
+    eventually(is_done)
     return found[0]

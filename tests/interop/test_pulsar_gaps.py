@@ -75,7 +75,7 @@ def offloading(topic: Topic) -> Iterator[OffloadingProcess]:
     """A process that works on the topic; it has brought up what there is when the block begins."""
     process = OffloadingProcess(topic.broker.service_url, topic.broker.admin_url, topic.store, [topic.name])
     try:
-        eventually(lambda: process.offload(topic.name), within_s=60)
+        eventually(lambda: process.offload(topic.name))
         yield process
     finally:
         process.close()
@@ -152,7 +152,7 @@ def test_what_was_acknowledged_behind_our_back_is_offloaded_while_it_is_stored(
     with offloading(topic) as process:
         topic.send(390)
         topic.command("POST", "subscription/offloader/skip_all")
-        eventually(lambda: process.offload(topic.name), within_s=60)
+        eventually(lambda: process.offload(topic.name))
         assert len(topic.stored()) == 400
         assert topic.gaps() == []
     topic.send(100)
@@ -174,9 +174,9 @@ def test_what_was_deleted_before_it_was_offloaded_is_a_gap_that_is_said_loudly(
     topic.send(700)
     # As by message TTL: our subscription is moved to the end, and nobody else needs anything.
     end = Position(topic.ledgers()[-1], 109)
-    eventually(lambda: is_expired(topic, end), within_s=60)
+    eventually(lambda: is_expired(topic, end))
     topic.command("PUT", "unload")
-    eventually(lambda: is_trimmed(topic), within_s=60)
+    eventually(lambda: is_trimmed(topic))
     topic.send(5)
     *_, newest = topic.ledgers()
     with offloading(topic):

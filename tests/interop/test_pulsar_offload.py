@@ -29,7 +29,7 @@ from offloader.write.history.planned import HistoryResult
 from services.pulsar.broker import Broker, running_broker
 from tests.interop.broker_topics import NAMESPACE, command, topic_of
 from tests.interop.pulsar_offloading import OffloadingProcess
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -181,7 +181,7 @@ def test_four_producers_topics_that_move_and_a_broker_that_restarts(
         for writer in writers:
             writer.burst()
         for writer in writers:
-            eventually(lambda writer=writer: process.offload(writer.topic), within_s=120)  # type: ignore[misc]
+            eventually(lambda writer=writer: process.offload(writer.topic))  # type: ignore[misc]
             require_whole(store, restartable.broker, writer)
         require_sent_in_spark(spark, store, writers)
         released = give_up(process, restartable.broker, writers[0])
@@ -242,10 +242,10 @@ class Killable:
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.communicate(timeout=30)
+        self.process.communicate(timeout=PATIENCE_S)
 
     def end(self) -> None:
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=PATIENCE_S)
 
 
 def one_works(running: list[Killable]) -> bool:
@@ -262,7 +262,7 @@ def test_processes_that_are_killed_lose_and_repeat_nothing(
     try:
         for round_ in range(3):
             # One works and one stands by, whoever it is.
-            eventually(lambda: one_works(running), within_s=60)
+            eventually(lambda: one_works(running))
             writing = threading.Thread(target=writer.burst)
             writing.start()
             works = next(each for each in running if each.ask("active") == "True")
@@ -270,7 +270,7 @@ def test_processes_that_are_killed_lose_and_repeat_nothing(
             works.kill()
             running.remove(works)
             writing.join()
-            eventually(lambda: running[0].ask("offload") == "True", within_s=60)
+            eventually(lambda: running[0].ask("offload") == "True")
             if round_ < 2:
                 running.append(Killable(broker, url, writer.topic))
         require_whole(open_store(url), broker, writer)

@@ -112,7 +112,7 @@ def offload(place: Place) -> None:
     with PulsarClient(place.broker.service_url) as client:
         reader = Consumer(client, SOURCE, "offload", start=Position(0, 0))
         end, taken = reader.last_position(), list[Delivery]()
-        eventually(lambda: bool(taken.extend(reader.take(1.0)) or (taken and taken[-1].position == end)), within_s=60)
+        eventually(lambda: bool(taken.extend(reader.take(1.0)) or (taken and taken[-1].position == end)))
         reader.close()
     for ledger_id in sorted({each.position.ledger_id for each in taken}):
         own = [each for each in taken if each.position.ledger_id == ledger_id]
@@ -132,12 +132,12 @@ def test_after_every_kill_consumers_get_every_message_once(
     command(place.broker, "PUT", f"persistent/{NAMESPACE}/{name}")
     if deduplicates:
         command(place.broker, "POST", f"persistent/{NAMESPACE}/{name}/deduplicationEnabled", True)
-        eventually(lambda: place.admin.stats(target).deduplicates, within_s=60)
+        eventually(lambda: place.admin.stats(target).deduplicates)
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
     for upto in (80, 250):
         words = place.command(target, "--rate", "600")
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment) as process:
-            eventually(lambda upto=upto: stored(place, target) >= upto, within_s=60)
+            eventually(lambda upto=upto: stored(place, target) >= upto)
             process.send_signal(signal.SIGKILL)
         if upto > 80:
             command(place.broker, "PUT", f"persistent/{NAMESPACE}/{name}/unload")
@@ -157,7 +157,7 @@ def test_of_two_replays_at_once_on_two_machines_one_sends(place: Place, tmp_path
     command(place.broker, "PUT", f"persistent/{NAMESPACE}/target-twice")
     first, second = ({**os.environ, "XDG_STATE_HOME": str(tmp_path / name)} for name in ("one", "two"))
     with subprocess.Popen(place.command(target, "--rate", "300"), stdout=subprocess.DEVNULL, env=first) as process:
-        eventually(lambda: stored(place, target) >= 20, within_s=60)
+        eventually(lambda: stored(place, target) >= 20)
         late = subprocess.run(place.command(target), env=second, capture_output=True, text=True, check=False)
         # The broker lets one producer of a name in.
         assert late.returncode in (0, 4), late.stderr
@@ -182,7 +182,7 @@ def test_the_admin_interface_of_a_real_broker(place: Place, exercises: Any) -> N
     assert place.admin.partitions(SOURCE) == 0
     assert place.admin.policies(NAMESPACE)["replication_clusters"]
     assert place.admin.stats(SOURCE).subscriptions["sub a+b=c"].is_durable
-    eventually(lambda: place.admin.internals(SOURCE).cursors["sub a+b=c"].mark_delete.entry_id >= 9, within_s=30)
+    eventually(lambda: place.admin.internals(SOURCE).cursors["sub a+b=c"].mark_delete.entry_id >= 9)
     place.admin.trim(SOURCE)
     place.admin.unload(SOURCE)
     subscription.close()

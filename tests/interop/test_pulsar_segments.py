@@ -27,6 +27,7 @@ from services.pulsar.broker import offload_settings
 from services.pulsar.offloads import PulsarOffloads, running_offloads
 from services.servers import make_bucket
 from tests.independent_reader import read_segment
+from tests.support.waiting import PATIENCE_S
 
 BUCKET = "pulsar-segments"
 #: First entry of a segment -> the ledger of that case. 128 is what Pulsar's reader takes the first header's number for.
@@ -55,7 +56,7 @@ class Place:
             if number < len(runs) - 1:
                 handle.ledger_closed(LedgerFacts(ledger_id=ledger_id, closed=True), first + len(payloads) - 1)
         handle.close()
-        handle.get_offload_result_async().result(60)
+        handle.get_offload_result_async().result(PATIENCE_S)
         return uuid
 
     def write_theirs(self, *runs: Run) -> UUID:

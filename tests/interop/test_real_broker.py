@@ -39,7 +39,7 @@ from services.pulsar.broker import Broker, offload_settings, running_broker
 from services.servers import make_bucket
 from tests.interop.broker_topics import KINDS, NAMESPACE, Produced, command, offloaded, produce, topic_of
 from tests.support.streams import StreamWriter, batch_of
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -193,7 +193,7 @@ def taken(consumer: Consumer, last: Position) -> list[tuple[Position, bytes]]:
         found.extend((each.position, each.entry) for each in consumer.take(1.0))
         return bool(found) and found[-1][0] >= last
 
-    eventually(is_done, within_s=120)
+    eventually(is_done)
     return [each for each in found if each[0] <= last]
 
 
@@ -382,7 +382,7 @@ def test_the_broker_reads_what_our_writer_wrote_in_place_of_its_own_objects(plac
             created_ms=0,
             closed_ms=1,
         )
-        offloader.offload(HotLedger(broker, info), uuid, named).result(timeout=60)
+        offloader.offload(HotLedger(broker, info), uuid, named).result(timeout=PATIENCE_S)
         ours = SegmentMap.parse(place.store.get(index_key("", uuid, ledger_id))[0])
         assert ours.has_extension
         assert len(ours.blocks) > len(SegmentMap.parse(old, ledger_id=ledger_id).blocks)

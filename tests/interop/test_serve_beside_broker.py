@@ -55,7 +55,7 @@ def test_of_two_sidecars_one_works_and_the_other_takes_over_when_it_is_killed(tm
         with ExitStack() as stack:
             sidecars = [stack.enter_context(Serving(config)) for _ in range(2)]
             send()
-            eventually(are_stored, within_s=90)
+            eventually(are_stored)
             state = load_manifest(store, STREAM)
             assert state.epoch == 1
             [working] = [each for each in sidecars if state.owner.name.endswith(f"/{each.process.pid}")]
@@ -66,13 +66,13 @@ def test_of_two_sidecars_one_works_and_the_other_takes_over_when_it_is_killed(tm
             working.signal(signal.SIGKILL)
             working.ended()
             send()
-            eventually(are_stored, within_s=90)
+            eventually(are_stored)
             state = load_manifest(store, STREAM)
             assert (state.epoch, state.owner.name.endswith(f"/{waiting.process.pid}")) == (2, True)
 
             send()
             # What was sent last is completed before it ends, or left to the next start and said.
-            eventually(are_stored, within_s=90)
+            eventually(are_stored)
             waiting.signal(signal.SIGTERM)
             assert waiting.ended() == 0
         client.close()

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -27,9 +29,9 @@ def test_it_says_where_everything_is_and_ends_with_the_terminal() -> None:
     found = re.fullmatch(r"# broker (pulsar://\S+), admin (http://\S+), offloads to s3://pulsar\n", lines[4])
     assert found is not None
     url = f"{found[2]}/admin/v2/namespaces/public"
-    with urllib.request.urlopen(url, timeout=60) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         assert json.load(answer) == ["public/default"]
     process.terminate()
     assert process.communicate(timeout=120) == ("", None)
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(url, timeout=10)
+        urllib.request.urlopen(url, timeout=PATIENCE_S)

@@ -15,6 +15,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from tests.support.http_process import ORDERS, ask, http_process, quoted
+from tests.support.waiting import PATIENCE_S
 
 TOKEN = "admin-token-0123456789"
 EXAMPLES = 4
@@ -58,7 +59,7 @@ def test_whatever_is_sent_is_answered_as_described(served: Any, mode: Generation
             suppress_health_check=list(HealthCheck),
         )
         def run(case: Any) -> None:
-            answer = case.call(base_url=http.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=60)
+            answer = case.call(base_url=http.url, headers={"Authorization": f"Bearer {TOKEN}"}, timeout=PATIENCE_S)
             seen.add(answer.status_code)
             case.validate_response(answer, checks=CHECKS)
 

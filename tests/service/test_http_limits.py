@@ -9,7 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,16 @@ from offloader.service.http.gate import PROBES_MAX
 from offloader.service.http.server import OffloadHttp
 from tests.support.certificates import Authority
 from tests.support.http_process import ORDERS, ask, exchange, http_process, quoted
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
+#: A limit that is meant to be reached, and within which a busy machine still gets to send something.
+BEGUN_WITHIN_S = 1.5
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 STREAM = f"/v1/streams/{quoted(ORDERS)}"
 
 
 def connected(http: OffloadHttp) -> socket.socket:
-    return socket.create_connection((http.address.host, http.address.port), timeout=60)
+    return socket.create_connection((http.address.host, http.address.port), timeout=PATIENCE_S)
 
 
 def rest_of(connection: socket.socket) -> bytes:
@@ -42,9 +44,22 @@ def rest_of(connection: socket.socket) -> bytes:
     return found
 
 
-def refused(http: OffloadHttp, reason: str) -> float:
-    eventually(lambda: _is_served(http))  # our own request may be late, too
-    lines = ask(f"{http.url}/metrics").body.decode().splitlines()
+def metrics_of(http: OffloadHttp, tls: ssl.SSLContext | None = None) -> list[str]:
+    """Lines of what a scrape gets: our own requests may be late, too, or one client's too many."""
+    found: list[str] = []
+
+    def is_scraped() -> bool:
+        with suppress(OSError):
+            answer = ask(f"{http.url}/metrics", tls=tls)
+            found[:] = answer.body.decode().splitlines() if answer.status == 200 else []
+        return bool(found)
+
+    eventually(is_scraped)
+    return found
+
+
+def refused(http: OffloadHttp, reason: str, tls: ssl.SSLContext | None = None) -> float:
+    lines = metrics_of(http, tls)
     wanted = f'offloader_http_refusals_total{{reason="{reason}"}} '
     return sum(float(line.removeprefix(wanted)) for line in lines if line.startswith(wanted))
 
@@ -58,7 +73,7 @@ class Waiting:
 
     def overview(self) -> dict[str, Any]:
         self.asked.release()
-        assert self.go_on.wait(60)
+        assert self.go_on.wait(PATIENCE_S)
         return {"late": True}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -132,7 +147,7 @@ def test_a_body_is_as_long_as_allowed_and_no_longer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /heal", HEAD, HEAD + b"Content-Length: 1000\r\n\r\n12345"])
 def test_a_slow_sender_is_cut(tmp_path: Path, sent: bytes) -> None:
     """However often a byte more comes: the deadline is the request's."""
-    with http_process(tmp_path, {"http": {"request_seconds_max": 0.4}}, streams=()) as (http, _):
+    with http_process(tmp_path, {"http": {"request_seconds_max": BEGUN_WITHIN_S}}, streams=()) as (http, _):
         with connected(http) as connection:
             connection.sendall(sent)
             stop = threading.Event()
@@ -158,7 +173,7 @@ def test_a_handshake_that_doesnt_come_is_cut_and_counts_as_a_connection(tmp_path
     authority = Authority(tmp_path)
     sections = {
         "access": {"certificate_file": str(authority.issue("127.0.0.1"))},
-        "http": {"request_seconds_max": 0.4, "connections_max": 2},
+        "http": {"request_seconds_max": BEGUN_WITHIN_S, "connections_max": 2},
     }
     tls = ssl.create_default_context(cafile=authority.ca_file)
     with http_process(tmp_path, sections, streams=()) as (http, _):
@@ -168,14 +183,13 @@ def test_a_handshake_that_doesnt_come_is_cut_and_counts_as_a_connection(tmp_path
             with connected(http) as third:
                 assert rest_of(third) == b""
             assert [rest_of(each) for each in (one, other)] == [b"", b""]
-        eventually(lambda: _is_served(http, tls))
-        lines = ask(f"{http.url}/metrics", tls=tls).body.decode()
-        assert 'offloader_http_refusals_total{reason="handshake"} 2.0' in lines
-        assert 'offloader_http_refusals_total{reason="connections"}' in lines
+        # At least: our own handshakes may be late, too.
+        assert refused(http, "handshake", tls) >= 2
+        assert refused(http, "connections", tls) >= 1
 
 
 def test_a_connection_without_a_request_is_closed_after_its_time(tmp_path: Path) -> None:
-    with http_process(tmp_path, {"http": {"idle_seconds_max": 0.3}}, streams=()) as (http, _):
+    with http_process(tmp_path, {"http": {"idle_seconds_max": BEGUN_WITHIN_S}}, streams=()) as (http, _):
         with connected(http) as connection:
             connection.sendall(HEAD + b"\r\n" + HEAD + b"\r\n")
             found = rest_of(connection)
@@ -210,7 +224,7 @@ def test_no_more_is_asked_for_while_answers_lie_unread(tmp_path: Path) -> None:
             eventually(lambda: ask(f"{http.url}/v1/overview").status == 503)
             assert ask(f"{http.url}/healthz").status == 200
             assert len(rest_of(connection)) > 16 * 1024 * 1024, "who takes it gets it whole"
-        assert ask(f"{http.url}/v1/overview").status == 200
+        eventually(lambda: ask(f"{http.url}/v1/overview").status == 200)
 
 
 def test_no_more_requests_are_worked_on_than_allowed_and_probes_are_answered(tmp_path: Path) -> None:
@@ -225,7 +239,7 @@ def test_no_more_requests_are_worked_on_than_allowed_and_probes_are_answered(tmp
             assert [ask(f"{http.url}{path}").status for path in ("/healthz", "/metrics")] == [200, 200]
             view.go_on.set()
             assert [each.result().json() for each in busy] == [{"late": True}] * 3
-        assert ask(f"{http.url}/v1/overview").status == 200
+        eventually(lambda: ask(f"{http.url}/v1/overview").status == 200)
     assert PROBES_MAX >= 2
 
 
@@ -266,7 +280,7 @@ def test_one_client_never_has_all_connections(tmp_path: Path) -> None:
         with connected(http) as one_more:
             assert rest_of(one_more) == b""
         there = http.address.host, http.address.port
-        with socket.create_connection(there, timeout=60, source_address=("127.0.0.2", 0)) as other:
+        with socket.create_connection(there, timeout=PATIENCE_S, source_address=("127.0.0.2", 0)) as other:
             other.sendall(HEAD + b"\r\n")
             assert other.recv(65536).startswith(b"HTTP/1.1 200 ")
         held.pop().close()

@@ -17,6 +17,7 @@ from offloader.store.retrying import RetryingStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, http_process
+from tests.support.waiting import PATIENCE_S
 
 NEW = "shop/eu/persistent/new"
 
@@ -50,14 +51,14 @@ def test_what_isnt_streamed_here_is_told_by_its_manifest_asked_for_now_and_then(
         assert found[NEW]["entries_offloaded"] is None
 
         process.sources[ORDERS].append([b"one more"])
-        process.streams[ORDERS].offload(timeout_s=60)
+        process.streams[ORDERS].offload(timeout_s=PATIENCE_S)
         assert listed()[ORDERS]["entries_offloaded"] == 20
         clock.advance(ONE_AGE_S_MAX)
         assert listed()[ORDERS]["entries_offloaded"] == 20
         assert view.stream(ORDERS)["entries_offloaded"] == 21, "of one stream people want to know sooner"
         assert listed()[ORDERS]["entries_offloaded"] == 21, "and then it is known"
         process.sources[PAYMENTS].append([b"one more"])
-        process.streams[PAYMENTS].offload(timeout_s=60)
+        process.streams[PAYMENTS].offload(timeout_s=PATIENCE_S)
         clock.advance(ROW_AGE_S_MAX)
         assert listed()[PAYMENTS]["entries_offloaded"] == 21
 

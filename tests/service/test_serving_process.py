@@ -22,7 +22,7 @@ from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.readback import stored_entries
 from tests.support.served import HeldFeed, serving, settings_file
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 ORDERS, BILLS = "a/b/persistent/orders", "a/b/persistent/bills"
 _names = itertools.count()
@@ -118,7 +118,7 @@ def test_a_stream_stands_by_until_it_is_its_turn_and_the_other_process_is_fenced
         working = feeds[0].streams.add(ORDERS, source, feed="held")
         waiting = feeds[1].streams.add(ORDERS, source, feed="held", active=False)
         append(source)
-        working.offload(timeout_s=30)
+        working.offload(timeout_s=PATIENCE_S)
         epoch = load_manifest(store, ORDERS).epoch
         assert second.view.stream(ORDERS)["mode"] == "standby"
         with pytest.raises(Fenced, match="stands by here"):
@@ -253,23 +253,23 @@ def test_who_asks_for_a_stream_that_is_being_started_waits_for_it(
 
         def ledgers(self) -> Any:
             starting.set()
-            assert goes_on.wait(60)
+            assert goes_on.wait(PATIENCE_S)
             return inner.ledgers()
 
         def subscribe(self, *given: Any) -> Any:
             starting.set()
-            assert goes_on.wait(60)
+            assert goes_on.wait(PATIENCE_S)
             return inner.subscribe(*given)
 
     with serving(store, settings_file(), feed) as assembled, ThreadPoolExecutor() as pool:
         assert feed.streams is not None
         feed.streams.add(ORDERS, Slow(inner, 0, OSError()), feed="held")  # type: ignore[arg-type]
-        assert starting.wait(60)
+        assert starting.wait(PATIENCE_S)
         with pytest.raises(StoreUnavailable, match="is being started"):
             assembled.process.offload(ORDERS, None, timeout_s=0.01)
-        asked = pool.submit(assembled.process.offload, ORDERS, None, timeout_s=60)
+        asked = pool.submit(assembled.process.offload, ORDERS, None, timeout_s=PATIENCE_S)
         goes_on.set()
-        assert asked.result(60) == last
+        assert asked.result(PATIENCE_S) == last
 
 
 def test_a_stream_obeys_other_settings_from_a_reload_on(store: FaultyStore, database: EmbeddedLedgers) -> None:
@@ -280,7 +280,7 @@ def test_a_stream_obeys_other_settings_from_a_reload_on(store: FaultyStore, data
         feed.streams.add(ORDERS, source, feed="held")
         append(source)
         eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "live")
-        assembled.process.offload(ORDERS, None, timeout_s=30)
+        assembled.process.offload(ORDERS, None, timeout_s=PATIENCE_S)
         new = settings_file(topics={ORDERS: {"offload__codec": "zstd"}}, offload__workers_max=3)
         found = assembled.process.reload(new)
         assert found.changed == (f"[topic {ORDERS}] offload.codec",)
@@ -318,7 +318,7 @@ def test_a_stream_of_the_ledger_method_and_one_of_none(store: FaultyStore, datab
             assembled.process.offload(BILLS, None, timeout_s=1)
         append(sources[ORDERS])
         sources[ORDERS].close_ledger()
-        assert assembled.process.offload(ORDERS, None, timeout_s=30) is not None
+        assert assembled.process.offload(ORDERS, None, timeout_s=PATIENCE_S) is not None
         # What is shown may be some seconds old.
         eventually(lambda: assembled.view.stream(ORDERS)["segments"]["offloaded"] == 2)
     assert {int(each.layout) for each in load_manifest(store, ORDERS).offloaded()} == {1}
@@ -370,7 +370,7 @@ def test_draining_ends_when_somebody_does_not_want_to_wait(store: FaultyStore, d
         stopping.start()
         eventually(lambda: "stop" in feed.heard)
         assembled.process.abort()
-        stopping.join(60)
+        stopping.join(PATIENCE_S)
         store.set_faults([])
     assert left == [1]
 
@@ -396,7 +396,7 @@ def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: E
 
         def is_shorter() -> bool:
             append(source)
-            assembled.process.offload(ORDERS, None, timeout_s=30)
+            assembled.process.offload(ORDERS, None, timeout_s=PATIENCE_S)
             found = assembled.view.recent_decisions()
             return any(each["bytes"] for each in found) and "cleanup" in assembled.view.orphans()["jobs"]
 
@@ -462,11 +462,11 @@ def test_a_stream_that_is_paused_is_seen_at_once(store: FaultyStore, database: E
         feed.streams.add(ORDERS, source, feed="held")
         append(source)
         eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "live")
-        assembled.process.offload(ORDERS, None, timeout_s=30)
+        assembled.process.offload(ORDERS, None, timeout_s=PATIENCE_S)
         assert assembled.control.pause(ORDERS, reason="test", by="test")["paused"]
         append(source)
         eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "paused")
         assembled.control.resume(ORDERS, by="test")
-        assembled.process.offload(ORDERS, None, timeout_s=30)
+        assembled.process.offload(ORDERS, None, timeout_s=PATIENCE_S)
     assert ManifestLog(store, ORDERS, clock=SystemClock()).load().paused is False
     assert len(stored_entries(store, ORDERS)) == 80

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 __all__ = ["Serving"]
 
@@ -59,7 +59,7 @@ class Serving:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def ended(self, within_s: float = 60) -> int:
+    def ended(self, within_s: float = PATIENCE_S) -> int:
         """Its exit code, once all it said is in ``lines``."""
         code = self.process.wait(within_s)
         self._reader.join(within_s)
@@ -67,7 +67,7 @@ class Serving:
 
     def logged(self, event: str, count: int = 1) -> dict[str, Any]:
         """The newest line of an event, when there are ``count`` of them."""
-        eventually(lambda: self.process.poll() is not None or len(self._of(event)) >= count, within_s=90)
+        eventually(lambda: self.process.poll() is not None or len(self._of(event)) >= count)
         found = self._of(event)
         assert len(found) >= count, self.lines
         return found[-1]
