@@ -6,8 +6,9 @@ Prints for each entry size, in MB/s of data object: bare parallel ranged GETs; t
 CRC and decoding in as many threads; ``Reader.scan``; two of them at once; a reader that fetches 1 MiB after the
 other; and this process's processor seconds per GB. From a server the same once more with ``--delay-ms`` added to each
 request. Then the memory that a scan takes above its read-ahead, in a process of its own; single reads of a cold block
-against a bare GET of that block, with the requests they made; and warm ones per second. A server shares this
-machine's cores: compare the ratios, not the rates. Bare GETs of a server are boto3's, past everything of ours.
+against a bare GET of that block, with the requests they made; and warm ones per second. A server shares this machine's
+cores: compare the ratios, not the rates. Bare GETs of a server are boto3's, past everything of ours. More about two
+readers: ``bench_readers.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -203,26 +203,8 @@ def far_scans(given: dict[str, str], stream: str, delay_ms: float) -> dict[str, 
         # The manifest names the server without the way to it.
         settings = ReadSettings(relocate=Pairs({BUCKET: BUCKET}))
         found = scans(store, stream, settings, bare_get_of(store, far), FAR_ROUNDS)
-        found["two_scans_to_scan_one_in_flight"] = two_to_one(store, stream, settings)
         store.close()
     return {f"far_{name}": value for name, value in found.items()}
-
-
-def two_to_one(store: ObjectStore, stream: str, settings: ReadSettings) -> float:
-    """How much more two readers with one request in flight each read than one: neither the store nor this machine is
-    the limit then."""
-    alone = replace(settings, requests_in_flight_max=1)
-    readers = [open_reader(store, stream, settings=alone) for _ in range(2)]
-
-    def scan(reader: Reader) -> int:
-        return sum(map(len, reader.scan()))
-
-    def two_scans() -> int:
-        with ThreadPoolExecutor(2) as pool:
-            return sum(pool.map(scan, readers))
-
-    one, two = zip(*((seconds(lambda: scan(readers[0])), seconds(two_scans)) for _ in range(FAR_ROUNDS)), strict=True)
-    return round(2 * statistics.median(one) / statistics.median(two), 2)
 
 
 def store_at(url: str, given: dict[str, str]) -> ObjectStore:

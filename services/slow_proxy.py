@@ -32,7 +32,8 @@ _HOST = "127.0.0.1"
 _PIPE_BYTES = 1024 * 1024
 #: With a limited bandwidth, bytes that are passed on at once.
 _PIECE_BYTES = 64 * 1024
-_PEEK_BYTES = 64 * 1024
+#: How an answer begins that asks for the request's body.
+_CONTINUE = b"HTTP/1.1 100"
 _F_SETPIPE_SZ = 1031
 _READY_TIMEOUT_S = 10.0
 
@@ -103,10 +104,16 @@ class SlowProxy:
 
     def _pass_answers(self, server: socket.socket, client: socket.socket, answered: threading.Event) -> None:
         with _closing(server, client), _pipe() as (out, into):
-            while head := server.recv(_PEEK_BYTES, socket.MSG_PEEK):
-                if not head.startswith(b"HTTP/1.1 100"):
-                    answered.set()
-                _drain(out, client, os.splice(server.fileno(), into, len(head)))
+            while True:
+                # Only an answer's first bytes are looked at: for the rest a look would cost as much as moving it.
+                if not answered.is_set():
+                    head = server.recv(len(_CONTINUE), socket.MSG_PEEK)
+                    if head != _CONTINUE:
+                        answered.set()
+                count = os.splice(server.fileno(), into, _PIPE_BYTES)
+                if not count:
+                    return
+                _drain(out, client, count)
 
     def _wait_for_turn(self, count: int) -> None:
         """Sleeps until ``count`` bytes may go on; whoever comes later waits behind."""
