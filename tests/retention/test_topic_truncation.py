@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
 from uuid import UUID
@@ -146,12 +147,15 @@ def test_partitions_that_were_deleted_and_created_again_are_none_of_an_old_one()
     assert bench.heads() == [None, Position(2, 2), None]
 
 
-def test_what_a_topic_that_is_gone_had_under_way_is_let_go_of() -> None:
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_what_a_topic_that_is_gone_had_under_way_is_let_go_of(is_created_again: bool) -> None:
     bench = Bench()
     bench.truncate({ZERO: Position(2, 0)})
     for _ in range(2):
         remove_stream(bench.memory, ZERO, clock=bench.clock)
         bench.clock.advance(25 * 3600)
+    if is_created_again:
+        StreamWriter(bench.memory, ZERO, clock=bench.clock)
     assert release_intent(bench.memory, TOPIC)
     assert bench.memory.get(intent_key(TOPIC))[0] == b""
     assert release_intent(bench.memory, TOPIC)
@@ -172,6 +176,20 @@ def test_a_forced_one_of_somebody_who_died_is_finished_with_the_loss_that_was_me
     log.commit([Failed(UUID(int=7), "a test"), Assign(UUID(int=8), 2, Position(2, 10), Position(2, 14), 0, {})])
     resume_topic_truncation(bench.store, TOPIC, clock=bench.clock, take_over=True)
     assert bench.heads() == [Position(2, 0), Position(2, 10), None]
+
+
+@pytest.mark.parametrize("forced", [True, False])
+def test_what_was_begun_is_finished_with_the_force_that_it_was_begun_with(forced: bool) -> None:
+    bench = Bench()
+    log = ManifestLog(bench.memory, ONE, clock=bench.clock)
+    log.load()
+    log.open_epoch()
+    log.commit([Assign(UUID(int=7), 2, Position(2, 10), Position(2, 14), 0, {})])
+    theirs = TruncationIntent(TOPIC, bench.wanted({ONE: Position(2, 12)}), forced, "somebody", 5)
+    bench.memory.put(intent_key(TOPIC), encode_intent(theirs))
+    with nullcontext() if forced else pytest.raises(EditRefused, match="past the committed end"):
+        resume_topic_truncation(bench.store, TOPIC, clock=bench.clock, take_over=True)
+    assert bench.heads() == [None, Position(2, 12) if forced else None, None]
 
 
 def test_one_that_isnt_wanted_any_more_writes_nothing() -> None:
