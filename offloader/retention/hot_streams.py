@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterable
 from formats.manifest import SetMethod
 from offloader.clock import Clock
 from offloader.errors import OffloaderError
-from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.topics import partition_of
+from offloader.retention.place import home_of
 from offloader.retention.policies import policy_of
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -77,8 +76,7 @@ class HotStreams:
     def _is_ruled(self, stream: str) -> bool:
         if self._settings_of(stream).offload.method != _METHOD:
             return False  # whoever offloads it begins its manifest
-        split = partition_of(stream)
-        name = stream if split is None or read_entry(self._store, split[0]) is not None else split[0]
+        name, _ = home_of(self._store, stream)
         return policy_of(name, self._settings_of(name).retention) is not None
 
     def _begin(self, stream: str) -> bool:
