@@ -73,6 +73,7 @@ def _checks(file: SettingsFile, url: str, endpoint_url: str, region: str, *, rea
         settings=patience,
         limits=settings.limits,
         read_only=read_only,
+        create=True,
     )
     stores = StoreChecks(opened, settings, clock, read_only=read_only)
     yield stores

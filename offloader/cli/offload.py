@@ -6,7 +6,7 @@ Owns what is said before, meanwhile and afterwards. Must never report an object 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Annotated, Any
@@ -34,7 +34,7 @@ from offloader.cli.progress import SegmentProgress
 from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
 from offloader.clock import SystemClock
 from offloader.effective_settings import read_settings_file
-from offloader.errors import NotFound
+from offloader.errors import BucketMissing, NotFound
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.state import ManifestState
@@ -87,7 +87,8 @@ def run(
     last = position_of(until, option="--until") if until else None
     file = read_settings_file(config) if config else None
     settings = Settings() if file is None else file.settings_of(stream)
-    opened = open_configured_store(store, endpoint_url, region, settings, read_only=dry_run)
+    open_it = partial(open_configured_store, store, endpoint_url, region, settings, read_only=dry_run)
+    opened = _opened(open_it, ledgers, stream)
     state = load_stream(opened, stream, may_be_absent=True)
     if state.owner.url and not (dry_run or take_over or size_threshold):
         asked = _asked_owner(opened, state, last, settings, must=not ledgers)
@@ -124,6 +125,17 @@ def run(
     _print_result(opened, stream, method, result, as_json=json)
     if result.errors:
         raise result.errors[0]
+
+
+def _opened(open_it: Callable[..., ObjectStore], ledgers: str, stream: str) -> ObjectStore:
+    """The store; a local directory is made for it only when there is a stream to put into it."""
+    try:
+        return open_it()
+    except BucketMissing:
+        require_ledgers(ledgers)
+        with closing(EmbeddedLedgers(ledgers, create=False)) as database:
+            database.view_stream(stream)
+        return open_it(create=True)
 
 
 def _asked_owner(

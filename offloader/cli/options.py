@@ -94,8 +94,9 @@ def open_chosen_store(
     settings: StoreSettings | None = None,
     limits: LimitSettings | None = None,
     read_only: bool = True,
+    create: bool = False,
 ) -> ObjectStore:
-    """The store that the options name.
+    """The store that the options name; only who may be the first to write something there makes a local directory.
 
     Raises:
         InvalidCall: no URL was given.
@@ -113,11 +114,12 @@ def open_chosen_store(
         settings=settings or StoreSettings(),
         limits=limits,
         read_only=read_only,
+        create=create,
     )
 
 
 def open_configured_store(
-    url: str, endpoint_url: str, region: str, settings: Settings, *, read_only: bool
+    url: str, endpoint_url: str, region: str, settings: Settings, *, read_only: bool, create: bool = False
 ) -> ObjectStore:
     """The store that the options name, as ``settings`` say; probed before anything is written to it.
 
@@ -126,7 +128,7 @@ def open_configured_store(
         OffloaderError: what ``open_chosen_store`` raises.
     """
     store = open_chosen_store(
-        url, endpoint_url, region, settings=settings.store, limits=settings.limits, read_only=read_only
+        url, endpoint_url, region, settings=settings.store, limits=settings.limits, read_only=read_only, create=create
     )
     if not read_only:
         require_conditional_puts(store, single_writer=settings.store.single_writer)

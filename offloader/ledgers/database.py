@@ -319,6 +319,13 @@ def _translate(error: sqlite3.Error, path: str, doing: str) -> OffloaderError:
             return AccessDenied(f"{where}: {doing} failed: {error}", hint="name a file in a directory you may write to")
         case sqlite3.SQLITE_TOOBIG:
             return LimitReached(f"{where}: an entry is larger than SQLite takes: {error}")
+        case sqlite3.SQLITE_IOERR if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE:
+            # Beside the file each process needs 32 KiB; SQLite has no word of its own for a disk without them.
+            return StoreUnavailable(f"{where}: {doing} failed: the disk is full; nothing was written", hint=_FREE)
         case sqlite3.SQLITE_IOERR:
-            return StoreUnavailable(f"{where}: {doing} failed: {error}", hint="check the disk")
+            name = getattr(error, "sqlite_errorname", "SQLITE_IOERR")
+            return StoreUnavailable(
+                f"{where}: {doing} failed: the disk didn't do what it was asked for ({name})",
+                hint="look into the system's log, check the disk, and try again",
+            )
     return OffloaderError(f"{where}: {doing} failed: {error}", hint="this is a bug, please report it")

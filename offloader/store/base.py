@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Protocol, cast
-from urllib.parse import urlsplit
 
 from formats.buffers import Pieces
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, Unsupported
 from offloader.limits import Limiter
 from offloader.settings import LimitSettings, StoreSettings
+from offloader.store.urls import require_place_only, without_secrets
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
 __all__ = [
@@ -222,6 +222,7 @@ class StoreOptions:
         settings: deadlines, retries, connections.
         clock: wall clock and waits.
         read_only: whether writing verbs are refused.
+        create: whether a local directory is made where there is none.
         limiter: whose turn it is; ``None``: one of its own, that limits nothing until the store asks to slow down.
         recorder: takes measurements of requests.
     """
@@ -234,6 +235,7 @@ class StoreOptions:
     settings: StoreSettings = field(default_factory=StoreSettings)
     clock: Clock = field(default_factory=SystemClock)
     read_only: bool = False
+    create: bool = True
     limiter: Limiter | None = None
     recorder: Recorder = NO_TELEMETRY
 
@@ -265,6 +267,7 @@ def open_store(
     settings: StoreSettings | None = None,
     clock: Clock | None = None,
     read_only: bool = False,
+    create: bool = True,
     limits: Limiter | LimitSettings | None = None,
     recorder: Recorder = NO_TELEMETRY,
 ) -> ObjectStore:
@@ -282,14 +285,15 @@ def open_store(
         settings: deadlines, retries, connections.
         clock: default: the machine's.
         read_only: writing verbs raise ``Unsupported``; nothing is created, not even a local directory.
+        create: make the local directory where there is none, unless ``read_only``; buckets are never made.
         limits: of bandwidth and request rate; default: none but what the server asks for. A ``Limiter`` is shared by
             all stores that are given it.
         recorder: where measurements of requests go, for example ``offloader.telemetry.Metrics``.
 
     Raises:
-        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials; settings of S3 for another
-            store.
-        BucketMissing: opened for reading and the local directory isn't there.
+        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials or says more than a place;
+            settings of S3 for another store.
+        BucketMissing: opened for reading, or not to be created, and the local directory isn't there.
         AccessDenied: the local directory can't be made or written.
         Unsupported: a package that the scheme needs isn't installed.
     """
@@ -306,6 +310,7 @@ def open_store(
         settings=settings or StoreSettings(),
         clock=clock,
         read_only=read_only,
+        create=create,
         limiter=Limiter(limits, clock) if isinstance(limits, LimitSettings) else limits,
         recorder=recorder,
     )
@@ -328,19 +333,17 @@ def module_of(url: str) -> ModuleType:
     """The module whose ``open_url(url, options)`` opens ``url``, without the layers that ``open_store`` adds.
 
     Raises:
-        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials.
+        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials or says more than a place.
         Unsupported: a package that the scheme needs isn't installed.
     """
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
         raise InvalidCall(
-            f"{url!r} is not a store's URL", hint="give s3://bucket/root, file:///directory or memory://name"
+            f"{without_secrets(url)!r} is not a store's URL",
+            hint="give s3://bucket/root, file:///directory or memory://name",
         )
-    if "@" in urlsplit(url).netloc and scheme in _MODULES:
-        raise InvalidCall(
-            f"the {scheme} URL carries credentials",
-            hint="leave them out of the URL: use the environment, a profile, or access_key and secret_key",
-        )
+    if scheme in _MODULES:
+        require_place_only(url)
     try:
         return importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))
     except ImportError as error:

@@ -62,15 +62,14 @@ REPLACEMENTS_MAX = 100
 
 
 def open_url(url: str, options: StoreOptions) -> LocalStore:
-    """The store in the directory of ``url``; made when it isn't there, unless it is opened for reading."""
+    """The store in the directory of ``url``; made when it isn't there, unless ``options`` speak against it."""
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InvalidCall(f"{url} names no directory", hint="give an absolute path: file:///directory (three slashes)")
     directory = Path(unquote(parts.path))
-    if options.read_only:
-        if not directory.is_dir():
-            raise BucketMissing(f"{url}: no such directory", hint="check the path, or write something there first")
-    else:
+    if (options.read_only or not options.create) and not directory.is_dir():
+        raise BucketMissing(f"{url}: no such directory", hint="check the path, or write something there first")
+    if not options.read_only:
         with translated(url, "opening"):
             directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):

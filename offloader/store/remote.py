@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
-from urllib.parse import urlsplit, urlunsplit
 
 from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
@@ -31,6 +30,7 @@ from offloader.store import checks
 from offloader.store.base import ByteRange, ListPage, ObjectInfo, ObjectStore, PartInfo, StoreOptions, UploadInfo
 from offloader.store.read_only import ReadOnlyStore
 from offloader.store.remote_memory import RemoteMemoryWrites
+from offloader.store.urls import without_secrets
 
 __all__ = ["RemoteMemoryStore", "RemoteStore", "open_url"]
 
@@ -46,7 +46,7 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     """The store at any fsspec URL, read-only unless its file system is on the list."""
     plain = url.removeprefix(_PREFIX)
     protocol = plain.partition("://")[0]
-    shown = _without_secrets(url)
+    shown = without_secrets(url)
     try:
         file_system, root = url_to_fs(plain, **_storage_options(protocol, options))
     except ImportError as error:
@@ -82,11 +82,6 @@ def _storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
         "use_listings_cache": False,
         "skip_instance_cache": True,
     }
-
-
-def _without_secrets(url: str) -> str:
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")).rstrip("/")
 
 
 class RemoteStore:

@@ -84,7 +84,7 @@ _CREDENTIALS = (
 def open_url(url: str, options: StoreOptions) -> S3Store:
     """The store at ``s3://bucket/root``. Nothing is sent before the first call."""
     parts = urlsplit(url)
-    if not parts.netloc or parts.query or parts.fragment:
+    if not parts.netloc:
         raise InvalidCall(f"{url} names no bucket", hint="give s3://bucket/root")
     return S3Store(parts.netloc, checks.split_root(url, unquote(parts.path)), options)
 

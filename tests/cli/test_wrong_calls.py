@@ -79,6 +79,7 @@ def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: st
         (2, "no such option: --nosuch", (*words, STREAM, *more, "--nosuch", *store)),
         (2, "not a store's URL", (*words, STREAM, *more, "--store", "nope")),
         (2, " store", (*words, STREAM, *more)),
+        (3, "no such directory", (*words, STREAM, *more, "--store", f"file://{folder}/missing")),
     ]
     if verb != "cleanup audit":  # what was deleted from where there never was a stream
         cases.append((2, "stream name 'a//b' can't be used", (*words, "a//b", *more, *store)))
@@ -97,6 +98,25 @@ def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: st
         assert (found, text in line) == (code, True), f"{call}: {found} {line}"
         assert hint
     assert sorted(str(path) for path in folder.rglob("*")) == before
+
+
+def test_a_directory_is_made_only_for_a_stream_that_is_there_to_be_offloaded(
+    offloader: Offloader, store_url: str, tmp_path: Path
+) -> None:
+    ledgers = f"sqlite:///{store_url.removeprefix('file://')}/../l.db"
+    missing = ("--store", f"file://{tmp_path}/store")
+    calls = [
+        (3, "no such directory", ("adopt",)),
+        (2, "no ledger database", ("offload", STREAM)),
+        (3, "doesn't exist", ("offload", STREAM, "--ledgers", f"sqlite:///{tmp_path}/l.db")),
+        (3, "isn't in ledger database", ("offload", "a/b/persistent/c", "--ledgers", ledgers)),
+    ]
+    for code, text, call in calls:
+        found, line, _ = offloader.refuses(*call, *missing)
+        assert (found, text in line) == (code, True), f"{call}: {found} {line}"
+        assert list(tmp_path.iterdir()) == []
+    offloader("offload", STREAM, "--ledgers", ledgers, *missing)
+    assert (tmp_path / "store").is_dir()
 
 
 @pytest.mark.parametrize("verb", ["retention", "cleanup", "manifest", "rollback", "config", "spark"])

@@ -141,6 +141,25 @@ def test_a_full_disk_changes_nothing_and_can_be_retried(ledgers, path):
     assert payloads_of(stream) == [b"kept", b"again"]
 
 
+def test_a_disk_without_room_to_open_what_is_there_is_called_full(ledgers, path):
+    """A process that may not make a file of more than 16 KiB sees what one on a full disk sees."""
+    ledgers.open_stream("s").append([b"kept"])
+    ledgers.close()
+    code = (
+        "import resource, sys\n"
+        "from offloader.ledgers.embedded import EmbeddedLedgers\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
+        "try: EmbeddedLedgers(sys.argv[1])\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith(f"StoreUnavailable ledger database {path}: ")
+    assert "the disk is full; nothing was written (free some space" in done.stdout
+    again = EmbeddedLedgers(path)
+    assert payloads_of(again.open_stream("s")) == [b"kept"]
+    again.close()
+
+
 def test_a_lock_that_is_held_too_long_changes_nothing_and_can_be_retried(ledgers, path):
     stream = ledgers.open_stream("s")
     other = sqlite3.connect(path, isolation_level=None)

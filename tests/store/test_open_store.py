@@ -36,7 +36,9 @@ from offloader.testing.store_suite import all_keys
         ("s3:///root", "names no bucket"),
         ("s3://bucket/a//b", "can't be a root"),
         ("s3://bucket/../b", "can't be a root"),
-        ("s3://bucket?region=x", "names no bucket"),
+        ("s3://bucket?region=x", "followed by a [?] or #"),
+        ("file:///some/where#else", "followed by a [?] or #"),
+        ("s3://[bucket", "can't be read"),
         ("memory://", "names no memory"),
         ("nope://bucket", "unknown store scheme 'nope'"),
     ],
@@ -80,6 +82,28 @@ def test_a_missing_package_of_another_file_system_is_named() -> None:
 def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
     with pytest.raises(InvalidCall):
         open_store("s3://bucket", endpoint_url=endpoint)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az", "file", "memory", "catalogue", "nope"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "://bucket/root?secret=hunter2",
+        "://bucket/root#hunter2",
+        "://bucket/ro@ot?hunter2@x",
+        "://key:hunter2@bucket/root",
+        "://key:hunter2@bucket/root?hunter2",
+        "://[key:hunter2@bucket",
+        "://?hunter2",
+        ":key:hunter2@bucket/root",
+        ":/bucket/root?hunter2",
+    ],
+)
+def test_what_may_be_a_secret_in_a_url_is_never_repeated(scheme: str, rest: str) -> None:
+    with pytest.raises(OffloaderError) as caught:
+        open_store(scheme + rest)
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.__cause__ is None or "hunter2" not in str(caught.value.__cause__)
 
 
 def test_options_never_show_keys() -> None:
