@@ -176,6 +176,10 @@ class RetentionService:
             return
         self._discovery_due_s = now_s + min(self._period_s, DISCOVERY_S_MAX)
         with self._lock:
+            if not self._known <= streams:
+                # Also the turns of those that are gone: one that is created again has one turn, not two.
+                self._due = [each for each in self._due if each[1] in streams]
+                heapq.heapify(self._due)
             for stream in streams - self._known:
                 heapq.heappush(self._due, (now_s + self._phase(stream) * self._period_s, stream))
             for stream in self._known - streams:

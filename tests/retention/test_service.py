@@ -20,7 +20,7 @@ from offloader.retention.cycle import RetentionCycle
 from offloader.retention.place import find_place
 from offloader.retention.service import DISCOVERY_S_MAX, JITTER, RetentionService, StreamCycle, retained_streams
 from offloader.retention.stream_retention import open_retention
-from offloader.settings import Settings, TelemetrySettings
+from offloader.settings import ManifestSettings, Settings, TelemetrySettings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -97,6 +97,21 @@ def test_new_streams_are_found_and_deleted_ones_forgotten() -> None:
     bench.pass_time(DISCOVERY_S_MAX + 2 * PERIOD_S)
     assert {stream for _, stream, _ in bench.cycles} == {"a/b/persistent/topic0"}
     assert set(bench.service.latest) == {"a/b/persistent/topic0"}
+
+
+def test_a_stream_that_is_deleted_and_created_again_between_two_turns_has_one_turn_in_each_period() -> None:
+    stream = "a/b/persistent/topic0"
+    bench = Bench(streams=1)
+    while not bench.cycles:
+        bench.pass_time(1)
+    at_once = ManifestSettings(orphan_age_hours_min=0)
+    delete_stream(bench.memory, stream, clock=bench.clock, delete_objects=lambda _: None, settings=at_once)
+    bench.pass_time(DISCOVERY_S_MAX + 1)
+    bench.grow(stream, 0)
+    bench.pass_time(5 * PERIOD_S)
+    turns = [at for at, _, _ in bench.cycles]
+    assert len(turns) > 3
+    assert all(step >= PERIOD_S * (1 - JITTER) for step in (b - a for a, b in itertools.pairwise(turns[1:])))
 
 
 def test_one_streams_failure_stops_nobody_else_and_is_tried_again_and_seen() -> None:
