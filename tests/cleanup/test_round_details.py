@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 from uuid import UUID
 
 import pytest
 
 from formats.deletion_record import AwaitedReaders, awaited_key, encode_awaited
-from formats.keys import data_key, new_segment_uuid, record_number
+from formats.keys import data_key, index_key, new_segment_uuid, record_number
+from formats.manifest import Adopt
 from formats.retention_state import Subscribers, document_key
 from offloader.cleanup.audit import read_batches
 from offloader.cleanup.cycle import cleanup_stream
@@ -19,8 +20,10 @@ from offloader.manifest.checkpointer import checkpoint_now
 from offloader.manifest.expiry import expire_records
 from offloader.manifest.global_hold import DeletionStopped, set_global_hold
 from offloader.manifest.leases import take_lease
+from offloader.manifest.segment_record import AT_ROOT
 from offloader.store.around import AroundStore, Request
 from tests.cleanup.cleaning import STREAM, Bench
+from tests.support.streams import batch_of, build
 
 _Answer = TypeVar("_Answer")
 
@@ -120,6 +123,19 @@ def test_documents_of_another_incarnation_outlive_a_late_deletion() -> None:
     left = {info.key for info in bench.memory.list("").objects}
     assert theirs in left
     assert ours not in left
+
+
+@pytest.mark.parametrize("place", [AT_ROOT, {}], ids=["at the root", "below the stream"])
+def test_adopted_objects_that_arent_ours_outlive_the_stream(place: Mapping[str, str]) -> None:
+    bench = Bench()
+    theirs, folder = UUID(int=0xABCDEF), "" if place else STREAM
+    keys = {data_key(folder, theirs), index_key(folder, theirs)}
+    for key in keys:
+        bench.memory.put(key, b"somebody else's")
+    finished, _ = build([batch_of(5, 0, 10)], 1024)
+    bench.log().amend([Adopt(theirs, finished.summary, {**bench.memory.driver_metadata, **place}, False)])
+    assert remove_stream(bench.memory, STREAM, clock=bench.clock).adopted == 1
+    assert keys <= {info.key for info in bench.memory.list("").objects}
 
 
 class Late(AroundStore):

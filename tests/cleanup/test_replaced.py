@@ -1,0 +1,87 @@
+"""Segments whose entries are in others by now: both their objects go after the grace period, none before its record."""
+
+from __future__ import annotations
+
+import pytest
+
+from formats.deletion_record import DeletedSegment
+from formats.entries import Position
+from formats.keys import data_key, index_key, new_segment_uuid
+from formats.manifest import Replace, Rewrite, Rewritten
+from formats.segment import Layout
+from offloader.cleanup.audit import begin_batch
+from offloader.errors import OffloaderError
+from offloader.read.reader import open_reader
+from offloader.testing.faulty_store import Fault
+from tests.cleanup.cleaning import STREAM, Bench
+from tests.support.streams import batch_of, build, put_objects
+
+
+def rewritten() -> tuple[Bench, set[str]]:
+    """The segments of ledgers 1 and 2 are V1 ones now; and the keys of what they were."""
+    bench, by = Bench(grace_hours=1), []
+    log, old = bench.writer.log, tuple(bench.writer.uuids[:2])
+    for number in (1, 2):
+        uuid = new_segment_uuid(log.state.incarnation, number)
+        finished, data = build([batch_of(number, 0, 10)], 1024, Layout.V1, closed={number})
+        log.commit([Rewrite(uuid, 1, finished.summary.begin, finished.summary.end, 5, bench.memory.driver_metadata)])
+        put_objects(bench.memory, log, uuid, number, finished, data)
+        by.append(Rewritten(uuid, finished.summary))
+    log.commit([Replace(old, tuple(by), 6)])
+    return bench, {key(STREAM, uuid) for uuid in old for key in (data_key, index_key)}
+
+
+def require_whole(bench: Bench) -> None:
+    with open_reader(bench.memory, STREAM) as reader:
+        assert len(reader.read(Position(1, 0), Position(4, 9))) == 40
+
+
+def test_they_go_when_the_grace_period_is_over_and_what_took_their_place_stays() -> None:
+    bench, old = rewritten()
+    assert bench.run().swept.purged == 0
+    assert bench.stored() == bench.named() | old
+    bench.hours(2)
+    done = bench.run()
+    assert (done.swept.purged, done.swept.deleted_objects) == (2, 4)
+    assert bench.stored() == bench.named()
+    assert bench.state.replaced == ()
+    require_whole(bench)
+
+
+def test_a_batch_of_them_that_never_came_to_its_record_deletes_nothing() -> None:
+    bench, old = rewritten()
+    bench.hours(2)
+    # Twice a process dies just before the record: the second one finds what the first one wrote down.
+    for _ in range(2):
+        bench.store.set_faults([Fault(call=1, verb="put", key_part="/manifest/", calls=1000)])
+        with pytest.raises(OffloaderError):
+            bench.run()
+        bench.store.set_faults([])
+        assert old <= bench.stored()
+        assert len(bench.state.replaced) == 2
+    bench.run()
+    assert bench.stored() == bench.named()
+    require_whole(bench)
+
+
+def test_what_is_promised_to_take_their_place_goes_by_no_batch_that_names_it() -> None:
+    bench = Bench(grace_hours=1)
+    log = bench.writer.log
+    uuid = new_segment_uuid(log.state.incarnation, 1)
+    finished, data = build([batch_of(1, 0, 10)], 1024, Layout.V1, closed={1})
+    log.commit([Rewrite(uuid, 1, finished.summary.begin, finished.summary.end, 5, bench.memory.driver_metadata)])
+    put_objects(bench.memory, log, uuid, 1, finished, data)
+    keys = data_key(STREAM, uuid, 1), index_key(STREAM, uuid, 1)
+    begin_batch(
+        *(bench.memory, STREAM, log.state.incarnation),
+        action="purge",
+        by="somebody",
+        rule="a mistake",
+        retire_record=1,
+        segments=[DeletedSegment(uuid=uuid, keys=keys, first=None, last=None, entries=0, object_bytes=0)],
+        now_ms=bench.clock.now_ms(),
+        entropy=lambda count: bytes(count),
+    )
+    bench.run()
+    log.commit([Replace(tuple(bench.writer.uuids[:1]), (Rewritten(uuid, finished.summary),), 6)])
+    require_whole(bench)
