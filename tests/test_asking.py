@@ -14,6 +14,7 @@ from formats.entries import Position
 from offloader.asking import Owner, OwnerSilent
 from offloader.clock import SystemClock
 from offloader.errors import AccessDenied, Corrupt, Fenced, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from tests.support.waiting import PATIENCE_S
 
 STREAM = "a/b c/persistent/orders"
 
@@ -66,7 +67,8 @@ def owner(url: str, **environ: str) -> Owner:
 def test_it_is_asked_until_it_is_done(answering: Answering) -> None:
     not_yet = (503, {"detail": "not committed yet", "kind": "retry_later"})
     answering.answers = [not_yet, (200, {"stream": STREAM, "committed": "7:12"})]
-    found = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen").offload(STREAM, Position(7, 12), within_s=30)
+    asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen")
+    found = asked.offload(STREAM, Position(7, 12), within_s=PATIENCE_S)
     assert found == Position(7, 12)
     assert [each[0] for each in answering.asked] == ["/v1/streams/a%2Fb%20c%2Fpersistent%2Forders/offload"] * 2
     assert answering.asked[0][1] == {"wait_seconds": 20.0, "until": "7:12"}
@@ -75,8 +77,8 @@ def test_it_is_asked_until_it_is_done(answering: Answering) -> None:
 
 def test_a_stream_without_entries_has_no_committed_end(answering: Answering) -> None:
     answering.answers = [(200, {"committed": None})]
-    assert owner(answering.url).offload(STREAM, None, within_s=5) is None
-    assert answering.asked[0][1:] == ({"wait_seconds": pytest.approx(5, abs=1)}, None)
+    assert owner(answering.url).offload(STREAM, None, within_s=18) is None
+    assert answering.asked[0][1:] == ({"wait_seconds": pytest.approx(9, abs=9)}, None)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, ObjectStore
 from offloader.write.segment.handle import OffloadHandle
 from tests.support.readback import stored_entries
+from tests.support.waiting import eventually
 
 STREAM = "public/default/persistent/orders"
 SETTINGS = Settings.of({"offload": {"block_bytes": 1024}, "ledgers": {"ledger_entries_max": 30}})
@@ -285,9 +286,13 @@ def _requires_repair(place: Place, command: Command, named: str) -> None:
         offloader.open_reader(place.store, STREAM)
     with place.open() as topic:
         topic.append(b"the hot tier takes it all the same")
-        with pytest.raises(OffloaderError) as failed:
-            topic.offload(timeout_s=0.5)
-        assert named in str(failed.value)
+
+        def is_said() -> bool:
+            with pytest.raises(OffloaderError) as failed:
+                topic.offload(timeout_s=0.5)
+            return named in str(failed.value)
+
+        eventually(is_said)
         topic.close(drain=False)
     assert place.objects() == before
     assert sum(entries for _, entries in place.hot()) == sum(entries for _, entries in hot) + 1

@@ -21,7 +21,7 @@ from offloader.errors import ErrorKind
 from offloader.settings import Settings
 from services.servers import ACCESS_KEY, BUCKET, SECRET_KEY, free_port
 from tests.support.serving_processes import Serving
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parents[1]
 UNIT = ROOT / "docs" / "operations" / "offloader.service"
@@ -108,7 +108,7 @@ def test_the_health_check_asks_a_process_that_serves(tmp_path: Path) -> None:
     command = json.loads(found["HEALTHCHECK"].partition("CMD ")[2])
     check = [sys.executable, *(word.replace(f":{found['EXPOSE']}/", f":{port}/") for word in command[1:])]
     with Serving(config):
-        assert subprocess.run(check, capture_output=True, timeout=PATIENCE_S, check=False).returncode == 0
+        eventually(lambda: subprocess.run(check, capture_output=True, check=False).returncode == 0)
     assert subprocess.run(check, capture_output=True, timeout=PATIENCE_S, check=False).returncode != 0
 
 

@@ -14,6 +14,7 @@ from offloader.store.base import open_store
 from offloader.testing.servers import Answer, ScriptedServer
 from services.servers import make_bucket, server
 from services.slow_proxy import SlowProxy, slowed
+from tests.support.waiting import PATIENCE_S
 
 BODY = bytes(range(256)) * 8192  # 2 MiB: many times what a pipe or a socket holds
 
@@ -33,7 +34,7 @@ def proxy(target: ScriptedServer, waits: list[float], *, delay_s: float = 0.0, b
 def test_each_request_of_a_connection_waits_once_whatever_its_size(scripted: ScriptedServer) -> None:
     waits: list[float] = []
     with closing(proxy(scripted, waits, delay_s=0.03)) as between:
-        client = http.client.HTTPConnection("127.0.0.1", between.port, timeout=10)
+        client = http.client.HTTPConnection("127.0.0.1", between.port, timeout=PATIENCE_S)
         answers = []
         for body in (b"", BODY, b"x"):
             client.request("PUT", "/k", body=body)
@@ -46,7 +47,7 @@ def test_each_request_of_a_connection_waits_once_whatever_its_size(scripted: Scr
 def test_requests_wait_as_long_as_their_bytes_take(scripted: ScriptedServer) -> None:
     waits: list[float] = []
     with closing(proxy(scripted, waits, bytes_per_s=1.0)) as between:
-        client = http.client.HTTPConnection("127.0.0.1", between.port, timeout=10)
+        client = http.client.HTTPConnection("127.0.0.1", between.port, timeout=PATIENCE_S)
         client.request("PUT", "/k", body=BODY)
         assert client.getresponse().read() == b"first"
         client.close()

@@ -16,6 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from services.request_gate import Passing, RequestGate
+from tests.support.waiting import PATIENCE_S
 
 BODY = bytes(range(256)) * 8192
 
@@ -55,7 +56,10 @@ def client(gate: RequestGate, s3_place: Any) -> Iterator[Any]:
         aws_access_key_id=s3_place.endpoint.access_key,
         aws_secret_access_key=s3_place.endpoint.secret_key,
         config=Config(
-            retries={"total_max_attempts": 1, "mode": "standard"}, read_timeout=20, proxies={}, signature_version="s3v4"
+            retries={"total_max_attempts": 1, "mode": "standard"},
+            read_timeout=PATIENCE_S,
+            proxies={},
+            signature_version="s3v4",
         ),
     )
     yield made
@@ -115,7 +119,7 @@ def test_what_a_listener_does_happens_at_that_moment(
     crc = base64.b64encode(google_crc32c.value(body).to_bytes(4, "big")).decode()
     wanted = {"Bucket": s3_place.bucket, "Key": key, "ChecksumCRC32C": crc}
     url = urlsplit(client.generate_presigned_url("put_object", Params=wanted))
-    dying = http.client.HTTPConnection(str(at.hostname), at.port, timeout=20)
+    dying = http.client.HTTPConnection(str(at.hostname), at.port, timeout=PATIENCE_S)
     dying.connect()
     listening.at, listening.then = moment, lambda: dying.sock.shutdown(2)
     with contextlib.suppress(OSError, http.client.HTTPException):

@@ -12,6 +12,7 @@ from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError, EndpointConnectionError, HTTPClientError, ReadTimeoutError
 
 from services.toxiproxy import FaultyProxy, Toxiproxy
+from tests.support.waiting import PATIENCE_S, eventually
 
 #: Many times what sockets between client, proxy and server hold.
 BODY = bytes(range(256)) * (64 * 1024)
@@ -24,8 +25,10 @@ class Way:
         self.bucket, self.root = place.bucket, place.root
         self.proxy: FaultyProxy = faults.proxy(place.root, place.endpoint.url)
         self.endpoint = place.endpoint
-        self.straight = self._client(place.endpoint.url, 30.0)
-        self.through = self._client(self.proxy.url, 2.0)
+        self.straight = self._client(place.endpoint.url, PATIENCE_S)
+        self.through = self._client(self.proxy.url, PATIENCE_S)
+        #: For what never comes.
+        self.impatient = self._client(self.proxy.url, 4.0)
 
     def _client(self, url: str, timeout_s: float) -> Any:
         return boto3.client(
@@ -44,8 +47,8 @@ class Way:
             ),
         )
 
-    def put(self, name: str, body: bytes = b"x") -> None:
-        self.through.put_object(Bucket=self.bucket, Key=f"{self.root}/{name}", Body=body)
+    def put(self, name: str, body: bytes = b"x", client: Any = None) -> None:
+        (client or self.through).put_object(Bucket=self.bucket, Key=f"{self.root}/{name}", Body=body)
 
     def get(self, name: str) -> bytes:
         found: bytes = self.through.get_object(Bucket=self.bucket, Key=f"{self.root}/{name}")["Body"].read()
@@ -57,8 +60,8 @@ class Way:
 
     def close(self) -> None:
         self.proxy.remove()
-        self.straight.close()
-        self.through.close()
+        for client in (self.straight, self.through, self.impatient):
+            client.close()
 
 
 @pytest.fixture
@@ -75,7 +78,8 @@ def test_without_faults_bytes_go_both_ways_as_they_are(way: Way) -> None:
 def test_a_lost_acknowledgement_leaves_the_object_behind(way: Way) -> None:
     """So a commit's outcome is unknown to the one who asked for it. The client waits a second for "100 Continue"."""
     with way.proxy.toxic("timeout", timeout=0), pytest.raises((ConnectionClosedError, ReadTimeoutError)):
-        way.put("k", b"there")
+        way.put("k", b"there", way.impatient)
+    eventually(lambda: way.names() == ["k"])  # nobody was told when
     assert way.get("k") == b"there"
 
 
@@ -106,7 +110,7 @@ def test_slowness_and_little_bandwidth_change_no_byte(way: Way) -> None:
 
 def test_a_way_that_is_cut_off_comes_back_at_the_same_place(way: Way) -> None:
     way.put("k")
-    way.proxy.add("latency", latency=5_000)
+    way.proxy.add("latency", latency=int(2000 * PATIENCE_S))  # it would be seen if it were still there
     way.proxy.cut_off()
     with pytest.raises((EndpointConnectionError, ConnectionClosedError)):
         way.get("k")

@@ -22,7 +22,7 @@ from offloader.store.base import open_store
 from services.pulsar.broker import Broker
 from tests.interop.broker_topics import NAMESPACE, command, topic_of
 from tests.support.streams import StreamWriter
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 MESSAGES = 900
 SOURCE = topic_of("replayed")
@@ -162,7 +162,7 @@ def test_of_two_replays_at_once_on_two_machines_one_sends(place: Place, tmp_path
         # The broker lets one producer of a name in.
         assert late.returncode in (0, 4), late.stderr
         assert late.returncode == 0 or "a producer of that name is connected" in late.stderr
-        assert process.wait(120) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert place.messages(target) == place.messages(SOURCE)
 
 
@@ -176,7 +176,7 @@ def test_the_admin_interface_of_a_real_broker(place: Place, exercises: Any) -> N
     # No slash: with transactions a broker makes a topic's name of a subscription's, and waits for that one for ever.
     subscription = place.client.subscribe(SOURCE, "sub a+b=c", initial_position=pulsar.InitialPosition.Earliest)
     for _ in range(10):
-        subscription.acknowledge(subscription.receive(30_000))
+        subscription.acknowledge(subscription.receive(int(1000 * PATIENCE_S)))
     assert NAMESPACE in place.admin.namespaces()
     assert SOURCE in place.admin.topics(NAMESPACE)
     assert place.admin.partitions(SOURCE) == 0

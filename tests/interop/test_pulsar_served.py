@@ -22,7 +22,7 @@ from offloader.store.base import ObjectStore, open_store
 from services.pulsar.broker import Broker
 from tests.interop.broker_topics import command
 from tests.support.served import serving, settings_file
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 NAMESPACE = "public/served"
 TOPIC, STREAM = f"persistent://{NAMESPACE}/orders", f"{NAMESPACE}/persistent/orders"
@@ -112,9 +112,13 @@ def give_up(assembled: Assembled, store: ObjectStore, admin: AdminClient, subscr
     """What the subscription has consumed goes, in both tiers; what it hasn't stays."""
     first = admin.ledgers(TOPIC).ledgers[0].ledger_id
     for _ in range(400):
-        subscription.acknowledge(subscription.receive(30_000))
+        message = subscription.receive(int(1000 * PATIENCE_S))
+        subscription.acknowledge(message)
+    last = Position(message.message_id().ledger_id(), message.message_id().entry_id())
+    assert last.ledger_id > first
     retention = open_retention(store, STREAM)
-    eventually(lambda: (cut_of(retention, "pulsar:billing") or Position(0, 0)) > Position(first, 299))
+    # All of it: what the broker hears of later would be behind the head.
+    eventually(lambda: (cut_of(retention, "pulsar:billing") or Position(0, 0)) > last)
     cycle = RetentionCycle(
         store,
         clock=SystemClock(),
