@@ -16,7 +16,7 @@ from offloader.clock import SystemClock
 from offloader.errors import Closed, Corrupt, Fenced, InvalidCall, LimitReached, NotFound, StoreUnavailable
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
-from offloader.service.served_stream import RESTART_S_MIN
+from offloader.service.served_stream import RESTART_S_MIN, ServedStream
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -76,7 +76,7 @@ def test_streams_of_several_feeds_are_offloaded_drained_and_left_in_order(
 def test_a_feed_that_cannot_start_is_retried_and_keeps_no_other_from_its_work(
     store: FaultyStore, database: EmbeddedLedgers
 ) -> None:
-    broken = HeldFeed("broken", failing=[StoreUnavailable("no answer", hint="look"), ValueError("a bug")])
+    broken = HeldFeed("broken", failing=[StoreUnavailable("no answer", hint="look"), *[ValueError("a bug")] * 100])
     good = HeldFeed("good")
     with serving(store, settings_file(), broken, good) as assembled:
         source = database.open_stream(ORDERS)
@@ -89,8 +89,11 @@ def test_a_feed_that_cannot_start_is_retried_and_keeps_no_other_from_its_work(
             False,
             [("feed broken", True)],
         )
+        eventually(lambda: len(broken.heard) >= 2)
+        broken.failing.clear()
         eventually(lambda: assembled.view.readiness().ready)
-        assert broken.heard == ["start"] * 3
+        assert len(broken.heard) >= 3
+        assert set(broken.heard) == {"start"}
         assert any("feed broken can't be started" in each["message"] for each in assembled.view.errors())
 
 
@@ -125,23 +128,33 @@ def test_a_stream_stands_by_until_it_is_its_turn_and_the_other_process_is_fenced
             waiting.offload(timeout_s=1)
 
         waiting.activate()
+        appended = 40
+
+        def is_taken_over() -> bool:
+            # The first one may be quicker with what is there: whoever has nothing to offload takes nothing over.
+            nonlocal appended
+            append(source, 1)
+            appended += 1
+            return load_manifest(store, ORDERS).epoch == epoch + 1
+
+        eventually(is_taken_over)
         last = append(source)
         eventually(lambda: load_manifest(store, ORDERS).committed_end() == last)
-        state = load_manifest(store, ORDERS)
-        assert state.epoch == epoch + 1
+        assert load_manifest(store, ORDERS).epoch == epoch + 1
         eventually(lambda: first.view.stream(ORDERS)["mode"] == "stopped")
         # It learns that it isn't its turn any more, and stands by without another epoch.
         working.stand_by()
         eventually(lambda: first.view.stream(ORDERS)["mode"] == "standby")
         assert load_manifest(store, ORDERS).epoch == epoch + 1
-        assert len(stored_entries(store, ORDERS)) == 80
+        assert len(stored_entries(store, ORDERS)) == appended + 40
         # And back.
         waiting.stand_by()
+        eventually(lambda: second.view.stream(ORDERS)["mode"] == "standby")
         working.activate()
         last = append(source)
         eventually(lambda: load_manifest(store, ORDERS).committed_end() == last)
         assert load_manifest(store, ORDERS).epoch == epoch + 2
-    assert len(stored_entries(store, ORDERS)) == 120
+    assert len(stored_entries(store, ORDERS)) == appended + 80
 
 
 class Flaky:
@@ -290,10 +303,17 @@ def test_a_stream_obeys_other_settings_from_a_reload_on(store: FaultyStore, data
         ]
         values = {row["name"]: row["value"] for row in assembled.view.config(ORDERS)}
         assert (values["offload.codec"], values["offload.workers_max"]) == ("zstd", 8), "what is in force"
-        append(source)
-        eventually(
-            lambda: [each.summary.compressed for each in load_manifest(store, ORDERS).offloaded()] == [False, True]  # type: ignore[union-attr]
-        )
+
+        def segments_compressed() -> list[bool]:
+            found = [each.summary for each in load_manifest(store, ORDERS).offloaded()]
+            return [each.compressed for each in found if each is not None]
+
+        def is_obeyed() -> bool:
+            append(source)  # what comes before it is started anew is offloaded as before
+            return segments_compressed()[-1]
+
+        eventually(is_obeyed)
+        assert segments_compressed()[0] is False
         assert assembled.process.reload(new).changed == ()
         # Somebody puts it back.
         found = assembled.process.reload(settings_file(topics={ORDERS: {"offload__codec": "zstd"}}))
@@ -312,8 +332,8 @@ def test_a_stream_of_the_ledger_method_and_one_of_none(store: FaultyStore, datab
             append(source)
             source.close_ledger()
         eventually(lambda: ORDERS in names(store) and load_manifest(store, ORDERS).committed_end() is not None)
-        modes = {row["stream"]: row["mode"] for row in assembled.view.streams().items}
-        assert modes == {ORDERS: "ledger", BILLS: "none"}
+        modes = {ORDERS: "ledger", BILLS: "none"}
+        eventually(lambda: {row["stream"]: row["mode"] for row in assembled.view.streams().items} == modes)
         with pytest.raises(InvalidCall, match="method is none"):
             assembled.process.offload(BILLS, None, timeout_s=1)
         append(sources[ORDERS])
@@ -357,8 +377,11 @@ def test_the_ledger_method_goes_on_some_time_after_somebody_else_took_the_stream
     assert len(stored_entries(store, ORDERS)) == 40
 
 
-def test_draining_ends_when_somebody_does_not_want_to_wait(store: FaultyStore, database: EmbeddedLedgers) -> None:
-    feed = HeldFeed()
+def test_draining_ends_when_somebody_does_not_want_to_wait(
+    store: FaultyStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, draining = HeldFeed(), threading.Event()
+    monkeypatch.setattr(ServedStream, "request_drain", lambda _: draining.set())
     source = database.open_stream(ORDERS)
     with serving(store, settings_file(offload__drain_seconds_max=3600), feed) as assembled:
         assert feed.streams is not None
@@ -368,7 +391,7 @@ def test_draining_ends_when_somebody_does_not_want_to_wait(store: FaultyStore, d
         left: list[int] = []
         stopping = threading.Thread(target=lambda: left.append(assembled.process.stop()))
         stopping.start()
-        eventually(lambda: "stop" in feed.heard)
+        assert draining.wait(PATIENCE_S)
         assembled.process.abort()
         stopping.join(PATIENCE_S)
         store.set_faults([])

@@ -13,6 +13,7 @@ from offloader.service.assembly import Assembled, assemble
 from offloader.service.feeds import Feed, Problem, Streams
 from offloader.service.recent import RecentErrors
 from offloader.store.base import ObjectStore
+from tests.support.waiting import PATIENCE_S
 
 __all__ = ["HeldFeed", "serving", "settings_file"]
 
@@ -24,7 +25,7 @@ def settings_file(*, topics: Mapping[str, Mapping[str, Any]] | None = None, **na
         "offload.block_bytes": 1024,
         "offload.max_size_per_offload_segment_mbytes": 1 / 64,
         "offload.max_offload_segment_rollover_time_minutes": 0.002,
-        "offload.drain_seconds_max": 20.0,
+        "offload.drain_seconds_max": PATIENCE_S,
         "serve.upkeep": False,
     }
     values |= {name.replace("__", "."): value for name, value in names.items()}
