@@ -16,7 +16,7 @@ from tests.support.page_server import PageServer
 from tests.support.staged_view import StagedView
 
 #: Waits of the page are 2.5 s; the machine may be busy.
-PATIENCE_MS = 20_000
+PATIENCE_MS = 120_000
 FLAGS = ["--no-first-run", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
          "--disable-sync", "--disable-extensions", "--disable-dev-shm-usage"]  # fmt: skip
 

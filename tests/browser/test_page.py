@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 from tests.support.http_process import ORDERS, PAYMENTS, http_process
 from tests.support.page_server import PageServer
 from tests.support.staged_view import NOW_MS, StagedView, lively, shape, stream_row
+from tests.support.waiting import PATIENCE_S
 
 Serve = Callable[..., PageServer]
 Look = Callable[..., Page]
@@ -120,7 +121,7 @@ def test_a_real_process_is_seen_as_it_is(look: Look, tmp_path: Path) -> None:
         expect(page.get_by_role("table", name="Segments")).to_contain_text("V2, ledger 1")
         expect(page.get_by_text("no policy: nothing goes by itself")).to_be_visible()
         process.sources[ORDERS].append([b"one more"])
-        process.streams[ORDERS].offload(timeout_s=60)
+        process.streams[ORDERS].offload(timeout_s=PATIENCE_S)
         expect(page.get_by_role("img", name="21 entries in 1 ledger, offloaded as 2 segments")).to_be_visible()
         expect(page.locator("#state")).to_have_text("Working")
 

@@ -113,16 +113,20 @@ def name_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def run(target: str, *, seed: int, inputs: int, seconds: float = 3600.0, grown: Sequence[Path] = ()) -> Report:
+def run(
+    target: str, *, seed: int, inputs: int, seconds: float = 3600.0, least: int = 0, grown: Sequence[Path] = ()
+) -> Report:
     """Tries ``inputs`` changed inputs, or as many as fit into ``seconds``, in a process of their own.
 
     Args:
+        least: so many are tried, whatever time that takes.
         grown: folders of further inputs to begin with.
     """
     with tempfile.TemporaryDirectory() as folder:
         shared, report, errors = (Path(folder) / name for name in ("input", "report", "errors"))
         shared.write_bytes(bytes(12 + INPUT_BYTES_MAX))
-        order = {"target": target, "seed": seed, "inputs": inputs, "seconds": seconds, "grown": [str(g) for g in grown]}
+        order = {"target": target, "seed": seed, "inputs": inputs, "seconds": seconds, "least": least}
+        order["grown"] = [str(folder) for folder in grown]
         command = [sys.executable, "-m", "tests.fuzz", "--child", json.dumps(order), str(shared), str(report)]
         with errors.open("wb") as output:
             done = subprocess.run(command, cwd=ROOT, stderr=output, timeout=seconds + 600, check=False)
@@ -157,7 +161,7 @@ def child(target: Target, order: dict[str, Any], shared: Path, report: Path) -> 
     _limit_memory()
     end_s = time.monotonic() + order["seconds"]
     number = 0
-    while number < order["inputs"] and (number % 64 or time.monotonic() < end_s):
+    while number < order["inputs"] and (number < order["least"] or number % 64 or time.monotonic() < end_s):
         # What there is comes first, unchanged: the kept inputs are a test of their own.
         data = begin[number] if number < len(begin) else target.change(rng, pool)
         place[: 12 + len(data)] = number.to_bytes(8, "big") + len(data).to_bytes(4, "big") + data

@@ -26,7 +26,7 @@ from offloader.ledgers.pulsar.connection import Connection
 from offloader.ledgers.pulsar.security import open_security
 from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
 from tests.support.certificates import Authority
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 TOPIC = "persistent://public/default/orders"
 #: Raises at the first failure.
@@ -87,7 +87,7 @@ def test_callers_at_once_open_one_connection(broker: FakeBroker) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(PATIENCE_S)
     assert len(found) == 8
     assert len(set(map(id, found))) == len(broker.of(CommandType.CONNECT)) == 1
 
@@ -176,7 +176,7 @@ def test_a_broker_that_comes_back_is_found(broker: FakeBroker) -> None:
         thread = threading.Thread(target=lambda: found.append(client.connection(TOPIC)))
         thread.start()
         broker.start()
-        thread.join(30)
+        thread.join(PATIENCE_S)
         assert len(found) == 1
         assert found[0].is_open
         assert found[0] is not first
@@ -230,7 +230,7 @@ def test_closing_ends_who_waits(broker: FakeBroker) -> None:
     thread = threading.Thread(target=ask)
     thread.start()
     client.close()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert isinstance(raised[0], Closed)
 
 

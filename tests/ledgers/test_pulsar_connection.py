@@ -27,13 +27,11 @@ from offloader.ledgers.pulsar.connection import Connection, ConnectionLimits, op
 from offloader.ledgers.pulsar.security import Security, open_security
 from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
 from tests.support.certificates import Authority
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 TOKEN = "very-secret"
 ID = {"ledger_id": 1, "entry_id": 2}
 PATIENT = ConnectionLimits()
-#: For what must time out.
-HASTY = ConnectionLimits(connect_s=0.1, request_s=0.1, keep_alive_s=0.05)
 
 
 @dataclass
@@ -108,7 +106,7 @@ def test_requests_of_many_threads_get_their_own_answers(broker: FakeBroker, open
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(PATIENCE_S)
     assert found == broker.topics
 
 
@@ -118,14 +116,23 @@ def test_a_broker_that_asks_is_told_that_we_are_there(broker: FakeBroker, opened
 
 
 def test_a_quiet_broker_is_asked_and_stays(broker: FakeBroker) -> None:
-    opened = connect(broker, limits=ConnectionLimits(keep_alive_s=0.05))
-    eventually(lambda: len(broker.of(CommandType.PING)) >= 3)
-    assert partitions(opened) == 3
-    opened.close()
+    def stays() -> bool:
+        """Through three questions; a broker that has no processor for so long is given up, and rightly."""
+        before = len(broker.of(CommandType.PING))
+        opened = connect(broker, limits=ConnectionLimits(keep_alive_s=0.2))
+        eventually(lambda: len(broker.of(CommandType.PING)) >= before + 3 or not opened.is_open)
+        try:
+            return partitions(opened) == 3
+        except StoreUnavailable:
+            return False
+        finally:
+            opened.close()
+
+    eventually(stays)
 
 
 def test_a_silent_broker_is_given_up(broker: FakeBroker) -> None:
-    opened = connect(broker, limits=HASTY)
+    opened = connect(broker, limits=ConnectionLimits(keep_alive_s=0.5))
     listener = Listener()
     opened.attach(listener)
     broker.is_silent = True
@@ -133,7 +140,7 @@ def test_a_silent_broker_is_given_up(broker: FakeBroker) -> None:
     assert not opened.is_open
     [error] = listener.errors
     assert isinstance(error, StoreUnavailable)
-    assert "says nothing for 0.1 s" in str(error)
+    assert "says nothing for 1 s" in str(error)
 
 
 def test_a_broker_that_never_lets_us_in_is_given_up(broker: FakeBroker) -> None:
@@ -276,7 +283,7 @@ def test_a_cut_connection_tells_everybody_once(broker: FakeBroker, opened: Conne
     thread.start()
     eventually(lambda: broker.of(CommandType.PARTITIONED_METADATA))
     broker.cut()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     eventually(lambda: all(listener.errors for listener in listeners))
     opened.close()
     assert [len(listener.errors) for listener in listeners] == [1, 1]
@@ -372,12 +379,12 @@ def test_tls_to_a_plain_broker_and_the_other_way_round_are_errors(broker: FakeBr
     [plain] = parse_service_url(broker.url)
     [secure] = parse_service_url(f"pulsar+ssl://{plain.host_and_port}")
     with pytest.raises(StoreUnavailable, match="can't be reached with TLS"):
-        open_connection(secure, security=Security(), limits=HASTY, clock=SystemClock())
+        open_connection(secure, security=Security(), limits=PATIENT, clock=SystemClock())
     with FakeBroker(tls=Authority(tmp_path).server()) as other:
         [secure] = parse_service_url(other.url)
         [plain] = parse_service_url(f"pulsar://{secure.host_and_port}")
         with pytest.raises(StoreUnavailable):
-            open_connection(plain, security=Security(), limits=HASTY, clock=SystemClock())
+            open_connection(plain, security=Security(), limits=PATIENT, clock=SystemClock())
 
 
 def test_no_thread_is_left(broker: FakeBroker) -> None:
@@ -385,4 +392,4 @@ def test_no_thread_is_left(broker: FakeBroker) -> None:
     opened = connect(broker)
     opened.close()
     opened.close()
-    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("offloader-pulsar")} == before
+    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("offloader-pulsar")} <= before

@@ -17,7 +17,7 @@ from offloader.testing.pulsar_broker import FakeBroker
 from offloader.testing.pulsar_producers import FakeProducers
 from offloader.testing.pulsar_topics import FakeTopic
 from tests.formats.pulsar_entries import Sent, single_entry
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 TOPIC = "persistent://t/n/target"
 
@@ -41,7 +41,7 @@ class Place:
 def place() -> Iterator[Place]:
     with FakeBroker(max_message_bytes=4096) as broker:
         topic = FakeTopic(broker, TOPIC)
-        with PulsarClient(broker.url, limits=ClientLimits(retry_s=5)) as client:
+        with PulsarClient(broker.url, limits=ClientLimits(retry_s=PATIENCE_S)) as client:
             yield Place(broker, topic, FakeProducers(broker, topic, deduplicates=True), client)
 
 
@@ -103,7 +103,7 @@ def test_what_is_on_its_way_is_bounded(place: Place) -> None:
     assert producer.on_its_way == 5
     assert thread.is_alive()
     place.broker.cut()
-    thread.join(30)
+    thread.join(PATIENCE_S)
     assert [type(error) for error in errors] == [StoreUnavailable]
 
 

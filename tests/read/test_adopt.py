@@ -28,7 +28,7 @@ from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
 from tests.support.golden_bucket import GOLDEN_STREAM, golden_cases, golden_digest, put_golden
 from tests.support.streams import StreamWriter, batch_of
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 CASES = {case["name"]: case for case in golden_cases()}
 TOPIC = "persistent://public/default/oracle"
@@ -182,7 +182,7 @@ def test_the_proposals_deletion_finds_an_owned_ledgers_objects(store: ObjectStor
     [first, *_] = load_manifest(store, GOLDEN_STREAM).offloaded()
     offloader = LedgerOffloader(store)
 
-    offloader.delete_offloaded(first.uuid, first.driver, first.v1_ledger_id, stream=GOLDEN_STREAM).result(timeout=30)
+    offloader.delete_offloaded(first.uuid, first.driver, first.v1_ledger_id, stream=GOLDEN_STREAM).result(PATIENCE_S)
 
     offloader.close()
     assert set(snapshot(store)) & set(first.object_keys(GOLDEN_STREAM)) == set()

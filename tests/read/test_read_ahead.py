@@ -18,9 +18,8 @@ from offloader.store import open_store
 from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from tests.support.streams import StreamWriter, batch_of
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
-WAIT_S = 20.0
 STREAM = "public/default/persistent/orders"
 ENTRIES = 10_000
 BLOCK_BYTES = 4 * 1024
@@ -47,7 +46,7 @@ class Spy(AroundStore):
             self._open += 1
             self.most = max(self.most, self._open)
             self._changed.notify_all()
-            assert self._changed.wait_for(lambda: self.most >= self.together, WAIT_S)
+            assert self._changed.wait_for(lambda: self.most >= self.together, PATIENCE_S)
         try:
             return call()
         finally:

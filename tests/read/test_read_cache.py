@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offloader.read.cache import Cache
-
-WAIT_S = 20.0
+from tests.support.waiting import PATIENCE_S
 
 
 def test_a_value_is_loaded_once_and_then_held() -> None:
@@ -53,19 +52,19 @@ def test_concurrent_misses_of_one_key_are_one_load() -> None:
     def load() -> str:
         loads.append(1)
         loading.set()
-        assert go_on.wait(WAIT_S)
+        assert go_on.wait(PATIENCE_S)
         return "value"
 
     threads = [threading.Thread(target=lambda: answers.append(cache.get("a", load, len))) for _ in range(5)]
     threads[0].start()
-    assert loading.wait(WAIT_S)
+    assert loading.wait(PATIENCE_S)
     for thread in threads[1:]:
         thread.start()
     while cache.status.hits < 4:  # they wait for the first one's load
         threads[1].join(0.001)
     go_on.set()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
     assert answers == ["value"] * 5
     assert loads == [1]
 
@@ -88,7 +87,7 @@ def test_those_who_wait_for_a_load_get_its_error() -> None:
 
     def fails() -> str:
         loading.set()
-        assert go_on.wait(WAIT_S)
+        assert go_on.wait(PATIENCE_S)
         raise ValueError("no")
 
     def get() -> None:
@@ -99,13 +98,13 @@ def test_those_who_wait_for_a_load_get_its_error() -> None:
 
     threads = [threading.Thread(target=get) for _ in range(2)]
     threads[0].start()
-    assert loading.wait(WAIT_S)
+    assert loading.wait(PATIENCE_S)
     threads[1].start()
     while cache.status.hits < 1:
         threads[1].join(0.001)
     go_on.set()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
     assert [str(error) for error in caught] == ["no", "no"]
 
 
@@ -121,7 +120,7 @@ def test_two_calls_whose_keys_overlap_both_ways_never_wait_for_each_other_for_ev
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
     assert not any(thread.is_alive() for thread in threads)
 
 

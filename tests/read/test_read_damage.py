@@ -33,6 +33,7 @@ from offloader.store import open_store
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.streams import StreamWriter, batch_of, build
+from tests.support.waiting import PATIENCE_S
 
 names = itertools.count()
 FIRST, LAST = Position(1, 0), Position(1, 99)
@@ -262,7 +263,7 @@ class HeldStore:
         if key == self.key:
             self.reads += 1
             self.arrived.release()
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(PATIENCE_S)
         return self.inner.get(key, byte_range)
 
 
@@ -275,10 +276,10 @@ def test_readers_who_miss_the_same_block_at_once_send_one_get(writer: StreamWrit
     threads = [threading.Thread(target=lambda: answers.append(len(reader.read(FIRST, FIRST)))) for _ in range(4)]
     for thread in threads:
         thread.start()
-    assert store.arrived.acquire(timeout=20)
+    assert store.arrived.acquire(timeout=PATIENCE_S)
     store.go_on.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert answers == [1, 1, 1, 1]
     assert store.reads == 1
 
@@ -293,10 +294,10 @@ def test_a_scan_sends_as_many_gets_at_once_as_the_setting_says(writer: StreamWri
     thread = threading.Thread(target=lambda: found.extend(len(batch) for batch in reader.scan()))
     thread.start()
     for _ in range(3):
-        assert store.arrived.acquire(timeout=20)
+        assert store.arrived.acquire(timeout=PATIENCE_S)
     assert not store.arrived.acquire(timeout=0.05)
     store.go_on.set()
-    thread.join(20)
+    thread.join(PATIENCE_S)
     assert sum(found) == 2100
 
 
@@ -307,7 +308,7 @@ def test_no_thread_is_left_after_a_scan_was_closed_early(writer: StreamWriter) -
     scan.close()
     for thread in threading.enumerate():
         if thread.name.startswith("offloader-read"):
-            thread.join(20)
+            thread.join(PATIENCE_S)
     assert not any(thread.name.startswith("offloader-read") for thread in threading.enumerate())
 
 

@@ -9,8 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from offloader.read.workers import Workers
-
-WAIT_S = 20.0
+from tests.support.waiting import PATIENCE_S
 
 
 def reading_threads() -> list[threading.Thread]:
@@ -21,7 +20,7 @@ def reading_threads() -> list[threading.Thread]:
 def threads_end() -> Iterator[None]:
     yield
     for thread in reading_threads():
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
     assert reading_threads() == []
 
 
@@ -30,7 +29,7 @@ def test_results_come_in_the_order_of_the_tasks_whatever_order_they_finish_in() 
 
     def task(number: int) -> int:
         if 0 < number < 4:  # more than one is ahead only of the second
-            assert last_first[number + 1].wait(WAIT_S)
+            assert last_first[number + 1].wait(PATIENCE_S)
         last_first[number].set()
         return number
 
@@ -50,7 +49,7 @@ def test_no_more_tasks_run_at_once_than_the_limit_over_all_iterators_of_one_obje
             most = max(most, running)
             if running == 3:
                 full.set()
-        assert full.wait(WAIT_S)  # nobody ends before three run: with fewer this would time out
+        assert full.wait(PATIENCE_S)  # nobody ends before three run: with fewer this would time out
         with lock:
             running -= 1
 
@@ -60,7 +59,7 @@ def test_no_more_tasks_run_at_once_than_the_limit_over_all_iterators_of_one_obje
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
     assert most == 3
 
 
@@ -94,7 +93,7 @@ def test_closing_waits_for_what_runs_drops_what_has_not_begun_and_closes_the_tas
 
     def slow() -> None:
         begun.set()
-        assert go_on.wait(WAIT_S)
+        assert go_on.wait(PATIENCE_S)
         finished.append("slow")
 
     def tasks() -> Iterator[Callable[[], None]]:
@@ -108,11 +107,11 @@ def test_closing_waits_for_what_runs_drops_what_has_not_begun_and_closes_the_tas
 
     results = Workers(1).in_order(tasks())
     next(results)
-    assert begun.wait(WAIT_S)
+    assert begun.wait(PATIENCE_S)
     closing = threading.Thread(target=results.close)
     closing.start()
     go_on.set()
-    closing.join(WAIT_S)
+    closing.join(PATIENCE_S)
     assert not closing.is_alive()
     assert finished == ["slow"]
     assert closed.is_set()
@@ -126,7 +125,7 @@ def test_threads_exist_only_while_an_iterator_is_in_progress() -> None:
     assert reading_threads() != []
     results.close()
     for thread in reading_threads():
-        thread.join(WAIT_S)
+        thread.join(PATIENCE_S)
     assert reading_threads() == []
     assert list(workers.in_order([lambda: 5])) == [5]  # and it can be used again
 
@@ -135,4 +134,4 @@ def test_a_pool_that_is_handed_in_is_used_and_left_running() -> None:
     with ThreadPoolExecutor(2, thread_name_prefix="mine") as pool:
         names = list(Workers(2, pool).in_order([lambda: threading.current_thread().name] * 5))
         assert all(name.startswith("mine") for name in names)
-        assert pool.submit(lambda: "still here").result(WAIT_S) == "still here"
+        assert pool.submit(lambda: "still here").result(PATIENCE_S) == "still here"

@@ -23,6 +23,7 @@ from offloader.store import open_store
 from offloader.store.base import ObjectStore
 from offloader.testing.faulty_store import FaultyStore
 from tests.support.streams import BASE_MS, StreamWriter, batch_of, random_batch
+from tests.support.waiting import PATIENCE_S
 
 names = itertools.count()
 NO_FIXTURE_CHECK = [HealthCheck.function_scoped_fixture]
@@ -371,7 +372,7 @@ def test_readers_in_many_threads_do_not_disturb_each_other(stream: StreamWriter,
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE_S)
     assert wrong == []
 
 

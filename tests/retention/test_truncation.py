@@ -337,9 +337,12 @@ def test_a_living_writer_elsewhere_is_fenced_and_goes_on_at_the_head(
         state = load_manifest(store, STREAM)
         assert (state.head, state.committed_end()) == (positions[at], positions[-1])
         assert [p for p, _ in stored_entries(store, STREAM) if p >= positions[at]] == positions[at:]
-        status = topic.status()
-        assert status is not None
-        assert status.mode is Mode.LIVE
+
+        def is_live() -> bool:
+            status = topic.status()
+            return status is not None and status.mode is Mode.LIVE
+
+        eventually(is_live)  # whoever waits for the commit hears of it before the next step
 
 
 @pytest.mark.parametrize("seed", [3, 5])

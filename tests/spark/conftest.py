@@ -23,10 +23,12 @@ ORDERS = "public/default/persistent/orders"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of this folder in one process: a JVM takes half a gigabyte."""
+    """All tests of this folder in one process: a JVM takes half a gigabyte. A query takes long on a busy machine."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

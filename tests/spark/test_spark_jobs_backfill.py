@@ -146,7 +146,7 @@ def test_a_segment_whose_every_attempt_dies_is_an_error_and_other_streams_go_on(
     require_whole(store, hot, *STREAMS)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_killed_driver_is_followed_by_one_that_adopts_what_is_complete(
     run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -172,7 +172,7 @@ def test_a_killed_driver_is_followed_by_one_that_adopts_what_is_complete(
     complete = [each for each in left if f"{each[0]}/{each[1]}-index" in objects]
     assert len(complete) == 1
     assert len(left) >= 2
-    refused = run()
+    refused = run(config=settings_of(takeover_after_seconds=3600.0))
     assert isinstance(refused[complete[0][0]].error, Fenced), "its last record is young: nobody knows that it is dead"
     done = run(take_over=True)
     assert all(each.error is None for each in done.values())
@@ -193,9 +193,12 @@ def test_an_interrupted_run_ends_its_tasks_and_the_next_one_goes_on(
     (tmp_path / "tasks").mkdir()
     open_hot = partial(MisbehavingLedgers, folder=tmp_path / "tasks", hang_reading=range(2, 100))
 
+    def committed() -> int:
+        return sum(len(load_manifest(store, stream).offloaded()) for stream in list_streams(store))
+
     def interrupt() -> None:
-        """When both tasks wait for ever."""
-        eventually((tmp_path / "tasks" / "task-3").exists, within_s=120)
+        """When both tasks wait for ever, and what came before them is recorded."""
+        eventually(lambda: (tmp_path / "tasks" / "task-3").exists() and committed() == 2)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -227,7 +230,7 @@ def test_copies_of_long_tasks_are_refused(spark: SparkSession, run: Any, store: 
 def test_a_living_writer_keeps_its_stream_unless_it_is_taken_over(run: Any, hot: HotTier, store: ObjectStore) -> None:
     log = ManifestLog(store, "t/a", clock=SystemClock())
     log.open_epoch()
-    done = run()
+    done = run(config=settings_of(takeover_after_seconds=3600.0))
     assert isinstance(done["t/a"].error, Fenced)
     assert "--take-over" in done["t/a"].error.hint
     assert done["t/a"].offloaded == ()

@@ -19,6 +19,7 @@ from offloader.manifest.leases import leases_of
 from offloader.store import open_store
 from tests.spark.reading import entries_in, load
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
+from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -410,7 +411,7 @@ def test_importing_the_package_does_not_load_spark() -> None:
         text=True,
         check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.stdout.strip() == "False"
 

@@ -135,7 +135,7 @@ class Appending:
             ledger_id, entry_id = (ledger_id + 3, 0) if closes else (ledger_id, entry_id + count)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_query_that_is_killed_again_and_again_writes_every_entry_exactly_once(
     spark: SparkSession, writer: StreamWriter, tmp_path: Path
 ) -> None:

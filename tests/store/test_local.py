@@ -32,6 +32,7 @@ from offloader.store.base import CREATE, IfMatch, ObjectStore, open_store
 from offloader.store.local import LocalStore
 from offloader.store.local_listing import list_files
 from offloader.testing.store_suite import all_keys
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def files_below(directory: Path) -> list[str]:
 
 def run_python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 CREATOR = """
@@ -85,7 +86,7 @@ def test_of_processes_that_create_at_once_exactly_one_wins_with_its_metadata(sto
         process.stdin.flush()
     won: dict[str, str] = {}
     for name, process in writers.items():
-        for number in process.communicate(timeout=60)[0].split():
+        for number in process.communicate(timeout=PATIENCE_S)[0].split():
             assert number not in won
             won[number] = name
     assert len(won) == 40
@@ -137,7 +138,7 @@ def test_after_a_kill_every_object_is_whole_and_has_its_metadata(store: ObjectSt
     while len(store.list("crash/").objects) < 20:
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
-    process.wait(10)
+    process.wait(PATIENCE_S)
     process.stdout.close()
     keys = all_keys(store, "crash/")
     assert len(keys) >= 20

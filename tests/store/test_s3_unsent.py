@@ -21,7 +21,7 @@ from services.request_gate import Passing, RequestGate
 from services.servers import free_port
 from tests.support.certificates import Authority
 
-ONCE = StoreSettings(connect_timeout_s=2, read_timeout_s=5, retries_max=0)
+ONCE = StoreSettings(retries_max=0)
 
 
 def opened(url: str) -> ObjectStore:

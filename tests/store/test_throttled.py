@@ -21,7 +21,7 @@ from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.servers import Answer, ScriptedServer
 from offloader.write.offloader import LedgerOffloader
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 
 def opened(clock: ManualClock, limiter: Limiter) -> ObjectStore:
@@ -140,10 +140,10 @@ def test_a_backfill_store_waits_behind_everyone_else() -> None:
         live = pool.submit(put, store, "new")
         eventually(lambda: limiter.status().waiting["live"] == 1)
         clock.advance(2.0)
-        live.result(timeout=30)
+        live.result(timeout=PATIENCE_S)
         assert order == ["new"]
         clock.advance(2.0)
-        backfill.result(timeout=30)
+        backfill.result(timeout=PATIENCE_S)
     assert order == ["new", "old"]
 
 
@@ -158,11 +158,11 @@ def test_closing_the_store_ends_the_waiting_and_leaves_other_stores_waiting() ->
         eventually(lambda: limiter.status().waiting["live"] == 2)
         store.close()
         with pytest.raises(StoreUnavailable, match="was closed while it waited"):
-            waiting.result(timeout=30)
+            waiting.result(timeout=PATIENCE_S)
         assert limiter.status().waiting["live"] == 1
         other.close()
         with pytest.raises(StoreUnavailable):
-            staying.result(timeout=30)
+            staying.result(timeout=PATIENCE_S)
 
 
 def test_a_store_that_was_given_no_limiter_has_one_of_its_own() -> None:
@@ -183,13 +183,13 @@ def test_threads_that_are_refused_together_slow_down_once() -> None:
         """Answers 503 to all four at once, as a server does that has had enough."""
 
         def put(self, *_: object, **__: object) -> object:  # type: ignore[override]
-            gate.wait(timeout=30)
+            gate.wait(timeout=PATIENCE_S)
             raise Throttled("SlowDown")
 
     store = ThrottledStore(Refusing(uuid.uuid4().hex, "", clock=clock), limiter)
     with ThreadPoolExecutor(4) as pool:
         results = [pool.submit(store.put, f"k{number}", b"x") for number in range(4)]
-        assert all(isinstance(result.exception(timeout=30), Throttled) for result in results)
+        assert all(isinstance(result.exception(timeout=PATIENCE_S), Throttled) for result in results)
     assert limiter.status().slowdowns == 1
 
 

@@ -11,7 +11,8 @@ import threading
 from types import TracebackType
 from urllib.parse import urlsplit
 
-_TIMEOUT_S = 30.0
+from tests.support.waiting import PATIENCE_S
+
 _READ_BYTES = 65_536
 
 
@@ -67,7 +68,7 @@ class HoldingProxy:
         return self._sent(self.held.pop(0))
 
     def _serve(self, client: socket.socket) -> None:
-        client.settimeout(_TIMEOUT_S)
+        client.settimeout(PATIENCE_S)
         request = _request(client)
         if not request:
             return
@@ -82,7 +83,7 @@ class HoldingProxy:
         client.sendall(self._sent(request))
 
     def _sent(self, request: bytes) -> bytes:
-        with socket.create_connection(self._target, _TIMEOUT_S) as server:
+        with socket.create_connection(self._target, PATIENCE_S) as server:
             server.sendall(request)
             return b"".join(iter(lambda: server.recv(_READ_BYTES), b""))
 

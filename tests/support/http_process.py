@@ -34,6 +34,7 @@ from offloader.store.base import ObjectStore, open_store
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.runs import HistoryRuns
 from offloader.write.stream.streaming import StreamOffload
+from tests.support.waiting import PATIENCE_S
 
 __all__ = ["Answer", "HttpProcess", "ask", "exchange", "http_process", "http_stage", "quoted"]
 
@@ -72,7 +73,7 @@ class HttpProcess:
         source.append([f"{name} {number}".encode() for number in range(entries)], [1_700_000_000_000] * entries)
         self.sources[name] = source
         self.streams[name] = self.offloader.offload_stream(source, name)
-        self.streams[name].offload(timeout_s=60)
+        self.streams[name].offload(timeout_s=PATIENCE_S)
 
     # what a view and the commands ask for
 

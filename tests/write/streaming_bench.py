@@ -12,6 +12,7 @@ from formats.keys import record_number
 from formats.manifest import Edit, decode_record
 from offloader.clock import Clock, SystemClock
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
@@ -84,6 +85,10 @@ class Bench:
 
     def records(self) -> list[tuple[Edit, ...]]:
         return records_in(self.memory)
+
+    def has_assigned(self) -> bool:
+        """Whether a segment is assigned now."""
+        return bool(self.records()) and bool(load_manifest(self.memory, STREAM).assigned())
 
     def close(self) -> None:
         for offloader, stream in self._started:

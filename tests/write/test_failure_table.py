@@ -112,7 +112,7 @@ class TestCompleteOutcomeUnknown:
         bench = new_bench(settings=BIG)
         source, stream = started(bench)
         bench.append(source, 1)
-        eventually(lambda: bench.records() and load_manifest(bench.memory, STREAM).assigned())
+        eventually(bench.has_assigned)
         [segment] = load_manifest(bench.memory, STREAM).assigned()
         name = f"{segment.uuid}"
         bench.store.set_faults(
@@ -132,7 +132,7 @@ class TestCommitOutcomeUnknown:
         bench = new_bench(settings=BIG)
         source, stream = started(bench)
         bench.append(source, 1)
-        eventually(lambda: bench.records() and load_manifest(bench.memory, STREAM).assigned())
+        eventually(bench.has_assigned)
         record = f"{load_manifest(bench.memory, STREAM).record_id + 1:020d}.json"
         bodies: list[bytes] = []
         put = bench.memory.put

@@ -132,7 +132,7 @@ def test_what_was_assigned_in_the_gap_fails_in_the_same_record(new_bench: Callab
     stream.offload()
     kept = len(bench.expected)
     bench.append(source, 5)
-    eventually(lambda: load_manifest(bench.memory, STREAM).assigned())
+    eventually(bench.has_assigned)
     [left] = load_manifest(bench.memory, STREAM).assigned()
     stream.stop()
     lost = source.close_ledger()
@@ -161,7 +161,7 @@ def lose_what_was_assigned(bench: Bench, *, committed_before: bool) -> None:
         stream.offload()
     kept = len(bench.expected)
     bench.append(source, 5)
-    eventually(lambda: load_manifest(bench.memory, STREAM).assigned())
+    eventually(bench.has_assigned)
     stream.stop()
     lost = source.close_ledger()
     assert lost is not None

@@ -269,7 +269,7 @@ def test_an_unfinished_segment_of_the_last_owner_is_given_up_and_offloaded_again
     source = bench.open()
     first = bench.start(source)
     bench.append(source, 10)
-    eventually(lambda: load_manifest(bench.memory, STREAM).assigned())
+    eventually(bench.has_assigned)
     left = load_manifest(bench.memory, STREAM).assigned()[0]
     first.stop()
 

@@ -293,7 +293,12 @@ def test_a_method_that_does_not_exist_changes_nothing(bench: Bench) -> None:
     assert topic.method == "none"
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(900)
+@settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     steps=st.lists(
         st.sampled_from(["append", "append", "close_ledger", "offload", *METHODS, *REOPEN]),

@@ -218,7 +218,7 @@ def test_a_fenced_owner_takes_a_silent_stream_back_and_a_living_one_never(new_be
     bench.append(source, 2)
     with pytest.raises(Fenced):
         first.offload()
-    eventually(lambda: load_manifest(bench.memory, STREAM).assigned())  # the second gathers
+    eventually(bench.has_assigned)  # the second gathers
 
     for _ in range(5):
         clock.advance(61)
