@@ -1,7 +1,9 @@
-"""A gate before an S3 server: it tells who listens about each request while it passes, and refuses some with 503.
+"""A gate before an S3 server: it tells who listens about each request while it passes, refuses some with 503, and lets
+the answers of some get lost.
 
-Owns where a request begins and ends on a connection, and the refusals. Must never change a byte that passes (but where
-a client takes it for its HTTP proxy, and names the server in the request line), or hold more than a piece of a body.
+Owns where a request begins and ends on a connection, the refusals and the losses. Must never change a byte that passes
+(but where a client takes it for its HTTP proxy, and names the server in the request line), or hold more than a piece of
+a body.
 
 A listener hears of a request three times: before the server gets any of it, when half of its body is with the server,
 and when the server has answered and the client doesn't know yet. What it does takes place at that very moment.
@@ -50,12 +52,16 @@ class RequestGate:
     Args:
         target_url: of a server on this machine; it may be away for a while.
         heard: the listener, called in the threads of connections.
-        seed: of the choice which requests are refused.
+        seed: of the choice which requests are refused, and which answers get lost.
 
     Attributes:
         url: where clients go, as to the server or as to a proxy.
         refused_share: of the requests from now on that are answered with 503, 0 to 1.
-        refused: how many were.
+        lost_share: of the requests from now on that the server answers, after which their client hears nothing for
+            ``lost_after_s``, and then that the connection ends.
+        requests: how many came.
+        refused, lost: to how many of them that happened.
+        cut: how many ended within their body.
     """
 
     def __init__(self, target_url: str, heard: Callable[[Passing], None], *, seed: int = 0) -> None:
@@ -65,8 +71,9 @@ class RequestGate:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._open: dict[socket.socket, threading.Thread] = {}
-        self.refused_share = 0.0
-        self.refused = 0
+        self.refused_share = self.lost_share = self.lost_after_s = 0.0
+        self.requests = self.refused = self.lost = self.cut = 0
+        self._ended = threading.Event()
         self._listener = socket.create_server((_HOST, 0), backlog=128)
         self.url = f"http://{_HOST}:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._accept, name="request gate", daemon=True)
@@ -76,6 +83,7 @@ class RequestGate:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ended.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -100,7 +108,7 @@ class RequestGate:
 
     def _serve(self, client: socket.socket) -> None:
         try:
-            with contextlib.suppress(OSError), _Connection(client, self._target, self._heard) as connection:
+            with contextlib.suppress(OSError), _Connection(client, self._target, self) as connection:
                 while (request := connection.next_request()) is not None:
                     if self._refuses():
                         connection.refuse()
@@ -111,8 +119,27 @@ class RequestGate:
                 self._open.pop(client, None)
             client.close()
 
+    def heard(self, passing: Passing) -> None:
+        """For its connections: tells who listens."""
+        self._heard(passing)
+
+    def loses(self) -> bool:
+        """For its connections: whether an answer gets lost; says so when its client has waited long enough."""
+        with self._lock:
+            if not self.lost_share or self._random.random() >= self.lost_share:
+                return False
+            self.lost += 1
+        self._ended.wait(self.lost_after_s)
+        return True
+
+    def count_cut(self) -> None:
+        """For its connections: a request ended within its body."""
+        with self._lock:
+            self.cut += 1
+
     def _refuses(self) -> bool:
         with self._lock:
+            self.requests += 1
             if not self.refused_share or self._random.random() >= self.refused_share:
                 return False
             self.refused += 1
@@ -130,10 +157,10 @@ class _Request:
 class _Connection:
     """One client, and its connection to the server once there is something to pass on."""
 
-    def __init__(self, client: socket.socket, target: tuple[str, int], heard: Callable[[Passing], None]) -> None:
+    def __init__(self, client: socket.socket, target: tuple[str, int], gate: RequestGate) -> None:
         self._client = client
         self._target = target
-        self._heard = heard
+        self._gate = gate
         self._server: socket.socket | None = None
         self._answering: threading.Thread | None = None
         self._unread = b""
@@ -192,15 +219,24 @@ class _Connection:
         left = request.body_bytes
         half_told = left == 0
         while left:
-            piece = self._unread or self._client.recv(min(_PIECE_BYTES, max(1, left // 2)))
-            if not piece:
-                raise OSError("the client ended within a body")
+            piece = self._unread or self._received(min(_PIECE_BYTES, max(1, left // 2)))
             now, self._unread = piece[:left], piece[left:]
             self._server.sendall(now)
             left -= len(now)
             if not half_told and left <= request.body_bytes // 2:
                 half_told = True
                 self._tell(request, "half")
+
+    def _received(self, most: int) -> bytes:
+        """More of a body that isn't complete."""
+        try:
+            if piece := self._client.recv(most):
+                return piece
+        except OSError:
+            self._gate.count_cut()
+            raise
+        self._gate.count_cut()
+        raise OSError("the client ended within a body")
 
     def _answers(self, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -212,12 +248,14 @@ class _Connection:
                 if waiting is not None and answer:
                     self._waiting = None
                     self._tell(waiting, "answered")
+                    if self._gate.loses():
+                        break
                 self._client.sendall(piece)
         _end(self._client)
         _end(server)
 
     def _tell(self, request: _Request, moment: Moment) -> None:
-        self._heard(Passing(request.method, request.target, moment))
+        self._gate.heard(Passing(request.method, request.target, moment))
 
 
 def _end(end: socket.socket) -> None:

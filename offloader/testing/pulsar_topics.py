@@ -37,11 +37,12 @@ class _Consumer:
 
 @dataclass(eq=False)
 class _Subscription:
-    """``consumers[0]`` works; ``sent`` is how many entries it was sent."""
+    """``consumers[0]`` works; ``sent`` is how many entries it was sent, ``turns`` how often that began anew."""
 
     durable: bool
     mark_delete: int
     sent: int
+    turns: int = 0
     consumers: list[_Consumer] = field(default_factory=list)
 
 
@@ -225,6 +226,11 @@ class FakeTopic:
         first = self.entries[0][0] if self.entries else self._next
         return Position(first.ledger_id, first.entry_id - 1)
 
+    def turns(self, subscription: str) -> int:
+        """How often somebody's turn to work began: who came first, and who was there when the one before left."""
+        with self._lock:
+            return self._subscriptions[subscription].turns
+
     def active(self, subscription: str) -> Any:
         """The consumer id that works, ``None``: nobody."""
         with self._lock:
@@ -305,6 +311,7 @@ class FakeTopic:
         return next((index for index, each in enumerate(self.entries) if each[0] >= start), 0)
 
     def _activate(self, found: _Subscription) -> None:
+        found.turns += bool(found.consumers)
         found.sent = found.mark_delete
         for number, consumer in enumerate(found.consumers):
             consumer.client.send(

@@ -60,7 +60,7 @@ def main() -> None:
                 return
             numbers[name] += count
         counts = BATCHES
-        time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S)  # its pace; nobody waits for it
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Is anything lost, there twice, dangling or leaked? Said after a run, from what lies in bucket and hot tier.
 
-It imports nothing of this project: objects are read by tests/independent_reader.py, manifests by tests/chaos/
-chaos_manifest.py, the ledger database by SQLite, and the store by boto3.
+It imports nothing of the product: objects are read by tests/independent_reader.py, manifests by
+tests/independent_manifest.py, the ledger database by SQLite, and the store by boto3.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import google_crc32c
 
 from tests.chaos.chaos_journal import Journal, number_of
-from tests.chaos.chaos_manifest import Contents, Manifest, Segment
+from tests.independent_manifest import Contents, Manifest, Segment
 from tests.independent_reader import check_blocks, read_segment
 
 __all__ = ["Entries", "S3Contents", "check_stream", "cold_entries", "find_leaks", "hot_entries"]
@@ -41,23 +41,31 @@ class S3Contents:
     """The objects below ``root/`` of a bucket.
 
     Args:
-        records: keeps what never changes, for who looks again and again.
+        known: keeps what never changes, for who looks again and again.
+        is_kept: which objects are kept there; default: the records of manifests.
     """
 
-    def __init__(self, client: Any, bucket: str, root: str, records: dict[str, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        client: Any,
+        bucket: str,
+        root: str,
+        known: dict[str, bytes] | None = None,
+        is_kept: Callable[[str], bool] = lambda key: key.endswith(".json"),
+    ) -> None:
         self.client, self.bucket, self.root = client, bucket, root
-        self._records = records
+        self._known, self._is_kept = known, is_kept
 
     def names(self) -> list[str]:
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{self.root}/")
         return [item["Key"].removeprefix(f"{self.root}/") for page in pages for item in page.get("Contents", [])]
 
     def get(self, key: str) -> bytes:
-        if self._records is None or not key.endswith(".json"):
+        if self._known is None or not self._is_kept(key):
             return self._get(key)
-        if key not in self._records:
-            self._records[key] = self._get(key)
-        return self._records[key]
+        if key not in self._known:
+            self._known[key] = self._get(key)
+        return self._known[key]
 
     def _get(self, key: str) -> bytes:
         try:

@@ -23,7 +23,7 @@ __all__ = ["CONFIG", "ENDS_BY_ITSELF", "Paths", "Roles", "Started"]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Those that have an end of their own; the others run until they are told to stop.
-ENDS_BY_ITSELF = frozenset({"backfill", "cleaner", "reader", "spark"})
+ENDS_BY_ITSELF = frozenset({"backfill", "cleaner", "reader", "spark", "spark-backfill"})
 _LINES_MAX = 2000
 _OFFLOADER = "tests.chaos.chaos_clock"
 
@@ -106,7 +106,7 @@ class Started:
     def kill(self) -> None:
         """``kill -9`` of it and what it started, at once."""
         self.killed = True
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def ended(self, within_s: float) -> int | None:
@@ -186,9 +186,10 @@ class Roles:
             return ("tests.chaos.chaos_reader", self._store, database, journal)
         if role == "spark":
             return ("tests.chaos.chaos_spark", self._store, journal)
-        if role == "backfill":
-            what = ("offload", "chaos/history", "--take-over", "--config", large, "--store", self._store)
-            return (_OFFLOADER, *what, "--ledgers", f"sqlite:///{database}")
+        if role in ("backfill", "spark-backfill"):
+            verb = ("offload",) if role == "backfill" else ("spark", "backfill")
+            what = ("chaos/history", "--take-over", "--config", large, "--store", self._store)
+            return (_OFFLOADER, *verb, *what, "--ledgers", f"sqlite:///{database}")
         self._cleaned += 1
         return self.cleaning("often") if self._cleaned % 2 else self.searching("often")
 
@@ -218,6 +219,7 @@ class Roles:
 
     def _read(self, started: Started) -> None:
         assert started.process.stdout is not None
+        # What still has its output open, as a worker of Spark, doesn't keep us from closing it when the process ended.
         with contextlib.suppress(ValueError, OSError):
             for line in started.process.stdout:
                 started.lines.append(line.rstrip("\n"))

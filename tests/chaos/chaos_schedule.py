@@ -14,8 +14,8 @@ from services.request_gate import Moment
 
 __all__ = ["FAULTS", "KILLS_A_ROUND", "ROLES", "SERVERS", "Fault", "Kill", "Role", "Round", "Step", "round_of"]
 
-Role = Literal["sidecar", "appender", "backfill", "cleaner", "reader", "spark"]
-ROLES: tuple[Role, ...] = ("sidecar", "appender", "backfill", "cleaner", "reader", "spark")
+Role = Literal["sidecar", "appender", "backfill", "cleaner", "reader", "spark", "spark-backfill"]
+ROLES: tuple[Role, ...] = ("sidecar", "appender", "backfill", "cleaner", "reader", "spark", "spark-backfill")
 #: Round by round in turns.
 SERVERS = ("minio", "versitygw")
 #: Kills in a world of its own, after which the oracle looks.
@@ -23,6 +23,10 @@ KILLS_A_ROUND = 20
 
 #: How often each is killed, among a hundred kills without Spark.
 _WEIGHTS: Mapping[Role, int] = {"sidecar": 44, "appender": 16, "backfill": 14, "cleaner": 14, "reader": 12}
+#: And with it.
+_SPARK_WEIGHTS: Mapping[Role, int] = {"spark": 5, "spark-backfill": 5}
+#: Who may run beside what always runs and the one that is killed, until it ends by itself.
+_BESIDE: Sequence[Role] = ("backfill", "cleaner", "reader")
 #: Requests of a role at which it dies: method and what it is about ("" any), and how many of them may pass before.
 _REQUESTS: Mapping[Role, Sequence[tuple[str, str, int]]] = {
     "sidecar": (
@@ -55,6 +59,13 @@ _REQUESTS: Mapping[Role, Sequence[tuple[str, str, int]]] = {
     ),
     "reader": (("GET", "data", 3), ("", "lease", 1), ("", "", 10)),
     "spark": (("GET", "", 12), ("", "", 5)),
+    "spark-backfill": (
+        ("PUT", "record", 2),
+        ("POST", "", 1),
+        ("PUT", "part", 2),
+        ("PUT", "index", 0),
+        ("", "", 20),
+    ),
     "appender": (("", "ack", 20),),
 }
 _MOMENTS: tuple[Moment, ...] = ("before", "half", "answered")
@@ -75,12 +86,14 @@ FAULTS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "clock jump ahead": {"hours": (0.1, 30)},
 }
 #: After a jump ahead nothing may be deleted until the time comes: such rounds say nothing about leaks.
-_SELDOM: Mapping[str, float] = {"clock jump ahead": 0.15}
+_SELDOM: Mapping[str, float] = {"clock jump ahead": 0.2}
 #: Of them, those that concern one role's way to the store or one role's clock; the others everybody.
 _OF_ROLES = frozenset(FAULTS) - {"server killed", "store's disk full", "ledgers' disk full"}
 #: Those after which nothing goes on until they end: they end with the step.
 _BLOCKING = frozenset({"partition", "server killed", "store's disk full", "ledgers' disk full"})
 _STEPS_MAX = 3
+#: Of the steps, with which each of ``_BESIDE`` begins.
+_BESIDE_SHARE = 0.2
 #: Whom they concern, where not everybody.
 _CONCERNED: Sequence[Role] = ("sidecar", "sidecar", "backfill", "cleaner", "reader")
 
@@ -121,10 +134,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One kill, and the faults that begin before it."""
+    """One kill, the faults that begin before it, and who begins to run beside."""
 
     kill: Kill
     faults: tuple[Fault, ...]
+    beside: tuple[Role, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +156,20 @@ def round_of(seed: int, kills: int = KILLS_A_ROUND, *, with_spark: bool = False,
     Args:
         seed: any number.
         kills: how many.
-        with_spark: a Spark job is among those that are killed.
+        with_spark: Spark's jobs are among those that are killed.
         server: which one; empty: the seed says.
     """
     dice = random.Random(seed)
     steps = []
     for _ in range(kills):
         faults = tuple(_fault(dice) for _ in range(dice.choice((0, 1, 1, 2))))
-        steps.append(Step(_kill(dice, with_spark=with_spark), faults))
+        beside = tuple(role for role in _BESIDE if dice.random() < _BESIDE_SHARE)
+        steps.append(Step(_kill(dice, with_spark=with_spark), faults, beside))
     return Round(seed, server or SERVERS[seed % len(SERVERS)], tuple(steps))
 
 
 def _kill(dice: random.Random, *, with_spark: bool) -> Kill:
-    weights = {**_WEIGHTS, "spark": 6} if with_spark else _WEIGHTS
+    weights = {**_WEIGHTS, **_SPARK_WEIGHTS} if with_spark else _WEIGHTS
     [role] = dice.choices(list(weights), list(weights.values()))
     method, about, most = dice.choice(_REQUESTS[role])
     moments: tuple[Moment, ...] = (

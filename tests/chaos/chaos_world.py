@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +41,6 @@ _TOXICS: Mapping[str, tuple[str, Direction]] = {
     "cut requests": ("limit_data", "upstream"),
     "cut answers": ("limit_data", "downstream"),
     "resets": ("reset_peer", "upstream"),
-    "lost answers": ("timeout", "downstream"),
 }
 _ABOUT = (
     ("checkpoint", re.compile(r"/manifest/.*\.parquet")),
@@ -80,6 +80,7 @@ class Disk:
     def fill(self) -> None:
         """Takes all the room that is left."""
         free = os.statvfs(self.folder)
+        # Others write too: where they were faster, it is full as well.
         with (self.folder / "balloon").open("wb") as file, contextlib.suppress(OSError):
             os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_bsize)
 
@@ -152,8 +153,8 @@ class World:
         return {**self._server.endpoint.environment, **through, "NO_PROXY": "", VARIABLE: str(way.clock)}
 
     @contextlib.contextmanager
-    def contents(self, records: dict[str, bytes] | None = None) -> Iterator[S3Contents]:
-        """What lies in the store, read around all proxies; ``records``: those of manifests that were read before."""
+    def contents(self, known: dict[str, bytes] | None = None) -> Iterator[S3Contents]:
+        """What lies in the store, read around all proxies; ``known``: records of manifests that were read before."""
         endpoint = self._server.endpoint
         client: Any = boto3.client(
             "s3",
@@ -164,13 +165,21 @@ class World:
             config=Config(retries={"mode": "standard"}, read_timeout=30, proxies={}),
         )
         try:
-            yield S3Contents(client, BUCKET, FOLDER, records)
+            yield S3Contents(client, BUCKET, FOLDER, known)
         finally:
             client.close()
 
-    def refused(self) -> int:
-        """Requests that were answered with 503 so far."""
-        return sum(way.gate.refused for way in self._ways.values())
+    def touched(self) -> Counter[str]:
+        """What became of requests so far: all of them, and those that something was done to."""
+        gates = [way.gate for way in self._ways.values()]
+        return Counter(
+            {
+                "requests": sum(gate.requests for gate in gates),
+                "refused with 503": sum(gate.refused for gate in gates),
+                "answers lost": sum(gate.lost for gate in gates),
+                "ended within their body": sum(gate.cut for gate in gates),
+            }
+        )
 
     def begin(self, fault: Fault) -> bool:
         """Lets it begin; false: there is one of its kind already, or it can't be had here."""
@@ -221,6 +230,9 @@ class World:
             (way.proxy.cut_off if begins else way.proxy.let_through)()
         elif fault.kind == "503 storm":
             way.gate.refused_share = fault.amounts["share"] if begins else 0.0
+        elif fault.kind == "lost answers":
+            way.gate.lost_after_s = fault.amounts["timeout"] / 1000
+            way.gate.lost_share = fault.amounts["share"] if begins else 0.0
         else:
             set_clock(way.clock, int(fault.amounts["hours"] * _MS_PER_HOUR) if begins else 0)
 

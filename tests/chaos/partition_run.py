@@ -27,27 +27,44 @@ from offloader.testing.pulsar_broker import FakeBroker
 from offloader.testing.pulsar_topics import FakeTopic
 from services.servers import Endpoint, make_bucket, running
 from services.toxiproxy import Toxiproxy, toxiproxy
-from tests.chaos.commit_history import Commit, Entry, commits_of, entries_of, problems_of
+from tests.chaos.chaos_oracle import S3Contents, cold_entries
 from tests.chaos.partition_schedule import Plan, Role, Step, Way, plan
 from tests.chaos.partition_sidecar import Sidecar, settings_of
 from tests.formats.pulsar_entries import Sent, single_entry
-from tests.support.waiting import eventually
+from tests.independent_manifest import Manifest, read_manifest
+from tests.support.waiting import eventually, settled
 
-__all__ = ["Outcome", "run"]
+__all__ = ["Outcome", "owners_problems", "run"]
 
 TOPIC, STREAM = "persistent://t/n/orders", "t/n/persistent/orders"
 SUBSCRIPTION = "offloader"
 #: After so much silence the broker asks, and after as much again it lets the other process work. The processes may be
 #: slower to give a silent broker up: meanwhile the one whose turn is over doesn't know.
 BROKERS_KEEP_ALIVE_S = 0.3
-HEALED_WITHIN_S = 150.0
+STARTED_WITHIN_S = 150.0
+#: With every way healed, after so long without a further entry in the store the run is called stalled.
+STALLED_S = 150.0
+LOOK_S = 0.05
+
+Entry = tuple[int, int, bytes]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a run. ``problems``: empty, or what must not be; ``said``: what the processes logged."""
+    """What came of a run.
+
+    Attributes:
+        cuts, starts: ways that were cut; processes that were begun.
+        turns: how often the broker said whose turn it is. On a machine so busy that a process says nothing for long,
+            more often than ways are cut.
+        epochs, commits: of the manifest.
+        entries: that were produced.
+        problems: empty, or what must not be.
+        said: what the processes logged.
+    """
 
     starts: int = 0
+    turns: int = 0
     cuts: int = 0
     epochs: int = 0
     commits: int = 0
@@ -56,11 +73,21 @@ class Outcome:
     said: list[str] = field(default_factory=list)
 
 
+#: Fields of an outcome that are told, with their words.
+_COUNTED: Mapping[str, str] = {
+    "cuts": "ways cut",
+    "starts": "starts",
+    "turns": "turns",
+    "epochs": "epochs",
+    "commits": "commits",
+    "entries": "entries",
+}
+
+
 class Bucket:
-    """The stream's objects as they are, asked for without any proxy."""
+    """The stream as it lies in the bucket, asked for without any proxy."""
 
     def __init__(self, endpoint: Endpoint, bucket: str, root: str) -> None:
-        self._bucket, self._prefix = bucket, f"{root}/{STREAM}/"
         self._client = boto3.client(
             "s3",
             endpoint_url=endpoint.url,
@@ -68,24 +95,15 @@ class Bucket:
             aws_access_key_id=endpoint.access_key,
             aws_secret_access_key=endpoint.secret_key,
         )
-        self._known: dict[str, bytes] = {}
+        # Nothing is deleted here: what was read once needn't be read again.
+        self._contents = S3Contents(self._client, bucket, root, {}, is_kept=lambda key: not key.endswith("/boundary"))
 
-    def found(self) -> tuple[list[Commit], list[Entry]]:
-        """The commits, and the entries that they say are offloaded. Objects never change, but for the boundary."""
-        records = self._load(f"{self._prefix}manifest/", "")
-        # What a record names was there before it: it is asked for afterwards.
-        objects = self._load(self._prefix, f"{self._prefix}manifest/")
-        commits = commits_of(records)
-        return commits, entries_of(objects, commits)
-
-    def _load(self, prefix: str, but: str) -> dict[str, bytes]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
-        keys = [each["Key"] for page in pages for each in page.get("Contents", ())]
-        wanted = [key for key in keys if not (but and key.startswith(but)) and not key.endswith("/boundary")]
-        for key in wanted:
-            if key not in self._known:
-                self._known[key] = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-        return {key: self._known[key] for key in wanted}
+    def found(self) -> tuple[Manifest, list[Entry], list[str]]:
+        """The manifest, the entries that it says are offloaded, in order, and what is wrong with either."""
+        manifest = read_manifest(self._contents, STREAM)
+        cold, findings = cold_entries(self._contents, manifest)
+        entries = [(*place, payload) for place, payload in sorted(cold.items())]
+        return manifest, entries, manifest.findings + findings
 
     def close(self) -> None:
         self._client.close()
@@ -109,7 +127,7 @@ class Partitioned:
         """Starts both and waits for the first commit."""
         for sidecar in self._sidecars:
             sidecar.start()
-        eventually(lambda: all(sidecar.has_started for sidecar in self._sidecars), within_s=HEALED_WITHIN_S)
+        eventually(lambda: all(sidecar.has_started for sidecar in self._sidecars), within_s=STARTED_WITHIN_S)
         self._produce(5, 0)
         self.await_all()
 
@@ -139,48 +157,51 @@ class Partitioned:
             self.await_all()
 
     def await_all(self) -> None:
-        """Waits until exactly what was produced is offloaded."""
+        """Waits until exactly what was produced is offloaded; as long as it goes on, however slowly."""
 
-        def is_there() -> bool:
+        def look() -> tuple[list[Entry], list[str]]:
             for sidecar in self._sidecars:
                 sidecar.start()
-            return self._bucket.found()[1] == self._produced
+            _, entries, wrong = self._bucket.found()
+            return entries, wrong
 
-        try:
-            eventually(is_there, within_s=HEALED_WITHIN_S)
-        except AssertionError:
+        def is_done(seen: tuple[list[Entry], list[str]]) -> bool:
+            return seen[0] == self._produced or bool(seen[1])
+
+        if not settled(look, is_done, still_s=STALLED_S, look_s=LOOK_S):
             self._outcome.problems.append(
-                f"{len(self._produced)} entries were produced, {len(self._bucket.found()[1])} are there "
-                f"{HEALED_WITHIN_S:g} s after everything was healed, or not the same ones"
+                f"{len(self._produced)} entries were produced, {len(look()[0])} are there, or others, and nothing "
+                f"came in {STALLED_S:g} s, with everything healed"
             )
 
-    def look(self) -> list[Commit]:
-        """What holds at any time; the commits.
+    def look(self) -> Manifest:
+        """What holds at any time; the manifest.
 
-        Nothing is there that wasn't produced, in another order, or twice; the broker wasn't told to give up what isn't
-        committed.
+        Nothing is there that wasn't produced, in another order, or twice; one owner wrote after the other; the broker
+        wasn't told to give up what isn't committed.
         """
         given_up = self._topic.mark_delete(SUBSCRIPTION)
-        commits, entries = self._bucket.found()
+        manifest, entries, wrong = self._bucket.found()
         problems = self._outcome.problems
+        problems += wrong
         if entries != self._produced[: len(entries)]:
             problems.append("what is offloaded isn't what was produced first")
         if given_up is not None and (not entries or entries[-1][:2] < tuple(given_up)):
             problems.append(f"the broker was told to give up {given_up}, offloaded is {entries[-1:] or 'nothing'}")
-        return commits
+        return manifest
 
     def judge(self) -> None:
         """At the end, with nothing on its way any more."""
-        commits, outcome = self.look(), self._outcome
+        manifest, outcome = self.look(), self._outcome
         outcome.starts = sum(each.starts for each in self._sidecars)
-        outcome.commits, outcome.epochs, outcome.entries = len(commits), commits[-1].epoch, len(self._produced)
-        outcome.problems += problems_of(commits, epochs_max=outcome.starts + outcome.cuts)
-        gaps = [fields for each in commits for kind, fields in each.edits if kind == "gap"]
-        outcome.problems += [f"a gap was recorded: {fields}" for fields in gaps]
+        outcome.commits, outcome.epochs, outcome.entries = manifest.records, manifest.epoch, len(self._produced)
+        outcome.turns = self._topic.turns(SUBSCRIPTION)
+        outcome.problems += owners_problems(manifest, epochs_max=outcome.turns + outcome.cuts)
+        outcome.problems += [f"a gap was recorded: {gap}" for gap in manifest.gaps]
 
     def _roles(self) -> dict[Role, Sidecar]:
         """Who has the stream, as the newest epoch says, and who doesn't."""
-        owner = self._bucket.found()[0][-1].writer
+        owner = self._bucket.found()[0].owner
         first, second = self._sidecars
         return {"owner": first, "other": second} if first.is_named(owner) else {"owner": second, "other": first}
 
@@ -192,6 +213,20 @@ class Partitioned:
             position = self._topic.append(stored)
             self._produced.append((position.ledger_id, position.entry_id, stored))
             never.wait(seconds / count)
+
+
+def owners_problems(manifest: Manifest, *, epochs_max: int) -> list[str]:
+    """What contradicts that two processes share a stream quietly, beyond what can't be in any manifest.
+
+    Args:
+        epochs_max: how often the stream may have changed hands.
+    """
+    found = []
+    if manifest.epoch > epochs_max:
+        found.append(f"the stream changed hands {manifest.epoch} times, at most {epochs_max} are explained")
+    if manifest.assigned_most > 1:
+        found.append(f"{manifest.assigned_most} segments were assigned at once")
+    return found
 
 
 def run(
@@ -266,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
-    broken, sums = 0, Outcome()
+    outcomes = []
     with toxiproxy() as faults:
         for seed in seeds:
             server = options.server or ("minio", "versitygw")[seed % 2]
@@ -280,25 +315,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     root=f"seed-{seed}",
                     say=(lambda line: print(line, flush=True)) if options.seed is not None else (lambda _: None),
                 )
-            print(
-                f"seed {seed}, {server}: {outcome.cuts} ways cut, {outcome.starts} starts, {outcome.epochs} epochs, "
-                f"{outcome.commits} commits, {outcome.entries} entries",
-                flush=True,
-            )
+            outcomes.append(outcome)
+            print(f"{len(outcomes)} of {len(seeds)}: seed {seed}, {server}: {counts([outcome])}", flush=True)
             if outcome.problems:
-                log = Path(f"artifacts/partition-{seed}.log")
-                log.parent.mkdir(exist_ok=True)
-                log.write_text("\n".join(outcome.said))
                 again = f"--seed {seed} --steps {options.steps} --seconds {options.seconds:g} --server {server}"
-                print(*outcome.problems, f"again: ./dev chaos --partition {again}; log: {log}", sep="\n  ", flush=True)
-            broken += bool(outcome.problems)
-            for name in ("starts", "cuts", "epochs", "commits", "entries"):
-                setattr(sums, name, getattr(sums, name) + getattr(outcome, name))
-    print(
-        f"{len(seeds)} runs, {broken} broken: {sums.cuts} ways cut, {sums.starts} starts, {sums.epochs} epochs, "
-        f"{sums.commits} commits, {sums.entries} entries"
-    )
+                _tell(outcome, again, Path(f"artifacts/partition-{seed}.log"))
+    broken = sum(bool(outcome.problems) for outcome in outcomes)
+    print(f"{len(outcomes)} runs, {broken} broken: {counts(outcomes)}")
     return 1 if broken else 0
+
+
+def counts(outcomes: Sequence[Outcome]) -> str:
+    """What was done and what came of it, in all of them."""
+    sums = {name: sum(getattr(outcome, name) for outcome in outcomes) for name in _COUNTED}
+    return ", ".join(f"{total:,} {words}" for words, total in zip(_COUNTED.values(), sums.values(), strict=True))
+
+
+def _tell(outcome: Outcome, again: str, log: Path) -> None:
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("\n".join(outcome.said))
+    print(*outcome.problems, f"again: ./dev chaos --partition {again}; log: {log}", sep="\n  ", flush=True)
 
 
 if __name__ == "__main__":

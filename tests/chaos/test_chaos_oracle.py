@@ -6,6 +6,8 @@ import copy
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -20,11 +22,12 @@ from offloader.clock import SystemClock
 from offloader.manifest.log import ManifestLog
 from offloader.retention.truncation import truncate_stream
 from tests.chaos.chaos_journal import Journal, JournalWriter, number_of, payload_of, read_journal
-from tests.chaos.chaos_manifest import Manifest, read_manifest
 from tests.chaos.chaos_oracle import S3Contents, check_stream, cold_entries, find_leaks, hot_entries
+from tests.independent_manifest import Manifest, read_manifest
 
 STREAM = "chaos/live"
 COUNT = 300
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Held:
@@ -103,6 +106,16 @@ def sound(servers: Any, one_server: str, tmp_path_factory: pytest.TempPathFactor
         Held({key: there.get(key) for key in there.names()}), database, read_journal(tmp_path / "journal")[STREAM]
     )
     client.close()
+
+
+def test_it_shares_no_code_with_the_product() -> None:
+    """Nor do its readers: nothing of the product comes with them."""
+    modules = ("tests.chaos.chaos_oracle", "tests.independent_manifest", "tests.independent_reader")
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = {name.partition(".")[0] for name in loaded.stdout.split()}
+    assert "tests" in names
+    assert not names & {"offloader", "formats", "pyspark_offloader", "pyarrow", "pyspark"}
 
 
 def only_cold(ran: Ran) -> None:
@@ -196,7 +209,7 @@ def test_records_are_checked_one_by_one(ran: Ran) -> None:
     records = sorted(key for key in ran.contents.names() if key.endswith(".json"))
     whole = dict(ran.contents.objects)
     del ran.contents.objects[records[1]]
-    assert "aren't dense" in ran.manifest.findings[0]
+    assert "record 2 is missing, record 3 is there" in ran.manifest.findings[0]
     ran.contents.objects = {**whole, records[1]: whole[records[1]].replace(b'"epoch":1', b'"epoch":2')}
     assert "record 2 is damaged" in ran.manifest.findings[0]
 

@@ -1,4 +1,5 @@
-"""The gate before a server: nothing is changed, each request is told at three moments, refusals are whole answers."""
+"""The gate before a server: nothing is changed, each request is told at three moments, refusals are whole answers, and
+what gets lost has had its effect."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ import boto3
 import google_crc32c
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, HTTPClientError
 
 from services.request_gate import Passing, RequestGate
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, eventually
 
 BODY = bytes(range(256)) * 8192
 
@@ -107,6 +108,16 @@ def test_a_refusal_is_an_answer_that_leaves_nothing_behind(client: Any, s3_place
     client.put_object(Bucket=s3_place.bucket, Key=f"{s3_place.root}/k", Body=BODY)
 
 
+def test_an_answer_that_gets_lost_has_had_its_effect(client: Any, s3_place: Any, gate: RequestGate) -> None:
+    key = {"Bucket": s3_place.bucket, "Key": f"{s3_place.root}/k"}
+    gate.lost_share = 1.0
+    with pytest.raises(HTTPClientError):
+        client.put_object(**key, Body=BODY)
+    gate.lost_share = 0.0
+    assert client.get_object(**key)["Body"].read() == BODY
+    assert (gate.requests, gate.lost, gate.refused, gate.cut) == (2, 1, 0, 0)
+
+
 @pytest.mark.parametrize(("moment", "there"), [("before", False), ("half", False), ("answered", True)])
 def test_what_a_listener_does_happens_at_that_moment(
     moment: str, there: bool, gate: RequestGate, s3_place: Any, listening: Listening, client: Any
@@ -122,10 +133,11 @@ def test_what_a_listener_does_happens_at_that_moment(
     dying = http.client.HTTPConnection(str(at.hostname), at.port, timeout=PATIENCE_S)
     dying.connect()
     listening.at, listening.then = moment, lambda: dying.sock.shutdown(2)
-    with contextlib.suppress(OSError, http.client.HTTPException):
+    with contextlib.suppress(OSError, http.client.HTTPException):  # it dies on the way
         dying.request("PUT", f"{url.path}?{url.query}", body=body, headers={"x-amz-checksum-crc32c": crc})
         dying.getresponse()
     dying.close()
     assert listening.at == ""
     found = client.list_objects_v2(Bucket=s3_place.bucket, Prefix=key).get("Contents", [])
     assert [(item["Key"], item["Size"]) for item in found] == ([(key, len(body))] if there else [])
+    eventually(lambda: gate.cut == (0 if there else 1))

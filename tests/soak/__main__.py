@@ -233,7 +233,7 @@ def _watch(sampler: Sampler, serving: Serving, load: subprocess.Popen[str], seco
                 f"{row['sidecar threads']:.0f} threads",
                 flush=True,
             )
-        time.sleep(max(1.0 - (time.monotonic() - now_s), 0.0))
+        time.sleep(max(1.0 - (time.monotonic() - now_s), 0.0))  # a sample a second
     return []
 
 

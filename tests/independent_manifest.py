@@ -1,25 +1,28 @@
 """A second reader of manifests, made from docs/MANIFEST.md alone: it folds every record from the first one on.
 
 It imports nothing of this project, so that it can't share its mistakes, and takes no checkpoint's word for anything.
+Besides what the records say it finds what contradicts that one owner after the other wrote the stream.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import google_crc32c
 
-__all__ = ["Contents", "Manifest", "Segment", "read_manifest"]
+__all__ = ["Commit", "Contents", "Manifest", "Segment", "fold", "read_manifest"]
 
 Position = tuple[int, int]
 
 _RECORD = re.compile(r"(.*)/manifest/([0-9a-f-]{36})/([0-9]{20})\.json")
 #: Edits that say nothing about which entries are where.
-_OTHER_EDITS = frozenset({"hot_released", "pause", "resume", "hold", "set_method", "ledgers_deleted"})
+_OTHER_EDITS = frozenset({"hot_released", "pause", "resume", "hold", "set_method", "ledgers_deleted", "ledger_closed"})
+#: What only the owner of a stream may say; everything else others may, in its epoch.
+_OWNERS_EDITS = frozenset({"open_epoch", "assign", "offloaded", "failed", "gap", "ledger_closed"})
 
 
 class Contents(Protocol):
@@ -34,6 +37,18 @@ class Contents(Protocol):
             KeyError: it isn't there.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One record. ``edits``: (kind, its fields), in order."""
+
+    record_id: int
+    epoch: int
+    writer: str
+    nonce: str
+    time_ms: int
+    edits: tuple[tuple[str, Mapping[str, Any]], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +73,10 @@ class Manifest:
         purged: uuids whose objects are to go.
         failed: likewise, never complete.
         assigned: uuids that are begun and neither complete nor failed.
+        assigned_most: how many there were at once.
         head: where the stream begins; ``None``: at its beginning.
         gaps: ranges that are recorded as lost.
-        epoch: the newest one.
+        epoch: the newest one. owner: who opened it.
         newest_ms: the time of the newest record, by its writer's clock.
         records: how many there are.
         findings: what can't be.
@@ -73,9 +89,11 @@ class Manifest:
     purged: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     assigned: set[str] = field(default_factory=set)
+    assigned_most: int = 0
     head: Position | None = None
     gaps: list[tuple[Position, Position]] = field(default_factory=list)
     epoch: int = 0
+    owner: str = ""
     newest_ms: int = 0
     records: int = 0
     findings: list[str] = field(default_factory=list)
@@ -91,34 +109,35 @@ class Manifest:
         return max((segment.end for segment in self.segments.values()), default=None)
 
 
-def read_manifest(contents: Contents, stream: str, keys: list[str] | None = None) -> Manifest:
-    """The manifest as its records say it; impossible ones are in ``findings``."""
+def read_manifest(contents: Contents, stream: str, keys: Sequence[str] | None = None) -> Manifest:
+    """The manifest as its records say it; impossible ones are in ``findings``.
+
+    Args:
+        keys: what is in the store, where that is known.
+    """
     manifest = Manifest(stream)
-    numbers: dict[int, str] = {}
-    incarnations = set()
-    for key in contents.names() if keys is None else keys:
-        match = _RECORD.fullmatch(key)
-        if match and match[1] == stream:
-            numbers[int(match[3])] = key
-            incarnations.add(match[2])
+    found = [match for key in (contents.names() if keys is None else keys) if (match := _RECORD.fullmatch(key))]
+    numbers = {int(match[3]): match[0] for match in found if match[1] == stream}
+    incarnations = {match[2] for match in found if match[1] == stream}
     if len(incarnations) > 1:
         manifest.findings.append(f"{stream}: {len(incarnations)} incarnations of a stream that nobody deleted")
         return manifest
     manifest.incarnation = next(iter(incarnations), "")
-    if sorted(numbers) != list(range(1, len(numbers) + 1)):
-        manifest.findings.append(f"{stream}: records {sorted(numbers)[:3]}... up to {max(numbers)} aren't dense")
-        return manifest
+    commits = []
     for number in sorted(numbers):
         record = _record(contents.get(numbers[number]))
         if record is None or record["record_id"] != number or record["incarnation"] != manifest.incarnation:
             manifest.findings.append(f"{stream}: record {number} is damaged")
             return manifest
-        if record["epoch"] < manifest.epoch:
-            manifest.findings.append(f"{stream}: record {number} of epoch {record['epoch']} after {manifest.epoch}")
-        manifest.epoch = max(manifest.epoch, record["epoch"])
-        manifest.records, manifest.newest_ms = number, record["time_ms"]
-        for edit in record["edits"]:
-            _apply(manifest, edit, number)
+        commits.append(_commit(record))
+    _fold(manifest, commits)
+    return manifest
+
+
+def fold(stream: str, commits: Iterable[Commit]) -> Manifest:
+    """What records come to, one after the other."""
+    manifest = Manifest(stream)
+    _fold(manifest, commits)
     return manifest
 
 
@@ -131,9 +150,49 @@ def _record(body: bytes) -> dict[str, Any] | None:
     return found
 
 
-def _apply(manifest: Manifest, edit: Mapping[str, Any], number: int) -> None:
-    kind = edit["edit"]
-    where = f"{manifest.stream}: record {number}: {kind}"
+def _commit(record: Mapping[str, Any]) -> Commit:
+    edits = tuple((edit["edit"], edit) for edit in record["edits"])
+    writer = record["writer"]
+    return Commit(record["record_id"], record["epoch"], writer["name"], writer["nonce"], record["time_ms"], edits)
+
+
+def _fold(manifest: Manifest, commits: Iterable[Commit]) -> None:
+    nonces: set[str] = set()
+    for commit in commits:
+        if commit.record_id != manifest.records + 1:
+            missing = f"record {manifest.records + 1} is missing, record {commit.record_id} is there"
+            manifest.findings.append(f"{manifest.stream}: {missing}")
+            return
+        if commit.nonce in nonces:
+            manifest.findings.append(f"{manifest.stream}: record {commit.record_id} is there twice")
+        nonces.add(commit.nonce)
+        if commit.time_ms < manifest.newest_ms:
+            manifest.findings.append(f"{manifest.stream}: record {commit.record_id} is earlier than the one before it")
+        manifest.records, manifest.newest_ms = commit.record_id, commit.time_ms
+        _check_owner(manifest, commit)
+        for kind, edit in commit.edits:
+            _apply(manifest, kind, edit)
+        manifest.assigned_most = max(manifest.assigned_most, len(manifest.assigned))
+
+
+def _check_owner(manifest: Manifest, commit: Commit) -> None:
+    """Epochs ascend one by one, and who opened one is the only one to say in it what an owner says."""
+    opened = [edit["epoch"] for kind, edit in commit.edits if kind == "open_epoch"]
+    what = f"{manifest.stream}: record {commit.record_id}"
+    if commit.epoch < manifest.epoch:
+        manifest.findings.append(f"{what} of epoch {commit.epoch} comes after one of epoch {manifest.epoch}")
+    elif opened:
+        if opened != [manifest.epoch + 1] or commit.epoch != manifest.epoch + 1:
+            manifest.findings.append(f"{what} opens epoch {opened} after {manifest.epoch}")
+        manifest.epoch, manifest.owner = commit.epoch, commit.writer
+    elif commit.epoch > manifest.epoch:
+        manifest.findings.append(f"{what}: nobody opened epoch {commit.epoch}")
+    elif commit.writer != manifest.owner and any(kind in _OWNERS_EDITS for kind, _ in commit.edits):
+        manifest.findings.append(f"{what} of epoch {commit.epoch} is by {commit.writer}, its owner is {manifest.owner}")
+
+
+def _apply(manifest: Manifest, kind: str, edit: Mapping[str, Any]) -> None:
+    where = f"{manifest.stream}: record {manifest.records}: {kind}"
     uuids = edit.get("uuids", [edit["uuid"]] if "uuid" in edit else [])
     if kind == "open_epoch":
         return
@@ -164,7 +223,7 @@ def _apply(manifest: Manifest, edit: Mapping[str, Any], number: int) -> None:
     elif kind == "gap":
         first, last = edit["first"], edit["last"]
         manifest.gaps.append(((first[0], first[1]), (last[0], last[1])))
-    elif kind not in _OTHER_EDITS and kind != "ledger_closed":
+    elif kind not in _OTHER_EDITS:
         manifest.findings.append(f"{where}: nobody asked for that")
 
 
