@@ -78,11 +78,14 @@ class Plan:
         steps: one after the other; after the last one everything is healed.
         segment_s: age at which segments close: below, and above, the time in which another process takes over.
         keep_alive_s: silence after which the processes ask whether the broker is there.
+        hand_over_s: silence of the store after which a process leaves the topic to the other: shorter, and longer, than
+            a step.
     """
 
     steps: tuple[Step, ...]
     segment_s: float = 0.12
     keep_alive_s: float = 0.5
+    hand_over_s: float = 60.0
 
 
 def plan(seed: int, steps: int, *, seconds: float = 1.5) -> Plan:
@@ -109,4 +112,9 @@ def plan(seed: int, steps: int, *, seconds: float = 1.5) -> Plan:
                 closes_ledger=choices.random() < 0.4,
             )
         )
-    return Plan(tuple(found), segment_s=choices.choice((0.12, 1.0)), keep_alive_s=choices.choice((0.5, 2.0)))
+    return Plan(
+        tuple(found),
+        segment_s=choices.choice((0.12, 1.0)),
+        keep_alive_s=choices.choice((0.5, 2.0)),
+        hand_over_s=choices.choice((0.4, 60.0)),
+    )

@@ -107,6 +107,7 @@ def settings_of(urls: Mapping[Way, str], endpoint: Endpoint, store: str, plan: P
         connect_seconds_max = 1
         request_seconds_max = 1
         keep_alive_seconds = {plan.keep_alive_s}
+        hand_over_seconds = {plan.hand_over_s}
         retry_seconds_max = 0.2
         [offload]
         block_bytes = 512
