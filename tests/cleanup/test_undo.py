@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from formats.entries import Position
-from formats.manifest import LedgersDeleted
+from formats.manifest import Gap, LedgersDeleted
 from offloader.cleanup.undo import Undone, undo_retirements
 from offloader.errors import InvalidCall
 from offloader.manifest.log import ManifestLog
@@ -14,6 +14,7 @@ from offloader.read.reader import open_reader
 from offloader.settings import ManifestSettings
 from offloader.testing.schedule import Schedule
 from tests.cleanup.cleaning import STREAM, Bench
+from tests.support.streams import batch_of
 
 
 def undo(bench: Bench, **how: object) -> Undone:
@@ -36,14 +37,16 @@ def test_everything_is_readable_again_and_stays() -> None:
     assert bench.run().swept.retired == 2
 
 
-def test_the_head_goes_back_to_where_it_was_before_and_not_further() -> None:
+@pytest.mark.parametrize("entry_id", [4, 9])
+def test_the_head_goes_back_to_where_it_was_before_and_not_further(entry_id: int) -> None:
+    """9: the last entry of its segment."""
     bench = Bench()
-    bench.truncate(2, 4)
+    bench.truncate(2, entry_id)
     bench.run()
     bench.truncate(4)
     bench.run()
     undone = undo(bench, segments=bench.writer.uuids[1:3])
-    assert undone.head == Position(2, 4), "what was truncated on purpose earlier stays so"
+    assert undone.head == Position(2, entry_id), "what was truncated on purpose earlier stays so"
     assert undo(bench).head == Position(1, 0)
 
 
@@ -122,3 +125,29 @@ def test_a_truncation_in_between_leaves_no_hole_behind_the_head() -> None:
     assert bench.state.head == Position(4, 5)
     assert undo(bench).head == Position(1, 0), "planned anew, the newer truncation is taken back as well"
     assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
+
+
+def test_where_an_earlier_segment_stays_cut_off_the_stream_begins_at_the_first_that_comes_back() -> None:
+    bench = Bench()
+    for position in ((1, 5), (4, 0)):
+        bench.truncate(*position)
+        bench.run()
+    assert undo(bench, segments=bench.writer.uuids[1:3]).head == Position(2, 0)
+
+
+def test_what_is_recorded_as_lost_after_the_head_is_none_of_it() -> None:
+    bench = Bench()
+    bench.log().amend([Gap(Position(5, 0), Position(5, 4), "for a test")])
+    bench.truncate(3)
+    bench.run()
+    assert undo(bench).head == Position(1, 0)
+
+
+def test_a_ledger_before_the_chosen_position_stays_gone_though_its_segment_comes_back() -> None:
+    bench = Bench(ledgers=0)
+    bench.writer.add([batch_of(1, 0, 5), batch_of(2, 0, 5)], closes=[1, 2])
+    bench.writer.add([batch_of(3, 0, 10)], closes=[3])
+    bench.truncate(3)
+    bench.run()
+    assert undo(bench, head=Position(2, 0)).ledgers == (2,)
+    assert bench.state.deleted_ledgers == {1}

@@ -15,8 +15,9 @@ from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.log import load_manifest
 from offloader.manifest.stream_deletion import delete_stream
+from offloader.retention.hot_streams import HotStreams
 from offloader.retention.stream_retention import open_retention
-from offloader.settings import Settings
+from offloader.settings import ManifestSettings, Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -203,3 +204,19 @@ def test_a_stream_that_isn_t_offloaded_any_more_isn_t_held_back_by_what_never_wi
     bench.cycle()
     bench.cycle()
     assert load_manifest(bench.memory, STREAM).head == Position(last, 0)
+
+
+def test_a_stream_that_went_and_came_back_is_begun_again() -> None:
+    clock = ManualClock()
+    memory = MemoryStore(f"hot-streams-{next(_names)}", "", clock)
+    settings = Settings.of({"offload": {"method": "none"}, "retention": QUEUE})
+    names = [STREAM]
+    hot = HotStreams(memory, clock=clock, settings_of=lambda _: settings, names=lambda: names)
+    assert (hot.enrol(), hot.enrol()) == ([STREAM], [])
+    names.clear()
+    at_once = ManifestSettings(orphan_age_hours_min=0)
+    delete_stream(memory, STREAM, clock=clock, delete_objects=lambda _: None, settings=at_once)
+    assert hot.enrol() == []
+    names.append(STREAM)
+    assert hot.enrol() == [STREAM]
+    assert load_manifest(memory, STREAM).method == "none"
