@@ -24,6 +24,7 @@ __all__ = [
     "check_mode",
     "check_part_number",
     "check_parts",
+    "check_put",
     "check_range",
     "split_root",
 ]
@@ -99,6 +100,21 @@ def check_mode(mode: PutMode) -> None:
     """Refuses a mode that is create-only and conditional on an ETag at once, or on an empty ETag."""
     if mode.etag is not None and (mode.create_only or not mode.etag):
         raise InvalidCall(f"{mode} can't be satisfied", hint="use CREATE, OVERWRITE or IfMatch(etag)")
+
+
+def check_put(
+    key: str,
+    body: Body,
+    mode: PutMode,
+    metadata: Mapping[str, str] | None,
+    given_crc32c: int | None,
+    *,
+    root: str = "",
+) -> tuple[str, dict[str, str], int]:
+    """What comes before every ``put``: ``root + key``, the metadata as it is kept, and the body's CRC-32C."""
+    full_key = check_key(key, root=root)
+    check_mode(mode)
+    return full_key, check_metadata(metadata), body_crc32c(key, body, given_crc32c)
 
 
 def check_range(byte_range: ByteRange | None) -> None:

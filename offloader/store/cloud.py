@@ -165,10 +165,8 @@ class CloudStore:
         metadata: Mapping[str, str] | None = None,
         crc32c: int | None = None,
     ) -> ObjectInfo:
-        checks.check_key(key)
-        checks.check_mode(mode)
-        kept = checks.check_metadata(metadata)
-        return self._write(key, body, mode, kept, checks.body_crc32c(key, body, crc32c))
+        _, kept, crc = checks.check_put(key, body, mode, metadata, crc32c)
+        return self._write(key, body, mode, kept, crc)
 
     def list(self, prefix: str, *, after: str = "", limit: int = _LIST_LIMIT) -> ListPage:
         """Marks and parts of uploads lie between the objects and are left out: a page may hold fewer than ``limit``."""

@@ -138,9 +138,7 @@ class LocalStore:
         crc32c: int | None = None,
     ) -> ObjectInfo:
         _check(key)
-        checks.check_mode(mode)
-        kept = checks.check_metadata(metadata)
-        crc = checks.body_crc32c(key, body, crc32c)
+        _, kept, crc = checks.check_put(key, body, mode, metadata, crc32c)
         with translated(self.url, f"put of {key}"):
             if mode.create_only and self._files.version(key) is not None:
                 raise PreconditionFailed(f"{self.url}: {key} exists already")

@@ -108,11 +108,8 @@ class MemoryStore:
         metadata: Mapping[str, str] | None = None,
         crc32c: int | None = None,
     ) -> ObjectInfo:
-        full_key = checks.check_key(key, root=self._root)
-        checks.check_mode(mode)
-        kept = checks.check_metadata(metadata)
         taken = bytes(body)
-        crc = checks.body_crc32c(key, taken, crc32c)
+        full_key, kept, crc = checks.check_put(key, taken, mode, metadata, crc32c, root=self._root)
         with self._bucket.lock:
             there = self._bucket.objects.get(full_key)
             if mode.create_only and there is not None:

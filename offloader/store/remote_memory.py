@@ -65,11 +65,8 @@ class RemoteMemoryWrites:
         metadata: Mapping[str, str] | None = None,
         crc32c: int | None = None,
     ) -> ObjectInfo:
-        checks.check_key(key)
-        checks.check_mode(mode)
-        kept = checks.check_metadata(metadata)
         taken = bytes(body)
-        crc = checks.body_crc32c(key, taken, crc32c)
+        _, kept, crc = checks.check_put(key, taken, mode, metadata, crc32c)
         with _lock:
             there = self._there(key)
             if mode.create_only and there is not None:

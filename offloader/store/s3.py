@@ -184,10 +184,7 @@ class S3Store:
         metadata: Mapping[str, str] | None = None,
         crc32c: int | None = None,
     ) -> ObjectInfo:
-        full_key = checks.check_key(key, root=self._root)
-        checks.check_mode(mode)
-        kept = checks.check_metadata(metadata)
-        crc = checks.body_crc32c(key, body, crc32c)
+        full_key, kept, crc = checks.check_put(key, body, mode, metadata, crc32c, root=self._root)
         condition = {"IfNoneMatch": "*"} if mode.create_only else {"IfMatch": mode.etag} if mode.etag else {}
         try:
             with self._translated(f"put of {key}", writes=True):
