@@ -128,7 +128,7 @@ def main(name: str, place: Place) -> None:
         for line in sys.stdin:
             try:
                 answer = _answer(peer, entries, line.split())
-            except Exception as error:
+            except Exception as error:  # whatever somebody else's code raises is the answer
                 answer = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers)
     finally:

@@ -5,6 +5,7 @@ Owns the limits that offloaders are compared with. Must never go through the cod
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ PART_BYTES = 16 * 1024 * 1024
 REQUEST_BYTES = 4 * 1024 * 1024
 
 
-class _Bare:
+class _Bare(ABC):
     """One object of bytes, read in ranged GETs of equal length."""
 
     def __init__(self, place: Place, entries: Entries) -> None:
@@ -39,7 +40,7 @@ class _Bare:
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
             return 0, sum(pool.map(lambda start, stop: len(self.get(start, stop)), starts, stops))
 
-    def open(self) -> None:
+    def open(self) -> None:  # noqa: B027 - of none of them
         """There is nothing to open."""
 
     def single(self, number: int) -> bytes:
@@ -47,8 +48,9 @@ class _Bare:
         start = number * self.entries.entry_bytes
         return bytes(self.get(start, start + self.entries.entry_bytes))
 
+    @abstractmethod
     def get(self, start: int, stop: int) -> Any:
-        raise NotImplementedError
+        """The object's bytes from ``start`` to before ``stop``."""
 
 
 class BotoPeer(_Bare):

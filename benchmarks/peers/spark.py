@@ -7,6 +7,7 @@ cores, read all columns of a stream's entries and drop the rows.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def find_s3a() -> Path:
     return target if target.is_dir() else build_with_maven("Spark's way to S3", _SOURCES, target)
 
 
-class _Spark:
+class _Spark(ABC):
     """A session, and a frame of what was offloaded."""
 
     def __init__(self, place: Place, config: Mapping[str, str]) -> None:
@@ -58,8 +59,9 @@ class _Spark:
         self.spark.range(CORES).write.format("noop").mode("overwrite").save()
         self.count = 0
 
+    @abstractmethod
     def frame(self) -> Any:
-        raise NotImplementedError
+        """A row for each entry, with a column ``payload``."""
 
     def read(self) -> tuple[int, int]:
         """Rows go to the sink that drops them; ``open`` counts them."""
