@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -35,12 +36,15 @@ from services.pulsar.build import find_place
 
 __all__ = ["SERVERS", "Endpoint", "RunningProcess", "RunningServer", "Unavailable", "launch", "running", "server"]
 
-READY_TIMEOUT_S = 30.0
+#: Who is there sooner is waited for no longer; a machine that is busy needs a good part of it.
+READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 #: For local trial only: these servers listen on the loopback interface.
 ACCESS_KEY = "offloader"
 SECRET_KEY = "offloader-secret"
 BUCKET = "offloader"
+#: Below those that Linux gives away by itself.
+PORTS = range(20_000, 32_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +196,11 @@ def stop_group(pid: int, ended: Callable[[], bool]) -> None:
 
 
 def free_port() -> int:
-    """A port nobody listens on right now."""
+    """A port nobody listens on right now, and that no connection and no "any port" is given before it is used."""
+    for port in random.SystemRandom().sample(PORTS, 50):
+        with contextlib.suppress(OSError), socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+            return port
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]

@@ -35,7 +35,7 @@ _PIECE_BYTES = 64 * 1024
 #: How an answer begins that asks for the request's body.
 _CONTINUE = b"HTTP/1.1 100"
 _F_SETPIPE_SZ = 1031
-_READY_TIMEOUT_S = 10.0
+_READY_TIMEOUT_S = 120.0
 
 
 class SlowProxy:
