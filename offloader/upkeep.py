@@ -20,8 +20,10 @@ from offloader.cleanup.cycle import CleanupReport, cleanup_all
 from offloader.cleanup.orphans import Leftover, Outcome
 from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.clock import Clock
-from offloader.errors import OffloaderError
+from offloader.errors import NotFound, OffloaderError
 from offloader.limits import Priority, working_at
+from offloader.manifest.catalog import list_streams
+from offloader.manifest.expiry import expire_history
 from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.store_time import DeletionClock
 from offloader.retention.cycle import RetentionCycle, no_source
@@ -299,8 +301,29 @@ class Upkeep:
             if self._closed:
                 return
         self._left = left
+        self._expire_history(fail)
         if failures:
             raise failures[0]
+
+    def _expire_history(self, fail: Callable[[str, OffloaderError], None]) -> None:
+        """Of each stream's manifest, what is folded into checkpoints for long: nothing else ends it."""
+        for stream in list_streams(self._store):
+            if self._closed:
+                return
+            require_no_global_hold(self._store)
+            try:
+                done = expire_history(
+                    self._store, stream, clock=self._clock, settings=self._settings_of(stream).manifest
+                )
+            except NotFound:
+                continue  # deleted meanwhile
+            except OffloaderError as error:
+                fail(stream, error)
+                continue
+            if done is not None and done.records + done.checkpoints + done.runs:
+                text = "stream %s: its manifest begins at record %d; %d records, %d checkpoints, %d runs deleted"
+                counts = (done.first_kept_id, done.records, done.checkpoints, done.runs)
+                _log.info(text, stream, *counts, extra={"event": "history_expired", "stream": stream})
 
     # --- telling -------------------------------------------------------------------------------------------------
 

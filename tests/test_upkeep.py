@@ -7,12 +7,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from formats.entries import Position
-from formats.keys import data_key, new_segment_uuid
+from formats.keys import data_key, manifest_prefix, new_segment_uuid
+from formats.manifest import Hold
 from offloader.errors import StoreUnavailable
 from offloader.manifest.global_hold import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.manifest.log import load_manifest
@@ -111,6 +113,12 @@ class Bench:
         key = data_key(STREAM, new_segment_uuid(self.writer.log.state.incarnation, number))
         self.memory.put(key, b"five!")
         return key
+
+    def records(self) -> list[int]:
+        keys = [
+            info.key for info in self.memory.list(manifest_prefix(STREAM, self.writer.log.state.incarnation)).objects
+        ]
+        return [int(Path(key).stem) for key in keys if key.endswith(".json")]
 
     def segment_keys(self) -> set[str]:
         return {
@@ -252,6 +260,30 @@ def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
     bench.pass_time(2 * HOUR_S)
     assert bench.value("cleanup_refusals_total", kind="LargeDelete") == refused
     assert bench.value("cleanup_segments_total", status="retired") == 3
+
+
+@pytest.mark.parametrize("kept", ["for three days", "for ever", "by a hold"])
+def test_records_that_a_checkpoint_holds_go_from_the_manifest_when_they_are_old(kept: str) -> None:
+    days = -1 if kept == "for ever" else 3
+    bench = Bench(
+        manifest={"history_days_min": days},
+        retention={"policy": "none"},
+        cleanup={"cycle_minutes": 1440, "orphans_hours": 12},
+    )
+    if kept == "by a hold":
+        bench.writer.log.amend([Hold(True, "court")])
+    folded = bench.writer.log.state.record_id
+    bench.writer.log.checkpoint()
+    bench.writer.add([batch_of(5, 0, 10)], closes=[5])
+    before, first = load_manifest(bench.memory, STREAM), bench.records()
+    bench.pass_time(2.9 * DAY_S)
+    assert bench.records() == first
+    bench.pass_time(2.2 * DAY_S)
+    kept_ids = [number for number in first if kept != "for three days" or number > folded]
+    assert bench.records() == kept_ids
+    after = load_manifest(bench.memory, STREAM)
+    assert (after.record_id, after.head, after.sums) == (before.record_id, None, before.sums)
+    assert bench.upkeep.latest[ORPHANS].error is None
 
 
 def test_cleanup_comes_round_while_a_search_for_orphans_takes_long_and_no_second_search_begins() -> None:

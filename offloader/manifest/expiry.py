@@ -17,6 +17,8 @@ from formats.keys import checkpoint_key
 from offloader.clock import Clock
 from offloader.errors import NotFound, StoreUnavailable
 from offloader.manifest.boundary import StoredBoundary, raise_boundary, read_boundary
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.load import load_manifest_view
 from offloader.manifest.objects import delete_keys, list_manifest
 from offloader.manifest.state import ManifestState
 from offloader.manifest.store_time import time_for_deletion_ms
@@ -24,11 +26,12 @@ from offloader.manifest.unreadable import unreadable
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectInfo, ObjectStore
 
-__all__ = ["ExpiredObjects", "expire_records", "runs_named_by"]
+__all__ = ["ExpiredObjects", "expire_history", "expire_records", "runs_named_by"]
 
 #: How often raising the boundary is tried while checkpointers raise it too.
 ATTEMPTS_MAX = 10
 _MS_PER_HOUR = 3_600_000
+_HOURS_PER_DAY = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,28 @@ def expire_records(
         runs=len(runs),
         unknown=found.unknown,
     )
+
+
+def expire_history(
+    store: ObjectStore, stream: str, *, clock: Clock, settings: ManifestSettings
+) -> ExpiredObjects | None:
+    """What ``expire_records`` does, of what is older than ``history_days_min`` too; the manifest is read first.
+
+    Returns:
+        What was deleted; ``None``: nothing may be, as the settings or a hold say, or there is no such stream.
+
+    Raises:
+        ClockSkew, Corrupt: likewise; and Corrupt, Unsupported where the manifest can't be read.
+    """
+    entry = None if settings.history_days_min < 0 else read_entry(store, stream)
+    if entry is None:
+        return None
+    empty = ManifestState(stream=stream, incarnation=entry.incarnation)
+    state = load_manifest_view(store, empty, requests_max=settings.record_requests_max).state
+    if state.held or state.stream_deleted:
+        return None
+    age_hours = max(settings.orphan_age_hours_min, settings.history_days_min * _HOURS_PER_DAY)
+    return expire_records(store, state, clock=clock, settings=replace(settings, orphan_age_hours_min=age_hours))
 
 
 def _raised(

@@ -21,6 +21,9 @@ class ManifestSettings:
     orphan_age_hours_min: float = setting(
         24.0, "age below which nothing that nothing names is deleted", low=0, high=365 * 24
     )
+    history_days_min: float = setting(
+        30.0, "age below which `serve` keeps records that a checkpoint holds; -1: it keeps all", low=-1, high=365
+    )
     record_requests_max: int = setting(8, "records of a manifest asked for at once while it is loaded", low=1, high=64)
     clock_skew_seconds_max: float = setting(
         60.0, "difference between this clock and the store's that stops all deletion", low=0, high=24 * 3600
