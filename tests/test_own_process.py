@@ -49,3 +49,24 @@ def test_large_blocks_come_from_the_system_and_not_from_the_heap_unless_the_envi
         assert found == said
     else:
         assert len(found) == 1, "nobody here can tell where blocks come from"
+
+
+def test_a_serving_process_has_one_allocator_and_any_other_command_arrows_own() -> None:
+    program = """
+import sys
+from offloader.cli.main import main
+assert "pyarrow" not in sys.modules
+main([sys.argv[1], "--help"])
+import pyarrow
+print(pyarrow.default_memory_pool().backend_name)
+"""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_", "ARROW_"))}
+    kept = {"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}
+    seen = [
+        subprocess.run(
+            [sys.executable, "-c", program, verb], capture_output=True, text=True, env=env | more, check=False
+        ).stdout.splitlines()[-1]
+        for verb, more in (("serve", {}), ("ls", {}), ("serve", kept))
+    ]
+    ours = "system" if hasattr(ctypes.CDLL(None), "mallopt") else seen[1]
+    assert seen == [ours, seen[1], "mimalloc"]

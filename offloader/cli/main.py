@@ -53,6 +53,8 @@ VERBS = {
     "spark": "Backfill, export or verify many streams with Spark.",
 }
 
+#: Verbs whose process goes on for weeks.
+_LONG_LIVED = frozenset({"serve"})
 _DEBUG = "--debug"
 
 
@@ -74,6 +76,8 @@ def main(
     options = given[: given.index("--")] if "--" in given else given
     words = [word for word in options if word != _DEBUG] + given[len(options) :]
     verb = next((word for word in words if not word.startswith("-")), "")
+    if verb in _LONG_LIVED:
+        own_process.keep_heap_small()
     try:
         command = get_command(_app(verb, verbs, package))
         result = command.main(args=words or ["--help"], prog_name="offloader", standalone_mode=False)

@@ -23,7 +23,6 @@ from offloader.clock import Clock, SystemClock
 from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import InvalidCall, OffloaderError, StoreUnavailable
 from offloader.logs import log_to
-from offloader.own_process import keep_heap_small
 from offloader.service.assembly import assemble
 from offloader.service.notify import Notifier
 from offloader.service.process import ServingProcess
@@ -74,7 +73,6 @@ class _Service:
         self._handler: logging.Handler | None = None
 
     def run(self) -> int:
-        keep_heap_small()
         serve = self._file.settings_of("").serve
         handler = log_to(sys.stderr, as_json=serve.log_format == "json")
         self._handler, recent = handler, RecentErrors()

@@ -103,6 +103,7 @@ def settings(folder: Path, endpoint: Endpoint, http_port: int, *, keep_mib: floa
         audit_records_max = 20
         [manifest]
         orphan_age_hours_min = 0.02
+        history_days_min = 0
         """
 
 
@@ -223,7 +224,10 @@ def _watch(sampler: Sampler, serving: Serving, load: subprocess.Popen[str], seco
     while (now_s := time.monotonic()) < until_s:
         if load.poll() is not None or serving.process.poll() is not None:
             return [f"a process ended: load {load.poll()}, sidecar {serving.process.poll()}"]
-        row = sampler.sample()
+        try:
+            row = sampler.sample()
+        except OSError:
+            continue  # it ended meanwhile
         if now_s - told_s >= 60 and "bytes_offloaded_total" in row:
             told_s = now_s
             print(

@@ -32,6 +32,8 @@ def of_process(pid: int) -> dict[str, float]:
         OSError: it isn't there any more.
     """
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    if "VmRSS" not in lines:
+        raise ProcessLookupError(f"process {pid} has ended")
     return {
         "memory": int(lines["VmRSS"].split()[0]) / 1024,
         "threads": float(lines["Threads"]),
