@@ -25,7 +25,7 @@ __all__ = ["Moment", "Passing", "RequestGate"]
 _HOST = "127.0.0.1"
 _PIECE_BYTES = 64 * 1024
 _HEAD_BYTES_MAX = 256 * 1024
-_CONNECT_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 60.0
 #: What a client that is refused may still send before its connection ends.
 _UNREAD_TIMEOUT_S = 2.0
 _BODY = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>'

@@ -21,7 +21,7 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource
 __all__ = ["SourceSuite"]
 
 #: How long a source may take to tell what happened.
-PATIENCE_S = 10.0
+PATIENCE_S = 120.0
 _EVERYTHING = 1 << 30
 
 

@@ -24,6 +24,8 @@ from offloader.testing.upload_suite import UploadSuite
 
 __all__ = ["ODD_KEYS", "StoreSuite", "all_keys"]
 
+#: For threads that begin together.
+PATIENCE_S = 120.0
 #: Keys that a careless client or server mangles.
 ODD_KEYS = (
     "with space/and two  spaces",
@@ -379,7 +381,7 @@ def _race(racers: int, write: object) -> list[bytes]:
     start = threading.Barrier(racers)
 
     def run(body: bytes) -> bytes | None:
-        start.wait(30)
+        start.wait(PATIENCE_S)
         try:
             write(body)  # type: ignore[operator]
         except PreconditionFailed:
