@@ -315,6 +315,7 @@ def test_an_error_nobody_expected_is_in_the_log_and_not_in_the_answer(
         assert (answer.status, answer.json()["kind"]) == (500, "bug")
         assert b"secret" not in answer.body
         assert ask(f"{http.url}/healthz").status == 200
+        eventually(lambda: any(each.levelno >= logging.ERROR for each in caplog.records))
     [told] = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert told.exc_info is not None
 
