@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 from uuid import UUID
 
 import pytest
 
-from formats.deletion_record import AwaitedReaders, awaited_key, encode_awaited
+from formats.deletion_record import AwaitedReaders, DeletionRecord, awaited_key, encode_awaited
 from formats.keys import data_key, index_key, new_segment_uuid, record_number
 from formats.manifest import Adopt
 from formats.retention_state import Subscribers, document_key
-from offloader.cleanup.audit import read_batches
+from offloader.cleanup.audit import read_batches, retry_at_ms
 from offloader.cleanup.cycle import cleanup_stream
 from offloader.cleanup.removal import remove_stream
 from offloader.errors import OffloaderError, StoreUnavailable
@@ -21,6 +22,7 @@ from offloader.manifest.expiry import expire_records
 from offloader.manifest.global_hold import DeletionStopped, set_global_hold
 from offloader.manifest.leases import take_lease
 from offloader.manifest.segment_record import AT_ROOT
+from offloader.settings import Settings
 from offloader.store.around import AroundStore, Request
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import batch_of, build
@@ -112,6 +114,24 @@ def test_a_batch_stays_written_down_from_before_its_record_until_it_is_done() ->
         assert len(list(read_batches(bench.memory, STREAM, done=False))) == 1
     assert len(bench.state.segments.retired()) == 0
     assert bench.run().swept.deleted_objects == 4
+
+
+def test_the_wait_before_objects_are_tried_again_doubles_up_to_its_limit() -> None:
+    settings = Settings.of({"cleanup": {"retry_minutes_max": 10}}).cleanup
+    nobodys = DeletionRecord(
+        name=f"{0:016d}-{'0' * 16}",
+        stream=STREAM,
+        incarnation=UUID(int=1),
+        action="purge",
+        by="ana",
+        rule="a test",
+        retire_record=1,
+        segments=(),
+        planned_ms=0,
+    )
+    tried = [replace(nobodys, attempts=attempts, tried_ms=1_000) for attempts in (1, 2, 3, 4, 5, 6, 1_000_000)]
+    assert retry_at_ms(nobodys, settings) == 0
+    assert [(retry_at_ms(each, settings) - 1_000) / 60_000 for each in tried] == [1, 2, 4, 8, 10, 10, 10]
 
 
 def test_documents_of_another_incarnation_outlive_a_late_deletion() -> None:

@@ -11,9 +11,10 @@ from formats.entries import Position
 from formats.truncation_intent import intent_key
 from offloader.cleanup.cycle import cleanup_stream
 from offloader.errors import OffloaderError
-from offloader.manifest.log import load_manifest
+from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.store_time import ClockSkew
 from offloader.retention.stream_retention import open_retention
+from offloader.retention.truncation import truncate_stream
 from offloader.settings import Settings
 from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
@@ -91,6 +92,20 @@ def test_sizes_go_on_from_what_was_truncated_by_a_cycle_that_broke_off() -> None
     bench.grow()
     bench.run()
     assert bench.remembered().records.newest.size_bytes == 30 * KIB
+
+
+def test_sizes_go_on_from_what_was_truncated_by_hand() -> None:
+    bench = Bench(policy="size", min_mbytes=1)
+    bench.grow_and_run(2)
+    log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
+    truncate_stream(log, Position(2, 0), clock=bench.clock)
+    bench.grow_and_run(1)
+    settings = Settings.of({"cleanup": {"grace_hours": 0, "allow_large_delete": True}})
+    for _ in range(2):
+        cleanup_stream(bench.memory, STREAM, clock=bench.clock, settings=settings)
+    assert len(load_manifest(bench.memory, STREAM).segments) == 2
+    bench.grow_and_run(1)
+    assert bench.remembered().records.newest.size_bytes == 40 * KIB
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
