@@ -6,13 +6,13 @@ never know how or where entries are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from formats.entries import EntryBatch, Position
 
-__all__ = ["ClosedListener", "LedgerInfo", "LedgerSource", "Ledgers", "Listener", "Subscription"]
+__all__ = ["ClosedListener", "LedgerInfo", "LedgerSource", "Ledgers", "Listener", "Subscription", "newest_given"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,22 @@ class LedgerInfo:
     def last_entry_id(self) -> int:
         """-1 for an empty ledger."""
         return self.entries - 1
+
+
+def newest_given(infos: Sequence[LedgerInfo]) -> Position | None:
+    """The newest entry that somebody gets; ``None``: there is none.
+
+    Args:
+        infos: all ledgers, ascending.
+    """
+    for info in reversed(infos):
+        at = info.last_entry_id
+        for first, last in reversed(info.not_given):
+            if first <= at <= last:
+                at = first - 1
+        if at >= 0:
+            return Position(info.ledger_id, at)
+    return None
 
 
 #: Called after entries became durable in the hot tier, in order, once per appended batch. Must return quickly and

@@ -14,7 +14,7 @@ from typing import Any
 from formats.entries import Position
 from offloader.clock import Clock
 from offloader.errors import Closed, Fenced, InvalidCall, OffloaderError, StoreUnavailable
-from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.base import LedgerSource, newest_given
 from offloader.settings import Settings
 from offloader.status_document import idle_document
 from offloader.workers import SerialTask, Timer, Workers
@@ -106,11 +106,11 @@ class ServedStream:
 
     def offload(self, until: Position | None = None, *, timeout_s: float | None = None) -> Position | None:
         """Brings what the hot tier has now, or has up to ``until``, into the store and waits for it; for a start that
-        is under way too.
+        is under way too. Also what its source hasn't told of yet.
 
         Raises:
             InvalidCall: its method is none; Fenced: it isn't this process's turn.
-            StoreUnavailable: not begun, or not committed within ``timeout_s``.
+            StoreUnavailable: not begun, or not committed within ``timeout_s``; nobody knows what the hot tier has.
             As ``ManagedLedger.offload``.
         """
         if self.is_active and timeout_s is not None:
@@ -119,7 +119,7 @@ class ServedStream:
             timeout_s = max(deadline_s - self._clock.monotonic_s(), 0.0)
         offload, trigger = self._offload, self._trigger
         if offload is not None:
-            return offload.offload(until, timeout_s=timeout_s)
+            return self._offload_all(offload, until, timeout_s)
         if trigger is not None:
             result = trigger.offload()
             if result.errors:
@@ -130,6 +130,22 @@ class ServedStream:
         if self._settings.offload.method == "none":
             raise InvalidCall(f"stream {self.name} isn't offloaded: its method is none", hint="set another method")
         raise self._error or StoreUnavailable(f"stream {self.name} is being started", hint="ask again")
+
+    def _offload_all(self, offload: StreamOffload, until: Position | None, timeout_s: float | None) -> Position | None:
+        wait_s = self._settings.offload.drain_seconds_max if timeout_s is None else timeout_s
+        deadline_s = self._clock.monotonic_s() + wait_s
+        # What was told is brought at once, whatever becomes of the rest.
+        offload.request_offload(until)
+        newest = newest_given(self.source.ledgers())
+        wanted = newest if until is None or newest is None else min(until, newest)
+        if wanted is not None and not offload.hears_of(
+            wanted, within_s=max(deadline_s - self._clock.monotonic_s(), 0.0)
+        ):
+            raise StoreUnavailable(
+                f"stream {self.name}: the hot tier has {wanted}, and hasn't given it within {wait_s:g} s",
+                hint="nothing is lost: it is offloaded as soon as it comes; look at the stream's problems",
+            )
+        return offload.offload(until, timeout_s=max(deadline_s - self._clock.monotonic_s(), 0.0))
 
     def look_again(self) -> None:
         """Sees soon whether the manifest says that it is paused."""

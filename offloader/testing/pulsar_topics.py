@@ -17,6 +17,8 @@ from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
 
 __all__ = ["FakeTopic"]
 
+#: A marker that a broker writes when a transaction was committed.
+TRANSACTION_COMMITTED = 21
 _CONSUMER_BUSY, _TOPIC_NOT_FOUND = 5, 11
 _NO_REQUEST = 2**64 - 1
 #: Those that name a consumer.
@@ -104,6 +106,7 @@ class FakeTopic:
         self.lies: dict[Position, Position] = {}
         self.skips: dict[Position, int] = {}
         self.lost: set[Position] = set()
+        self._markers: dict[Position, int] = {}
         self._broker = broker
         self._lock = threading.RLock()
         self._next = Position(1, 0)
@@ -118,9 +121,12 @@ class FakeTopic:
             self._send_all()
         return position
 
-    def append_marker(self) -> Position:
-        """Stores an entry that no client ever gets."""
-        return self.append(b"marker", messages=0)
+    def append_marker(self, kind: int = TRANSACTION_COMMITTED) -> Position:
+        """Stores an entry that no client ever gets; ``kind``: what brokers call the marker's type."""
+        with self._lock:
+            position = self.append(b"marker", messages=0)
+            self._markers[position] = kind
+        return position
 
     def expire(self, before_ledger_id: int) -> None:
         """Closed ledgers before that one are deleted, whoever needed them."""
@@ -200,7 +206,7 @@ class FakeTopic:
             messages = next((each[2] for each in self.entries if each[0] == position), None)
             if messages is None or position in self.lost:
                 return 404, {}, b'{"reason":"Message id not found"}'
-            more = {} if messages else {"X-Pulsar-marker-type": "21"}
+            more = {} if messages else {"X-Pulsar-marker-type": str(self._markers[position])}
             return 200, {"X-Pulsar-txn-uncommitted": "false", **more}, b""
 
     def trim(self) -> None:

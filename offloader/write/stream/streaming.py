@@ -22,6 +22,8 @@ __all__ = ["StreamOffload"]
 _HOPELESS = (AccessDenied, BucketMissing)
 #: Longest sleep of a waiting caller before it looks at the clock again.
 _WAIT_S_MAX = 1.0
+#: Between two looks at whether the source has told.
+_HEARD_S = 0.02
 
 
 class StreamOffload:
@@ -130,6 +132,19 @@ class StreamOffload:
                     )
                 self._shared.changed.wait(min(left_s, _WAIT_S_MAX))
             return self._shared.committed
+
+    def hears_of(self, position: Position, *, within_s: float) -> bool:
+        """Waits until the source has told of its entries up to ``position``, or the stream was stopped; whether that
+        came to pass. A source tells some time after it has an entry, and later where it lost a connection."""
+        deadline_s = self._clock.monotonic_s() + within_s
+        with self._shared.changed:
+            while self._shared.tail is None or self._shared.tail < position:
+                left_s = deadline_s - self._clock.monotonic_s()
+                if self._shared.mode is Mode.STOPPED or left_s <= 0:
+                    return self._shared.mode is Mode.STOPPED
+                # Nobody is woken by each batch: that would cost every writer.
+                self._shared.changed.wait(min(left_s, _HEARD_S))
+        return True
 
     def request_offload(self, until: Position | None = None) -> Position | None:
         """Asks for what ``offload`` does, and doesn't wait; what will be committed, ``None``: there are no entries."""
