@@ -120,7 +120,7 @@ def retires(store: ObjectStore) -> bool:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.cleanup.killed_cleanup", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +214,7 @@ CHECKS: dict[str, Callable[[ObjectStore], None]] = {
 }
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kill", KILLS, ids=str)
 def test_what_a_killed_process_left_is_finished_by_another(kill: Kill, stores: dict[Kill, ObjectStore]) -> None:
     store = stores[kill]

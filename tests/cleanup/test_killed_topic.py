@@ -40,7 +40,7 @@ DELETIONS = [
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.cleanup.killed_cleanup", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def stores(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
         store.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kill", TRUNCATIONS, ids="-".join)
 def test_a_topic_is_truncated_wholly_or_not_at_all(
     kill: tuple[str, str, str], stores: dict[tuple[str, ...], ObjectStore]
@@ -103,7 +103,7 @@ def test_a_topic_is_truncated_wholly_or_not_at_all(
     assert open_retention(store, TOPIC).registry().names() == ["ana"]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kill", DELETIONS, ids="-".join)
 def test_nothing_is_left_of_a_topic_whose_deletion_was_killed(
     kill: tuple[str, str, str], stores: dict[tuple[str, ...], ObjectStore]

@@ -57,7 +57,7 @@ def killed(place: Any, directory: Path, stream: str) -> None:
         "AWS_REGION": "us-east-1",
     }
     command = [sys.executable, "-m", "tests.write.killed_writer", str(directory), *KILLS[stream]]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
 
 
@@ -146,7 +146,7 @@ def uploads_of_every_attempt(store: ObjectStore) -> list[str]:
     return found
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_churn_ends_with_exactly_the_objects_that_manifests_name(
     servers: Any, tmp_path: Path, exercises: Any
 ) -> None:

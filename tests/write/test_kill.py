@@ -34,7 +34,7 @@ POINTS = [
 @pytest.mark.parametrize(("verb", "key_part"), POINTS)
 def test_a_killed_writer_loses_and_repeats_nothing(tmp_path: Path, verb: str, key_part: str, when: str) -> None:
     command = [sys.executable, "-m", "tests.write.killed_writer", str(tmp_path), verb, key_part, when]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     appended = [payload for payloads in drawn_payloads()[: 2 if "upload" in verb else 1] for payload in payloads]
 
@@ -65,7 +65,7 @@ def test_a_killed_rollback_leaves_everything_readable_once_and_the_next_one_goes
     writer = written_stream(tmp_path)
     assert writer.log.state.record_id == RECORDS_BEFORE
     command = [sys.executable, "-m", "tests.write.killed_rollback", str(tmp_path), "put", key_part, when]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     expected = [(entry.position, entry.payload) for entry in writer.entries]
     assert stored_entries(writer.store, STREAM) == expected
@@ -94,7 +94,7 @@ def test_a_killed_run_over_history_goes_on_and_sends_nothing_again_that_was_offl
     tmp_path: Path, verb: str, key_part: str, when: str
 ) -> None:
     command = [sys.executable, "-m", "tests.write.killed_writer", str(tmp_path), verb, key_part, when, "history"]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     store = open_store(f"file://{tmp_path}/store")
     done = {}
