@@ -27,14 +27,14 @@ __all__ = ["play"]
 
 #: A kill that waits for what doesn't happen (a partition keeps it from happening) takes place after this time, counted
 #: from the process's first sign of life.
-KILL_WAIT_S = 4.0
+KILL_WAIT_S = 8.0
 #: The same for what happens only after a while.
-RARE_WAIT_S = 12.0
+RARE_WAIT_S = 20.0
 #: The same for Spark, whose first sign of life is that Java starts.
-SPARK_WAIT_S = 60.0
+SPARK_WAIT_S = 240.0
 _RARE = frozenset({"retention", "checkpoint"})
 #: The same without a sign of life.
-START_WAIT_S = 20.0
+START_WAIT_S = 60.0
 #: Healed, everything that was appended has to come into the store, with no longer pause than this.
 STALLED_S = 240.0
 #: A process that ends by itself has to have ended after this time, on a machine that others work on too.

@@ -198,6 +198,33 @@ def test_a_negative_lag_means_never(bench: Bench) -> None:
     assert release.look() == ReleasedLedgers()
 
 
+def test_one_cause_that_keeps_all_ledgers_is_said_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    class FullDisk:
+        """The hot tier, that can't write to delete."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(bench.source, name)
+
+        def delete(self, ledger_id: int) -> None:
+            raise StoreUnavailable("ledger database l.db: the disk is full; nothing was written")
+
+    bench.backfill()
+    bench.pass_minutes(LAG_MINUTES + 1)
+    log = ManifestLog(bench.store, STREAM, clock=bench.clock)
+    release = HotRelease(
+        FullDisk(),  # type: ignore[arg-type]
+        log,
+        lag_minutes=LAG_MINUTES,
+        workers=bench.offloader._workers,
+        clock=bench.clock,
+    )
+    with caplog.at_level("WARNING", logger="offloader.hot_release"):
+        release._tick()
+    release.stop()
+    said = "hot copies stay for now: ledger database l.db: the disk is full; nothing was written (4 times)"
+    assert [record.getMessage() for record in caplog.records] == [f"stream {STREAM}: {said}"]
+
+
 @pytest.mark.parametrize("priority", ["tiered-storage-first", "bookkeeper-first"])
 def test_a_reader_moves_over_without_an_error_when_the_hot_copy_goes(bench: Bench, priority: str) -> None:
     settings = ReadSettings(read_priority=priority, batch_bytes=300)

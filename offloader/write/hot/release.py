@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -191,6 +192,8 @@ class HotRelease:
             pass  # nothing was ever offloaded
         except OffloaderError as cause:
             errors = [cause]
-        for error in errors:
-            _log.warning("stream %s: hot copies stay for now: %s", self._log.stream, error)
+        # One cause, as a full disk, may keep all of them: it is said once.
+        for error, count in Counter(map(str, errors)).items():
+            times = f" ({count} times)" if count > 1 else ""
+            _log.warning("stream %s: hot copies stay for now: %s%s", self._log.stream, error, times)
         self.start()
