@@ -202,20 +202,39 @@ def test_test_hands_its_arguments_to_pytest_with_java_and_interpreter_set(machin
     assert f"JAVA_HOME={java.parents[1]} PYSPARK_PYTHON={machine.checkout}/.venv/bin/python" in call
 
 
-def test_oldest_has_an_environment_of_its_own_and_runs_sparks_tests(machine: Machine) -> None:
+def test_any_command_runs_where_it_was_typed_and_needs_no_java(machine: Machine) -> None:
+    machine.write("offloader", '#!/bin/bash\necho "offloader $* in $PWD"\n', machine.checkout / ".venv/bin")
+    done = machine.dev("run", "ls", "--store", "file:///a b")
+    assert done.stdout == f"offloader ls --store file:///a b in {machine.folder}\n"
+    assert "[demo,spark]" in machine.calls()[-1]
+
+
+def test_servers_to_try_things_out_need_no_more_than_the_demo(machine: Machine) -> None:
+    for words, extras in ((["up"], "[demo,spark]"), (["down"], ""), (["run", "moto"], "[dev]"), (["down"], "")):
+        assert machine.dev("services", *words).returncode == 0
+        *installed, call = machine.calls()
+        assert call.startswith(f"python -m services.servers {' '.join(words)} in {machine.checkout} ")
+        assert extras in "".join(installed)
+        assert extras or not installed, "installed once"
+
+
+def test_oldest_has_an_environment_of_its_own_and_runs_what_test_does(machine: Machine) -> None:
     machine.java("jvm/java-17/bin/java", "17.0.15")
+    machine.write("chromium", "#!/bin/bash\n")
     assert machine.dev("oldest").returncode == 0
     calls = machine.calls()
     own = machine.checkout / ".venv-oldest"
-    assert [call.split()[0] for call in calls] == ["venv", "pip", "venv", "python", "pip", "pip", "python"]
+    names = [call.split()[0] for call in calls]
+    assert names == ["venv", "pip", "venv", "python", "pip", "pip", "python", "python"]
     assert calls[3].startswith("python -m tests.oldest_versions in")
     assert calls[4].startswith(f"pip install --quiet --requirement {own}/requirements.txt")
     assert "--no-deps --editable" in calls[5]
-    assert calls[6].startswith("python -m pytest tests/spark in")
-    assert calls[6].endswith(f"PYSPARK_PYTHON={own}/bin/python")
+    assert calls[6].startswith("python -m services.servers build in")
+    assert calls[7].startswith("python -m pytest -n 2 --dist loadscope in")
+    assert calls[7].endswith(f"PYSPARK_PYTHON={own}/bin/python")
     assert machine.dev("oldest", "tests/store", "-x").returncode == 0
     [call] = machine.calls()
-    assert call.startswith("python -m pytest tests/store -x in")
+    assert call.startswith("python -m pytest -n 2 --dist loadscope tests/store -x in")
     with (machine.checkout / "pyproject.toml").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     (machine.folder / "pip-fails").write_text("1", encoding="utf-8")

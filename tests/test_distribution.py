@@ -194,3 +194,10 @@ def test_tests_pass_on_the_installed_package(wheel: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout
     where = installed.run(installed.python, "-c", "import offloader; print(offloader.__file__)", cwd=away)
     assert where.stdout.strip() == str(installed.site / "offloader/__init__.py")
+
+
+def test_the_readme_names_the_extras() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (sentence,) = re.findall(r"with the extras that you need \((.*?)\)", readme)
+    extras = set(importlib.metadata.metadata("offloader").get_all("Provides-Extra") or ())
+    assert set(re.findall(r"`(\w+)`", sentence)) == extras - {"bench", "dev", "pulsar"}
