@@ -63,8 +63,20 @@ COLUMNS = (
     Column("offload", "price to offload a GiB, $", (("offload", "usd_per_gib"),), "{:.5f}", "the price of offloading"),
     Column("read", "price to read a GiB, $", (("read", "usd_per_gib"),), "{:.5f}", "the price of reading"),
     Column("stored", "bytes stored for each offered", (("stored_per_byte",),), "{:.4f}", "bytes stored"),
-    Column("offload", "client's processor to offload a GB, s", (("offload", "cpu_s_per_gb"),), "{:.1f}"),
-    Column("read", "client's processor to read a GB, s", (("read", "cpu_s_per_gb"),), "{:.1f}"),
+    Column(
+        "offload",
+        "client's processor to offload a GB, s",
+        (("offload", "cpu_s_per_gb"),),
+        "{:.1f}",
+        "the client's processor to offload",
+    ),
+    Column(
+        "read",
+        "client's processor to read a GB, s",
+        (("read", "cpu_s_per_gb"),),
+        "{:.1f}",
+        "the client's processor to read",
+    ),
     Column("offload", "memory to offload, MiB", (("offload", "memory_mib"),), "{:.0f}", "memory to offload"),
     Column("read", "memory to read, MiB", (("read", "memory_mib"),), "{:.0f}", "memory to read"),
     Column(
