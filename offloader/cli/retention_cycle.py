@@ -57,6 +57,7 @@ def run(
     region: Region = "",
     config: Config = "",
     ledgers: Ledgers = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     json: Json = False,
 ) -> int:
     """Run one cycle now: record where the streams end, decide, and let streams begin later.
@@ -64,8 +65,8 @@ def run(
     Objects are deleted by `offloader cleanup run`, after its grace period. A stream that fails keeps no other from its
     turn.
     """
-    with _cycles(store, endpoint_url, region, config, ledgers, read_only=False) as (cycle, _):
-        return _print_each(cycle, streams, cycle.run, json, done=True)
+    with _cycles(store, endpoint_url, region, config, ledgers, read_only=dry_run) as (cycle, _):
+        return _print_each(cycle, streams, cycle.plan if dry_run else cycle.run, json, done=not dry_run)
 
 
 def explain_stream(

@@ -54,7 +54,8 @@ class PulsarChecks:
             if topics:
                 yield from self._found(cluster, topics)
             elif failure is None:
-                yield warning("pulsar topics", "no topic is meant by pulsar.topics", hint="check names and patterns")
+                hint = "check names and patterns, or let somebody produce: new topics are looked for while it serves"
+                yield warning("pulsar topics", "pulsar.topics means no topic that is there", hint=hint)
             for namespace in sorted(look.topics):
                 yield from _policies(cluster, namespace)
 

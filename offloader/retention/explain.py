@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome
-from offloader.retention.decision import Decision, Lag, Role
+from offloader.retention.decision import Decision, Lag, Role, Rule
 from offloader.retention.policies import limits_text, policy_text, size_text, span_text
 from offloader.retention.policy import Limits, Unit
 
@@ -24,6 +24,8 @@ _NAME = 9
 _LEFT = 16
 #: Partitions of a cut that are written out.
 _PARTITIONS_SHOWN = 3
+#: What a policy that was just set looks like: there is nothing yet that it could cut at.
+_MORE_CUTS = "a limit cuts at recorded places; each cycle records where the stream ends, once in record_minutes"
 _ROLES = {Role.MIN: "min", Role.MAX: "max", Role.OLD: "old"}
 
 
@@ -71,6 +73,8 @@ def _said(name: str, text: str) -> list[str]:
 def _verdict(outcome: CycleOutcome, decision: Decision, *, done: bool) -> Iterator[str]:
     if decision.cut is None:
         yield from _said("result", "nothing goes")
+        if decision.rule in (Rule.NOTHING_RECORDED, Rule.NO_CUT_KEEPS_MIN):
+            yield from _said("later", _MORE_CUTS)
         return
     amount = []
     if decision.removed_entries is not None:

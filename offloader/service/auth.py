@@ -219,7 +219,11 @@ class Credentials:
         )
 
     def __repr__(self) -> str:
-        return f"Credentials({len(self._known)} tokens, {len(self._certificates)} certificates)"
+        return f"Credentials({self})"
+
+    def __str__(self) -> str:
+        """How many there are, for people."""
+        return f"{len(self._known)} tokens, {len(self._certificates)} certificates"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials stay in their process")

@@ -30,7 +30,7 @@ class DoorChecks:
             return
         access = self._settings.access
         credentials, tls = open_credentials(access), server_tls(access)
-        yield fine("access", f"{credentials!r} are read" + (", and TLS" if tls is not None else ""))
+        yield fine("access", f"known: {credentials}" + ("; TLS" if tls is not None else ""))
         for setting, listen in doors.items():
             if not listen:
                 continue

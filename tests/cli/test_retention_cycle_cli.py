@@ -47,6 +47,8 @@ def test_a_plan_and_the_run_say_the_same_and_only_the_run_does_it(offloader: Off
     offloader("retention", "publish", orders, "audit", "--at", "2:5")
     before = {info.key: info.etag for info in store.list("").objects}
     planned = {row["stream"]: row for row in offloader("retention", "plan", "--json").rows}
+    dry = {row["stream"]: row["new_head"] for row in offloader("retention", "run", "--dry-run", "--json").rows}
+    assert dry == {name: row["new_head"] for name, row in planned.items()}
     assert {info.key: info.etag for info in store.list("").objects} == before
     assert set(planned) == {orders, "a/b/persistent/aged", "a/b/persistent/t"}
     assert (planned[orders]["new_head"], planned[orders]["entries"]) == ("2:5", 55)
@@ -77,6 +79,14 @@ def test_explaining_shows_the_stream_its_readers_and_past_decisions(offloader: O
     assert [row["cut"] for row in rows] == [None, {"0.0": "2:5"}]
     [row] = offloader("retention", "explain", orders, "--json").rows
     assert row["decision"]["lags"][0]["unread_entries"] == 45
+
+
+def test_explaining_says_why_a_new_policy_lets_nothing_go(offloader: Offloader, tmp_path: Path) -> None:
+    small = tmp_path / "small.toml"
+    small.write_text('[retention]\npolicy = "size"\nmin_mbytes = 0.0001\n')
+    lines = offloader("retention", "explain", "a/b/persistent/aged", "--config", str(small)).out.splitlines()
+    [at] = [number for number, line in enumerate(lines) if line == "result   nothing goes"]
+    assert lines[at + 1].startswith("later    a limit cuts at recorded places; each cycle records")
 
 
 def test_one_stream_that_fails_is_named_and_the_others_have_their_turn(
