@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 
 import offloader
 from tests.support.documents import fences
-from tests.support.wheel import build_wheel
+from tests.support.wheel import build_wheel, copy_checkout
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What stands in the environment before anything else: packages of others are found, but not the ones that are named.
@@ -194,6 +194,87 @@ def test_tests_pass_on_the_installed_package(wheel: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stdout
     where = installed.run(installed.python, "-c", "import offloader; print(offloader.__file__)", cwd=away)
     assert where.stdout.strip() == str(installed.site / "offloader/__init__.py")
+
+
+class Stranger:
+    """Somebody with a home folder and a checkout, who types what the README says under a heading."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.checkout = copy_checkout(folder / "checkout")
+        constraints = self.checkout / "constraints.txt"
+        constraints.write_text("\n".join(map(as_installed, constraints.read_text().splitlines())), encoding="utf-8")
+
+    def types(self, line: str) -> str:
+        """What a line prints that ends well. pip gets everything from here, and nothing from elsewhere."""
+        line = line.replace(
+            "pip install", "pip install --quiet --no-compile --no-index --no-build-isolation --no-cache-dir"
+        )
+        kept = {
+            each: value for each, value in os.environ.items() if not each.startswith(("PYTHON", "OFFLOADER_", "COV"))
+        }
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", line],
+            cwd=self.checkout,
+            env={**kept, "HOME": str(self.home), "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+        return done.stdout
+
+    def makes_an_environment(self, line: str) -> None:
+        """Types it, and lets the new environment find the packages that are installed here, instead of in an index."""
+        self.types(line)
+        (site,) = (self.home / "offloader").glob("lib/python*/site-packages")
+        (site / "here.pth").write_text("\n".join(each for each in sys.path if each.endswith("site-packages")))
+        (site / "distutils-precedence.pth").unlink(missing_ok=True)
+        for each in site.glob("setuptools*"):  # Python 3.11 brings one that is too old to build with
+            shutil.rmtree(each)
+
+
+def as_installed(constraint: str) -> str:
+    """The same for the version that is installed here: another one with the oldest releases."""
+    name, exact, _ = constraint.partition("==")
+    try:
+        return f"{name}=={importlib.metadata.version(name)}" if exact else constraint
+    except importlib.metadata.PackageNotFoundError:
+        return constraint
+
+
+@pytest.mark.timeout(1200)  # pip makes two environments: ten seconds on a machine with nothing else to do
+def test_the_readmes_line_installs_upgrades_and_leaves_nothing_but_its_folder(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install")[2].partition("\n## ")[0]
+    ((_, text),) = fences(readme)
+    install, path = text.splitlines()
+    make, _, install = install.partition(" && ")
+    stranger = Stranger(tmp_path)
+    stranger.makes_an_environment(make)
+    stranger.types(install)
+    assert stranger.types(f"{path}\noffloader --version") == f"offloader {offloader.__version__}\n"
+    ((_, sample),) = [each for each in fences((ROOT / "README.md").read_text(encoding="utf-8")) if each[0] == "python"]
+    (stranger.home / "sample.py").write_text(sample)
+    counted = (
+        "offloader read public/default/persistent/orders --count --store file://$HOME/offloader/offloader-data/store"
+    )
+    stranger.types(f"{path}\ncd ~/offloader && bin/python ~/sample.py")
+    assert stranger.types(f"{path}\n{counted}") == "3\n"
+
+    for name in ("pyproject.toml", "offloader/__init__.py"):
+        file = stranger.checkout / name
+        newer = file.read_text(encoding="utf-8").replace(f'= "{offloader.__version__}"', '= "99.0"', 1)
+        file.write_text(newer, encoding="utf-8")
+    stranger.makes_an_environment(make)
+    stranger.types(install)
+    assert stranger.types(f"{path}\noffloader --version") == "offloader 99.0\n"
+    assert stranger.types(f"{path}\n{counted}") == "3\n"
+    # What begins with a dot is of other programs: pip asks a Rust compiler how old it is, and that one makes a folder
+    assert {each.name for each in stranger.home.iterdir() if each.name[0] != "."} == {"offloader", "sample.py"}
+    assert list(stranger.home.glob(".*/**/*offloader*")) == []
 
 
 def test_the_readme_names_the_extras() -> None:
