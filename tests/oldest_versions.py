@@ -16,7 +16,7 @@ __all__ = ["oldest"]
 
 PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 #: Of the extra ``dev``: tools that no test runs.
-NOT_FOR_TESTS = {"grpcio-tools", "mypy", "ruff"}
+NOT_FOR_TESTS = {"mypy", "ruff"}
 
 
 def oldest(project: dict[str, object]) -> Iterator[str]:

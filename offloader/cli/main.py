@@ -55,6 +55,8 @@ VERBS = {
 
 #: Verbs whose process goes on for weeks.
 _LONG_LIVED = frozenset({"serve"})
+#: Verbs that bring entries from the store and none into it.
+_READING = frozenset({"inspect", "read", "verify"})
 _DEBUG = "--debug"
 
 
@@ -71,11 +73,11 @@ def main(
     Returns:
         The exit code: 0, an ``ErrorKind``'s value, 130 interrupted, 141 the reader of the output went away.
     """
-    own_process.set_up()
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = given[: given.index("--")] if "--" in given else given
     words = [word for word in options if word != _DEBUG] + given[len(options) :]
     verb = next((word for word in words if not word.startswith("-")), "")
+    own_process.set_up(has_budget=verb not in _READING)
     if verb in _LONG_LIVED:
         own_process.keep_heap_small()
     try:
