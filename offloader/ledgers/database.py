@@ -12,7 +12,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from offloader.clock import Clock
@@ -29,7 +29,16 @@ from offloader.errors import (
     Unsupported,
 )
 
-__all__ = ["BUSY_TIMEOUT_S", "CACHE_BYTES", "PAGE_BYTES", "READERS_MAX", "Database", "database_path"]
+__all__ = [
+    "BUSY_TIMEOUT_S",
+    "CACHE_BYTES",
+    "PAGE_BYTES",
+    "READERS_MAX",
+    "RESERVE_BYTES",
+    "Database",
+    "database_path",
+    "free_bytes",
+]
 
 #: How long a call waits for another process that writes, before it fails.
 BUSY_TIMEOUT_S = 20.0
@@ -43,9 +52,12 @@ CACHE_BYTES = 8 * 1024 * 1024
 _WAL_PAGES = 4096
 #: What the write-ahead log file is cut back to once it was larger.
 _WAL_FILE_BYTES = 64 * 1024 * 1024
+#: What stays free on the disk beside the write-ahead log's fold, for what makes room again: deleting writes too.
+RESERVE_BYTES = 4 * 1024 * 1024
 #: Marks the file as ours ("offl"), so that no other program's database is taken for one.
 _APPLICATION_ID = 0x6F66666C
 _SCHEMA_VERSION = 1
+_COUNTS = ("page", "freelist")
 _FREE = "free some space and try again"
 _SCHEMA = (
     """CREATE TABLE streams (
@@ -63,6 +75,12 @@ _SCHEMA = (
     """CREATE TABLE notes (
         stream_id INTEGER NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (stream_id, key))""",
 )
+
+
+def free_bytes(folder: Path) -> int:
+    """What this process may still write on the disk of ``folder``."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
 
 
 def database_path(url_or_path: str) -> str:
@@ -101,8 +119,17 @@ class Database:
         StoreUnavailable: locked for longer than ``busy_timeout_s``, or the disk is full.
     """
 
-    def __init__(self, path: str, *, clock: Clock, create: bool = True, busy_timeout_s: float = BUSY_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        clock: Clock,
+        create: bool = True,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        free: Callable[[Path], int] = free_bytes,
+    ) -> None:
         self.path = path
+        self._free = free
         self._clock = clock
         self._busy_timeout_s = busy_timeout_s
         self._write_lock = threading.Lock()
@@ -143,6 +170,33 @@ class Database:
                     with contextlib.suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")
                 raise
+
+    def require_room(self, size_bytes: int) -> None:
+        """Whether so much can be added so that room can be made afterwards. On a disk that is full to its last byte
+        SQLite can't delete: what is deleted is written to the log first, and the log is folded into a file that grows.
+
+        Raises:
+            StoreUnavailable: the disk would be too full; nothing was written.
+        """
+        if self._in_memory:
+            return
+        path, log = Path(self.path), Path(f"{self.path}-wal")
+        with self.translated("looking at the disk"):
+            log_bytes = log.stat().st_size if log.exists() else 0
+            free = self._free(path.parent)
+        if free >= 2 * size_bytes + log_bytes + RESERVE_BYTES:  # more than it takes
+            return
+        with self.reading() as connection:
+            pages, unused = (int(connection.execute(f"PRAGMA {each}_count").fetchone()[0]) for each in _COUNTS)
+        # What the file lacks for what is in the log, what doesn't fit where something was deleted, the log's growth.
+        fold = max(pages * PAGE_BYTES - path.stat().st_size, 0)
+        wanted = fold + max(size_bytes - unused * PAGE_BYTES, 0) + size_bytes + RESERVE_BYTES
+        if free < wanted:
+            raise StoreUnavailable(
+                f"ledger database {self.path}: the disk is nearly full: {free:,} bytes are free, and "
+                f"{wanted:,} must be so that old entries can still be deleted; nothing was written",
+                hint=_FREE,
+            )
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:

@@ -105,12 +105,14 @@ class EmbeddedStream:
         Raises:
             Fenced: the stream was opened by somebody else since.
             InvalidCall: not byte strings, or another number of times; ``LimitReached``: too large.
-            StoreUnavailable: disk full or locked; nothing was written.
+            StoreUnavailable: disk nearly full, or locked; nothing was written.
             OutcomeUnknown: the disk failed during the commit.
         """
         times = self._clock.now_ms() if publish_times_ms is None else publish_times_ms
         given = self._given(payloads, times)
         self._check_notes(notes or {})
+        if len(given):
+            self._database.require_room(given.payload_bytes)
         with self._append_lock:
             with self._owning() as (connection, ledger):
                 batches, closed = self._write(connection, ledger, given) if len(given) else ([], [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ from offloader.errors import (
     StoreUnavailable,
     Unsupported,
 )
-from offloader.ledgers.database import database_path
+from offloader.ledgers.database import PAGE_BYTES, RESERVE_BYTES, database_path
 from offloader.ledgers.embedded import ENTRY_BYTES_MAX, EmbeddedLedgers
 
 
@@ -139,6 +140,39 @@ def test_a_full_disk_changes_nothing_and_can_be_retried(ledgers, path):
     ledgers._database._writer.execute("PRAGMA max_page_count = 1000000")
     stream.append([b"again"])
     assert payloads_of(stream) == [b"kept", b"again"]
+
+
+def test_an_append_leaves_the_room_that_deleting_needs(ledgers, path):
+    stream = ledgers.open_stream("s")
+    stream.append([b"old"])
+    stream.close_ledger()
+    # Nothing was folded yet: the file has to grow by all its pages, and the log by what is appended.
+    pages = ledgers._database._writer.execute("PRAGMA page_count").fetchone()[0]
+    left = (pages * PAGE_BYTES - Path(path).stat().st_size) + RESERVE_BYTES + 2 * 100 - 1
+    ledgers._database._free = lambda folder: left if folder == Path(path).parent else 0
+    with pytest.raises(StoreUnavailable, match="the disk is nearly full") as caught:
+        stream.append([bytes(40), bytes(60)], notes={"k": b"1"})
+    one_line(caught.value, path)
+    assert caught.value.retryable
+    assert (payloads_of(stream), stream.get_note("k")) == ([b"old"], None)
+    stream.append([bytes(40), bytes(59)])
+    ledgers._database._free = lambda folder: 0
+    stream.put_note("k", b"2")
+    stream.delete(1)
+    assert payloads_of(stream) == [bytes(40), bytes(59)]
+
+
+def test_an_append_may_take_the_room_of_what_was_deleted(ledgers, path):
+    stream = ledgers.open_stream("s")
+    stream.append([bytes(1_000_000)] * 4)
+    stream.close_ledger()
+    ledgers._database._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    ledgers._database._free = lambda folder: 3_000_000 + RESERVE_BYTES
+    with pytest.raises(StoreUnavailable, match="the disk is nearly full"):
+        stream.append([bytes(1_000_000)] * 2)
+    stream.delete(1)
+    stream.append([bytes(1_000_000)] * 2)
+    assert payloads_of(stream) == [bytes(1_000_000)] * 2
 
 
 def test_a_disk_without_room_to_open_what_is_there_is_called_full(ledgers, path):
