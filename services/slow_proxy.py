@@ -104,16 +104,11 @@ class SlowProxy:
 
     def _pass_answers(self, server: socket.socket, client: socket.socket, answered: threading.Event) -> None:
         with _closing(server, client), _pipe() as (out, into):
-            while True:
-                # Only an answer's first bytes are looked at: for the rest a look would cost as much as moving it.
-                if not answered.is_set():
-                    head = server.recv(len(_CONTINUE), socket.MSG_PEEK)
-                    if head != _CONTINUE:
-                        answered.set()
-                count = os.splice(server.fileno(), into, _PIPE_BYTES)
-                if not count:
-                    return
-                _drain(out, client, count)
+            # A few bytes are looked at, of each piece: a request may have begun since the last one was looked for.
+            while head := server.recv(len(_CONTINUE), socket.MSG_PEEK):
+                if head != _CONTINUE:
+                    answered.set()
+                _drain(out, client, os.splice(server.fileno(), into, _PIPE_BYTES))
 
     def _wait_for_turn(self, count: int) -> None:
         """Sleeps until ``count`` bytes may go on; whoever comes later waits behind."""

@@ -114,7 +114,10 @@ def test_a_store_is_opened_for_reading_unless_asked_otherwise(tmp_path: Path) ->
     with pytest.raises(OffloaderError):
         open_chosen_store(url)
     assert not (tmp_path / "store").exists(), "looking creates nothing"
-    store = open_chosen_store(url, read_only=False)
+    with pytest.raises(OffloaderError):
+        open_chosen_store(url, read_only=False)
+    assert not (tmp_path / "store").exists(), "nor does changing what isn't there"
+    store = open_chosen_store(url, read_only=False, create=True)
     store.put("a", b"x")
     assert open_chosen_store(url).get("a")[0] == b"x"
     with pytest.raises(OffloaderError):

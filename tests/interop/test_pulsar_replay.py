@@ -18,6 +18,7 @@ from formats.entries import EntryBatch, Position
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer, Delivery
+from offloader.replay.progress import ProgressFile
 from offloader.store.base import open_store
 from services.pulsar.broker import Broker
 from tests.interop.broker_topics import NAMESPACE, command, topic_of
@@ -134,10 +135,15 @@ def test_after_every_kill_consumers_get_every_message_once(
         command(place.broker, "POST", f"persistent/{NAMESPACE}/{name}/deduplicationEnabled", True)
         eventually(lambda: place.admin.stats(target).deduplicates)
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+
+    def has_noted() -> bool:
+        return any(ProgressFile(path).read() for path in tmp_path.rglob("*.json"))
+
     for upto in (80, 250):
-        words = place.command(target, "--rate", "600")
+        words = place.command(target, "--rate", "200")
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment) as process:
-            eventually(lambda upto=upto: stored(place, target) >= upto)
+            # The first is killed before it notes how far it is, or after; the second after.
+            eventually(lambda upto=upto: stored(place, target) >= upto and (upto == 80 or has_noted()))
             process.send_signal(signal.SIGKILL)
         if upto > 80:
             command(place.broker, "PUT", f"persistent/{NAMESPACE}/{name}/unload")

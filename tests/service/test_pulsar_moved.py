@@ -106,6 +106,12 @@ def over_http(assembled: Assembled) -> Iterator[OffloadHttp]:
         http.stop()
 
 
+def is_its_turn(assembled: Assembled) -> bool:
+    """Until the broker has said so, the stream stands by, and says that."""
+    found = assembled.process.streams.get(S + "one")
+    return found is not None and found.is_active
+
+
 @pytest.mark.parametrize("what", ["unloaded", "cut", "restarted"])
 def test_a_topic_that_moves_while_somebody_waits_for_its_offload_costs_time_only(cluster: Cluster, what: str) -> None:
     topic = cluster.make("one")
@@ -115,6 +121,7 @@ def test_a_topic_that_moves_while_somebody_waits_for_its_offload_costs_time_only
         "offload__max_size_per_offload_segment_mbytes": 64,
     }
     with cluster.serve(offload=slow) as assembled, over_http(assembled) as http:
+        eventually(lambda: is_its_turn(assembled))
         assert Asked(http).result().status == 200
         cluster.fill("one", 5)
         asked = Asked(http)
