@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from formats.entries import Position
 from formats.retention_state import DecisionRow, Decisions, RecordRow, Records, SizeRow, document_key
 from offloader.retention.cuts import Cut
 from offloader.retention.decision import Decision
@@ -79,7 +80,7 @@ class RecordedState:
 
     def before_truncation(self, own: OwnCuts, cut: Cut) -> RecordedState:
         """To be saved before the stream is truncated at ``cut``."""
-        return replace(self, known={**self.known, **_known_at(own, cut)})
+        return replace(self, known={**self.known, **_moved(own, self.known, cut)})
 
     def truncated(self, head: Cut, lineage: Lineage, cut_time_ms: int | None) -> RecordedState:
         """To be saved when ``head`` has become the stream's head.
@@ -183,6 +184,19 @@ def _decisions_document(place: Place) -> tuple[str, Decisions]:
 def _known_at(own: OwnCuts, cut: Cut) -> dict[int, Known]:
     positions = {row.partition: row.position for row in rows_of_cut(cut) if row.partition in own.partitions}
     return {number: own.partitions[number].known(position) for number, position in positions.items()}
+
+
+def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
+    """Where counting goes on from ``cut``. ``own`` may have been counted before ``known`` was raised: sizes stay so."""
+    found = _known_at(own, cut)
+    for number, at in found.items():
+        if (before := known.get(number)) is not None:
+            # Compared at a ledger's beginning, which is never inside a piece.
+            counted = own.partitions[number].before(Position(before.position.ledger_id, 0))
+            more = before.before_ledger.minus(counted)
+            if more.payload_bytes > 0:
+                found[number] = Known(at.position, at.before.plus(more), at.before_ledger.plus(more))
+    return found
 
 
 def _raised(own: OwnCuts, known: Mapping[int, Known], missing: int) -> dict[int, Known]:

@@ -10,6 +10,7 @@ import pytest
 from formats.entries import Position
 from formats.truncation_intent import intent_key
 from offloader.cleanup.cycle import cleanup_stream
+from offloader.cleanup.removal import remove_stream
 from offloader.errors import OffloaderError
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.store_time import ClockSkew
@@ -106,6 +107,27 @@ def test_sizes_go_on_from_what_was_truncated_by_hand() -> None:
     assert len(load_manifest(bench.memory, STREAM).segments) == 2
     bench.grow_and_run(1)
     assert bench.remembered().records.newest.size_bytes == 40 * KIB
+
+
+@pytest.mark.parametrize("is_truncated", [False, True])
+def test_sizes_grow_with_what_is_written_though_a_partition_left_uncounted(is_truncated: bool) -> None:
+    bench = Bench(policy="size", min_mbytes=1)
+    zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
+    for _ in range(2):
+        bench.grow(one)
+        bench.grow(zero)
+        bench.run(TOPIC)
+    if is_truncated:
+        truncate_stream(ManifestLog(bench.memory, zero, clock=bench.clock), Position(2, 0), clock=bench.clock)
+    for _ in range(2):
+        remove_stream(bench.memory, one, clock=bench.clock)
+        bench.clock.advance(25 * 3600)
+    sizes = []
+    for _ in range(3):
+        bench.grow(zero)
+        bench.run(TOPIC)
+        sizes.append(bench.remembered(TOPIC).records.newest.size_bytes)
+    assert sizes == [40 * KIB, 50 * KIB, 60 * KIB]
 
 
 @pytest.mark.parametrize("comes_back", [False, True])
