@@ -67,14 +67,15 @@ def fine(check: str, what: str) -> Finding:
     return Finding(check=check, outcome=Outcome.OK, what=what)
 
 
-def warning(check: str, what: str, hint: str = "") -> Finding:
+def warning(check: str, what: str, hint: str) -> Finding:
     """Somebody should know."""
     return Finding(check=check, outcome=Outcome.WARNING, what=what, hint=hint)
 
 
 def problem(check: str, error: OffloaderError, hint: str = "") -> Finding:
-    """It doesn't work, because of ``error``; ``hint`` instead of the error's own."""
-    return Finding(check=check, outcome=Outcome.PROBLEM, what=error.message, hint=hint or error.hint, kind=error.kind)
+    """It doesn't work, because of ``error``; ``hint`` instead of the error's own, or of what its kind says."""
+    said = hint or error.hint or error.kind.advice
+    return Finding(check=check, outcome=Outcome.PROBLEM, what=error.message, hint=said, kind=error.kind)
 
 
 def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:

@@ -55,7 +55,7 @@ class StreamChecks:
         if not troubles:
             yield fine("streams", f"{len(names)} streams, nothing keeps them from being offloaded{rest}")
         elif rest:
-            yield warning("streams", f"{len(names)} streams{rest}")
+            yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` says how far those are")
 
     def _of(self, name: str, infos: list[LedgerInfo] | None) -> Iterator[Finding]:
         check, settings = f"stream {name}", self._file.settings_of(name)

@@ -129,14 +129,21 @@ def test_one_check_that_fails_keeps_no_other_from_its_turn() -> None:
         def run(self) -> list[Finding]:
             raise StoreUnavailable("no answer", hint="is it running?")
 
+    class Silent:
+        name = "store"
+
+        def run(self) -> list[Finding]:
+            raise StoreUnavailable("no answer either")
+
     class Good:
         name = "disk"
 
         def run(self) -> list[Finding]:
             return [fine("disk", "large")]
 
-    assert [(each.check, each.outcome, each.hint) for each in run_checks([Failing(), Good()])] == [
+    assert [(each.check, each.outcome, each.hint) for each in run_checks([Failing(), Silent(), Good()])] == [
         ("broker", Outcome.PROBLEM, "is it running?"),
+        ("store", Outcome.PROBLEM, ErrorKind.RETRY_LATER.advice),
         ("disk", Outcome.OK, ""),
     ]
 
