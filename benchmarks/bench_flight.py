@@ -29,6 +29,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from offloader.own_process import keep_heap_small
+
+if "--serve" in sys.argv:
+    keep_heap_small()  # as `offloader serve` does, before Arrow is loaded
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
