@@ -77,7 +77,7 @@ _SCHEMA = (
 )
 
 
-def free_bytes(folder: Path) -> int:
+def free_bytes(folder: str) -> int:
     """What this process may still write on the disk of ``folder``."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
@@ -126,10 +126,12 @@ class Database:
         clock: Clock,
         create: bool = True,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
-        free: Callable[[Path], int] = free_bytes,
+        free: Callable[[str], int] = free_bytes,
     ) -> None:
         self.path = path
         self._free = free
+        # Asked for at each append, so paths are made once.
+        self._folder, self._log = str(Path(path).absolute().parent), Path(f"{path}-wal")
         self._clock = clock
         self._busy_timeout_s = busy_timeout_s
         self._write_lock = threading.Lock()
@@ -171,25 +173,30 @@ class Database:
                         connection.execute("ROLLBACK")
                 raise
 
-    def require_room(self, size_bytes: int) -> None:
-        """Whether so much can be added so that room can be made afterwards. On a disk that is full to its last byte
-        SQLite can't delete: what is deleted is written to the log first, and the log is folded into a file that grows.
+    def require_room(self, connection: sqlite3.Connection, size_bytes: int) -> None:
+        """Refuses what can be added only so that no room can be made afterwards. On a disk that is full to its last
+        byte SQLite can't delete: what is deleted is written to the log first, and the log is folded into a file that
+        grows.
+
+        Args:
+            connection: of the transaction that adds: nobody else adds meanwhile.
+            size_bytes: of what is added.
 
         Raises:
             StoreUnavailable: the disk would be too full; nothing was written.
         """
         if self._in_memory:
             return
-        path, log = Path(self.path), Path(f"{self.path}-wal")
-        with self.translated("looking at the disk"):
-            log_bytes = log.stat().st_size if log.exists() else 0
-            free = self._free(path.parent)
+        try:
+            log_bytes = self._log.stat().st_size
+        except FileNotFoundError:
+            log_bytes = 0
+        free = self._free(self._folder)
         if free >= 2 * size_bytes + log_bytes + RESERVE_BYTES:  # more than it takes
             return
-        with self.reading() as connection:
-            pages, unused = (int(connection.execute(f"PRAGMA {each}_count").fetchone()[0]) for each in _COUNTS)
+        pages, unused = (int(connection.execute(f"PRAGMA {each}_count").fetchone()[0]) for each in _COUNTS)
         # What the file lacks for what is in the log, what doesn't fit where something was deleted, the log's growth.
-        fold = max(pages * PAGE_BYTES - path.stat().st_size, 0)
+        fold = max(pages * PAGE_BYTES - Path(self.path).stat().st_size, 0)
         wanted = fold + max(size_bytes - unused * PAGE_BYTES, 0) + size_bytes + RESERVE_BYTES
         if free < wanted:
             raise StoreUnavailable(

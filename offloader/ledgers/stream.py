@@ -111,10 +111,10 @@ class EmbeddedStream:
         times = self._clock.now_ms() if publish_times_ms is None else publish_times_ms
         given = self._given(payloads, times)
         self._check_notes(notes or {})
-        if len(given):
-            self._database.require_room(given.payload_bytes)
         with self._append_lock:
             with self._owning() as (connection, ledger):
+                if len(given):
+                    self._database.require_room(connection, given.payload_bytes)
                 batches, closed = self._write(connection, ledger, given) if len(given) else ([], [])
                 if notes:
                     self._write_notes(connection, notes)

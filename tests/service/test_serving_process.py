@@ -381,7 +381,13 @@ def test_draining_ends_when_somebody_does_not_want_to_wait(
     store: FaultyStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed, draining = HeldFeed(), threading.Event()
-    monkeypatch.setattr(ServedStream, "request_drain", lambda _: draining.set())
+    request_drain = ServedStream.request_drain
+
+    def told(stream: ServedStream) -> None:
+        request_drain(stream)
+        draining.set()
+
+    monkeypatch.setattr(ServedStream, "request_drain", told)
     source = database.open_stream(ORDERS)
     with serving(store, settings_file(offload__drain_seconds_max=3600), feed) as assembled:
         assert feed.streams is not None
