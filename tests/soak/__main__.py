@@ -98,7 +98,7 @@ def settings(folder: Path, endpoint: Endpoint, http_port: int, *, keep_mib: floa
         [cleanup]
         grace_hours = 0.001
         cycle_minutes = 0.1
-        orphans_hours = 0.1
+        orphans_hours = 0.05
         allow_large_delete = true
         audit_records_max = 20
         [manifest]

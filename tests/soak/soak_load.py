@@ -247,7 +247,7 @@ class _Trimmed(Exception):
 
 
 def main() -> None:
-    set_up()
+    set_up(has_budget=True)
     values = json.loads(sys.argv[1])
     order = Order(**{**values, "store": tuple(values["store"]), "streams": tuple(values["streams"])})
     load = Load(order)
