@@ -18,7 +18,7 @@ from formats.errors import FormatError
 from formats.keys import checkpoint_key, manifest_prefix
 from offloader.errors import NotFound, PreconditionFailed, StoreUnavailable
 from offloader.manifest.boundary import StoredBoundary, raise_boundary, read_boundary
-from offloader.manifest.load import LoadedManifest, refreshed
+from offloader.manifest.load import RECORD_REQUESTS_MAX, LoadedManifest, refreshed
 from offloader.manifest.sealing import CheckpointPlan, plan_checkpoint
 from offloader.manifest.state import ManifestState
 from offloader.manifest.unreadable import unreadable
@@ -30,8 +30,18 @@ __all__ = ["checkpoint_now", "write_checkpoint"]
 ATTEMPTS_MAX = 10
 
 
-def checkpoint_now(store: ObjectStore, state: ManifestState, entropy: Callable[[int], bytes]) -> LoadedManifest:
+def checkpoint_now(
+    store: ObjectStore,
+    state: ManifestState,
+    entropy: Callable[[int], bytes],
+    *,
+    requests_max: int = RECORD_REQUESTS_MAX,
+) -> LoadedManifest:
     """Makes the boundary name a checkpoint of ``state`` or of a later view.
+
+    Args:
+        entropy: random bytes, for the names of runs.
+        requests_max: records asked for at once where others wrote a checkpoint meanwhile.
 
     Raises:
         NotFound: the stream was deleted.
@@ -42,7 +52,8 @@ def checkpoint_now(store: ObjectStore, state: ManifestState, entropy: Callable[[
         if stored.boundary.checkpoint_id >= state.record_id:
             return LoadedManifest(state, stored)
         if stored.boundary.checkpoint_id != state.checkpoint_id:
-            state, found = refreshed(store, ManifestState(stream=state.stream, incarnation=state.incarnation))
+            empty = ManifestState(stream=state.stream, incarnation=state.incarnation)
+            state, found = refreshed(store, empty, requests_max=requests_max)
             if found is None:
                 raise NotFound(f"stream {state.stream} was deleted")
             continue

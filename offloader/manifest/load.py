@@ -34,6 +34,7 @@ from offloader.manifest.unreadable import REBUILD, Unreadable, unreadable
 from offloader.store.base import ObjectStore
 
 __all__ = [
+    "RECORD_REQUESTS_MAX",
     "LoadedManifest",
     "Reading",
     "View",

@@ -105,9 +105,7 @@ class ManifestLog:
         self._loaded = False
         self._epoch: int | None = None
         self._in_doubt: tuple[Record, bytes] | None = None
-        self._shortening = Shortening(
-            store, entropy, records=self._settings.checkpoint_records, run_aside=checkpoint_aside
-        )
+        self._shortening = Shortening(store, entropy, self._settings, run_aside=checkpoint_aside)
 
     @property
     def state(self) -> ManifestState:
@@ -250,7 +248,8 @@ class ManifestLog:
         self.load()
         with self._lock:
             self._shortening.lose_track()
-            self._state = checkpoint_now(self.store, self.state, self._entropy).state
+            requests_max = self._settings.record_requests_max
+            self._state = checkpoint_now(self.store, self.state, self._entropy, requests_max=requests_max).state
             return self._state
 
     def _commit(self, requirement: Requirement, edits: Sequence[Edit]) -> ManifestState:

@@ -17,6 +17,7 @@ from offloader.manifest.boundary import StoredBoundary
 from offloader.manifest.checkpointer import checkpoint_now, write_checkpoint
 from offloader.manifest.sealing import RUN_ROWS_MIN, compacted
 from offloader.manifest.state import ManifestState
+from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 
 __all__ = ["Shortening"]
@@ -48,7 +49,7 @@ class Shortening:
     Args:
         store: where the manifest is.
         entropy: random bytes, for the names of runs.
-        records: after which a checkpoint is due.
+        settings: after how many records a checkpoint is due, and how many are asked for at once.
         run_aside: runs a call on another thread soon, or never; ``None``: checkpoints are written within the commit.
     """
 
@@ -56,13 +57,14 @@ class Shortening:
         self,
         store: ObjectStore,
         entropy: Callable[[int], bytes],
+        settings: ManifestSettings,
         *,
-        records: int,
         run_aside: Callable[[Callable[[], object]], object] | None,
     ) -> None:
         self._store = store
         self._entropy = entropy
-        self._records = records
+        self._records = settings.checkpoint_records
+        self._requests_max = settings.record_requests_max
         self._run_aside = run_aside
         self._next_from = 0
         self._aside: _Aside | None = None
@@ -121,7 +123,7 @@ class Shortening:
         """Writes a checkpoint; the view with its runs' names, ``None`` where nothing came of it."""
         try:
             if state.checkpoint_id != stored.boundary.checkpoint_id:
-                return checkpoint_now(self._store, state, self._entropy).state
+                return checkpoint_now(self._store, state, self._entropy, requests_max=self._requests_max).state
             written = write_checkpoint(self._store, state, stored, self._entropy)
         except (OffloaderError, MemoryError) as error:
             # The record stands: a commit that fails here would be made again.

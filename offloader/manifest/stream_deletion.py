@@ -99,7 +99,7 @@ def delete_stream(
     log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=chosen, incarnation=entry.incarnation)
     state = _marked(log)
     try:
-        checkpoint_now(store, state, entropy)
+        checkpoint_now(store, state, entropy, requests_max=chosen.record_requests_max)
         _raise_past(store, state)
         delete_objects(state)
     except NotFound:

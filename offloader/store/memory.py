@@ -63,14 +63,21 @@ def open_url(url: str, options: StoreOptions) -> MemoryStore:
 
 
 class MemoryStore:
-    """See ``ObjectStore``. Two stores with the same ``name`` share their objects."""
+    """See ``ObjectStore``. Two stores with the same ``name`` share their objects.
 
-    def __init__(self, name: str, root: str, clock: Clock) -> None:
+    Args:
+        is_shared: off: nobody else has these objects, whatever they call theirs, and they go with this store.
+    """
+
+    def __init__(self, name: str, root: str, clock: Clock, *, is_shared: bool = True) -> None:
         self._name = name
         self._root = root
         self._clock = clock
-        with _buckets_lock:
-            self._bucket = _buckets.setdefault(name, _Bucket())
+        if is_shared:
+            with _buckets_lock:
+                self._bucket = _buckets.setdefault(name, _Bucket())
+        else:
+            self._bucket = _Bucket()
 
     def __repr__(self) -> str:
         return f"MemoryStore({self.url!r})"

@@ -50,7 +50,7 @@ class World:
     """See the module. Methods that check raise ``InvariantBroken``.
 
     Args:
-        name: of its bucket; no other world may have it.
+        name: of its bucket, which is its own: another world's of that name is another.
         random: decides what is left to chance: which task is next, which ledger it is.
         settings: of every process.
         plan_of: the faults that a process meets, for the number of the process, from 1.
@@ -78,7 +78,7 @@ class World:
         self._random = random
         self._plan_of = plan_of
         self.clock = ManualClock()
-        self.store = MemoryStore(name, "", self.clock)
+        self.store = MemoryStore(name, "", self.clock, is_shared=False)
         self._way_in = way_in(self.store, self.clock)
         self.weather = Weather(self._another_random(), self.clock, self._others_work)
         self.ledgers = MemoryLedgers(STREAM, self.clock)

@@ -60,7 +60,7 @@ class Simulation:
         self.seed = seed
         self._random = Random(seed)  # noqa: S311 - chance that can be repeated
         self._crash = (crash_call, crash_after)
-        self.world = World(f"simulation-{seed}-{id(self)}", self._random, _drawn_settings, self._drawn_plan)
+        self.world = World(f"simulation-{seed}", self._random, _drawn_settings, self._drawn_plan)
         self._habits = _drawn_habits(self._random)
 
     def run(self) -> str:

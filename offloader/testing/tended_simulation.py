@@ -53,7 +53,7 @@ class TendedSimulation:
         self._crash = (crash_call, crash_after)
         self._crashed: set[str] = set()
         self.world = TendedWorld(
-            f"tended-{seed}-{id(self)}",
+            f"tended-{seed}",
             self._random,
             drawn_settings,
             lambda _: self._plan(),

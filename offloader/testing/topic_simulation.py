@@ -45,7 +45,7 @@ class TopicSimulation:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._random = random = Random(seed)  # noqa: S311 - chance that can be repeated
-        self.world = TopicWorld(f"topic-{seed}-{id(self)}", random, drawn_topic_settings)
+        self.world = TopicWorld(f"topic-{seed}", random, drawn_topic_settings)
         self.policy: Policy | None = policy_of(TOPIC, self.world.settings.retention)
         self.subscribers = SimulatedSubscribers(self.world.clock.now_ms, lambda: len(self.world.trace))
         self.acts = TopicActs(self.world, random, self._plan, self.subscribers)

@@ -85,7 +85,7 @@ class TopicWorld:
     """See the module. What must not be ends everything with ``InvariantBroken``.
 
     Args:
-        name: of its bucket; no other world may have it.
+        name: of its bucket, which is its own: another world's of that name is another.
         random: decides what is left to chance.
         settings: of everybody.
 
@@ -99,7 +99,7 @@ class TopicWorld:
     def __init__(self, name: str, random: Random, settings: Callable[[Random], Settings]) -> None:
         self._random = random
         self.clock = ManualClock()
-        self.store = MemoryStore(name, "", self.clock)
+        self.store = MemoryStore(name, "", self.clock, is_shared=False)
         self.weather = Weather(Random(random.getrandbits(64)), self.clock)  # noqa: S311 - chance that can be repeated
         self.acts = ActsUnderWay(random, self.weather, self.quiet)
         self.settings = settings(random)

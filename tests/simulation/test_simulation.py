@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from uuid import UUID
 
 import pytest
@@ -11,6 +12,7 @@ from formats.keys import data_key
 from formats.manifest import Gap
 from offloader.clock import SystemClock
 from offloader.manifest.log import ManifestLog
+from offloader.testing.quiet_log import quiet_log
 from offloader.testing.simulated_world import STREAM
 from offloader.testing.simulation import InvariantBroken, Simulation, simulate
 from offloader.testing.simulation_checks import loaded
@@ -34,10 +36,29 @@ for _part in range(PARTS):
     globals()[f"TestSeeds{_part}"] = type(f"TestSeeds{_part}", (_Seeds,), {"part": _part})
 
 
-def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
+def test_the_same_seed_gives_the_same_trace_and_another_seed_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, start = threading.current_thread(), threading.Thread.start
+    started: list[str] = []
+
+    def noted(thread: threading.Thread) -> None:
+        if threading.current_thread() is here:
+            started.append(thread.name)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", noted)
     traces = {seed: {simulate(seed), simulate(seed)} for seed in range(10)}
     assert [seed for seed, found in traces.items() if len(found) > 1] == []
     assert len(set.union(*traces.values())) == 10
+    assert started == [], "what runs on threads comes in any order"
+
+
+def test_what_a_simulation_leaves_behind_changes_none_after_it() -> None:
+    """One that nobody erased, and another of the same seed in the same process."""
+    with quiet_log():
+        left = Simulation(4)
+        digest = left.run()
+    assert simulate(4) == digest
+    assert left.world.store.list("").objects, "it is still there"
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
