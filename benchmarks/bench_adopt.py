@@ -65,7 +65,7 @@ class Bucket:
             found.append(ObjectInfo(f"{key}-index", len(self.index), "", 0))
         return ListPage(tuple(found), str(stop) if stop < self.ledgers else None)
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(self, key: str, byte_range: ByteRange | None = None, **_: object) -> tuple[bytes, ObjectInfo]:
         if "-ledger-" not in key:
             raise NotFound(key)
         body = self.index if key.endswith("-index") else self.data

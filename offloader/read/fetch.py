@@ -7,7 +7,7 @@ from bytes that contradict the manifest, the index or a checksum.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from concurrent.futures import Executor
 from functools import partial
 
@@ -33,6 +33,7 @@ from offloader.errors import (
 )
 from offloader.manifest.log import load_manifest
 from offloader.manifest.state import SegmentStatus
+from offloader.read.arriving import ArrivingBlocks, SkipCorrupt
 from offloader.read.cache import Cache
 from offloader.read.plan import BlockRun, SegmentObjects, block_runs
 from offloader.read.workers import Workers
@@ -41,9 +42,6 @@ from offloader.store.base import ByteRange, ObjectStore
 from offloader.store.observed import recorder_of
 
 __all__ = ["Fetcher", "SkipCorrupt"]
-
-#: Told of each damaged block that is left out; without it damage is an error.
-SkipCorrupt = Callable[[Corrupt], None]
 
 #: Where an index is: store and server, stream, segment, ledger.
 _IndexKey = tuple[tuple[str, str], str, int, int | None]
@@ -115,7 +113,13 @@ class Fetcher:
         Raises:
             Trimmed, ObjectMissing, ObjectChanged, Corrupt, LimitReached, Unsupported.
         """
-        return self.decode(run, self.run_bytes(run), skip)
+        if len(run.numbers) == 1 or not run.segment_map.has_extension:
+            return self.decode(run, self.run_bytes(run), skip)
+        self._require_small_blocks(run)
+        blocks = ArrivingBlocks(run, self._decode)
+        byte_range = ByteRange(run.start, run.stop)
+        data = self._get(run.objects, run.objects.data_key, byte_range, run.segment_map.data_bytes, blocks)
+        return blocks.batches(skip) if blocks.received_bytes else self.decode(run, data, skip)
 
     def run_bytes(self, run: BlockRun) -> bytes:
         """A run's bytes, undecoded; errors as ``run``, but for damaged blocks."""
@@ -128,7 +132,7 @@ class Fetcher:
         batches = []
         for number in run.numbers.tolist():
             try:
-                batches.append(self._decode(run, number, view))
+                batches.append(self._decode(run, number, view[_extent(run, number)[0] - run.start :]))
             except Corrupt as error:
                 if skip is None:
                     raise
@@ -209,15 +213,21 @@ class Fetcher:
         return segment_map
 
     def _get(
-        self, objects: SegmentObjects, key: str, byte_range: ByteRange | None, expected_bytes: int | None
+        self,
+        objects: SegmentObjects,
+        key: str,
+        byte_range: ByteRange | None,
+        expected_bytes: int | None,
+        into: ArrivingBlocks | None = None,
     ) -> bytes:
         try:
-            data, info = self.store.get(key, byte_range)
+            data, info = self.store.get(key, byte_range, into=into)
         except NotFound as cause:
             raise self.missing(objects, key) from cause
-        self._recorder.add("read_fetched_bytes_total", len(data), stream=objects.stream)
+        came_bytes = len(data) + (0 if into is None else into.received_bytes)
+        self._recorder.add("read_fetched_bytes_total", came_bytes, stream=objects.stream)
         wanted = info.size_bytes if byte_range is None else byte_range.length
-        if (expected_bytes is not None and info.size_bytes != expected_bytes) or len(data) != wanted:
+        if (expected_bytes is not None and info.size_bytes != expected_bytes) or came_bytes != wanted:
             raise ObjectChanged(
                 f"stream {objects.stream}, object {key} in {self.store.url}: "
                 f"expected {expected_bytes or wanted} bytes, found {info.size_bytes}",
@@ -265,11 +275,12 @@ class Fetcher:
             )
 
     def _decode(self, run: BlockRun, number: int, data: Bytes) -> EntryBatch:
+        """A block's entries, out of the object's bytes from its beginning on."""
         offset, length = _extent(run, number)
         try:
             return run.segment_map.decode(
                 number,
-                data[offset - run.start :],
+                data,
                 block_bytes_max=self.settings.block_bytes_max,
                 decompressed_bytes_max=self.settings.decompressed_bytes_max,
             )

@@ -22,8 +22,9 @@ from offloader.store.base import (
     PutMode,
     UploadInfo,
 )
+from offloader.store.receiver import Receiver
 
-__all__ = ["AroundStore", "Request", "layer_of"]
+__all__ = ["AroundStore", "Request", "body_bytes", "layer_of"]
 
 _Answer = TypeVar("_Answer")
 _Layer = TypeVar("_Layer")
@@ -39,6 +40,7 @@ class Request:
         key: of the object, or a prefix; of a delete the first key.
         size_bytes: of the body, or of the range that is read; 0 where nobody knows.
         keys: how many keys a delete names, else 1.
+        into: what a get's body goes into, instead of the answer.
     """
 
     verb: str
@@ -46,6 +48,14 @@ class Request:
     key: str
     size_bytes: int = 0
     keys: int = 1
+    into: Receiver | None = None
+
+
+def body_bytes(request: Request, answer: object) -> int:
+    """How long the body is that a get was answered with, wherever it went; 0 for any other verb."""
+    if request.verb != "get" or not isinstance(answer, tuple):
+        return 0
+    return len(answer[0]) + (0 if request.into is None else request.into.received_bytes)
 
 
 def layer_of(store: ObjectStore, kind: type[_Layer]) -> _Layer | None:
@@ -82,9 +92,12 @@ class AroundStore:
     def head(self, key: str) -> ObjectInfo:
         return self.around(Request("head", Traffic.READ, key), lambda: self.inner.head(key))
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(
+        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+    ) -> tuple[bytes, ObjectInfo]:
         size_bytes = 0 if byte_range is None else byte_range.length
-        return self.around(Request("get", Traffic.READ, key, size_bytes), lambda: self.inner.get(key, byte_range))
+        request = Request("get", Traffic.READ, key, size_bytes, into=into)
+        return self.around(request, lambda: self.inner.get(key, byte_range, into=into))
 
     def put(
         self,

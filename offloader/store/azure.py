@@ -48,6 +48,7 @@ from offloader.store.base import (
     StoreOptions,
 )
 from offloader.store.cloud import CloudStore, MarkedUpload
+from offloader.store.receiver import Receiver
 from offloader.store.s3_errors import meaning_of
 
 __all__ = ["AzureStore", "open_url"]
@@ -144,7 +145,13 @@ class AzureStore(CloudStore):
         found = self._ask(f"head of {key}", blob.get_blob_properties(**self._once), writes=False)
         return _described(key, found)
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Receiver | None = None,  # noqa: ARG002
+    ) -> tuple[bytes, ObjectInfo]:
         checks.check_range(byte_range)
         if byte_range is not None and byte_range.length == 0:
             return b"", self.head(key)

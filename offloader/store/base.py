@@ -17,6 +17,7 @@ from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, Unsupported
 from offloader.limits import Limiter
 from offloader.settings import LimitSettings, StoreSettings
+from offloader.store.receiver import Receiver
 from offloader.store.urls import require_place_only, without_secrets
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
@@ -148,9 +149,14 @@ class ObjectStore(Protocol):
         """The object's size, ETag, metadata."""
         ...
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(
+        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+    ) -> tuple[bytes, ObjectInfo]:
         """Whole object, or exactly ``byte_range`` (a range that goes past the end is cut; one that starts past it gives
-        no bytes). ``ObjectInfo.size_bytes`` is the size of the whole object."""
+        no bytes). ``ObjectInfo.size_bytes`` is the size of the whole object.
+
+        ``into``: takes the body of a range while it comes; the call then answers none. A store that has no such way, or
+        no such answer (the object ends before the range does), leaves ``into`` with nothing and answers the body."""
         ...
 
     def put(

@@ -32,6 +32,7 @@ from offloader.store.base import (
     module_of,
 )
 from offloader.store.read_only import ReadOnlyStore
+from offloader.store.receiver import Receiver
 
 __all__ = ["SCHEME", "CataloguedStore", "ObjectsPlace", "create_catalogue", "open_url"]
 
@@ -174,8 +175,10 @@ class CataloguedStore:
     def head(self, key: str) -> ObjectInfo:
         return self._of(key).head(key)
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
-        return self._of(key).get(key, byte_range)
+    def get(
+        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+    ) -> tuple[bytes, ObjectInfo]:
+        return self._of(key).get(key, byte_range, into=into)
 
     def put(
         self,

@@ -37,6 +37,7 @@ from offloader.store.base import (
     StoreOptions,
 )
 from offloader.store.cloud import CloudStore, MarkedUpload, folder_of
+from offloader.store.receiver import Receiver
 from offloader.store.s3_answers import decoded_crc32c, encoded_crc32c
 from offloader.store.s3_errors import meaning_of
 
@@ -151,7 +152,13 @@ class GcsStore(CloudStore):
         answer = self._ask(f"head of {key}", self._request("HEAD", self._object_path(key)), writes=False)
         return _described(key, answer.headers)
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Receiver | None = None,  # noqa: ARG002
+    ) -> tuple[bytes, ObjectInfo]:
         checks.check_key(key)
         checks.check_range(byte_range)
         if byte_range is not None and byte_range.length == 0:

@@ -52,6 +52,7 @@ from offloader.store.local_disk import DirectoryLock, translated
 from offloader.store.local_files import HIDDEN, Version, VersionedFiles
 from offloader.store.local_listing import list_files
 from offloader.store.local_uploads import LocalUploads
+from offloader.store.receiver import Receiver
 
 __all__ = ["LocalStore", "open_url"]
 
@@ -107,11 +108,17 @@ class LocalStore:
         with translated(self.url, f"head of {key}"):
             return self._described(key, lambda: _with_bytes(b"", self._files.version(key)))[1]
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Receiver | None = None,
+    ) -> tuple[bytes, ObjectInfo]:
         _check(key)
         checks.check_range(byte_range)
         with translated(self.url, f"get of {key}"):
-            return self._described(key, lambda: self._files.read(key, byte_range))
+            return self._described(key, lambda: self._files.read(key, byte_range, into))
 
     def _described(self, key: str, look: Callable[[], tuple[bytes, Version] | None]) -> tuple[bytes, ObjectInfo]:
         """What ``look`` finds, with the metadata of just that version: looks again when it was replaced meanwhile."""

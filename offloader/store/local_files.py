@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import secrets
@@ -27,6 +28,7 @@ from offloader.store.local_disk import (
     sync_directory,
     write_all,
 )
+from offloader.store.receiver import Receiver
 
 __all__ = ["HIDDEN", "Version", "VersionedFiles"]
 
@@ -71,7 +73,9 @@ class VersionedFiles:
             return None
         return Version.of(status) if stat.S_ISREG(status.st_mode) else None
 
-    def read(self, key: str, byte_range: ByteRange | None) -> tuple[bytes, Version] | None:
+    def read(
+        self, key: str, byte_range: ByteRange | None, into: Receiver | None = None
+    ) -> tuple[bytes, Version] | None:
         """Bytes and version of one open file: a replacement meanwhile can't mix two versions."""
         try:
             descriptor = os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC)
@@ -85,6 +89,11 @@ class VersionedFiles:
             start, stop = (0, status.st_size) if byte_range is None else (byte_range.start, byte_range.stop)
             length = max(0, min(stop, status.st_size) - start)
             file.seek(min(start, status.st_size))
+            if into is not None:
+                into.begin()
+                if byte_range is not None and length == byte_range.length:
+                    _receive(file, length, into)
+                    return b"", Version.of(status)
             pieces = []
             while length and (piece := file.read(length)):
                 pieces.append(piece)
@@ -234,6 +243,17 @@ class VersionedFiles:
             sync_directory(path.parent)
             return version, path
         raise StoreUnavailable(f"{key}: no unused version in {RACES_MAX} draws", hint="try again")
+
+
+def _receive(file: io.FileIO, length: int, into: Receiver) -> None:
+    """``length`` bytes of a file; fewer where it was cut meanwhile, by somebody else than this store."""
+    while length:
+        room = into.room()[:length]
+        count = file.readinto(room)
+        if not count:
+            return
+        into.came(count)
+        length -= count
 
 
 def _described_by(path: Path) -> tuple[Mapping[str, str], int | None] | None:

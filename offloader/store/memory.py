@@ -28,6 +28,7 @@ from offloader.store.base import (
     StoreOptions,
     UploadInfo,
 )
+from offloader.store.receiver import Receiver
 
 __all__ = ["MemoryStore", "open_url"]
 
@@ -93,7 +94,13 @@ class MemoryStore:
     def head(self, key: str) -> ObjectInfo:
         return self._find(key)[0]
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Receiver | None = None,  # noqa: ARG002
+    ) -> tuple[bytes, ObjectInfo]:
         checks.check_range(byte_range)
         info, body = self._find(key)
         return (body if byte_range is None else body[byte_range.start : byte_range.stop]), info

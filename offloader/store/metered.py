@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from offloader.clock import Clock, SystemClock
 from offloader.limits import Traffic
-from offloader.store.around import AroundStore, Request, layer_of
+from offloader.store.around import AroundStore, Request, body_bytes, layer_of
 from offloader.store.base import ObjectStore
 
 __all__ = ["MeteredStore", "OpenRequest", "VerbCount", "open_requests_of", "requests_of"]
@@ -92,7 +92,7 @@ class MeteredStore(AroundStore):
         errors = received = 0
         try:
             answer = call()
-            received = len(answer[0]) if request.verb == "get" and isinstance(answer, tuple) else 0
+            received = body_bytes(request, answer)
             return answer
         except BaseException:
             errors = 1

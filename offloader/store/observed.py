@@ -15,7 +15,7 @@ from formats.stream_names import decode_stream
 from offloader.clock import Clock
 from offloader.errors import OffloaderError, Throttled
 from offloader.limits import Traffic
-from offloader.store.around import AroundStore, Request, layer_of
+from offloader.store.around import AroundStore, Request, body_bytes, layer_of
 from offloader.store.base import ObjectStore
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
@@ -92,8 +92,8 @@ class ObservedStore(AroundStore):
         histogram = histogram_of(request)
         if histogram:
             self.recorder.observe(histogram, self._clock.monotonic_s() - started_s, stream=stream)
-        if request.verb == "get" and isinstance(answer, tuple):
-            self.recorder.add("downloaded_bytes_total", len(answer[0]), stream=stream)
+        if request.verb == "get":
+            self.recorder.add("downloaded_bytes_total", body_bytes(request, answer), stream=stream)
         if request.verb == "delete" and isinstance(answer, list | tuple):
             self.recorder.add("deleted_objects_total", request.keys - len(answer), stream=stream)
         return answer

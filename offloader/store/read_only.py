@@ -20,6 +20,7 @@ from offloader.store.base import (
     PutMode,
     UploadInfo,
 )
+from offloader.store.receiver import Receiver
 
 __all__ = ["ReadOnlyStore", "ReadableStore"]
 
@@ -35,7 +36,9 @@ class ReadableStore(Protocol):
 
     def head(self, key: str) -> ObjectInfo: ...
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]: ...
+    def get(
+        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+    ) -> tuple[bytes, ObjectInfo]: ...
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage: ...
 
@@ -71,8 +74,10 @@ class ReadOnlyStore:
     def head(self, key: str) -> ObjectInfo:
         return self.inner.head(key)
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
-        return self.inner.get(key, byte_range)
+    def get(
+        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+    ) -> tuple[bytes, ObjectInfo]:
+        return self.inner.get(key, byte_range, into=into)
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
         return self.inner.list(prefix, after=after, limit=limit)

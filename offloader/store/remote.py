@@ -29,6 +29,7 @@ from offloader.errors import (
 from offloader.store import checks
 from offloader.store.base import ByteRange, ListPage, ObjectInfo, ObjectStore, PartInfo, StoreOptions, UploadInfo
 from offloader.store.read_only import ReadOnlyStore
+from offloader.store.receiver import Receiver
 from offloader.store.remote_memory import RemoteMemoryWrites
 from offloader.store.urls import without_secrets
 
@@ -160,7 +161,13 @@ class RemoteStore:
         path = self._root + checks.check_key(key)
         return self._info(key, self._ask(f"head of {key}", lambda: self._files.info(path)))
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Receiver | None = None,  # noqa: ARG002
+    ) -> tuple[bytes, ObjectInfo]:
         """Two requests: no file system tells the size along with the bytes."""
         checks.check_range(byte_range)
         info = self.head(key)

@@ -29,6 +29,7 @@ from offloader.store.base import (
     PutMode,
     UploadInfo,
 )
+from offloader.store.receiver import Receiver
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
 __all__ = ["RetryingStore", "impatient", "require_store_settings", "retry_delay_s"]
@@ -125,8 +126,10 @@ class RetryingStore:
     def head(self, key: str) -> ObjectInfo:
         return self._repeat(lambda: self.inner.head(key), _HARMLESS)
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
-        return self._repeat(lambda: self.inner.get(key, byte_range), _HARMLESS)
+    def get(
+        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+    ) -> tuple[bytes, ObjectInfo]:
+        return self._repeat(lambda: self.inner.get(key, byte_range, into=into), _HARMLESS)
 
     def put(
         self,

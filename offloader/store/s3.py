@@ -38,6 +38,7 @@ from offloader.store.base import (
     StoreOptions,
     UploadInfo,
 )
+from offloader.store.receiver import Receiver
 from offloader.store.s3_answers import (
     answered_ms,
     checksum_of_parts,
@@ -158,12 +159,14 @@ class S3Store:
             answer = self._client.head_object(Bucket=self._bucket, Key=full_key, ChecksumMode="ENABLED")
             return object_info(key, answer["ContentLength"], answer)
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(
+        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+    ) -> tuple[bytes, ObjectInfo]:
         full_key = checks.check_key(key, root=self._root)
         checks.check_range(byte_range)
         if byte_range is not None and byte_range.length == 0:
             return b"", self.head(key)
-        download = Download(f"{self.url}: get of {key}", key, byte_range, **self._downloads)
+        download = Download(f"{self.url}: get of {key}", key, byte_range, into, **self._downloads)
         while download.result is None:
             try:
                 with self._translated(f"get of {key}", writes=False):

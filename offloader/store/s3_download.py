@@ -16,7 +16,8 @@ from offloader.clock import Clock
 from offloader.errors import ObjectChanged, OffloaderError, PreconditionFailed, StoreUnavailable
 from offloader.settings import StoreSettings
 from offloader.store.base import ByteRange, ObjectInfo
-from offloader.store.s3_answers import received
+from offloader.store.receiver import Receiver
+from offloader.store.s3_answers import object_info, received
 from offloader.store.s3_receive import read_into
 from offloader.telemetry import Recorder
 
@@ -38,6 +39,7 @@ class Download:
         what: names the call in errors.
         key: of the object.
         byte_range: what was asked for, not empty; ``None``: all of it.
+        into: takes the body of a range that comes exactly as it was asked for, instead of ``result``.
         settings: no request for the rest is made ``retry_total_s`` after the first one.
         clock: measures that.
         recorder: is told of each such request.
@@ -52,6 +54,7 @@ class Download:
         what: str,
         key: str,
         byte_range: ByteRange | None,
+        into: Receiver | None = None,
         *,
         settings: StoreSettings,
         clock: Clock,
@@ -60,25 +63,27 @@ class Download:
         self._what = what
         self._key = key
         self._asked = byte_range
+        self._into = into
         self._clock = clock
         self._recorder = recorder
         self._until_s = clock.monotonic_s() + settings.retry_total_s
         self._answer: Mapping[str, Any] = {}  # the first one
-        self._body = io.BytesIO()
+        #: Where the body goes that comes at the moment.
+        self._room: Receiver = _Whole(0)
         self._came_at_break = 0
         self._continuations = 0
         self.result: tuple[bytes, ObjectInfo] | None = None
 
     @property
     def begun(self) -> bool:
-        return self._body.tell() > 0
+        return self._room.received_bytes > 0
 
     @property
     def wanted(self) -> dict[str, str]:
         """The next request's parameters besides bucket and key."""
         if self.begun:
             start = _first_byte(self._answer)
-            rest = ByteRange(start + self._body.tell(), start + int(self._answer["ContentLength"]))
+            rest = ByteRange(start + self._room.received_bytes, start + int(self._answer["ContentLength"]))
             return {"Range": _header(rest), "IfMatch": self._answer["ETag"]}
         return {"ChecksumMode": "ENABLED"} if self._asked is None else {"Range": _header(self._asked)}
 
@@ -93,17 +98,32 @@ class Download:
             if not self.begun:
                 self._answer = answer
                 left = int(answer["ContentLength"])
-                if left <= WHOLE_BYTES_MAX:
+                if self._into is not None:
+                    self._into.begin()
+                if self._into is not None and _is_just(self._asked, answer):
+                    self._room = self._into
+                elif left <= WHOLE_BYTES_MAX:
                     self.result = received(self._what, self._key, self._asked, stream.read(), answer)
                     return
-                # Room for all of it at once, which the system clears only where something comes; filled in pieces, the
-                # value is then taken out without a copy.
-                self._body = io.BytesIO(bytes(left))
+                else:
+                    self._room = _Whole(left)
             else:
-                left = int(self._answer["ContentLength"]) - self._body.tell()
+                left = int(self._answer["ContentLength"]) - self._room.received_bytes
                 self._require_rest(answer, left)
-            self._fill(stream, left)
-        body, self._body = self._body.getvalue(), io.BytesIO()
+            while left:
+                came = read_into(stream, self._room.room()[: min(PIECE_BYTES, left)])
+                self._room.came(came)
+                left -= came
+        self._finish()
+
+    def _finish(self) -> None:
+        """All of the body came."""
+        room, self._room = self._room, _Whole(0)
+        if not isinstance(room, _Whole):
+            size_bytes = int(self._answer["ContentRange"].rpartition("/")[2])
+            self.result = b"", object_info(self._key, size_bytes, self._answer)
+            return
+        body = room.taken()
         self.result = received(self._what, self._key, self._asked, body, self._answer)
         whole_crc32c = self.result[1].crc32c
         if self._continuations and self._asked is None and whole_crc32c not in (None, crc32c(body)):
@@ -111,17 +131,6 @@ class Download:
             raise StoreUnavailable(
                 f"{self._what}: its parts don't have the object's CRC-32C together", hint="try again"
             )
-
-    def _fill(self, stream: Any, left: int) -> None:
-        """Reads ``left`` bytes; where the body then stands, whatever happens, is what came."""
-        at = self._body.tell()
-        try:
-            with self._body.getbuffer() as room:
-                while left:
-                    came = read_into(stream, room[at : at + min(PIECE_BYTES, left)])
-                    at, left = at + came, left - came
-        finally:
-            self._body.seek(at)
 
     def go_on_after(self, error: OffloaderError, *, past_end: bool) -> None:
         """Decides about an error of the request or of ``take``: returns when the rest shall be asked for.
@@ -134,7 +143,7 @@ class Download:
             ObjectChanged: the object was replaced since the first bytes of it came.
             OffloaderError: ``error``, where going on isn't possible or wouldn't help.
         """
-        came = self._body.tell()
+        came = self._room.received_bytes
         if came and (past_end or isinstance(error, PreconditionFailed)):
             raise self._changed("it isn't the same any more") from error
         if not isinstance(error, StoreUnavailable) or came <= self._came_at_break:
@@ -149,16 +158,54 @@ class Download:
     def _require_rest(self, answer: Mapping[str, Any], left: int) -> None:
         if answer["ETag"] != self._answer["ETag"]:
             raise self._changed(f"its ETag was {self._answer['ETag']} and is {answer['ETag']}")
-        start = _first_byte(self._answer) + self._body.tell()
+        start = _first_byte(self._answer) + self._room.received_bytes
         if _first_byte(answer) != start or int(answer["ContentLength"]) != left:
             found = answer.get("ContentRange", "all of it")
             raise StoreUnavailable(f"{self._what}: {left} bytes from {start} were asked for, {found} came")
 
     def _changed(self, how: str) -> ObjectChanged:
         return ObjectChanged(
-            f"{self._what}: the object was replaced while it was read, after {self._body.tell()} bytes of it: {how}",
+            f"{self._what}: the object was replaced while it was read, after {self._room.received_bytes} bytes of it: "
+            f"{how}",
             hint="read it again; if nobody should have written there, restore it from a copy",
         )
+
+
+class _Whole:
+    """A receiver that keeps all of a body.
+
+    There is room for it at once, which the system clears only where something comes; filled in pieces, the value is
+    then taken out without a copy.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._body = io.BytesIO(bytes(length))
+        self._view = self._body.getbuffer()
+        self.received_bytes = 0
+
+    def begin(self) -> None:
+        self.received_bytes = 0
+
+    def room(self) -> memoryview:
+        return self._view[self.received_bytes :]
+
+    def came(self, count: int) -> None:
+        self.received_bytes += count
+
+    def taken(self) -> bytes:
+        """The body; there is no room for another one after it."""
+        self._view.release()
+        return self._body.getvalue()
+
+
+def _is_just(asked: ByteRange | None, answer: Mapping[str, Any]) -> bool:
+    """Whether an answer's body is the range that was asked for and all of it."""
+    return (
+        asked is not None
+        and "ContentRange" in answer
+        and _first_byte(answer) == asked.start
+        and int(answer["ContentLength"]) == asked.length
+    )
 
 
 def _header(byte_range: ByteRange) -> str:

@@ -13,7 +13,7 @@ from typing import TypeVar
 from offloader.errors import InvalidCall, Throttled
 from offloader.limits import Limiter, LimitStatus, Priority, turn_waited_s, working_at
 from offloader.settings import LimitSettings
-from offloader.store.around import AroundStore, Request, layer_of
+from offloader.store.around import AroundStore, Request, body_bytes, layer_of
 from offloader.store.base import ObjectStore
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
@@ -52,8 +52,8 @@ class ThrottledStore(AroundStore):
         except Throttled:
             self.limiter.slow_down(turn)
             raise
-        if request.verb == "get" and isinstance(answer, tuple):
-            self.limiter.settle(turn, len(answer[0]))
+        if request.verb == "get":
+            self.limiter.settle(turn, body_bytes(request, answer))
         return answer
 
     def close(self) -> None:

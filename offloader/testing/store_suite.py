@@ -20,7 +20,7 @@ from formats.checksum import crc32c
 from offloader.errors import InvalidCall, NotFound, PreconditionFailed
 from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, ObjectStore
 from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts
-from offloader.testing.upload_suite import UploadSuite
+from offloader.testing.range_suite import RangeSuite
 
 __all__ = ["ODD_KEYS", "StoreSuite", "all_keys"]
 
@@ -50,7 +50,7 @@ def all_keys(store: ObjectStore, prefix: str = "", limit: int = 1000) -> list[st
     return keys
 
 
-class StoreSuite(UploadSuite):
+class StoreSuite(RangeSuite):
     """See the module."""
 
     #: Whether a delete obeys If-Match, or removes whatever is there (MinIO).
@@ -105,38 +105,6 @@ class StoreSuite(UploadSuite):
         with pytest.raises(InvalidCall, match="CRC-32C"):
             store.put("k", b"body", crc32c=crc32c(b"other"))
         assert self.raw_get(store, "k") is None
-
-    @pytest.mark.parametrize(
-        ("start", "stop", "expected"),
-        [
-            (0, 10, b"0123456789"),
-            (0, 1, b"0"),
-            (3, 7, b"3456"),
-            (9, 10, b"9"),
-            (8, 100, b"89"),
-            (10, 20, b""),
-            (11, 12, b""),
-            (5, 5, b""),
-            (0, 0, b""),
-        ],
-    )
-    def test_a_range_is_cut_at_the_end(self, store: ObjectStore, start: int, stop: int, expected: bytes) -> None:
-        self.raw_put(store, "k", b"0123456789")
-        found, info = store.get("k", ByteRange(start, stop))
-        assert found == expected
-        assert info.size_bytes == 10
-        assert info.etag == store.head("k").etag
-
-    def test_a_range_of_an_empty_object_is_empty(self, store: ObjectStore) -> None:
-        self.raw_put(store, "k", b"")
-        found, info = store.get("k", ByteRange(0, 5))
-        assert (found, info.size_bytes) == (b"", 0)
-
-    @pytest.mark.parametrize("byte_range", [ByteRange(-1, 3), ByteRange(3, 2)])
-    def test_a_range_that_is_none_is_refused(self, store: ObjectStore, byte_range: ByteRange) -> None:
-        self.raw_put(store, "k", b"0123456789")
-        with pytest.raises(InvalidCall):
-            store.get("k", byte_range)
 
     def test_what_is_not_there_is_not_found(self, store: ObjectStore) -> None:
         self.raw_put(store, "there", b"x")

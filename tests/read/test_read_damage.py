@@ -259,7 +259,7 @@ class HeldStore:
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(self, key: str, byte_range: ByteRange | None = None, **_: object) -> tuple[bytes, ObjectInfo]:
         if key == self.key:
             self.reads += 1
             self.arrived.release()

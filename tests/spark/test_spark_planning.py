@@ -103,7 +103,7 @@ class RangesOnly:
         self.driver_metadata = inner.driver_metadata
         self.bytes_read: dict[str, int] = {}
 
-    def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+    def get(self, key: str, byte_range: ByteRange | None = None, **_: object) -> tuple[bytes, ObjectInfo]:
         assert byte_range is not None, f"all of {key} was asked for"
         assert "/manifest/" not in key
         assert not key.startswith("_catalog")

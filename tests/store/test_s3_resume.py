@@ -19,6 +19,7 @@ from offloader.store.metered import requests_of
 from offloader.store.s3_answers import encoded_crc32c
 from offloader.store.s3_download import CONTINUATIONS_MAX, PIECE_BYTES, WHOLE_BYTES_MAX
 from offloader.testing.manual_clock import ManualClock
+from offloader.testing.range_suite import KeptBody
 from offloader.testing.servers import Answer, ScriptedServer
 from tests.support.cutting_proxy import CuttingProxy
 
@@ -213,3 +214,55 @@ def test_a_body_whose_connection_cant_be_found_is_read_by_the_sdk(
     proxy.cut(CUT)
     assert store.get("k")[0] == BODY
     assert len(proxy.gets) == 3
+
+
+def test_what_is_received_goes_on_at_the_byte_where_its_connection_ended(
+    store: ObjectStore, proxy: CuttingProxy
+) -> None:
+    wanted = ByteRange(1000, len(BODY) - 5)
+    into = KeptBody(MIB // 3 + 1)
+    proxy.cut(CUT, times=2)
+    found, info = store.get("k", wanted, into=into)
+    assert (found, into.body, into.begun) == (b"", BODY[wanted.start : wanted.stop], 1)
+    assert (info.size_bytes, info.etag) == (len(BODY), store.head("k").etag)
+    assert sum(get.body_bytes for get in proxy.gets) == wanted.length, "no byte was fetched twice"
+    assert requests_of(store)["get"].bytes_received == wanted.length
+
+
+def test_what_is_received_begins_anew_when_the_call_is_repeated(s3_place: Any, proxy: CuttingProxy) -> None:
+    store = s3_place.open(endpoint_url=proxy.url, settings=StoreSettings(retries_max=1, retry_delay_first_s=0.001))
+    store.put("k", BODY)
+    into = KeptBody(100_003)
+    proxy.cut(PIECE_BYTES, times=1 + CONTINUATIONS_MAX)
+    assert store.get("k", ByteRange(1, len(BODY)), into=into)[0] == b""
+    assert (into.body, into.begun) == (BODY[1:], 2)
+    assert requests_of(store)["get"].bytes_received == len(BODY) - 1
+    store.close()
+
+
+def test_an_object_that_was_replaced_while_it_was_received_is_named(
+    s3_place: Any, store: ObjectStore, proxy: CuttingProxy
+) -> None:
+    other = s3_place.open()
+    proxy.cut(CUT, then=lambda: other.put("k", BODY[::-1]))
+    into = KeptBody(MIB)
+    with pytest.raises(ObjectChanged, match=f"was replaced while it was read, after {CUT} bytes"):
+        store.get("k", ByteRange(0, len(BODY)), into=into)
+    assert store.get("k", ByteRange(5, 100), into=into)[0] == b""
+    assert into.body == BODY[::-1][5:100]
+    other.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(200, BODY, HEADERS), rest(0, BODY[:50]), replace(rest(9, BODY[9:]), headers={**HEADERS})],
+    ids=["all of the object", "an object that ends earlier", "a range without its place"],
+)
+def test_an_answer_that_is_not_just_the_range_is_never_received(answer: Answer) -> None:
+    into = KeptBody()
+    with ScriptedServer([answer]) as server:
+        store = open_store("s3://bucket/root", endpoint_url=server.url, settings=ONCE, **KEYS)
+        found, _ = store.get("k", ByteRange(0, 100), into=into)
+        assert into.body == b""
+        assert found == answer.body[:100]
+        store.close()
