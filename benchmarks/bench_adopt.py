@@ -13,7 +13,7 @@ import argparse
 import json
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -22,7 +22,7 @@ from formats.segment_map import SegmentMap
 from offloader.clock import SystemClock
 from offloader.errors import NotFound
 from offloader.read.adopt import adopt
-from offloader.store.base import ByteRange, ListPage, ObjectInfo
+from offloader.store.base import ByteRange, ListPage, ObjectInfo, PartInfo, UploadInfo
 from offloader.store.read_only import ReadOnlyStore
 
 ENTRIES = 10
@@ -54,6 +54,18 @@ class Bucket:
 
     def key(self, number: int) -> str:
         return f"{UUID(int=number << 64)}-ledger-{number}"
+
+    def head(self, key: str) -> ObjectInfo:
+        return self.get(key)[1]
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:  # noqa: ARG002
+        return ()
+
+    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        raise NotFound(f"{key}: no upload {upload_id}")
+
+    def close(self) -> None:
+        pass
 
     def list(self, prefix: str, *, after: str = "", limit: int = PAGE) -> ListPage:  # noqa: ARG002
         start = int(after) if after else 0

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -175,7 +176,7 @@ def target_of(server: str) -> Iterator[Target]:
         yield Target(open_store(f"memory://{uuid4().hex}"), lambda: 0.0)
         return
     with rig(server) as running:
-        keys = {"access_key": running.endpoint.access_key, "secret_key": running.endpoint.secret_key}
+        keys: dict[str, Any] = {"access_key": running.endpoint.access_key, "secret_key": running.endpoint.secret_key}
         store = open_store(f"s3://{BUCKET}/ours", endpoint_url=running.endpoint.url, **keys)
         with contextlib.closing(store):
             yield Target(store, running.cpu_s)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -175,7 +176,7 @@ def history(directory: Path, given: argparse.Namespace, entry_bytes: int) -> Ite
     database.close()
 
 
-def described(url: str, entry_bytes: int, row: Mapping[str, object]) -> str:
+def described(url: str, entry_bytes: int, row: Mapping[str, Any]) -> str:
     return (
         "{url:10} {entry_bytes:5} B entries, {workers} at once: {mb_s:5.0f} MB/s, bare {bare_mb_s:5.0f}, "
         "ratio {ratio:.2f}; {cpu_s_per_gb:.1f} CPU-s/GB; {segments} segments, "

@@ -63,7 +63,7 @@ class Round:
     server_cpu_s: float
 
 
-class Dropping(fl.FlightServerBase):
+class Dropping(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """Receives, answers, drops."""
 
     def do_put(self, _context: object, _: object, reader: fl.MetadataRecordBatchReader, writer: object) -> None:

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +104,15 @@ def run(total_bytes: int, rounds: int) -> list[dict[str, Any]]:
         data, index = encode(batches)
         plain, plain_index = encode(batches, extension=False)
         source, target = np.frombuffer(data, dtype=np.uint8), np.empty(len(data), dtype=np.uint8)
-        memcpy_s = fastest_s(lambda source=source, target=target: np.copyto(target, source), rounds)
+        memcpy_s = fastest_s(partial(np.copyto, target, source), rounds)
         count = sum(map(len, batches))
         assert decode(memoryview(data), index) == decode(memoryview(plain), plain_index) == count
         cases: list[tuple[str, Callable[[], Any]]] = [
-            ("encode", lambda batches=batches: encode_only(batches)),
-            ("encode zstd", lambda batches=batches: encode_only(batches, codec=Codec.ZSTD)),
-            ("decode", lambda data=data, index=index: decode(memoryview(data), index)),
-            ("decode plain Pulsar", lambda data=plain, index=plain_index: decode(memoryview(data), index)),
-            ("crc32c", lambda source=source: crc32c(source)),
+            ("encode", partial(encode_only, batches)),
+            ("encode zstd", partial(encode_only, batches, codec=Codec.ZSTD)),
+            ("decode", partial(decode, memoryview(data), index)),
+            ("decode plain Pulsar", partial(decode, memoryview(plain), plain_index)),
+            ("crc32c", partial(crc32c, source)),
         ]
         for what, work in cases:
             seconds = fastest_s(work, rounds)

@@ -15,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,15 +138,15 @@ def run(count: int, rounds: int) -> list[dict[str, Any]]:
         ("1 KiB, unbatched", 1024, 1, PayloadCodec.NONE),
     ):
         whole = entries(count, size, batch, codec)
-        assert bare_loop(whole) == decode(whole, COLUMNS) == decode(whole, ENTRY_COLUMNS) == count
-        bare_s = fastest_s(lambda whole=whole: bare_loop(whole), rounds)
+        assert bare_loop(whole) == decode(whole, tuple(COLUMNS)) == decode(whole, tuple(ENTRY_COLUMNS)) == count
+        bare_s = fastest_s(partial(bare_loop, whole), rounds)
         results.append({"case": name, "what": "bare loop, no columns", "messages_per_s": round(count / bare_s)})
         for what, columns in (
             ("usual columns", USUAL),
             ("all columns", COLUMNS),
             ("columns of entries", ENTRY_COLUMNS),
         ):
-            seconds = fastest_s(lambda whole=whole, columns=columns: decode(whole, tuple(columns)), rounds)
+            seconds = fastest_s(partial(decode, whole, tuple(columns)), rounds)
             results.append(
                 {
                     "case": name,

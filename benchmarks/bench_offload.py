@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -116,7 +117,7 @@ def compare(rig: Rig, case: Case) -> Mapping[str, object]:
     parts = [pool[at : at + case.part_bytes] for at in range(0, len(pool) - case.part_bytes + 1, case.part_bytes)]
     ours: list[Cost] = []
     bare: list[Cost] = []
-    keys = {"access_key": rig.endpoint.access_key, "secret_key": rig.endpoint.secret_key}
+    keys: dict[str, Any] = {"access_key": rig.endpoint.access_key, "secret_key": rig.endpoint.secret_key}
     with through(rig, case.delay_ms) as url:
         store = open_store(f"s3://{BUCKET}/ours", endpoint_url=url, settings=case.settings().store, **keys)
         offloader = LedgerOffloader(store, case.settings())
@@ -205,7 +206,7 @@ def limits(directory: Path) -> Mapping[str, float]:
     }
 
 
-def described(server: str, row: Mapping[str, object]) -> str:
+def described(server: str, row: Mapping[str, Any]) -> str:
     return (
         "{server:9} {segment_mib:5g} MiB segments, +{delay_ms:g} ms: {mb_s:5.0f} MB/s, bare {bare_mb_s:5.0f}, ratio "
         "{ratio:.2f} {wall_ratio_of_each_round}; CPU-s/GB own {own_cpu_s_per_gb:.2f} (bare {bare_cpu_s_per_gb:.2f}), "

@@ -22,8 +22,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from offloader.ledgers.pulsar.source import PulsarSource
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -46,6 +49,10 @@ MESSAGE_BYTES = 1024
 TURNS = 3
 WAIT_S_MAX = 60.0
 LATE_S, LATE_PER_S, AGE_S = 15.0, 40, 1.0
+
+
+def is_active(source: PulsarSource) -> bool | None:
+    return source.active
 
 
 def wait_for(is_so: Callable[[], object]) -> None:
@@ -132,7 +139,7 @@ def speed(count: int) -> dict[str, float]:
             [*_, newest] = (info for info in source.ledgers() if info.entries)
         last = Position(newest.ledger_id, newest.last_entry_id)
         dropped(broker, topic, last)  # the first reads after a start are several times slower
-        reads, offloads, more = [], [], {}
+        reads, offloads, more = list[float](), list[float](), dict[str, float]()
         for number in range(TURNS):
             reads.append(dropped(broker, topic, last))
             rate, more = offloaded(broker, topic, last, count, number)
@@ -177,7 +184,7 @@ def whole_in(count: int, stack: ExitStack) -> dict[str, float]:
             thread.start()
         sources = {kind: cluster.open_topic(f"{NAMESPACE}/{kind}") for kind in kinds}
         for source in sources.values():
-            wait_for(lambda source=source: source.active)
+            wait_for(partial(is_active, source))
         streams = {kind: offloader.offload_stream(source, source.stream) for kind, source in sources.items()}
         while any(thread.is_alive() for thread in writing):
             for kind in kinds:
@@ -186,7 +193,7 @@ def whole_in(count: int, stack: ExitStack) -> dict[str, float]:
         wrong = 0
         for kind, stream in streams.items():
             stream.offload(timeout_s=WAIT_S_MAX)
-            found = {}
+            found: dict[bytes, None] = {}
             with open_reader(offloader.store, sources[kind].stream) as reader:
                 for batch in reader.scan():
                     found |= dict.fromkeys(messages(batch)["value"].to_pylist())
@@ -299,7 +306,7 @@ def child(service_url: str, admin_url: str, topics: int) -> None:
     with PulsarCluster(PulsarSettings(service_url=service_url, admin_url=admin_url)) as cluster:
         sources = [cluster.open_topic(f"{NAMESPACE}/topic-{number}") for number in range(topics)]
         for source in sources:
-            wait_for(lambda source=source: source.active)
+            wait_for(partial(is_active, source))
         streams = [offloader.offload_stream(source, source.stream) for source in sources]
         wait_for(lambda: all(stream.status().offered == Position(1, 19) for stream in streams))
         print(json.dumps({"mib": rss_mib(), "seconds": time.perf_counter() - started}), flush=True)
@@ -333,7 +340,8 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if options.child:
-        child(*options.child, options.topics)
+        service_url, admin_url = options.child
+        child(service_url, admin_url, options.topics)
         return
     parts: dict[str, Callable[[], dict[str, float]]] = {
         "speed": lambda: speed(options.speed_messages),

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -253,18 +254,21 @@ def singles(store: ObjectStore, stream: str, bare_get: BareGet) -> dict[str, flo
         work()
         return requests_of(store)["get"].requests - before
 
+    def note_seconds(taken: list[float], work: Callable[[], object]) -> None:
+        taken.append(seconds(work))
+
     without_index = gets_of(lambda: reader.read(positions[0], positions[0]))
     cold: list[float] = []
     bare: list[float] = []
     with_index: list[int] = []
     for turn, (number, position) in enumerate(zip(numbers[1:], positions[1:], strict=True)):
         at, length = int(found.blocks.offset[number]), int(found.blocks.length[number])
-        pair = [
-            (bare, lambda at=at, length=length: bare_get(objects.data_key, at, at + length)),
-            (cold, lambda position=position: reader.read(position, position)),
+        pair: list[tuple[list[float], Callable[[], object]]] = [
+            (bare, partial(bare_get, objects.data_key, at, at + length)),
+            (cold, partial(reader.read, position, position)),
         ]
         for taken, work in pair if turn % 2 else reversed(pair):
-            counted = gets_of(lambda taken=taken, work=work: taken.append(seconds(work)))
+            counted = gets_of(partial(note_seconds, taken, work))
             if taken is cold:
                 with_index.append(counted)
     warm = seconds(lambda: [reader.read(position, position) for position in positions * 10])

@@ -26,11 +26,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench_read import BUCKET, S3_URL, all_runs, bare_get_of, opened_store, seconds, store_at, write_stream
-
+from benchmarks.bench_read import BUCKET, S3_URL, all_runs, bare_get_of, opened_store, seconds, store_at, write_stream
 from offloader.read.plan import BlockRun
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import Pairs, ReadSettings

@@ -24,18 +24,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import bench_manifest
 import pyarrow as pa
-from bench_read import opened_store, seconds, write_stream
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from benchmarks import bench_manifest
+from benchmarks.bench_read import opened_store, seconds, write_stream
 from offloader.read.reader import open_reader
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import plan_slices
@@ -143,7 +143,7 @@ def in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int, gb: float) -> d
     costs: dict[str, list[Mapping[str, float]]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name, way in ways.items():
-            before, taken_s = cpu_s(), seconds(lambda way=way: to_nowhere(way))
+            before, taken_s = cpu_s(), seconds(partial(to_nowhere, way))
             after = cpu_s()
             if turn:
                 taken[name].append(taken_s)

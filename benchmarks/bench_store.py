@@ -57,7 +57,7 @@ def against_bare_boto3(name: str, threads: int, parts: int, rounds: int) -> dict
     found: dict[str, list[float]] = {"put": [], "put_boto3": [], "get": [], "get_boto3": []}
     with server(name) as endpoint:
         make_bucket(endpoint, BUCKET)
-        keys = {"access_key": endpoint.access_key, "secret_key": endpoint.secret_key}
+        keys: dict[str, Any] = {"access_key": endpoint.access_key, "secret_key": endpoint.secret_key}
         store = open_store(f"s3://{BUCKET}/ours", endpoint_url=endpoint.url, settings=StoreSettings(), **keys)
         client = bare_client(endpoint)
         whole = ByteRange(0, PART_BYTES)

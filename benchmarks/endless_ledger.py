@@ -26,11 +26,11 @@ BATCH_BYTES = 2 * 1024 * 1024
 class _Subscription:
     """A listener's place in the list."""
 
-    def __init__(self, listeners: list[Listener], listener: Listener) -> None:
+    def __init__(self, listeners: list[Listener], listener: Listener | None) -> None:
         self._listeners, self._listener = listeners, listener
 
     def cancel(self) -> None:
-        if self._listener in self._listeners:
+        if self._listener is not None and self._listener in self._listeners:
             self._listeners.remove(self._listener)
 
 
@@ -113,8 +113,9 @@ class EndlessLedger:
         batch = EntryBatch(_LEDGER_ID, ids, payloads, np.full(count, _TIME_MS, dtype=np.int64))
         return batch.copy() if self._copies else batch
 
-    def subscribe(self, listener: Listener, closed: ClosedListener | None = None) -> Subscription:  # noqa: ARG002
-        self.listeners.append(listener)
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:  # noqa: ARG002
+        if listener is not None:
+            self.listeners.append(listener)
         return _Subscription(self.listeners, listener)
 
     def release(self, position: Position) -> None:

@@ -14,7 +14,7 @@ class Broker:
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
-        self.ledgers: dict[int, list] = {1: []}
+        self.ledgers: dict[int, list[tuple[int, bytes]]] = {1: []}
         self.taken = self.durable = (-1, -1)
 
     def publish(self, time_ms: int, payload: bytes) -> None:
@@ -40,7 +40,7 @@ class Broker:
         answer = json.loads(said.to_pybytes()) if said else {"error": "the call has ended"}
         if "error" in answer:
             raise ConnectionError(answer["error"])
-        self.taken, self.durable = (position(answer[name]) for name in ("taken", "durable"))
+        self.taken, self.durable = position(answer["taken"]), position(answer["durable"])
         for ledger_id in [each for each in self.ledgers if each < self.durable[0]]:
             del self.ledgers[ledger_id]  # all of it is in the cold tier
 
@@ -56,5 +56,6 @@ class Broker:
         return pa.RecordBatch.from_pydict({**ids, **told}, schema=SCHEMA), closed
 
 
-def position(text: str | None) -> tuple[int, ...]:
-    return tuple(map(int, text.split(":"))) if text else (-1, -1)
+def position(text: str | None) -> tuple[int, int]:
+    ledger_id, entry_id = map(int, (text or "-1:-1").split(":"))
+    return ledger_id, entry_id

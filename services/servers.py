@@ -203,8 +203,8 @@ def free_port() -> int:
             return port
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        given: int = listener.getsockname()[1]
+        return given
 
 
 def _variable(name: str) -> str:

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -27,6 +27,9 @@ from services.pulsar.build import find_place
 from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket, running
 from services.toxiproxy import Toxiproxy
 from services.toxiproxy import toxiproxy as run_toxiproxy
+
+if TYPE_CHECKING:
+    from offloader.store.base import ObjectStore
 
 #: Servers that every test of an S3 store runs against; rclone is the one that must be refused.
 S3_SERVERS = ("moto", "minio", "versitygw")
@@ -93,7 +96,7 @@ class S3Place:
     bucket: str
     root: str
 
-    def open(self, **more: Any) -> Any:
+    def open(self, **more: Any) -> ObjectStore:
         from offloader.store.base import open_store
 
         return open_store(self.url, **{**self.options, **more})

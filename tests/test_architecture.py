@@ -295,10 +295,12 @@ def test_tests_neither_mock_nor_skip() -> None:
     wrong = []
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for node in ast.walk(tree(path)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            mocks = isinstance(node, ast.ImportFrom) and node.module in {"mock", "unittest.mock"}
-            if mocks or {"mock", "unittest.mock"} & set(names):
-                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} mocks")
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = {alias.name for alias in node.names}
+                if isinstance(node, ast.ImportFrom) and node.module is not None:
+                    names.add(node.module)
+                if names & {"mock", "unittest.mock"}:
+                    wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} mocks")
             if isinstance(node, ast.Attribute) and re.fullmatch(
                 r"pytest\.(skip|importorskip|mark\.skip|mark\.skipif)", ast.unparse(node)
             ):

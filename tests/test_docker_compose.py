@@ -105,7 +105,7 @@ if _minio_can_be_had():
         while subprocess.run(check, capture_output=True, timeout=PATIENCE_S, check=False).returncode != 0:
             assert time.monotonic() < deadline_s, "the health check never succeeded"
             pause.wait(0.05)
-        keys = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+        keys: dict[str, Any] = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
         store = open_store(f"s3://{BUCKET}/demo", endpoint_url=f"http://127.0.0.1:{port}", **keys)
         assert require_conditional_puts(store).conditional
         store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -136,7 +137,8 @@ def test_who_waits_for_another_limit_is_overtaken() -> None:
     ],
 )
 def test_a_rate_of_one_kind_leaves_the_others_alone(setting: str, limited: Traffic, free: Traffic) -> None:
-    turns = Turns(LimitSettings(**{setting: 1.0}))
+    given: dict[str, Any] = {setting: 1.0}
+    turns = Turns(LimitSettings(**given))
     for traffic, expected in ((limited, 1), (free, 3)):
         for _ in range(3):
             turns.ask(Priority.LIVE, traffic, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from offloader.metrics import Metrics
 from offloader.read.reader import open_reader
 from offloader.settings import LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
 from offloader.store.around import Request
-from offloader.store.base import ObjectStore, StoreOptions
+from offloader.store.base import Body, ObjectInfo, ObjectStore, StoreOptions
 from offloader.store.layers import layered
 from offloader.store.memory import MemoryStore
 from offloader.store.metered import requests_of
@@ -277,9 +278,9 @@ def test_a_requests_latency_is_the_time_it_took() -> None:
     metrics = Metrics(TelemetrySettings(), clock)
 
     class Slow(MemoryStore):
-        def put(self, *args: object, **more: object) -> object:  # type: ignore[override]
+        def put(self, key: str, body: Body, **more: Any) -> ObjectInfo:
             clock.advance(0.75)
-            return super().put(*args, **more)  # type: ignore[arg-type]
+            return super().put(key, body, **more)
 
     store = opened(Slow("slow", "", clock), metrics, clock)
     store.put("a/b/persistent/c/00000000-0000-0000-0000-000000000001", b"x")

@@ -60,7 +60,7 @@ def test_gauges_of_a_namespace_are_sums_but_lag_in_seconds_is_the_largest_and_pr
 
 
 def test_gauges_are_asked_for_when_somebody_wants_them_and_gone_when_they_end() -> None:
-    kept, asked = metrics(labels="topic"), []
+    kept, asked = metrics(labels="topic"), list[int]()
 
     def readings() -> Iterator[Reading]:
         asked.append(len(asked))

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_requests_wait_as_long_as_their_bytes_take(scripted: ScriptedServer) -> 
 def test_a_store_behind_a_proxy_of_its_own_process_keeps_every_byte(tmp_path: Path) -> None:
     with server("moto") as endpoint, slowed(endpoint.url, delay_ms=1) as url:
         make_bucket(endpoint, "far")
-        keys = {"access_key": endpoint.access_key, "secret_key": endpoint.secret_key}
+        keys: dict[str, Any] = {"access_key": endpoint.access_key, "secret_key": endpoint.secret_key}
         store = open_store("s3://far", endpoint_url=url, **keys)
         store.put("k", BODY)
         assert store.get("k")[0] == BODY

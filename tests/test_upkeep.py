@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class Bench:
 
     def pass_time(self, seconds: float) -> list[float]:
         """Runs what is due, as the timer would; when something was."""
-        end_s, found = self.clock.monotonic_s() + seconds, []
+        end_s, found = self.clock.monotonic_s() + seconds, list[float]()
         while True:
             wait_s = min(self.upkeep.run_due(), self.upkeep.retention.run_due())
             if self.clock.monotonic_s() + wait_s > end_s:
@@ -301,10 +302,12 @@ def test_cleanup_comes_round_while_a_search_for_orphans_takes_long_and_no_second
 
             return found
 
+        def has_run_since(before: object) -> bool:
+            return upkeep.latest.get(CLEANUP) is not before
+
         eventually(passing(lambda: store.listing == 1))
         for _ in range(5):
-            before = upkeep.latest.get(CLEANUP)
-            eventually(passing(lambda before=before: upkeep.latest.get(CLEANUP) is not before))
+            eventually(passing(partial(has_run_since, upkeep.latest.get(CLEANUP))))
         asking = threading.Thread(target=upkeep.run_due)
         asking.start()
         assert ORPHANS not in upkeep.latest

@@ -98,7 +98,8 @@ def value_of(document: Mapping[str, Any], name: str, delay_ms: str, path: tuple[
         found = document["cells"].get(name, {}).get(delay_ms)
     for step in path:
         found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+    figure: float | None = found
+    return figure
 
 
 def write_report(document: Mapping[str, Any], path: Path) -> None:
@@ -153,7 +154,9 @@ def _cell(document: Mapping[str, Any], column: Column, name: str, delays: list[s
         shown.append(
             _MISSING
             if None in values
-            else ", ".join(column.form.format(value) if column.form else plain(value) for value in values)
+            else ", ".join(
+                column.form.format(value) if column.form else plain(value) for value in values if value is not None
+            )
         )
     return shown[0] if len(set(shown)) == 1 else " / ".join(shown)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 from formats.errors import Inconsistent
 from formats.metadata import bookkeeper_ledger_pb2, pulsar_ledger_pb2

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 
 from formats.errors import FormatError, Inconsistent, Truncated
 from formats.metadata import pulsar_message_pb2

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, EncodeError
 
 from formats.entries import Position
 from formats.errors import Inconsistent, LimitExceeded

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from enum import IntEnum
 
-import lz4.block  # type: ignore[import-untyped]
+import lz4.block
 import pyarrow as pa
 
 from formats.errors import FormatError, Inconsistent, LimitExceeded, UnsupportedVersion

@@ -54,12 +54,12 @@ class StoreSuite(RangeSuite):
     """See the module."""
 
     #: Whether a delete obeys If-Match, or removes whatever is there (MinIO).
-    delete_conditions: ClassVar[Literal["kept", "ignored"]] = "kept"
+    delete_conditions: Literal["kept", "ignored"] = "kept"
     #: Whether ``a`` and ``a/b`` can both be objects: ``kept``; ``refused``; or ``unlisted``, where both are kept and a
     #: listing doesn't show the second (MinIO). Nobody may rely on it.
-    nested_keys: ClassVar[Literal["kept", "refused", "unlisted"]] = "kept"
+    nested_keys: Literal["kept", "refused", "unlisted"] = "kept"
     #: Whether ``head`` answers the CRC-32C that the put carried.
-    keeps_crc32c: ClassVar[bool] = True
+    keeps_crc32c: bool = True
     #: Objects of the test that reads several pages.
     many_keys: ClassVar[int] = 1050
 

@@ -24,14 +24,14 @@ class UploadSuite:
     """Uploads, their parts and their ends."""
 
     #: Whether ``list_uploads`` finds uploads by a prefix of their key; all find the exact key.
-    uploads_by_prefix: ClassVar[bool] = True
+    uploads_by_prefix: bool = True
     #: Smallest part that isn't the last one.
     part_bytes_min: ClassVar[int] = 1
     #: Whether two uploads of one key at once can both become the object, one after the other; where not (Azure), the
     #: first completion ends the other upload.
-    uploads_side_by_side: ClassVar[bool] = True
+    uploads_side_by_side: bool = True
     #: Whether ``list_parts`` answers the parts' CRC-32C.
-    keeps_part_crc32c: ClassVar[bool] = True
+    keeps_part_crc32c: bool = True
 
     @pytest.fixture
     def store(self) -> Iterator[ObjectStore]:

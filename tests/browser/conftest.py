@@ -81,7 +81,11 @@ def keep_picture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Page, st
     given = os.environ.get("OFFLOADER_PICTURES")
     folder = Path(given) if given else tmp_path_factory.getbasetemp() / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
-    return lambda page, name: page.screenshot(path=folder / f"{name}.png", full_page=True) and None
+
+    def keep(page: Page, name: str) -> None:
+        page.screenshot(path=folder / f"{name}.png", full_page=True)
+
+    return keep
 
 
 @pytest.fixture

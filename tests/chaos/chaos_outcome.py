@@ -137,4 +137,5 @@ class Kept:
 
 
 def _outcome(values: Mapping[str, Any]) -> Outcome:
-    return Outcome(**{name: Counter(value) if name in _COUNTERS else value for name, value in values.items()})
+    known: dict[str, Any] = {name: Counter(value) if name in _COUNTERS else value for name, value in values.items()}
+    return Outcome(**known)

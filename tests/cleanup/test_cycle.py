@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from uuid import UUID
 
 import pytest
@@ -290,7 +291,7 @@ class Stubborn:
         self.kept: set[str] = set()
         bench.store.delete = self.delete  # type: ignore[method-assign]
 
-    def delete(self, keys: list[str]) -> list[DeleteFailure]:
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         failed = [DeleteFailure(key, "AccessDenied", retryable=False) for key in keys if key in self.kept]
         return [*self._delete([key for key in keys if key not in self.kept]), *failed]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from uuid import UUID, uuid4
@@ -26,7 +27,7 @@ from offloader.manifest.state import ManifestState
 from offloader.manifest.store_time import ClockSkew
 from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
-from offloader.store.base import OVERWRITE, DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
+from offloader.store.base import OVERWRITE, ByteRange, DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
 from offloader.store.read_only import ReadOnlyStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -183,7 +184,7 @@ class UnrulyListing(FaultyStore):
         super().__init__(inner)
         self.random = random.Random(seed)
         self.pages: dict[str, list[list[ObjectInfo]]] = {}
-        self.between = lambda: None
+        self.between: Callable[[], None] = lambda: None
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
         if not after:
@@ -424,13 +425,13 @@ def test_a_hold_stops_everything_also_when_it_comes_at_the_last_moment() -> None
     bucket.commit(Hold(False, ""))
 
     class HeldLate(FaultyStore):
-        def get(self, key: str, byte_range: object = None) -> object:  # type: ignore[override]
+        def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
             # The entry is read with the manifest, and again just before something is deleted.
             if key.startswith("_catalog/") and len([each for _, each in self.calls if each == key]) == 1:
                 bucket.commit(Hold(True, "wait"))
             return super().get(key)
 
-    found = bucket.reconcile(store=HeldLate(bucket.inner))  # type: ignore[abstract]
+    found = bucket.reconcile(store=HeldLate(bucket.inner))
     assert {each.reason for each in found} == {Reason.HELD}
     assert orphans <= bucket.keys()
     assert len(bucket.uploads()) == 1
@@ -447,12 +448,12 @@ def test_a_stop_of_everything_stops_this_too() -> None:
     lift_global_hold(bucket.inner)
 
     class StoppedLate(FaultyStore):
-        def get(self, key: str, byte_range: object = None) -> object:  # type: ignore[override]
+        def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
             if key == GLOBAL_HOLD_KEY and [each for _, each in self.calls if each == key]:
                 set_global_hold(bucket.inner, by="me", reason="a test", now_ms=5)
             return super().get(key)
 
-    assert {each.reason for each in bucket.reconcile(store=StoppedLate(bucket.inner))} == {Reason.HELD}  # type: ignore[abstract]
+    assert {each.reason for each in bucket.reconcile(store=StoppedLate(bucket.inner))} == {Reason.HELD}
     lift_global_hold(bucket.inner)
     assert {each.outcome for each in bucket.reconcile()} == {Outcome.DELETED}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,9 @@ def test_a_deleter_that_wakes_up_after_the_stream_was_created_again_takes_nothin
             again.append(bench.stored())
 
         class Stalled(FaultyStore):
-            def _next(self, verb: str, key: str, at: int = stalls_at, recreate=recreate) -> Fault | None:  # type: ignore[no-untyped-def,override]
+            def _next(
+                self, verb: str, key: str, at: int = stalls_at, recreate: Callable[[], None] = recreate
+            ) -> Fault | None:
                 if len(self.calls) + 1 == at:
                     recreate()
                 return super()._next(verb, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable
 from uuid import UUID
 
 import pytest
@@ -147,7 +148,7 @@ def test_a_stalled_deleter_never_takes_the_registry_of_the_stream_that_was_creat
             made.append(begun(memory, clock))
 
         class Stalling(FaultyStore):
-            def _next(self, verb: str, key: str, at: int = stalls_at, anew=anew) -> Fault | None:  # type: ignore[no-untyped-def,override]
+            def _next(self, verb: str, key: str, at: int = stalls_at, anew: Callable[[], None] = anew) -> Fault | None:
                 if len(self.calls) + 1 == at:
                     anew()
                 return super()._next(verb, key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -36,7 +36,7 @@ class Place:
         for key in (*self.orphans, self.foreign):
             self.make_old(key)
 
-    def uuid(self):  # type: ignore[no-untyped-def]
+    def uuid(self) -> UUID:
         return new_segment_uuid(self.writer.log.state.incarnation, int.from_bytes(os.urandom(8), "big"))
 
     def make_old(self, key: str) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_json_is_one_line_whatever_is_in_it() -> None:
 def test_json_rows_are_written_as_they_come() -> None:
     out = io.StringIO()
 
-    def rows():  # type: ignore[no-untyped-def]
+    def rows() -> Iterator[dict[str, int]]:
         yield {"n": 1}
         assert out.getvalue() == '{"n": 1}\n'
         yield {"n": 2}

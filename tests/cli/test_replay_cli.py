@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,9 +109,13 @@ def test_what_was_sent_may_be_truncated_before_the_rest_is(told: Told, capsys: p
 
 def test_a_process_that_is_killed_costs_nothing(told: Told, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "offloader.cli.main", "replay", STREAM, "--to", TARGET, *told.options]
+
+    def has_arrived(upto: int) -> bool:
+        return len(told.place.arrived) >= upto
+
     for upto in (15, 55):
         with subprocess.Popen([*command, "--rate", "150"], stdout=subprocess.DEVNULL, env=os.environ) as process:
-            eventually(lambda upto=upto: len(told.place.arrived) >= upto)
+            eventually(partial(has_arrived, upto))
             process.send_signal(signal.SIGKILL)
     done = subprocess.run([*command, "--json"], capture_output=True, check=True, text=True)
     assert told.place.arrived == ALL

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from offloader.clock import SystemClock
 from offloader.demo.run import Progress
@@ -40,7 +41,7 @@ class Watching:
         self._at_progress(now)
 
 
-def run(directory: Path, observer: Watching | None = None, **request: object) -> DemoResult:
+def run(directory: Path, observer: Watching | None = None, **request: Any) -> DemoResult:
     """The demo without Spark and picture."""
     return run_demo(
         DemoRequest(directory=str(directory), **{"spark": False, "picture": False, **request}),

@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from demo_cases import write_events
+
+from tests.demo.demo_cases import write_events
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,11 +41,11 @@ def failed(done: subprocess.CompletedProcess[str], code: int, pattern: str) -> N
 
 
 @pytest.fixture
-def input_file(tmp_path) -> Path:
+def input_file(tmp_path: Path) -> Path:
     return write_events(tmp_path / "my events.ndjson", 20_000)
 
 
-def test_piped_output_is_plain_lines(tmp_path, input_file):
+def test_piped_output_is_plain_lines(tmp_path: Path, input_file: Path) -> None:
     done = demo("--input", input_file, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
@@ -52,7 +54,7 @@ def test_piped_output_is_plain_lines(tmp_path, input_file):
     assert 'entries.groupBy("ledger_id").count()' in done.stdout
 
 
-def test_a_terminal_gets_bars_with_buffer_and_lag(tmp_path, input_file):
+def test_a_terminal_gets_bars_with_buffer_and_lag(tmp_path: Path, input_file: Path) -> None:
     ours, theirs = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--no-picture", "--input", str(input_file)],
@@ -71,6 +73,7 @@ def test_a_terminal_gets_bars_with_buffer_and_lag(tmp_path, input_file):
         if not piece:
             break
         shown += piece
+    assert child.stderr is not None
     assert (child.wait(), child.stderr.read()) == (0, b"")
     child.stderr.close()
     os.close(ours)
@@ -81,7 +84,7 @@ def test_a_terminal_gets_bars_with_buffer_and_lag(tmp_path, input_file):
     assert "equals that of what was appended" in text
 
 
-def test_json_is_one_object_and_nothing_else(tmp_path, input_file):
+def test_json_is_one_object_and_nothing_else(tmp_path: Path, input_file: Path) -> None:
     done = demo("--input", input_file, "--json", "--time-field", "t", "--picture", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     [line] = done.stdout.splitlines()
@@ -92,13 +95,13 @@ def test_json_is_one_object_and_nothing_else(tmp_path, input_file):
     assert Path(tmp_path, result["picture"]).exists()
 
 
-def test_everything_lies_under_one_directory(tmp_path, input_file):
+def test_everything_lies_under_one_directory(tmp_path: Path, input_file: Path) -> None:
     before = {path.name for path in tmp_path.iterdir()}
     assert demo("--input", input_file, cwd=tmp_path).returncode == 0
     assert {path.name for path in tmp_path.iterdir()} - before == {"offloader-demo"}
 
 
-def test_a_directory_with_odd_characters_works_and_its_commands_too(tmp_path, input_file):
+def test_a_directory_with_odd_characters_works_and_its_commands_too(tmp_path: Path, input_file: Path) -> None:
     where = tmp_path / "a b%20'ü"
     done = demo("--input", input_file, "--dir", where, "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -109,7 +112,7 @@ def test_a_directory_with_odd_characters_works_and_its_commands_too(tmp_path, in
     assert b"event number 2" in run.stdout
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path, input_file):
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, input_file: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--no-picture", "--input", str(input_file)],
         cwd=tmp_path,
@@ -118,6 +121,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, input_file):
         stderr=subprocess.PIPE,
         text=True,
     )
+    assert child.stdout is not None
     while "appended" not in child.stdout.readline():
         pass
     child.send_signal(signal.SIGINT)
@@ -132,14 +136,14 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, input_file):
     assert json.loads(done.stdout)["verification"]["ok"]
 
 
-def test_a_broken_line_is_named_and_nothing_is_made(tmp_path):
+def test_a_broken_line_is_named_and_nothing_is_made(tmp_path: Path) -> None:
     path = tmp_path / "broken.csv"
     path.write_text("a,b\n1,2\n3\n")
     failed(demo("--input", path, cwd=tmp_path), 2, "broken.csv line 3: 1 fields")
     assert [p.name for p in tmp_path.iterdir()] == ["broken.csv"]
 
 
-def test_another_input_is_refused_with_the_way_out(tmp_path, input_file):
+def test_another_input_is_refused_with_the_way_out(tmp_path: Path, input_file: Path) -> None:
     assert demo("--input", input_file, cwd=tmp_path).returncode == 0
     other = write_events(tmp_path / "other.ndjson", 10)
     done = demo("--input", other, cwd=tmp_path)
@@ -161,7 +165,9 @@ def test_another_input_is_refused_with_the_way_out(tmp_path, input_file):
         (["--colour"], 2, "no such option"),
     ],
 )
-def test_bad_calls_are_one_line_with_a_hint(tmp_path, input_file, arguments, code, pattern):
+def test_bad_calls_are_one_line_with_a_hint(
+    tmp_path: Path, input_file: Path, arguments: list[str], code: int, pattern: str
+) -> None:
     (tmp_path / "x.csv").write_text("a\n1\n")
     given = (
         arguments if "--input" in arguments or "--input-format" in arguments else ["--input", input_file, *arguments]
@@ -171,7 +177,7 @@ def test_bad_calls_are_one_line_with_a_hint(tmp_path, input_file, arguments, cod
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_a_missing_bucket_says_so(tmp_path, input_file, servers):
+def test_a_missing_bucket_says_so(tmp_path: Path, input_file: Path, servers: Any) -> None:
     endpoint = servers["moto"]
     done = demo(
         *("--input", input_file, "--store", "s3://no-such-bucket/x", "--endpoint-url", endpoint.url),
@@ -184,7 +190,7 @@ def test_a_missing_bucket_says_so(tmp_path, input_file, servers):
     assert not (tmp_path / "offloader-demo").exists()
 
 
-def test_wrong_credentials_say_so_and_show_no_secret(tmp_path, input_file, servers):
+def test_wrong_credentials_say_so_and_show_no_secret(tmp_path: Path, input_file: Path, servers: Any) -> None:
     endpoint = servers["rclone"]
     done = demo(
         *("--input", input_file, "--store", "s3://offloader-tests/demo-denied", "--endpoint-url", endpoint.url),
@@ -198,7 +204,7 @@ def test_wrong_credentials_say_so_and_show_no_secret(tmp_path, input_file, serve
     assert not (tmp_path / "offloader-demo").exists()
 
 
-def test_the_store_may_come_from_the_environment(tmp_path, input_file):
+def test_the_store_may_come_from_the_environment(tmp_path: Path, input_file: Path) -> None:
     where = (tmp_path / "elsewhere").as_uri()
     done = demo("--input", input_file, "--json", cwd=tmp_path, OFFLOADER_STORE=where)
     assert done.returncode == 0, done.stderr
@@ -206,7 +212,7 @@ def test_the_store_may_come_from_the_environment(tmp_path, input_file):
     assert not (tmp_path / "offloader-demo" / "store").exists()
 
 
-def test_help_names_the_options(tmp_path):
+def test_help_names_the_options(tmp_path: Path) -> None:
     done = demo("--help", cwd=tmp_path)
     assert done.returncode == 0
     for option in ("--input", "--time-field", "--store", "--clean", "--dir", "--json"):
@@ -227,7 +233,9 @@ def test_help_names_the_options(tmp_path):
         ("pyspark", ["--input", "my events.ndjson", "--spark"], 2, "Spark isn't installed", r"offloader\[spark\]"),
     ],
 )
-def test_a_missing_extra_is_one_line_with_what_to_install(tmp_path, input_file, package, arguments, code, error, hint):
+def test_a_missing_extra_is_one_line_with_what_to_install(
+    tmp_path: Path, input_file: Path, package: str, arguments: list[str], code: int, error: str, hint: str
+) -> None:
     """Without the data set nothing is done; without the others everything else is done first."""
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT, package, "demo", "--no-spark", "--no-picture", *arguments],

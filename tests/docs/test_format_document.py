@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -17,7 +18,7 @@ from formats.segment import ENTRY_BYTES_MAX, Layout, LedgerFacts, SegmentBuilder
 from tests.independent_reader import read_segment
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "FORMAT.md").read_text(encoding="utf-8")
-LIMITS = {"block_bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
+LIMITS: dict[str, Any] = {"block_bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
 
 #: Name -> bytes of every fenced dump ```` ```hex NAME ````; what follows two spaces after the bytes is a comment.
 DUMPS = {

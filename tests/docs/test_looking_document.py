@@ -43,7 +43,7 @@ def test_the_samples_run_in_order_and_print_what_the_text_says(tmp_path: Path) -
             shell("python sample.py", tmp_path)
             continue
         # One shell for each block: `$?` and variables live as they do at a prompt.
-        script, wanted = list(exports), []
+        script, wanted = list(exports), list[list[str]]()
         for line in here.splitlines():
             if line.startswith("$ "):
                 script += [line[2:], "RESULT=$?; echo '--end--'; (exit $RESULT)"]

@@ -266,7 +266,7 @@ def _retention_again(name: str, data: bytes) -> bytes:
     kind = name.partition("-")[0]
     if kind == "topic":
         return encode_topic_entry(decode_topic_entry(data))
-    return encode_document(decode_document(_DOCUMENTS[kind], data))  # type: ignore[type-var]
+    return encode_document(decode_document(_DOCUMENTS[kind], data))
 
 
 def segment_columns(count: int) -> SegmentColumns:

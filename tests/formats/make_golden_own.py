@@ -15,13 +15,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from golden_samples import KINDS
-from segments import build, entries_of
-
 from formats.compression import Codec
 from formats.entries import EntryBatch
 from formats.extension import EXTENSION_VERSION
 from formats.segment import Layout, LedgerFacts
+from tests.formats.golden_samples import KINDS
+from tests.formats.segments import build, entries_of
 from tests.independent_reader import digest
 
 FOLDER = Path(__file__).parent / "golden_own"

@@ -173,7 +173,7 @@ def compressed(codec: int, data: bytes) -> bytes:
 
 def single_entry(message: Sent, *, codec: int = NONE, **more: Any) -> bytes:
     frame = {name: more.pop(name) for name in ("checksum", "broker") if name in more}
-    size = {"compression": codec, "uncompressed_size": len(message.value)} if codec else {}
+    size: dict[str, Any] = {"compression": codec, "uncompressed_size": len(message.value)} if codec else {}
     return entry_of(metadata_of(message=message, **size, **more), compressed(codec, message.value), **frame)
 
 

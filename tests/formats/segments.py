@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from formats.compression import Codec
 from formats.entries import EntryBatch, Position
@@ -10,7 +11,7 @@ from formats.segment import FinishedSegment, Layout, LedgerFacts, SegmentBuilder
 
 START = Position(-1, 0)
 END = Position(2**63 - 1, 2**63 - 1)
-LIMITS = {"block_bytes_max": 1 << 28, "decompressed_bytes_max": 1 << 28}
+LIMITS: dict[str, Any] = {"block_bytes_max": 1 << 28, "decompressed_bytes_max": 1 << 28}
 
 Entries = list[tuple[int, int, bytes]]
 

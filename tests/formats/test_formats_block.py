@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+from typing import Any
 
 import numpy as np
 import pytest
-from segments import LIMITS, batch, block_bytes, build, decode, entries_of
 
 from formats.block import Layout, decode_block, decode_block_header, decode_run, encode_plain_header, padding
 from formats.compression import Codec
@@ -15,6 +14,7 @@ from formats.errors import BadMagic, FormatError, Inconsistent, LimitExceeded, T
 from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, encode_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.segment import SegmentMap
+from tests.formats.segments import LIMITS, batch, block_bytes, build, decode, entries_of
 from tests.independent_reader import read_segment
 
 V1_HEADER = bytes.fromhex("fbdbabcb 0000000000000080 0000000000100000 0000000000000d05") + bytes(100)
@@ -161,9 +161,9 @@ TAILS = [(Layout.V1, 0), (Layout.V1, 1), (Layout.V1, 3), *[(Layout.V2, tail) for
 def test_a_denser_index_gives_each_entry_once(layout: Layout, tail: int) -> None:
     data, index, count = dense_object(layout, tail)
     found: list[int] = []
-    for (first, offset), following in itertools.zip_longest(index, [at for _, at in index[1:]], fillvalue=len(data)):
+    for (first, offset), following in zip(index, [*(at for _, at in index[1:]), len(data)], strict=True):
         length = following - offset
-        arguments = {"header_bytes": 128, "length": length, "first_entry_id": first, "ledger_id": 7}
+        arguments: dict[str, Any] = {"header_bytes": 128, "length": length, "first_entry_id": first, "ledger_id": 7}
         exact = decode_run(data[offset : following + 128], run_bytes_max=1 << 20, **arguments)
         longer = decode_run(data[offset:], run_bytes_max=1 << 20, **arguments)
         assert longer.entry_ids.tolist() == exact.entry_ids.tolist()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from segments import LIMITS, batch, block_bytes, build, decode, entries_of, read
 
 from formats.compression import Codec
 from formats.errors import ChecksumMismatch, FormatError, Inconsistent, Truncated
 from formats.index import IndexGroup, ObjectIndex, decode_index, encode_index
 from formats.segment import FinishedSegment, Layout, LedgerFacts, SegmentMap
+from tests.formats.segments import LIMITS, batch, block_bytes, build, decode, entries_of, read
 
 KINDS = [pytest.param(layout, codec, id=f"{layout.name} {codec.name.lower()}") for layout in Layout for codec in Codec]
 

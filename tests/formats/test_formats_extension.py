@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from segments import LIMITS, batch, build
 
 from formats.block import decode_block, decode_block_header, encode_plain_header
 from formats.checksum import crc32c
@@ -26,6 +27,7 @@ from formats.extension import (
     time_range,
 )
 from formats.segment import Layout, SegmentMap
+from tests.formats.segments import LIMITS, batch, build
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
@@ -107,7 +109,7 @@ EXTENSION = BlockExtension(
 PLAIN = encode_plain_header(Layout.V2, 198, 10, 7)
 
 
-def header(**changes: object) -> np.ndarray:
+def header(**changes: Any) -> np.ndarray:
     from dataclasses import replace
 
     return np.frombuffer(encode_block_extension(PLAIN, replace(EXTENSION, **changes)), dtype=np.uint8)

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from segments import batch, build
 
 from formats.block import Layout
 from formats.block_table import InOrder
@@ -16,6 +15,7 @@ from formats.errors import BadMagic, FormatError, Inconsistent, Truncated
 from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, decode_index, encode_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.segment import LedgerFacts, SegmentMap
+from tests.formats.segments import batch, build
 
 V1_METADATA = BookKeeperLedger(length_bytes=1000, last_entry_id=9, created_ms=0).encode()
 LEDGER_1 = PulsarLedger(ledger_id=1, entries=5001, size_bytes=10000).encode()
@@ -80,8 +80,15 @@ def test_what_is_no_index_is_refused(data: bytes) -> None:
         SegmentMap.parse(data, object_name="thing")
 
 
+def written(number: int) -> bytes:
+    """The bytes of a case."""
+    text = CASES[number].values[1]
+    assert isinstance(text, str)
+    return bytes.fromhex(text)
+
+
 def changed(at: int, value: int, size: int = 4, *, number: int = 1) -> bytes:
-    data = bytearray(bytes.fromhex(CASES[number].values[1]))
+    data = bytearray(written(number))
     data[at : at + size] = value.to_bytes(size, "big")
     return bytes(data)
 
@@ -89,7 +96,7 @@ def changed(at: int, value: int, size: int = 4, *, number: int = 1) -> bytes:
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("value", [0, 23, 24, 40, 2**31, 2**32 - 1, -1, -20, 1, 20])
 def test_an_index_length_that_lies_is_refused(number: int, value: int) -> None:
-    data = bytes.fromhex(CASES[number].values[1])
+    data = written(number)
     lie = value if value in (0, 23, 24, 40, 2**31, 2**32 - 1) else len(data) + value
     if number and lie == 24:
         assert len(SegmentMap.parse(changed(4, lie, number=number)).ledgers) == 0

@@ -30,7 +30,7 @@ def test_a_buffer_is_free_again_when_its_last_view_goes() -> None:
     memory = BlockMemory(KIB, 4 * KIB)
     first = memory.take()
     at = address(first)
-    view = memoryview(first[10:20])
+    view = first[10:20].data
     del first
     assert memory.kept_bytes == 0, "a view is left"
     other = memory.take()

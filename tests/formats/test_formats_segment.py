@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from segments import LIMITS, batch, block_bytes, build, decode, entries_of, read
 
 from formats.block import decode_block_header
 from formats.checksum import crc32c
@@ -19,6 +18,7 @@ from formats.errors import Inconsistent
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.payload import walk
 from formats.segment import Layout, LedgerFacts, LedgerSpan, SegmentBuilder, SegmentMap
+from tests.formats.segments import LIMITS, batch, block_bytes, build, decode, entries_of, read
 from tests.independent_reader import check_blocks, read_segment
 
 MIB = 1 << 20

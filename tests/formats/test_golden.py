@@ -32,7 +32,7 @@ LIMITS = {"block_bytes_max": 1 << 28, "decompressed_bytes_max": 1 << 28}
 def _load(layout: str) -> list[dict[str, Any]]:
     path = GOLDEN / layout / "manifest.json"
     assert path.exists(), f"no golden objects: {path} is missing"
-    loaded = json.loads(path.read_text())
+    loaded: list[dict[str, Any]] = json.loads(path.read_text())
     assert loaded, f"{path} is empty"
     return loaded
 

@@ -15,12 +15,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from golden_samples import KINDS, STREAM, Kind, write_ledgers
-from make_golden_own import FOLDER
 
 from formats.entries import Position
 from formats.manifest import EDIT_KINDS, decode_record
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from tests.formats.golden_samples import KINDS, STREAM, Kind, write_ledgers
+from tests.formats.make_golden_own import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Versions of what isn't kept anywhere, each with the reason.

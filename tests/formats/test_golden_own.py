@@ -7,18 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_golden_own import FOLDER, OBJECTS, batches, objects
-from segments import decode, entries_of
 
 from formats.checksum import crc32c
 from formats.segment import SegmentMap
+from tests.formats.make_golden_own import FOLDER, OBJECTS, batches, objects
+from tests.formats.segments import decode, entries_of
 from tests.independent_reader import digest, read_segment
 
-CASES = [
-    pytest.param(path.parent, name, case, id=f"{path.parent.name} {name}")
-    for path in sorted(FOLDER.glob("*/manifest.json"))
-    for name, case in json.loads(path.read_text()).items()
-]
+
+def cases(folders: str = "*") -> list[Any]:
+    return [
+        pytest.param(path.parent, name, case, id=f"{path.parent.name} {name}")
+        for path in sorted(FOLDER.glob(f"{folders}/manifest.json"))
+        for name, case in json.loads(path.read_text()).items()
+    ]
+
+
+CASES = cases()
 
 
 def test_there_are_golden_files_of_this_release() -> None:
@@ -43,7 +48,7 @@ def test_objects_of_every_version_are_read(folder: Path, name: str, case: dict[s
         assert digest(read_segment(data, index, ledger_id)) == case["sha256"]
 
 
-@pytest.mark.parametrize(("folder", "name", "case"), [each for each in CASES if each.values[0].name == OBJECTS])
+@pytest.mark.parametrize(("folder", "name", "case"), cases(OBJECTS))
 def test_this_release_writes_the_same_bytes(folder: Path, name: str, case: dict[str, Any]) -> None:
     """Of a compressed object only the length of its entries: another zstd release may compress better."""
     data, index = objects(case)

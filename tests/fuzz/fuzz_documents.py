@@ -92,10 +92,10 @@ DOCUMENTS: dict[Any, tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = {
     TruncationIntent: (encode_intent, decode_intent),
     GlobalHold: (encode_global_hold, decode_global_hold),
     TopicEntry: (encode_topic_entry, decode_topic_entry),
-    **{
-        kind: (encode_document, partial(decode_document, kind))
-        for kind in (Subscribers, Records, Decisions, GroupState)
-    },
+    Subscribers: (encode_document, partial(decode_document, Subscribers)),
+    Records: (encode_document, partial(decode_document, Records)),
+    Decisions: (encode_document, partial(decode_document, Decisions)),
+    GroupState: (encode_document, partial(decode_document, GroupState)),
 }
 
 

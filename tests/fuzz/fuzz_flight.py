@@ -13,7 +13,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -161,7 +161,7 @@ def change_batches(rng: random.Random, pool: list[bytes]) -> bytes:
 
 def check_batches(data: bytes) -> Outcome:
     """What is taken of a call's batches is sound, whatever was sent."""
-    return tuple(_refused(lambda mode=mode: _taken(data, mode)) for mode in ("push", "append"))
+    return tuple(_refused(partial(_taken, data, mode)) for mode in ("push", "append"))
 
 
 def _refused(work: Callable[[], object]) -> object:
@@ -272,7 +272,11 @@ def _door() -> tuple[Door, fl.FlightClient, _Failures]:
     failures = _Failures()
     logging.getLogger("offloader").addHandler(failures)
     logging.getLogger("offloader").propagate = False
-    settings = {"flight__ledgers": "sqlite:///:memory:", "flight__streams_max": 12, "flight__wait_seconds_max": 0.5}
+    settings: dict[str, Any] = {
+        "flight__ledgers": "sqlite:///:memory:",
+        "flight__streams_max": 12,
+        "flight__wait_seconds_max": 0.5,
+    }
     door = ends.enter_context(flight_door(open_store("memory://fuzz"), **settings))
     atexit.register(ends.close)
     return door, door.client(), failures

@@ -263,9 +263,10 @@ def _page_at_any_place(rng: random.Random) -> bytes:
     order = rng.choice(["name", "lag", "trouble"])
     place = [order, rng.choice(STRANGE), rng.choice(STRANGE), rng.choice(STRANGE), rng.choice(["", ORDERS, 7])]
     text = rng.choice([json.dumps(place), "[" * 2900, "0:0 " + str(rng.choice(STRANGE)), rng.choice(WORDS)])
-    of, path = (("streams", order, "", "False"), "/v1/streams?order=" + order + "&")
+    of: tuple[str, ...] = ("streams", order, "", "False")
+    path = "/v1/streams?order=" + order + "&"
     if rng.random() < 0.4:
-        of, path = (("segments", ORDERS), f"/v1/streams/{STREAM}/segments?")
+        of, path = ("segments", ORDERS), f"/v1/streams/{STREAM}/segments?"
     cursor = write_cursor(text.encode("utf-8", "replace").decode()[:3000], *of)
     return f"GET {path}cursor={cursor}".encode() + _HTTP + b"\r\n"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from typing import Any
 
 from formats.checksum import crc32c
 from formats.entries import EntryBatch
@@ -18,7 +19,7 @@ from tests.formats.pulsar_entries import Sent, batch_entry, compressed, entry_of
 from tests.fuzz.fuzz_engine import Outcome, Target
 from tests.fuzz.fuzz_mutation import mutate
 
-LIMITS = {"payload_bytes_max": 1 << 20, "batch_messages_max": 10_000}
+LIMITS: dict[str, Any] = {"payload_bytes_max": 1 << 20, "batch_messages_max": 10_000}
 ERROR = MessageOptions(**LIMITS)
 NULL = MessageOptions(**LIMITS, bad_entries=BadEntry.NULL)
 FEW = MessageOptions(**LIMITS, bad_entries=BadEntry.NULL, columns=tuple(ENTRY_COLUMNS))

@@ -128,7 +128,7 @@ def made_plain(kind: Any, rng: random.Random) -> Any:
     """As ``made``, of a type without arguments."""
     if kind is Position:
         return Position(rng.randrange(50), rng.randrange(1000))
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         hints = get_type_hints(kind)
         return kind(**{each.name: made(hints[each.name], rng) for each in dataclasses.fields(kind)})
     if isinstance(kind, type) and issubclass(kind, enum.Enum):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from tests.fuzz.fuzz_mutation import mutate
 
 FOLDER = Path(__file__).resolve().parents[1] / "formats"
 SEED_BYTES_MAX = 8192
-LIMITS = {"block_bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
+LIMITS: dict[str, Any] = {"block_bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
 
 
 def seeds() -> list[bytes]:
@@ -93,7 +94,13 @@ def checked(batch: EntryBatch) -> list[object]:
 
 def check(data: bytes) -> Outcome:
     """The invariant for one input."""
-    run = {"header_bytes": 128, "length": len(data), "first_entry_id": 0, "ledger_id": 7, "run_bytes_max": 1 << 20}
+    run: dict[str, Any] = {
+        "header_bytes": 128,
+        "length": len(data),
+        "first_entry_id": 0,
+        "ledger_id": 7,
+        "run_bytes_max": 1 << 20,
+    }
     ends_by_itself: list[Callable[[bytes], object]] = [
         lambda b: checked(decode_block(b, **LIMITS)),
         lambda b: decode_block_header(b),

@@ -10,7 +10,7 @@ from pathlib import Path
 from formats.entries import Position
 from formats.errors import FormatError
 from formats.keys import parse_object_key, record_number, stream_of_catalog_key
-from formats.pulsar.commands import CommandType, FrameSplitter, encode_command, position_of
+from formats.pulsar.commands import Command, CommandType, FrameSplitter, encode_command, position_of
 from formats.pulsar.frame import decode_frame
 from formats.stream_names import decode_stream, encode_stream
 from offloader.effective_settings import SettingsFile, read_settings_file
@@ -42,8 +42,8 @@ def check_frames(data: bytes) -> Outcome:
     pieces = [data[at : at + 7] for at in range(0, len(data), 7)]
     splitter = FrameSplitter(FRAME_BYTES_MAX)
 
-    def feed_pieces() -> list[object]:
-        found = []
+    def feed_pieces() -> list[Command]:
+        found: list[Command] = []
         for piece in pieces:
             found += list(splitter.feed(piece))
             assert splitter.waiting_bytes <= FRAME_BYTES_MAX + 4 + 7

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def offload(place: Place) -> None:
     with PulsarClient(place.broker.service_url) as client:
         reader = Consumer(client, SOURCE, "offload", start=Position(0, 0))
         end, taken = reader.last_position(), list[Delivery]()
-        eventually(lambda: bool(taken.extend(reader.take(1.0)) or (taken and taken[-1].position == end)))
+        eventually(lambda: taken and taken[-1].position == end, first=lambda: taken.extend(reader.take(1.0)))
         reader.close()
     for ledger_id in sorted({each.position.ledger_id for each in taken}):
         own = [each for each in taken if each.position.ledger_id == ledger_id]
@@ -139,11 +140,14 @@ def test_after_every_kill_consumers_get_every_message_once(
     def has_noted() -> bool:
         return any(ProgressFile(path).read() for path in tmp_path.rglob("*.json"))
 
+    def is_far(upto: int) -> bool:
+        # The first is killed before it notes how far it is, or after; the second after.
+        return stored(place, target) >= upto and (upto == 80 or has_noted())
+
     for upto in (80, 250):
         words = place.command(target, "--rate", "200")
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment) as process:
-            # The first is killed before it notes how far it is, or after; the second after.
-            eventually(lambda upto=upto: stored(place, target) >= upto and (upto == 80 or has_noted()))
+            eventually(partial(is_far, upto))
             process.send_signal(signal.SIGKILL)
         if upto > 80:
             command(place.broker, "PUT", f"persistent/{NAMESPACE}/{name}/unload")

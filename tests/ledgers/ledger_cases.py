@@ -19,7 +19,9 @@ class TurnedClock(SystemClock):
         return self.time_ms
 
 
-def read_all(stream: EmbeddedStream, start: Position = Position(0, 0), max_bytes: int = 1 << 20):
+def read_all(
+    stream: EmbeddedStream, start: Position = Position(0, 0), max_bytes: int = 1 << 20
+) -> list[tuple[Position, bytes, int]]:
     """[(position, payload, time)] from ``start`` on."""
     found = []
     while (batch := stream.read(start, max_bytes)) is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from ledger_cases import START_MS, TurnedClock, payloads_of, read_all
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import Closed, InvalidCall, LimitReached
@@ -16,6 +18,11 @@ from offloader.ledgers.chunks import CHUNK_BYTES
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.ledgers.rollover import must_roll
 from offloader.settings import LedgerSettings
+from tests.ledgers.ledger_cases import START_MS, TurnedClock, payloads_of, read_all
+from tests.support.presence import there
+
+#: Opens ledgers: ``make(url, **settings)``.
+Make = Callable[..., EmbeddedLedgers]
 
 
 @pytest.fixture
@@ -24,10 +31,10 @@ def clock() -> TurnedClock:
 
 
 @pytest.fixture
-def make(tmp_path, clock):
+def make(tmp_path: Path, clock: TurnedClock) -> Iterator[Make]:
     opened = []
 
-    def make(url: str | None = None, **settings) -> EmbeddedLedgers:
+    def make(url: str | None = None, **settings: Any) -> EmbeddedLedgers:
         ledgers = EmbeddedLedgers(url or str(tmp_path / "l.db"), settings=LedgerSettings(**settings), clock=clock)
         opened.append(ledgers)
         return ledgers
@@ -37,14 +44,14 @@ def make(tmp_path, clock):
         ledgers.close()
 
 
-def test_what_was_appended_is_read_back_with_positions_and_times(make):
+def test_what_was_appended_is_read_back_with_positions_and_times(make: Make) -> None:
     stream = make().open_stream("s")
     (batch,) = stream.append([b"a", b"", b"ccc"], [5, 6, 7])
     assert [e.position for e in batch.entries()] == [Position(1, 0), Position(1, 1), Position(1, 2)]
     assert read_all(stream) == [(Position(1, 0), b"a", 5), (Position(1, 1), b"", 6), (Position(1, 2), b"ccc", 7)]
 
 
-def test_without_times_entries_are_published_now(make):
+def test_without_times_entries_are_published_now(make: Make) -> None:
     stream = make().open_stream("s")
     stream.append([b"a", b"b"])
     assert [time for _, _, time in read_all(stream)] == [START_MS, START_MS]
@@ -64,20 +71,20 @@ def test_without_times_entries_are_published_now(make):
     ids=["list", "tuple", "array", "slice", "large", "strings", "chunked"],
 )
 @pytest.mark.parametrize("times", [[1, 2], np.array([1, 2]), np.array([1, 2], dtype=np.int32), (1, 2)])
-def test_payloads_and_times_come_in_any_sequence(make, payloads, times):
+def test_payloads_and_times_come_in_any_sequence(make: Make, payloads: Any, times: Any) -> None:
     stream = make().open_stream("s")
     stream.append(payloads, times)
     assert [(p, t) for _, p, t in read_all(stream)] == [(b"x", 1), (b"yy", 2)]
 
 
-def test_one_time_stands_for_all_entries(make):
+def test_one_time_stands_for_all_entries(make: Make) -> None:
     stream = make().open_stream("s")
     stream.append([b"x", b"yy"], 9)
-    stream.append([b"z"], np.int64(-1))
+    stream.append([b"z"], np.int64(-1))  # type: ignore[arg-type]  # a number, though not one of Python's own
     assert [t for _, _, t in read_all(stream)] == [9, 9, -1]
 
 
-def test_the_caller_may_change_its_times_afterwards(make):
+def test_the_caller_may_change_its_times_afterwards(make: Make) -> None:
     stream = make().open_stream("s")
     times = np.array([1, 2])
     (batch,) = stream.append([b"x", b"y"], times)
@@ -85,7 +92,7 @@ def test_the_caller_may_change_its_times_afterwards(make):
     assert batch.publish_times_ms.tolist() == [1, 2]
 
 
-def test_the_caller_may_change_its_payloads_afterwards(make):
+def test_the_caller_may_change_its_payloads_afterwards(make: Make) -> None:
     stream = make().open_stream("s")
     heard: list[EntryBatch] = []
     stream.subscribe(heard.append)
@@ -98,9 +105,9 @@ def test_the_caller_may_change_its_payloads_afterwards(make):
     assert [payload for _, payload, _ in read_all(stream)] == [b"one", b"two"]
 
 
-def test_no_payloads_append_nothing(make):
+def test_no_payloads_append_nothing(make: Make) -> None:
     stream = make().open_stream("s")
-    heard = []
+    heard: list[EntryBatch] = []
     stream.subscribe(heard.append)
     assert stream.append([]) == []
     assert heard == []
@@ -124,7 +131,7 @@ def test_no_payloads_append_nothing(make):
         (None, 1),
     ],
 )
-def test_wrong_input_is_refused_and_changes_nothing(make, payloads, times):
+def test_wrong_input_is_refused_and_changes_nothing(make: Make, payloads: Any, times: Any) -> None:
     stream = make().open_stream("s")
     with pytest.raises(InvalidCall, match="append to stream 's'") as caught:
         stream.append(payloads, times)
@@ -132,7 +139,7 @@ def test_wrong_input_is_refused_and_changes_nothing(make, payloads, times):
     assert stream.last_position() is None
 
 
-def test_a_ledger_takes_the_entry_that_fills_it_and_closes_at_once(make, clock):
+def test_a_ledger_takes_the_entry_that_fills_it_and_closes_at_once(make: Make, clock: TurnedClock) -> None:
     stream = make(ledger_bytes_max=10).open_stream("s")
     batches = stream.append([b"aaaa", b"bbbb", b"cccc", b"dddd"])
     assert [(b.first, b.last) for b in batches] == [
@@ -144,7 +151,7 @@ def test_a_ledger_takes_the_entry_that_fills_it_and_closes_at_once(make, clock):
     assert (second.closed, second.entries, second.closed_ms) == (False, 1, None)
 
 
-def test_a_ledger_closes_at_its_number_of_entries(make):
+def test_a_ledger_closes_at_its_number_of_entries(make: Make) -> None:
     stream = make(ledger_entries_max=3).open_stream("s")
     batches = stream.append([b"%d" % i for i in range(8)])
     assert [(b.ledger_id, len(b)) for b in batches] == [(1, 3), (2, 3), (3, 2)]
@@ -152,7 +159,7 @@ def test_a_ledger_closes_at_its_number_of_entries(make):
     assert payloads_of(stream) == [b"%d" % i for i in range(8)]
 
 
-def test_an_old_ledger_is_left_at_the_next_append(make, clock):
+def test_an_old_ledger_is_left_at_the_next_append(make: Make, clock: TurnedClock) -> None:
     stream = make(ledger_age_minutes_max=1.0).open_stream("s")
     stream.append([b"a"])
     clock.time_ms += 59_999
@@ -163,14 +170,14 @@ def test_an_old_ledger_is_left_at_the_next_append(make, clock):
     assert [(ledger.closed, ledger.entries) for ledger in stream.ledgers()] == [(True, 2), (False, 1)]
 
 
-def test_an_old_ledger_without_entries_is_used(make, clock):
+def test_an_old_ledger_without_entries_is_used(make: Make, clock: TurnedClock) -> None:
     stream = make(ledger_age_minutes_max=1.0).open_stream("s")
     clock.time_ms += 10 * 60_000
     stream.append([b"a"])
     assert [ledger.entries for ledger in stream.ledgers()] == [1]
 
 
-def test_a_clock_that_goes_back_rolls_nothing(make, clock):
+def test_a_clock_that_goes_back_rolls_nothing(make: Make, clock: TurnedClock) -> None:
     stream = make(ledger_age_minutes_max=1.0).open_stream("s")
     stream.append([b"a"])
     clock.time_ms -= 10 * 60_000
@@ -183,13 +190,13 @@ def test_a_clock_that_goes_back_rolls_nothing(make, clock):
     [(0, 0, 10**9, False), (1, 1, 0, False), (9, 1, 0, False), (10, 1, 0, True), (1, 99, 0, False), (1, 100, 0, True),
      (1, 1, 59_999, False), (1, 1, 60_000, True), (1, 1, -(10**9), False)],
 )  # fmt: skip
-def test_an_open_ledger_is_left_when_it_is_full_or_old(entries, size_bytes, age_ms, rolls):
+def test_an_open_ledger_is_left_when_it_is_full_or_old(entries: int, size_bytes: int, age_ms: int, rolls: bool) -> None:
     ledger = LedgerInfo(ledger_id=1, closed=False, entries=entries, size_bytes=size_bytes, created_ms=START_MS)
     settings = LedgerSettings(ledger_bytes_max=100, ledger_entries_max=10, ledger_age_minutes_max=1.0)
     assert must_roll(ledger, START_MS + age_ms, settings) is rolls
 
 
-def test_a_ledger_is_closed_on_request(make, clock):
+def test_a_ledger_is_closed_on_request(make: Make, clock: TurnedClock) -> None:
     stream = make().open_stream("s")
     assert stream.close_ledger() is None
     stream.append([b"a"])
@@ -201,7 +208,7 @@ def test_a_ledger_is_closed_on_request(make, clock):
     assert stream.append([b"b"])[0].first == Position(2, 0)
 
 
-def test_ledger_ids_are_unique_over_the_database_and_never_used_again(make):
+def test_ledger_ids_are_unique_over_the_database_and_never_used_again(make: Make) -> None:
     ledgers = make()
     a, b = ledgers.open_stream("a"), ledgers.open_stream("b")
     a.append([b"1"])
@@ -217,7 +224,7 @@ def test_ledger_ids_are_unique_over_the_database_and_never_used_again(make):
     assert ledgers.streams() == ["a", "b"]
 
 
-def test_reading_gives_at_least_one_entry_and_as_many_as_fit(make):
+def test_reading_gives_at_least_one_entry_and_as_many_as_fit(make: Make) -> None:
     stream = make().open_stream("s")
     stream.append([b"aaaa", b"bbbb", b"cccc"])
     stream.append([b"dddd"])
@@ -234,7 +241,7 @@ def test_reading_gives_at_least_one_entry_and_as_many_as_fit(make):
     assert taken(4, 1) == []
 
 
-def test_reading_goes_on_at_the_next_ledger_with_entries(make):
+def test_reading_goes_on_at_the_next_ledger_with_entries(make: Make) -> None:
     ledgers = make()
     stream = ledgers.open_stream("s")
     stream.append([b"a"])
@@ -243,14 +250,14 @@ def test_reading_goes_on_at_the_next_ledger_with_entries(make):
     stream = ledgers.open_stream("s")
     assert [(x.ledger_id, x.entries) for x in stream.ledgers()] == [(1, 1), (2, 1), (3, 0)]
     for start in (Position(-5, 3), Position(0, 0), Position(1, -7), Position(1, 0)):
-        assert stream.read(start, 100).first == Position(1, 0)
+        assert there(stream.read(start, 100)).first == Position(1, 0)
     for start in (Position(1, 1), Position(1, 2**80), Position(2, 0)):
-        assert stream.read(start, 100).first == Position(2, 0)
+        assert there(stream.read(start, 100)).first == Position(2, 0)
     for start in (Position(2, 1), Position(3, 0), Position(99, 0), Position(2**80, 0)):
         assert stream.read(start, 100) is None
 
 
-def test_a_deleted_ledger_is_gone_and_reading_goes_on_after_it(make):
+def test_a_deleted_ledger_is_gone_and_reading_goes_on_after_it(make: Make) -> None:
     stream = make(ledger_entries_max=2).open_stream("s")
     stream.append([b"a", b"b", b"c", b"d", b"e"])
     stream.delete(1)
@@ -261,7 +268,7 @@ def test_a_deleted_ledger_is_gone_and_reading_goes_on_after_it(make):
     assert stream.first_position() == Position(2, 0)
 
 
-def test_an_open_ledger_isnt_deleted(make):
+def test_an_open_ledger_isnt_deleted(make: Make) -> None:
     stream = make().open_stream("s")
     stream.append([b"a"])
     with pytest.raises(InvalidCall, match="stream 's' ledger 1 is open"):
@@ -269,7 +276,7 @@ def test_an_open_ledger_isnt_deleted(make):
     assert payloads_of(stream) == [b"a"]
 
 
-def test_another_streams_ledger_isnt_deleted(make):
+def test_another_streams_ledger_isnt_deleted(make: Make) -> None:
     ledgers = make()
     a, b = ledgers.open_stream("a"), ledgers.open_stream("b")
     a.append([b"1"])
@@ -278,14 +285,14 @@ def test_another_streams_ledger_isnt_deleted(make):
     assert payloads_of(a) == [b"1"]
 
 
-def test_first_and_last_position_follow_the_entries(make):
+def test_first_and_last_position_follow_the_entries(make: Make) -> None:
     stream = make(ledger_entries_max=2).open_stream("s")
     assert (stream.first_position(), stream.last_position()) == (None, None)
     stream.append([b"a", b"b", b"c"])
     assert (stream.first_position(), stream.last_position()) == (Position(1, 0), Position(2, 0))
 
 
-def test_everything_survives_closing(make, tmp_path):
+def test_everything_survives_closing(make: Make, tmp_path: Path) -> None:
     ledgers = make(ledger_entries_max=3)
     stream = ledgers.open_stream("s")
     stream.append([b"%d" % i for i in range(7)], notes={"n": b"v"})
@@ -298,7 +305,7 @@ def test_everything_survives_closing(make, tmp_path):
     assert stream.released_position() == Position(1, 2)
 
 
-def test_release_never_goes_back(make):
+def test_release_never_goes_back(make: Make) -> None:
     stream = make().open_stream("s")
     assert stream.released_position() is None
     for position in (Position(2, 5), Position(1, 9), Position(2, 4), Position(2, 6)):
@@ -306,7 +313,7 @@ def test_release_never_goes_back(make):
     assert stream.released_position() == Position(2, 6)
 
 
-def test_notes_are_set_with_the_append_or_not_at_all(make):
+def test_notes_are_set_with_the_append_or_not_at_all(make: Make) -> None:
     stream = make().open_stream("s")
     assert stream.get_note("offset") is None
     stream.append([b"a"], notes={"offset": b"1"})
@@ -319,23 +326,23 @@ def test_notes_are_set_with_the_append_or_not_at_all(make):
     assert (stream.get_note("offset"), stream.get_note("other")) == (b"3", b"")
 
 
-def test_notes_belong_to_their_stream(make):
+def test_notes_belong_to_their_stream(make: Make) -> None:
     ledgers = make()
     a, b = ledgers.open_stream("a"), ledgers.open_stream("b")
     a.put_note("k", b"1")
     assert b.get_note("k") is None
 
 
-def test_a_note_has_a_limit(make):
+def test_a_note_has_a_limit(make: Make) -> None:
     stream = make().open_stream("s")
     with pytest.raises(LimitReached, match="note 'k' has 1048577 bytes"):
         stream.put_note("k", bytes(1024 * 1024 + 1))
     with pytest.raises(InvalidCall, match="note 'k'"):
-        stream.append([b"x"], notes={"k": "text"})
+        stream.append([b"x"], notes={"k": "text"})  # type: ignore[dict-item]
     assert stream.last_position() is None
 
 
-def test_large_batches_become_bounded_chunks_and_large_entries_one_each(make):
+def test_large_batches_become_bounded_chunks_and_large_entries_one_each(make: Make) -> None:
     stream = make().open_stream("s")
     big = bytes(CHUNK_BYTES + 5)
     stream.append([b"x" * 100_000] * 25 + [big, big, b"tail"])
@@ -345,15 +352,15 @@ def test_large_batches_become_bounded_chunks_and_large_entries_one_each(make):
     assert payloads_of(stream)[-3:] == [big, big, b"tail"]
 
 
-def test_many_entries_without_bytes_are_stored_in_bounded_chunks(make):
+def test_many_entries_without_bytes_are_stored_in_bounded_chunks(make: Make) -> None:
     stream = make().open_stream("s")
     stream.append([b""] * 150_000, np.arange(150_000))
-    batch = stream.read(Position(1, 0), 0)
+    batch = there(stream.read(Position(1, 0), 0))
     assert len(batch) >= 1
     assert [t for _, _, t in read_all(stream)] == list(range(150_000))
 
 
-def test_a_memory_database_needs_no_file_and_is_its_own(make):
+def test_a_memory_database_needs_no_file_and_is_its_own(make: Make) -> None:
     one, other = make("sqlite://:memory:"), make(":memory:")
     stream = one.open_stream("s")
     stream.append([b"a"])
@@ -361,7 +368,7 @@ def test_a_memory_database_needs_no_file_and_is_its_own(make):
     assert other.streams() == []
 
 
-def test_listeners_hear_every_batch_in_order_before_append_returns(make):
+def test_listeners_hear_every_batch_in_order_before_append_returns(make: Make) -> None:
     stream = make(ledger_entries_max=2).open_stream("s")
     heard: list[EntryBatch] = []
     stream.subscribe(heard.append)
@@ -370,7 +377,7 @@ def test_listeners_hear_every_batch_in_order_before_append_returns(make):
     assert [b.payloads.to_pylist() for b in heard] == [[b"a", b"b"], [b"c"]]
 
 
-def test_a_listener_sees_its_batch_as_durable(make):
+def test_a_listener_sees_its_batch_as_durable(make: Make) -> None:
     ledgers = make()
     stream = ledgers.open_stream("s")
     seen = []
@@ -379,9 +386,9 @@ def test_a_listener_sees_its_batch_as_durable(make):
     assert seen == [Position(1, 1)]
 
 
-def test_no_listener_is_called_after_its_cancellation(make):
+def test_no_listener_is_called_after_its_cancellation(make: Make) -> None:
     stream = make().open_stream("s")
-    first, second = [], []
+    first, second = list[EntryBatch](), list[EntryBatch]()
     subscription = stream.subscribe(first.append)
     stream.subscribe(second.append)
     stream.append([b"a"])
@@ -391,9 +398,9 @@ def test_no_listener_is_called_after_its_cancellation(make):
     assert (len(first), len(second)) == (1, 2)
 
 
-def test_a_listener_may_cancel_itself(make):
+def test_a_listener_may_cancel_itself(make: Make) -> None:
     stream = make().open_stream("s")
-    heard = []
+    heard: list[EntryBatch] = []
 
     def once(batch: EntryBatch) -> None:
         heard.append(batch)
@@ -405,9 +412,9 @@ def test_a_listener_may_cancel_itself(make):
     assert len(heard) == 1
 
 
-def test_a_failing_listener_is_logged_and_harms_nobody(make, caplog):
+def test_a_failing_listener_is_logged_and_harms_nobody(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     stream = make().open_stream("s")
-    heard = []
+    heard: list[EntryBatch] = []
 
     def fail(batch: EntryBatch) -> None:
         raise RuntimeError("no")
@@ -419,7 +426,7 @@ def test_a_failing_listener_is_logged_and_harms_nobody(make, caplog):
     assert "stream s: a listener failed at 1:0" in caplog.text
 
 
-def test_threads_append_and_read_at_once_without_tearing_a_call(make):
+def test_threads_append_and_read_at_once_without_tearing_a_call(make: Make) -> None:
     """Four writers, two readers: each call's entries stay together and in order, and what was read once stays."""
     stream = make(ledger_entries_max=37).open_stream("s")
     heard: list[bytes] = []
@@ -456,7 +463,7 @@ def test_threads_append_and_read_at_once_without_tearing_a_call(make):
     assert all(len({p.rsplit(b":", 1)[0] for p in call}) == 1 for call in calls)
 
 
-def test_a_closed_database_says_so(make):
+def test_a_closed_database_says_so(make: Make) -> None:
     ledgers = make()
     stream = ledgers.open_stream("s")
     ledgers.close()

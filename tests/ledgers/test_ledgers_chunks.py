@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ def same(left: EntryBatch, right: EntryBatch) -> bool:
     times=st.lists(st.integers(-1, 3), min_size=12, max_size=12),
     start=st.integers(0, 11),
 )
-def test_any_entries_come_out_of_their_chunks_as_they_went_in(lengths, times, start):
+def test_any_entries_come_out_of_their_chunks_as_they_went_in(lengths: list[int], times: list[int], start: int) -> None:
     batch = EntryBatch.build(7, 40, [b"%d" % (i % 10) * n for i, n in enumerate(lengths)], times[: len(lengths)])
     batch = batch.slice(min(start, len(batch) - 1), len(batch))
     pieces = list(cut_chunks(batch))
@@ -30,38 +32,40 @@ def test_any_entries_come_out_of_their_chunks_as_they_went_in(lengths, times, st
     assert same(join_chunks([encode_chunk(p) for p in pieces], batch.first), batch)
 
 
-def test_chunks_are_as_large_as_they_may_be():
+def test_chunks_are_as_large_as_they_may_be() -> None:
     batch = EntryBatch.build(1, 0, [b"x" * 1000] * 2500)
     assert [len(piece) for piece in cut_chunks(batch)] == [1048, 1048, 404]
     empty = EntryBatch.build(1, 0, [b""] * (CHUNK_ENTRIES_MAX + 1))
     assert [len(piece) for piece in cut_chunks(empty)] == [CHUNK_ENTRIES_MAX, 1]
 
 
-def test_equal_lengths_and_times_take_no_room():
+def test_equal_lengths_and_times_take_no_room() -> None:
     chunk = encode_chunk(EntryBatch.build(1, 0, [b"ab", b"cd"], 5))
     assert (chunk.lengths, chunk.times, chunk.first_time_ms) == (None, None, 5)
 
 
 @pytest.mark.parametrize("field", ["lengths", "times", "payload"])
-def test_every_flipped_bit_is_found(field):
+def test_every_flipped_bit_is_found(field: str) -> None:
     chunk = encode_chunk(EntryBatch.build(3, 9, [b"ab", b"c", b"defg"], [1, 2, 3]))
-    blob = getattr(chunk, field)
+    blob: bytes = getattr(chunk, field)
     for bit in range(len(blob) * 8):
         damaged = bytearray(blob)
         damaged[bit // 8] ^= 1 << bit % 8
+        changed: dict[str, Any] = {field: bytes(damaged)}
         with pytest.raises(FormatError, match="ledger 3 chunk 9"):
-            join_chunks([chunk._replace(**{field: bytes(damaged)})], Position(3, 9))
+            join_chunks([chunk._replace(**changed)], Position(3, 9))
 
 
 @pytest.mark.parametrize("field", ["ledger_id", "first_entry_id", "entries", "first_time_ms", "crc"])
-def test_every_wrong_number_is_found(field):
+def test_every_wrong_number_is_found(field: str) -> None:
     chunk = encode_chunk(EntryBatch.build(3, 9, [b"ab", b"c", b"defg"], [1, 2, 3]))
     for wrong in (getattr(chunk, field) + 1, getattr(chunk, field) - 1, 0):
+        changed: dict[str, Any] = {field: wrong}
         with pytest.raises(FormatError):
-            join_chunks([chunk._replace(**{field: wrong})], Position(3, 9))
+            join_chunks([chunk._replace(**changed)], Position(3, 9))
 
 
-def test_columns_that_were_written_wrong_are_found_behind_a_right_checksum():
+def test_columns_that_were_written_wrong_are_found_behind_a_right_checksum() -> None:
     good = encode_chunk(EntryBatch.build(3, 0, [b"ab", b"c"], [1, 2]))
     for lengths, times, payload in (
         (np.array([2, 2], "<i4").tobytes(), good.times, good.payload),
@@ -75,7 +79,7 @@ def test_columns_that_were_written_wrong_are_found_behind_a_right_checksum():
             join_chunks([good._replace(lengths=lengths, times=times, payload=payload, crc=crc)], Position(3, 0))
 
 
-def test_missing_rows_are_found():
+def test_missing_rows_are_found() -> None:
     rows = [encode_chunk(EntryBatch.build(3, n, [b"%d" % n])) for n in range(4)]
     for some, wanted in ((rows[1:], 0), ([rows[0], rows[2]], 0), (rows[:2], 2), ([], 0)):
         with pytest.raises(Inconsistent, match="missing"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from ledger_cases import payloads_of, read_all
 
 from offloader.errors import (
     AccessDenied,
@@ -25,15 +25,16 @@ from offloader.errors import (
 )
 from offloader.ledgers.database import PAGE_BYTES, RESERVE_BYTES, database_path
 from offloader.ledgers.embedded import ENTRY_BYTES_MAX, EmbeddedLedgers
+from tests.ledgers.ledger_cases import payloads_of, read_all
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path: Path) -> str:
     return str(tmp_path / "l.db")
 
 
 @pytest.fixture
-def ledgers(path):
+def ledgers(path: str) -> Iterator[EmbeddedLedgers]:
     opened = EmbeddedLedgers(path, busy_timeout_s=0.1)
     yield opened
     opened.close()
@@ -56,18 +57,18 @@ def one_line(error: OffloaderError, path: str) -> None:
         ("/abs/plain.db", "/abs/plain.db"),
     ],
 )
-def test_urls_and_paths_name_the_file(url, path):
+def test_urls_and_paths_name_the_file(url: str, path: str) -> None:
     assert database_path(url) == path
 
 
 @pytest.mark.parametrize("url", ["", "postgres://x/y", "sqlite://host/x.db", "sqlite:///", "sqlite://", "a\0b"])
-def test_other_urls_are_refused(url):
+def test_other_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidCall, match="ledgers ") as caught:
         EmbeddedLedgers(url)
     assert "sqlite:///relative.db" in caught.value.hint
 
 
-def test_a_directory_that_cant_be_made_is_named(tmp_path):
+def test_a_directory_that_cant_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     path = str(tmp_path / "file" / "l.db")
     with pytest.raises(AccessDenied) as caught:
@@ -75,19 +76,19 @@ def test_a_directory_that_cant_be_made_is_named(tmp_path):
     one_line(caught.value, path)
 
 
-def test_a_place_nobody_may_write_to_is_named():
+def test_a_place_nobody_may_write_to_is_named() -> None:
     with pytest.raises(AccessDenied) as caught:
         EmbeddedLedgers("/proc/offloader-test.db")
     one_line(caught.value, "/proc/offloader-test.db")
 
 
-def test_a_directory_in_the_files_place_is_named(tmp_path):
+def test_a_directory_in_the_files_place_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccessDenied) as caught:
         EmbeddedLedgers(str(tmp_path))
     one_line(caught.value, str(tmp_path))
 
 
-def test_a_missing_database_is_created_only_when_asked(tmp_path):
+def test_a_missing_database_is_created_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "l.db"
     with pytest.raises(NotFound) as caught:
         EmbeddedLedgers(str(path), create=False)
@@ -95,7 +96,7 @@ def test_a_missing_database_is_created_only_when_asked(tmp_path):
     assert not path.parent.exists()
 
 
-def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path):
+def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     path.write_bytes(b"this is a letter, not a database, and it is longer than a header\n" * 20)
     before = path.read_bytes()
@@ -105,7 +106,7 @@ def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_another_programs_database_is_refused_and_kept(tmp_path):
+def test_another_programs_database_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE theirs (x)")
@@ -117,7 +118,7 @@ def test_another_programs_database_is_refused_and_kept(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_newer_layout_is_refused(ledgers, path):
+def test_a_newer_layout_is_refused(ledgers: EmbeddedLedgers, path: str) -> None:
     ledgers.close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
@@ -126,7 +127,7 @@ def test_a_newer_layout_is_refused(ledgers, path):
         EmbeddedLedgers(path)
 
 
-def test_a_full_disk_changes_nothing_and_can_be_retried(ledgers, path):
+def test_a_full_disk_changes_nothing_and_can_be_retried(ledgers: EmbeddedLedgers, path: str) -> None:
     stream = ledgers.open_stream("s")
     stream.append([b"kept"], notes={"k": b"1"})
     pages = ledgers._database._writer.execute("PRAGMA page_count").fetchone()[0]
@@ -142,7 +143,7 @@ def test_a_full_disk_changes_nothing_and_can_be_retried(ledgers, path):
     assert payloads_of(stream) == [b"kept", b"again"]
 
 
-def test_an_append_leaves_the_room_that_deleting_needs(ledgers, path):
+def test_an_append_leaves_the_room_that_deleting_needs(ledgers: EmbeddedLedgers, path: str) -> None:
     stream = ledgers.open_stream("s")
     stream.append([b"old"])
     stream.close_ledger()
@@ -162,7 +163,7 @@ def test_an_append_leaves_the_room_that_deleting_needs(ledgers, path):
     assert payloads_of(stream) == [bytes(40), bytes(59)]
 
 
-def test_an_append_may_take_the_room_of_what_was_deleted(ledgers, path):
+def test_an_append_may_take_the_room_of_what_was_deleted(ledgers: EmbeddedLedgers, path: str) -> None:
     stream = ledgers.open_stream("s")
     stream.append([bytes(1_000_000)] * 4)
     stream.close_ledger()
@@ -175,7 +176,7 @@ def test_an_append_may_take_the_room_of_what_was_deleted(ledgers, path):
     assert payloads_of(stream) == [bytes(1_000_000)] * 2
 
 
-def test_a_disk_without_room_to_open_what_is_there_is_called_full(ledgers, path):
+def test_a_disk_without_room_to_open_what_is_there_is_called_full(ledgers: EmbeddedLedgers, path: str) -> None:
     """A process that may not make a file of more than 16 KiB sees what one on a full disk sees."""
     ledgers.open_stream("s").append([b"kept"])
     ledgers.close()
@@ -194,7 +195,7 @@ def test_a_disk_without_room_to_open_what_is_there_is_called_full(ledgers, path)
     again.close()
 
 
-def test_a_lock_that_is_held_too_long_changes_nothing_and_can_be_retried(ledgers, path):
+def test_a_lock_that_is_held_too_long_changes_nothing_and_can_be_retried(ledgers: EmbeddedLedgers, path: str) -> None:
     stream = ledgers.open_stream("s")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -225,7 +226,7 @@ def test_a_lock_that_is_held_too_long_changes_nothing_and_can_be_retried(ledgers
         "UPDATE chunks SET payload = 7",
     ],
 )
-def test_damaged_entries_are_never_answered(ledgers, path, damage):
+def test_damaged_entries_are_never_answered(ledgers: EmbeddedLedgers, path: str, damage: str) -> None:
     """Names the database, the ledger and the chunk; the kind says that data needs repair."""
     stream = ledgers.open_stream("s")
     stream.append([b"aa", b"bbb", b"cc"], [1, 2, 3])
@@ -241,7 +242,7 @@ def test_damaged_entries_are_never_answered(ledgers, path, damage):
     assert "stream 's'" in str(caught.value)
 
 
-def test_an_entry_above_the_limit_is_refused(ledgers):
+def test_an_entry_above_the_limit_is_refused(ledgers: EmbeddedLedgers) -> None:
     stream = ledgers.open_stream("s")
     # zeros that nobody touches take no memory
     too_long = np.zeros(ENTRY_BYTES_MAX + 1, dtype=np.uint8)
@@ -272,7 +273,7 @@ print(before, stream.read(before, 0).payload_bytes, stream.last_position())
 """
 
 
-def test_a_disk_that_fails_in_the_middle_of_a_write_leaves_the_old_state(tmp_path, path):
+def test_a_disk_that_fails_in_the_middle_of_a_write_leaves_the_old_state(tmp_path: Path, path: str) -> None:
     """Writes beyond a size limit fail in the operating system, below SQLite."""
     done = subprocess.run([sys.executable, "-c", _WITH_A_FILE_LIMIT, path], capture_output=True, text=True, check=True)
     error, state = done.stdout.splitlines()

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from ledger_cases import START_MS, TurnedClock, read_all
 
 from formats.entries import Position
 from offloader.errors import Fenced
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.settings import LedgerSettings
+from tests.ledgers.ledger_cases import START_MS, TurnedClock, read_all
+from tests.support.presence import there
 
 SETTINGS = LedgerSettings(ledger_bytes_max=200, ledger_entries_max=9, ledger_age_minutes_max=1.0)
 
@@ -129,13 +130,13 @@ class LedgersAgainstAList(RuleBasedStateMachine):
         if not rest:
             assert batch is None
             return
-        fitting, total = [], 0
+        fitting, total = list[tuple[Position, bytes, int]](), 0
         for position, payload, time in rest:
             total += len(payload)
             if position.ledger_id != rest[0][0].ledger_id or (fitting and total > max_bytes):
                 break
             fitting.append((position, payload, time))
-        assert [(e.position, e.payload, e.publish_time_ms) for e in batch.entries()] == fitting
+        assert [(e.position, e.payload, e.publish_time_ms) for e in there(batch).entries()] == fitting
 
     @invariant()
     def same_as_the_list(self) -> None:

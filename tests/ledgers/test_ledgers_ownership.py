@@ -4,48 +4,51 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from ledger_cases import payloads_of, read_all
 
-from formats.entries import Position
+from formats.entries import EntryBatch, Position
 from offloader.errors import Fenced, InvalidCall, NotFound, Unsupported
 from offloader.ledgers.embedded import EmbeddedLedgers
+from tests.ledgers.ledger_cases import payloads_of, read_all
+from tests.support.presence import there
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(tmp_path: Path) -> str:
     return str(tmp_path / "new" / "dir" / "l.db")
 
 
 @pytest.fixture
-def ledgers(path):
+def ledgers(path: str) -> Iterator[EmbeddedLedgers]:
     opened = EmbeddedLedgers(path)
     yield opened
     opened.close()
 
 
-def test_opening_again_closes_the_open_ledger_and_starts_a_new_one(ledgers):
+def test_opening_again_closes_the_open_ledger_and_starts_a_new_one(ledgers: EmbeddedLedgers) -> None:
     old = ledgers.open_stream("s")
     old.append([b"a"])
     new = ledgers.open_stream("s")
-    assert new.owner == old.owner + 1
+    assert new.owner == there(old.owner) + 1
     assert [(x.ledger_id, x.closed, x.entries) for x in new.ledgers()] == [(1, True, 1), (2, False, 0)]
 
 
-def test_opening_again_and_again_piles_up_no_empty_ledgers(ledgers):
+def test_opening_again_and_again_piles_up_no_empty_ledgers(ledgers: EmbeddedLedgers) -> None:
     for _ in range(5):
         stream = ledgers.open_stream("s")
     assert [(x.ledger_id, x.closed) for x in stream.ledgers()] == [(5, False)]
 
 
-def test_an_older_owner_can_change_nothing(ledgers):
+def test_an_older_owner_can_change_nothing(ledgers: EmbeddedLedgers) -> None:
     old = ledgers.open_stream("s")
     old.append([b"a"])
     old.close_ledger()
     new = ledgers.open_stream("s")
     new.append([b"b"])
-    heard = []
+    heard: list[EntryBatch] = []
     old.subscribe(heard.append)
     for change in (
         lambda: old.append([b"x"], notes={"k": b"v"}),
@@ -60,13 +63,13 @@ def test_an_older_owner_can_change_nothing(ledgers):
     assert (new.get_note("k"), new.released_position(), heard) == (None, None, [])
 
 
-def test_an_older_owner_still_reads(ledgers):
+def test_an_older_owner_still_reads(ledgers: EmbeddedLedgers) -> None:
     old = ledgers.open_stream("s")
     ledgers.open_stream("s").append([b"b"])
     assert payloads_of(old) == [b"b"]
 
 
-def test_a_view_reads_and_changes_nothing(ledgers):
+def test_a_view_reads_and_changes_nothing(ledgers: EmbeddedLedgers) -> None:
     owner = ledgers.open_stream("s")
     view = ledgers.view_stream("s")
     owner.append([b"a"])
@@ -85,7 +88,7 @@ def test_a_view_reads_and_changes_nothing(ledgers):
     assert payloads_of(view) == [b"a", b"b"]
 
 
-def test_a_view_of_an_unknown_stream_is_refused(ledgers):
+def test_a_view_of_an_unknown_stream_is_refused(ledgers: EmbeddedLedgers) -> None:
     with pytest.raises(NotFound, match=r"stream 'nope'.*it has no streams"):
         ledgers.view_stream("nope")
     ledgers.open_stream("s")
@@ -95,7 +98,7 @@ def test_a_view_of_an_unknown_stream_is_refused(ledgers):
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 1025, "\0"])
-def test_a_bad_stream_name_is_refused(ledgers, name):
+def test_a_bad_stream_name_is_refused(ledgers: EmbeddedLedgers, name: str) -> None:
     with pytest.raises(InvalidCall, match="no stream name"):
         ledgers.open_stream(name)
     assert ledgers.streams() == []
@@ -111,7 +114,7 @@ print(stream.owner, flush=True)
 """
 
 
-def test_another_process_takes_the_stream_over(ledgers, path):
+def test_another_process_takes_the_stream_over(ledgers: EmbeddedLedgers, path: str) -> None:
     mine = ledgers.open_stream("s")
     mine.append([b"mine"])
     done = subprocess.run([sys.executable, "-c", _OPEN_AND_APPEND, path], capture_output=True, text=True, check=True)
@@ -122,7 +125,7 @@ def test_another_process_takes_the_stream_over(ledgers, path):
     assert [x.closed for x in mine.ledgers()] == [True, False]
 
 
-def test_two_processes_may_create_the_database_at_once(path):
+def test_two_processes_may_create_the_database_at_once(path: str) -> None:
     """SQLite doesn't wait for locks when it switches to the write-ahead log; we do."""
     script = _OPEN_AND_APPEND.replace('"s"', "sys.argv[2]")
     children = [
@@ -154,7 +157,7 @@ while True:
 """
 
 
-def test_kill_9_leaves_exactly_the_acknowledged_entries_or_one_whole_call_more(path):
+def test_kill_9_leaves_exactly_the_acknowledged_entries_or_one_whole_call_more(path: str) -> None:
     acknowledged = 0
     for lines in (3, 9, 14):
         child = subprocess.Popen([sys.executable, "-c", _APPEND_FOR_EVER, path], stdout=subprocess.PIPE)

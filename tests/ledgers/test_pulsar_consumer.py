@@ -65,7 +65,7 @@ def stored(topic: FakeTopic) -> list[tuple[Position, bytes]]:
 def take(consumer: Consumer, count: int) -> list[Delivery]:
     """Exactly ``count`` entries, however they come."""
     found: list[Delivery] = []
-    eventually(lambda: found.extend(consumer.take(0.05)) or len(found) >= count)
+    eventually(lambda: len(found) >= count, first=lambda: found.extend(consumer.take(0.05)))
     assert len(found) == count
     return found
 

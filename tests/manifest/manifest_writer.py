@@ -29,7 +29,7 @@ def main() -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     epoch = log.open_epoch()
-    committed, fenced = [], False
+    committed, fenced = list[int](), False
     # The first one goes on until it is stopped: it is the second one's work that has to come to an end.
     limit = COMMITS_MAX if epoch == 1 else task["commits"]
     try:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
-from typing import TypeVar
+from typing import Literal, TypeVar
 from uuid import UUID
 
+from formats.buffers import Pieces
 from formats.checksum import crc32c
 from formats.entries import Position
 from formats.keys import (
@@ -157,8 +159,8 @@ class World:
         state = log.state
         for segment in state.assigned():
             if segment.epoch == log.epoch:
-                return lambda segment=segment: self._upload(log, segment)
-            return lambda segment=segment: self._settle(log, segment)
+                return partial(self._upload, log, segment)
+            return partial(self._settle, log, segment)
         if self.backfill and not len(state.segments):
             return lambda: [self._assign(log, entry, entry) for entry in range(self.tail)]
         begin = 0 if state.newest_end is None else state.newest_end.entry_id + 1
@@ -188,7 +190,7 @@ class World:
         finished, data = build([batch_of(LEDGER, first, last - first + 1)], 1024 * (log.epoch or 1))
         keys = data_key(STREAM, segment.uuid), index_key(STREAM, segment.uuid)
         upload = SegmentUpload(log.store, *keys, _metadata(log, "data"), _metadata(log, "index"))
-        part = Part(1, 0, bytearray(data), crc32c(data))
+        part = Part(1, 0, Pieces([data]), crc32c(data))
         try:
             if self.multipart:
                 _until_known(lambda: upload.send_part(part))
@@ -284,7 +286,7 @@ def _until_known(call: Callable[[], _Answer]) -> _Answer:
             continue
 
 
-def _metadata(log: ManifestLog, role: str) -> dict[str, str]:
+def _metadata(log: ManifestLog, role: Literal["data", "index"]) -> dict[str, str]:
     return dict(
         object_metadata(
             role=role,

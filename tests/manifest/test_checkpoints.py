@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -32,10 +33,11 @@ from offloader.manifest.expiry import ExpiredObjects, expire_records
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.sealing import RUN_ROWS_MIN
-from offloader.manifest.state import SegmentStatus
+from offloader.manifest.segment_table import SegmentTable
+from offloader.manifest.state import ManifestState, SegmentStatus
 from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
-from offloader.store.base import OVERWRITE
+from offloader.store.base import OVERWRITE, Body, ByteRange, ObjectInfo
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -330,7 +332,7 @@ def test_a_checkpoint_left_by_a_stalled_checkpointer_is_not_named_when_its_runs_
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
-def replace_runs(state, base):  # type: ignore[no-untyped-def]
+def replace_runs(state: ManifestState, base: ManifestState) -> SegmentTable:
     return base.segments if state.segments is not base.segments else state.segments
 
 
@@ -365,8 +367,8 @@ def test_a_load_that_a_checkpoint_and_the_deletion_behind_it_overtake_starts_ove
     class Overtaken(FaultyStore):
         """Once the boundary was read, everything moves on before the next call."""
 
-        def get(self, key: str, byte_range: object = None) -> tuple[bytes, object]:  # type: ignore[override]
-            answer = super().get(key, byte_range)  # type: ignore[arg-type]
+        def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+            answer = super().get(key, byte_range)
             if key.endswith("boundary") and len(self.calls) == 2:
                 log.checkpoint()
                 bench.clock.advance(HOURS_24_S + 1)
@@ -692,13 +694,13 @@ def test_a_record_that_was_won_folded_and_deleted_while_its_writer_stalled_is_re
     bench.store.set_faults([Fault(call=1, verb="put", after=True, error=OutcomeUnknown)])
 
     class Stalls(FaultyStore):
-        def put(self, key: str, body: object, **more: object) -> object:  # type: ignore[override]
+        def put(self, key: str, body: Body, **more: Any) -> ObjectInfo:
             if record_number(key) == 2 and [k for v, k in self.calls if v == "put" and k == key]:
                 # The first answer was lost; before the repeat the record is folded and deleted.
                 checkpoint_now(bench.memory, load_manifest(bench.memory, STREAM), os.urandom)
                 bench.clock.advance(HOURS_24_S + 1)
                 bench.expire()
-            return super().put(key, body, **more)  # type: ignore[arg-type]
+            return super().put(key, body, **more)
 
     log.store = Stalls(bench.memory, [Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknown)])
 
@@ -716,12 +718,12 @@ def test_an_epoch_that_was_opened_folded_and_deleted_while_its_writer_stalled_is
     log.load(create=True)
 
     class Stalls(FaultyStore):
-        def put(self, key: str, body: object, **more: object) -> object:  # type: ignore[override]
+        def put(self, key: str, body: Body, **more: Any) -> ObjectInfo:
             if record_number(key) == 1 and [k for v, k in self.calls if v == "put" and k == key]:
                 checkpoint_now(bench.memory, load_manifest(bench.memory, STREAM), os.urandom)
                 bench.clock.advance(HOURS_24_S + 1)
                 bench.expire()
-            return super().put(key, body, **more)  # type: ignore[arg-type]
+            return super().put(key, body, **more)
 
     log.store = Stalls(bench.memory, [Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknown)])
 

@@ -75,7 +75,7 @@ def test_records_are_numbered_and_what_one_writes_all_read(
     state = load_manifest(memory, STREAM)
 
     assert state == log.state
-    assert (state.record_id, state.epoch, state.closed_ledgers) == (3, 1, {1: 9, 2: 9})
+    assert (state.record_id, state.epoch, dict(state.closed_ledgers)) == (3, 1, {1: 9, 2: 9})
     assert decode_record(memory.get(key_of(log, 1))[0]).edits == (OpenEpoch(1),)
 
 

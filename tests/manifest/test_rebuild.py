@@ -116,7 +116,7 @@ def test_an_end_is_proven_by_the_size_that_the_ledger_had_when_it_was_closed() -
     ):
         builder = SegmentBuilder(layout=Layout.V2, block_bytes=1024, part_bytes=1 << 20)
         parts = builder.append(batch)
-        finished = builder.finish(facts)  # type: ignore[arg-type]
+        finished = builder.finish(facts)
         uuid = new_segment_uuid(writer.log.state.incarnation, random.getrandbits(64))
         data = b"".join(bytes(part.data) for part in [*parts, *finished.parts])
         put_objects(writer.store, writer.log, uuid, None, finished, data)

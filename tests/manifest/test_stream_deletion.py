@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,6 +20,7 @@ from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.manifest.store_time import TIME_KEY, ClockSkew, time_for_deletion_ms
 from offloader.manifest.stream_deletion import DeadIncarnation, StreamDeletion, delete_stream, sweep_dead_incarnations
+from offloader.store.base import Body, ObjectInfo
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -117,7 +119,14 @@ def test_a_second_deleter_that_wakes_up_late_takes_nothing_of_the_new_stream() -
         again: list[ManifestLog] = []
 
         class Stalled(FaultyStore):
-            def _next(self, verb: str, key: str, bench=bench, again=again, at=stalls_at) -> Fault | None:  # type: ignore[no-untyped-def,override]
+            def _next(
+                self,
+                verb: str,
+                key: str,
+                bench: Bench = bench,
+                again: list[ManifestLog] = again,
+                at: int = stalls_at,
+            ) -> Fault | None:
                 if len(self.calls) + 1 == at:
                     delete_stream(bench.memory, STREAM, clock=bench.clock, delete_objects=lambda _: None)
                     again.append(ManifestLog(bench.memory, STREAM, clock=bench.clock))
@@ -147,12 +156,12 @@ def test_a_creator_that_stalled_over_a_whole_deletion_doesn_t_revive_the_dead_in
     bench.memory.delete([key])  # a stream whose creator got no further than its entry
 
     class Stalled(FaultyStore):
-        def put(self, key: str, body: object, **more: object) -> object:  # type: ignore[override]
+        def put(self, key: str, body: Body, **more: Any) -> ObjectInfo:
             if key.endswith("boundary"):
                 bench.delete()
                 bench.clock.advance(HOURS_24_S + 1)
                 bench.delete()
-            return super().put(key, body, **more)  # type: ignore[arg-type]
+            return super().put(key, body, **more)
 
     late = ManifestLog(Stalled(bench.memory), STREAM, clock=bench.clock)
     with pytest.raises(NotFound, match="deleted meanwhile"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -251,12 +252,14 @@ def test_of_two_whole_attempts_the_newer_counts(store: ObjectStore) -> None:
     put_golden(store, [case])
     older = store.head(case["index"]["key"]).modified_ms
     newer = UUID("99999999-9999-4999-8999-999999999999")
+
+    def put_newer(key: str, body: bytes, metadata: Mapping[str, str]) -> bool:
+        return store.put(key, body, metadata=metadata).modified_ms > older
+
     for role in ("data", "index"):
         body, info = store.get(case[role]["key"])
         key = case[role]["key"].replace(case["uuid"], str(newer))
-        eventually(
-            lambda key=key, body=body, info=info: store.put(key, body, metadata=info.metadata).modified_ms > older
-        )
+        eventually(partial(put_newer, key, body, info.metadata))
 
     [found] = adopted(store).streams
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -148,7 +149,7 @@ def test_the_limit_of_one_leaves_one_ahead() -> None:
         nonlocal taken
         for number in range(100):
             taken += 1
-            yield lambda number=number: number
+            yield partial(int, number)
 
     results = Workers(1).in_order(tasks())
     for number in range(10):

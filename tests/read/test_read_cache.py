@@ -14,9 +14,14 @@ from tests.support.waiting import PATIENCE_S
 
 
 def test_a_value_is_loaded_once_and_then_held() -> None:
-    cache, loads = Cache(100), []
+    cache, loads = Cache(100), list[int]()
+
+    def load() -> str:
+        loads.append(1)
+        return "value"
+
     for _ in range(3):
-        assert cache.get("a", lambda: loads.append(1) or "value", len) == "value"
+        assert cache.get("a", load, len) == "value"
     assert loads == [1]
     assert (cache.status.hits, cache.status.misses, cache.status.held_bytes) == (2, 1, 5)
 

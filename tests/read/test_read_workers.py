@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_results_come_in_the_order_of_the_tasks_whatever_order_they_finish_in() 
         return number
 
     workers = Workers(4)
-    assert list(workers.in_order((lambda n=n: task(n)) for n in range(5))) == [0, 1, 2, 3, 4]
+    assert list(workers.in_order(partial(task, n) for n in range(5))) == [0, 1, 2, 3, 4]
 
 
 def test_no_more_tasks_run_at_once_than_the_limit_over_all_iterators_of_one_object() -> None:

@@ -123,7 +123,7 @@ def situations(draw: st.DrawFn) -> Situation:
     now_ms = draw(st.integers(times[-1] if times else 0, 80))
     # Heads lie anywhere, also aside of the records: manual truncations do that
     head = draw(st.just(stream.first_cut) | cuts(stream))
-    if recorded and draw(st.booleans()):
+    if bool(recorded) and draw(st.booleans()):
         head = stream.meet([head, recorded[-1]])
     subscriptions = [
         Subscription(
@@ -145,6 +145,6 @@ def situations(draw: st.DrawFn) -> Situation:
         created_ms=draw(st.none() | st.integers(0, now_ms)),
         head_time_ms=draw(st.none() | st.integers(0, now_ms)),
         subscriptions=tuple(subscriptions),
-        tail=stream.join([recorded[-1], draw(cuts(stream))]) if recorded and draw(st.booleans()) else None,
+        tail=stream.join([recorded[-1], draw(cuts(stream))]) if bool(recorded) and draw(st.booleans()) else None,
         offloaded=draw(st.none() | cuts(stream)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from offloader.retention.cuts import Cut, SegmentId
@@ -35,7 +36,7 @@ def who(name: str, cut: Offsets | None = None, start: Offsets | None = None, **m
 
 def stream(
     policy: Policy,
-    records: dict[int, Offsets],
+    records: Mapping[int, Offsets],
     *subscriptions: Subscription,
     now_ms: int = 100,
     head: Offsets | None = None,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from case_file import cut, segments
-
 from offloader.retention.cuts import UNBOUNDED, Cut, SegmentId
 from offloader.retention.decide import decide
 from offloader.retention.decision import Decision
@@ -15,6 +13,7 @@ from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.recorded import Record, RetentionSet
 from offloader.retention.situation import Situation, subscriptions_of
 from offloader.retention.subscribers import Registry
+from tests.retention.case_file import cut, segments
 
 Step = dict[str, Any]
 
@@ -60,7 +59,8 @@ class Scenario:
     def publish(self, step: Step) -> None:
         outcome = self.registry.publish(step["name"], step["generation"], cut(step["cut"]), self.lineage, now_ms=0)
         self.registry = outcome.registry
-        assert step.get("ideal", step["expect"]).removeprefix("STREAM_") == outcome.status.name
+        expected: str = step.get("ideal") or step["expect"]
+        assert expected.removeprefix("STREAM_") == outcome.status.name
 
     def record(self, step: Step) -> None:
         self.records = self.records.add(Record(step["time"], cut(step["cut"]), step["size"]))

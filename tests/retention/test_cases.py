@@ -12,8 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from case_file import case_file, cut, layout, lineage, segments, suite, target
-from scenario import Scenario
 
 from offloader.errors import InvalidCall
 from offloader.retention.cuts import Cut, Order
@@ -22,6 +20,8 @@ from offloader.retention.key_ranges import scale_problem
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
 from offloader.retention.recorded import Record, RetentionSet
+from tests.retention.case_file import case_file, cut, layout, lineage, segments, suite, target
+from tests.retention.scenario import Scenario
 
 Case = dict[str, Any]
 
@@ -173,5 +173,5 @@ def test_no_case_is_left_out() -> None:
     held = {name: len(cases) for name, cases in case_file().items() if isinstance(cases, list)}
     elsewhere = {name: held[name] for name in ("reader_group_config", "subscriber_registry") if name in held}
     here = Counter(name for name, _, _ in CASES)
-    assert held == {**here, **elsewhere}
+    assert held == dict(here) | elsewhere
     assert len(CASES) == sum(held.values()) - sum(elsewhere.values())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from case_file import cut
-from histories import cuts, lineages, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offloader.retention.cuts import FUTURE, Consumed, Cut, Order, SegmentId
 from offloader.retention.lineage import Lineage, StreamSegment
+from tests.retention.case_file import cut
+from tests.retention.histories import cuts, lineages, read
 
 
 @st.composite

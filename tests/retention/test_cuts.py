@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from case_file import cut, layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from formats.entries import Position
 from offloader.errors import InvalidCall
 from offloader.retention.cuts import FUTURE, UNBOUNDED, Cut, Order, SegmentId
 from offloader.retention.lineage import Lineage, LineageMeasure
+from tests.retention.case_file import cut, layout
 
 #: The guide's case 1 of section 5.
 WIDE = cut({"1.1": 10, "2.1": 20, "3.1": 30, "4.1": 20, "5.2": 50, "8.2": 50, "9.2": 60, "10.2": -1})

@@ -6,10 +6,8 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from histories import cuts, limits, lineages, policies, situations
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from independent_cycle import IndependentCycle
 
 from offloader.retention.cuts import FUTURE, Cut, Order
 from offloader.retention.decide import decide, window
@@ -18,6 +16,8 @@ from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Policy, Unit
 from offloader.retention.recorded import Record, RetentionSet
 from offloader.retention.situation import Situation, Subscription
+from tests.retention.histories import cuts, limits, lineages, policies, situations
+from tests.retention.independent_cycle import IndependentCycle
 
 
 @settings(max_examples=450, deadline=None)

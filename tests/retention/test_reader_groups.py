@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from formats.entries import Position
@@ -131,10 +133,11 @@ def test_only_manual_groups_are_told_what_to_publish(retention: RetentionType) -
     bench = Bench(retention)
     bench.groups.start_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
-    for act in (
+    acts: list[Callable[[], object]] = [
         lambda: bench.groups.update_truncation_checkpoint("rg", "c1"),
         lambda: bench.groups.update_truncation_cuts("rg", {ONE: at(3)}),
-    ):
+    ]
+    for act in acts:
         with pytest.raises(Unsupported, match="only manual ones"):
             act()
 

@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_stream import at, by_size, stream
 
 from offloader.retention.cuts import Cut, SegmentId
 from offloader.retention.decide import window
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
 from offloader.retention.recorded import RECORDS_MAX, Record, RetentionSet
+from tests.retention.plain_stream import at, by_size, stream
 
 MINUTE_MS = 60_000
 HALF_HOUR_MS = 30 * MINUTE_MS

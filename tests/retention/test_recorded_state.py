@@ -12,7 +12,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.stream_deletion import delete_stream
 from offloader.retention import recorded_state
 from offloader.retention.cuts import Cut
-from offloader.retention.decide import Situation, Subscription, decide
+from offloader.retention.decide import decide
 from offloader.retention.own_cuts import OwnCuts
 from offloader.retention.place import Place
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
@@ -26,6 +26,7 @@ from offloader.retention.recorded_state import (
     read_records,
     remember_decision,
 )
+from offloader.retention.situation import Situation, Subscription
 from offloader.retention.stream_retention import StreamRetention, open_retention
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock

@@ -7,7 +7,6 @@ from itertools import count
 from typing import Any
 
 import pytest
-from case_file import cut, suite
 
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import ManifestLog
@@ -20,6 +19,7 @@ from offloader.retention.stream_retention import StreamRetention
 from offloader.retention.subscribers import Registry
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
+from tests.retention.case_file import cut, suite
 
 Case = dict[str, Any]
 _names = count()

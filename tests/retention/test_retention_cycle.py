@@ -94,8 +94,9 @@ def test_unread_data_above_max_goes_and_the_decision_says_who_lost_it() -> None:
     bench.grow_and_run(5)
     retention = open_retention(bench.memory, STREAM, clock=bench.clock)
     lost = [each for each in read_decisions(retention, retention.place()) if each["overridden"]]
-    assert bench.head() is not None
-    assert Position(2, 0) < bench.head()
+    head = bench.head()
+    assert head is not None
+    assert Position(2, 0) < head
     assert [each["name"] for each in lost[0]["overridden"]] == ["slow"]
     assert lost[0]["overridden"][0]["reason"] == OverrideReason.ABOVE_MAX.name.lower()
 
@@ -189,7 +190,7 @@ def test_a_subscriber_who_registers_while_it_is_decided_counts() -> None:
     bench.grow(ledgers=3)
     bench.subscribe("fast")
     bench.publish("fast", Position(3, 0))
-    real, seen = bench.memory.get, []
+    real, seen = bench.memory.get, list[str]()
 
     class Meddling(MemoryStore):
         def __init__(self) -> None:

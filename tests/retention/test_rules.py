@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from plain_stream import Offsets, at, by_size, by_time, queue, stream, who
 
 from formats.entries import Position
 from offloader.errors import InvalidCall
@@ -18,11 +18,12 @@ from offloader.retention.policy import Limits, Unit
 from offloader.retention.recorded import Record, RetentionSet
 from offloader.retention.situation import Situation, Subscription, subscriptions_of
 from offloader.retention.subscribers import Registry
+from tests.retention.plain_stream import Offsets, at, by_size, by_time, queue, stream, who
 
 #: Records of a stream that writes ten bytes every ten ms; the newest is at 100.
 TENS = {time: (time,) for time in range(10, 101, 10)}
 FALLBACK = {"subscriber_timeout_ms": 10, "fallback_after_ms": 30}
-QUIET = {"is_active": False, "active_ms": 60}
+QUIET: dict[str, Any] = {"is_active": False, "active_ms": 60}
 
 # fmt: off
 EXAMPLES: list[tuple[Rule, Situation, Offsets | None]] = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -36,7 +38,7 @@ from offloader.retention.documents import CONFLICTS_MAX, UNKNOWN_REPEATS_MAX, Do
 from offloader.retention.place import find_place
 from offloader.retention.stream_retention import StreamRetention, open_retention
 from offloader.retention.subscribers import Activity, PublishStatus
-from offloader.store.base import IfMatch, ObjectStore
+from offloader.store.base import Body, IfMatch, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -332,7 +334,11 @@ class TestAmbiguousAnswers:
     @pytest.mark.parametrize("after", [False, True])
     def test_an_unknown_outcome_is_looked_up(self, bench: Bench, after: bool) -> None:
         retention = bench.retention()
-        for act in (lambda: retention.add("audit"), lambda: retention.publish("audit", Position(1, 10))):
+        acts: list[Callable[[], object]] = [
+            lambda: retention.add("audit"),
+            lambda: retention.publish("audit", Position(1, 10)),
+        ]
+        for act in acts:
             self.faults(bench, after=after)
             act()
         found = bench.retention().registry().subscribers["audit"]
@@ -407,18 +413,18 @@ class TestAmbiguousAnswers:
 class Racing(FaultyStore):
     """Loses the answer of the first put of ``key``, after others changed it; it landed before them, or never does."""
 
-    def __init__(self, inner: ObjectStore, key: str, others: object, landed: bool) -> None:
+    def __init__(self, inner: ObjectStore, key: str, others: Callable[[], object], landed: bool) -> None:
         super().__init__(inner)
         self.raced = False
         self._key, self._others, self._landed = key, others, landed
 
-    def put(self, key: str, body: object, **given: object) -> object:  # type: ignore[override]
+    def put(self, key: str, body: Body, **given: Any) -> ObjectInfo:
         if key != self._key or self.raced:
-            return super().put(key, body, **given)  # type: ignore[arg-type]
+            return super().put(key, body, **given)
         self.raced = True
         if self._landed:
-            super().put(key, body, **given)  # type: ignore[arg-type]
-        self._others()  # type: ignore[operator]
+            super().put(key, body, **given)
+        self._others()
         raise OutcomeUnknown(f"put of {key} broke off")
 
 

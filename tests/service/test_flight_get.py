@@ -172,7 +172,7 @@ def bearing(token: str) -> fl.FlightCallOptions:
 
 def test_a_token_opens_what_its_role_allows(store: MemoryStore, tmp_path: Path) -> None:
     tokens = {role: f"{role}-token-0123456789" for role in ("read", "write", "admin")}
-    settings = {}
+    settings: dict[str, Any] = {}
     for role, token in tokens.items():
         (tmp_path / role).write_text(token)
         settings[f"access__{role}_tokens"] = [f"file:{tmp_path / role}"]

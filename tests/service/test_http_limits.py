@@ -171,7 +171,7 @@ def test_a_slow_sender_is_cut(tmp_path: Path, sent: bytes) -> None:
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x00\xa5\x01"])
 def test_a_handshake_that_doesnt_come_is_cut_and_counts_as_a_connection(tmp_path: Path, sent: bytes) -> None:
     authority = Authority(tmp_path)
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "access": {"certificate_file": str(authority.issue("127.0.0.1"))},
         "http": {"request_seconds_max": BEGUN_WITHIN_S, "connections_max": 2},
     }

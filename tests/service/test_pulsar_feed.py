@@ -23,6 +23,7 @@ from offloader.service.assembly import Assembled
 from offloader.service.pulsar_feed import PulsarFeed
 from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
 from offloader.write.stream.status import Mode
+from tests.support.presence import there
 from tests.support.pulsar_cluster import Cluster, P, S, fake_cluster, streams_of, whats
 from tests.support.served import settings_file
 from tests.support.waiting import eventually
@@ -286,7 +287,7 @@ def test_subscriptions_hold_back_what_retention_deletes_and_the_broker_may_delet
         topic.acknowledge("billing", Position(3, 9))
         eventually(lambda: (_at(subscribers, "pulsar:billing") or Position(0, 0)) > Position(3, 9))
         cycle.run(f"{S}one")
-        assert load_manifest(cluster.store, f"{S}one").head > Position(3, 0)
+        assert there(load_manifest(cluster.store, f"{S}one").head) > Position(3, 0)
         topic.unsubscribe("billing")
         eventually(lambda: not subscribers.registry().subscribers)
 

@@ -36,7 +36,7 @@ def test_what_other_clusters_sent_is_offloaded_and_the_markers_of_replication_ar
     cluster: Cluster,
 ) -> None:
     topic = cluster.make("geo", entries=0)
-    sent = []
+    sent: list[Position] = []
 
     def replicated(count: int) -> None:
         for _ in range(count):

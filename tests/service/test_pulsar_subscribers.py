@@ -228,4 +228,4 @@ def test_retention_keeps_what_the_slowest_subscription_needs(place: Place) -> No
     place.tell()
     retention = open_retention(place.store, STREAM, clock=place.clock)
     bounds = retention.registry().bounding(Cut())
-    assert min(cut.offsets[partition_segment(0)] for cut in bounds.values()) == Position(2, 0)  # type: ignore[type-var]
+    assert min(cut.offsets[partition_segment(0)] for cut in bounds.values()) == Position(2, 0)

@@ -39,7 +39,7 @@ def test_what_isnt_streamed_here_is_told_by_its_manifest_asked_for_now_and_then(
     clock = ManualClock()
     with http_process(tmp_path, streams=(ORDERS, PAYMENTS)) as (_, process):
         rows = [idle_document(ORDERS, "ledger", error=None), idle_document(NEW, "starting", error="the store is away")]
-        view = ServiceView(process.store, clock=clock, process=_Idle(process, rows))  # type: ignore[arg-type]
+        view = ServiceView(process.store, clock=clock, process=_Idle(process, rows))
 
         def listed() -> dict[str, dict[str, Any]]:
             return {row["stream"]: row for row in view.streams().items}

@@ -183,7 +183,7 @@ def test_a_stream_that_cannot_be_started_is_started_again_later(
     last = append(inner)
     with serving(store, settings_file(), feed, clock=clock) as assembled:
         assert feed.streams is not None
-        feed.streams.add(ORDERS, source, feed="held")  # type: ignore[arg-type]
+        feed.streams.add(ORDERS, source, feed="held")
         eventually(lambda: assembled.process.problems())
         assert assembled.view.readiness().ready, "the others are served"
 
@@ -214,7 +214,7 @@ def test_a_stream_that_stopped_on_an_error_is_started_again(store: FaultyStore, 
     source = Damaged(inner, 1, Corrupt(""))
     with serving(store, settings_file(), feed, clock=clock) as assembled:
         assert feed.streams is not None
-        feed.streams.add(ORDERS, source, feed="held")  # type: ignore[arg-type]
+        feed.streams.add(ORDERS, source, feed="held")
 
         def is_offloaded() -> bool:
             clock.advance(5)
@@ -276,7 +276,7 @@ def test_who_asks_for_a_stream_that_is_being_started_waits_for_it(
 
     with serving(store, settings_file(), feed) as assembled, ThreadPoolExecutor() as pool:
         assert feed.streams is not None
-        feed.streams.add(ORDERS, Slow(inner, 0, OSError()), feed="held")  # type: ignore[arg-type]
+        feed.streams.add(ORDERS, Slow(inner, 0, OSError()), feed="held")
         assert starting.wait(PATIENCE_S)
         with pytest.raises(StoreUnavailable, match="is being started"):
             assembled.process.offload(ORDERS, None, timeout_s=0.01)
@@ -369,7 +369,7 @@ def test_the_ledger_method_goes_on_some_time_after_somebody_else_took_the_stream
     file = settings_file(offload__method="ledger", offload__takeover_after_seconds=0.05)
     with serving(store, file, feed) as assembled:
         assert feed.streams is not None
-        feed.streams.add(ORDERS, source, feed="held")  # type: ignore[arg-type]
+        feed.streams.add(ORDERS, source, feed="held")
         eventually(lambda: ORDERS in names(store) and load_manifest(store, ORDERS).committed_end() is not None)
         assert not source.failures
         assert any("isn't offloaded" in each["message"] for each in assembled.view.errors(stream=ORDERS))
@@ -455,7 +455,7 @@ def test_a_source_that_does_not_answer_holds_up_nobody_who_asks_for_the_status(
     file = settings_file(offload__max_offload_segment_rollover_time_minutes=60)
     with serving(store, file, feed) as assembled:
         assert feed.streams is not None
-        feed.streams.add(ORDERS, source, feed="held")  # type: ignore[arg-type]
+        feed.streams.add(ORDERS, source, feed="held")
         eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "live")
         source.failures = 1
         append(inner)  # now it is behind, and how far only the source knows

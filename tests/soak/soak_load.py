@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -188,7 +188,7 @@ class Load:
 
     # --- readers -------------------------------------------------------------------------------------------------
 
-    def _read(self, read: Callable[[random.Random, int], Iterator[pa.BinaryArray]], seed: int) -> None:
+    def _read(self, read: Callable[[random.Random, int], Generator[pa.BinaryArray]], seed: int) -> None:
         choices = random.Random(seed)
         while not self.ended.is_set():
             stream = choices.randrange(len(self._order.streams))
@@ -215,7 +215,7 @@ class Load:
             if not entries:
                 self.ended.wait(0.2)
 
-    def _by_library(self, choices: random.Random, stream: int) -> Iterator[pa.BinaryArray]:
+    def _by_library(self, choices: random.Random, stream: int) -> Generator[pa.BinaryArray]:
         with open_reader(self._store, self._order.streams[stream], lease_seconds=LEASE_S) as reader:
             segments = reader.segments()
             if segments:
@@ -223,7 +223,7 @@ class Load:
                 with contextlib.closing(scan):
                     yield from (batch.payloads for batch in scan)
 
-    def _by_flight(self, choices: random.Random, stream: int) -> Iterator[pa.BinaryArray]:
+    def _by_flight(self, choices: random.Random, stream: int) -> Generator[pa.BinaryArray]:
         client = fl.FlightClient(self._order.flight)
         try:
             since_ms = int(time.time() * 1000) - choices.randrange(1, 20_000)

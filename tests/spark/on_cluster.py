@@ -93,7 +93,7 @@ def scans(spark: SparkSession, options: dict[str, str]) -> dict[str, Any]:
     frame.explain("extended")
     source = PlainOffloaderDataSource({**options, "stream": STREAM, **small})
     reader = source.reader(frame.schema)
-    Path("pickles").write_bytes(cloudpickle.dumps((reader, reader.partitions())))
+    Path("pickles").write_bytes(cloudpickle.dumps((reader, reader.partitions())))  # type: ignore[no-untyped-call]
     return found
 
 

@@ -33,6 +33,7 @@ from offloader.store.base import ObjectStore
 from tests.cli.reading_verbs import Offloader
 from tests.spark.hot_tier import HotTier, LosingLedgers, MisbehavingLedgers, another_database, edits_of, settings_of
 from tests.spark.victim import Victim
+from tests.support.presence import there
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
 
@@ -117,7 +118,8 @@ def test_a_task_whose_process_is_killed_costs_a_retry_under_another_uuid(
     run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path, moment: str
 ) -> None:
     (tmp_path / "tasks").mkdir()
-    open_hot = partial(MisbehavingLedgers, folder=tmp_path / "tasks", **{moment: [1]})
+    misbehaviour: dict[str, Any] = {moment: [1]}
+    open_hot = partial(MisbehavingLedgers, folder=tmp_path / "tasks", **misbehaviour)
     done = run("t/a", open_hot=open_hot)
     assert done["t/a"].error is None
     require_whole(store, hot, "t/a")
@@ -222,7 +224,7 @@ def test_copies_of_long_tasks_are_refused(spark: SparkSession, run: Any, store: 
             run("t/a")
     finally:
         for name in given:
-            conf._jconf.remove(name)
+            there(conf._jconf).remove(name)
     assert caught.value.hint == "--conf spark.speculation=false"
     assert not store.list("").objects
 

@@ -46,7 +46,7 @@ class Query:
         return self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())
 
     def rows(self, start: Any, end: Any) -> list[tuple[str, int, int]]:
-        found = []
+        found: list[tuple[str, int, int]] = []
         executors = pickle.loads(pickle.dumps(StreamingReader(SourceOptions.of(self.options), SCHEMA)))
         for partition in self.reader.partitions(start, end):
             for batch in executors.read(pickle.loads(pickle.dumps(partition))):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -117,7 +117,8 @@ def test_a_mark_that_somebody_else_wrote_is_named(cloud_place: S3Place, body: by
     upload_id = raw.begin_upload("k")
     [mark] = raw._marks()
     raw._write(mark.key, body, OVERWRITE, {}, crc32c(body))
-    for call in (lambda: raw.list_uploads(""), lambda: raw.list_parts("k", upload_id)):
+    calls: list[Callable[[], object]] = [lambda: raw.list_uploads(""), lambda: raw.list_parts("k", upload_id)]
+    for call in calls:
         with pytest.raises(Corrupt, match="isn't the mark of an upload"):
             call()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import boto3
@@ -101,7 +101,12 @@ class TestS3(StoreSuite):
 
     @pytest.fixture
     def store(self, s3_place: Any, raw_clients: Any) -> Iterator[ObjectStore]:
-        self.nested_keys = {"versitygw": "refused", "minio": "unlisted", "moto": "kept"}[s3_place.server]
+        nested_keys: dict[str, Literal["kept", "refused", "unlisted"]] = {
+            "versitygw": "refused",
+            "minio": "unlisted",
+            "moto": "kept",
+        }
+        self.nested_keys = nested_keys[s3_place.server]
         self.delete_conditions = "kept" if s3_place.server == "versitygw" else "ignored"
         self.uploads_by_prefix = s3_place.server != "minio"
         self.keeps_crc32c = s3_place.server != "moto"

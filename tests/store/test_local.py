@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -192,11 +193,13 @@ def test_a_file_that_another_tool_changed_has_another_etag(store: ObjectStore, r
 
 
 @pytest.mark.parametrize("copy", [shutil.copy2, shutil.copyfile])
-def test_a_copied_directory_keeps_its_metadata(store: ObjectStore, root: Path, tmp_path: Path, copy: object) -> None:
+def test_a_copied_directory_keeps_its_metadata(
+    store: ObjectStore, root: Path, tmp_path: Path, copy: Callable[[str, str], object]
+) -> None:
     """Also one copied without its times, as some backups are."""
     store.put("a/b", b"body", metadata={"k": "v"})
     store.put("a/b.more", b"body", metadata={"k": "w"})
-    shutil.copytree(root, tmp_path / "copy", copy_function=copy)  # type: ignore[type-var]
+    shutil.copytree(root, tmp_path / "copy", copy_function=copy)
     copied = open_store(f"file://{tmp_path}/copy")
     assert copied.get("a/b")[1].metadata == {"k": "v"}
     assert copied.head("a/b.more").crc32c == crc32c(b"body")
@@ -271,7 +274,8 @@ def test_files_whose_names_are_no_text_are_left_alone(store: ObjectStore, root: 
 
 def test_a_directory_is_no_object_and_an_object_no_directory(store: ObjectStore) -> None:
     store.put("a/b", b"1")
-    for call in (lambda: store.put("a", b""), lambda: store.put("a", b"", mode=CREATE)):
+    calls: list[Callable[[], object]] = [lambda: store.put("a", b""), lambda: store.put("a", b"", mode=CREATE)]
+    for call in calls:
         with pytest.raises(Unsupported):
             call()
     for call in (lambda: store.put("a/b/c", b""), lambda: store.put("a/b/c", b"", mode=CREATE)):

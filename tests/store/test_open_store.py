@@ -172,7 +172,7 @@ def test_another_fsspec_file_system_is_read_and_says_why_it_is_not_written(name:
         store.list_parts("k", "u")
 
 
-class HalfListed(LocalFileSystem):
+class HalfListed(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
     """Says of one folder that it can't be listed now."""
 
     protocol = "half"

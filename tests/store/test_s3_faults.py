@@ -32,7 +32,7 @@ from offloader.store.s3_answers import composite_crc32c, composite_etag
 from offloader.store.s3_errors import meaning_of
 from offloader.testing.servers import Answer, LosingProxy, ScriptedServer, silent_server, slow_server
 
-KEYS = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
+KEYS: dict[str, Any] = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
 ONCE = StoreSettings(retries_max=0)
 #: For servers that never answer.
 HASTY = StoreSettings(connect_timeout_s=0.5, read_timeout_s=0.5, retries_max=0)

@@ -19,7 +19,7 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.servers import Answer, ScriptedServer
 from tests.support.holding_proxy import HoldingProxy
 
-KEYS = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
+KEYS: dict[str, Any] = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
 ONCE = StoreSettings(retries_max=0)
 BODY = os.urandom(100_000)
 

@@ -24,7 +24,7 @@ def moto(servers: Servers, exercises: Any) -> S3Place:
     return servers.place("moto")
 
 
-def opened(place: S3Place, **settings: str) -> ObjectStore:
+def opened(place: S3Place, **settings: Any) -> ObjectStore:
     return place.open(settings=StoreSettings(**settings))
 
 
@@ -84,7 +84,7 @@ def test_nothing_is_asked_for_by_default() -> None:
         ({"kms_key": "alias/cold", "encryption": "AES256"}, "store.encryption isn't aws:kms"),
     ],
 )
-def test_what_cannot_be_is_refused_when_the_store_is_opened(settings: dict[str, str], said: str) -> None:
+def test_what_cannot_be_is_refused_when_the_store_is_opened(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidCall, match=said) as caught:
         open_store("s3://bucket/root", settings=StoreSettings(**settings))
     assert caught.value.hint

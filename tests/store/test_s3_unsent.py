@@ -25,7 +25,7 @@ ONCE = StoreSettings(retries_max=0)
 
 
 def opened(url: str) -> ObjectStore:
-    keys = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
+    keys: dict[str, Any] = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
     return open_store("s3://bucket/root", endpoint_url=url, region="us-east-1", settings=ONCE, **keys)
 
 

@@ -7,13 +7,14 @@ import random
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from offloader.errors import InvalidCall, StoreUnavailable, Throttled
 from offloader.limits import Limiter, Priority
 from offloader.settings import LimitSettings, Settings, StoreSettings
-from offloader.store.base import ByteRange, ObjectInfo, ObjectStore, open_store
+from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore, open_store
 from offloader.store.memory import MemoryStore
 from offloader.store.retrying import RetryingStore
 from offloader.store.throttled import PrioritizedStore, ThrottledStore, limits_of
@@ -182,7 +183,7 @@ def test_threads_that_are_refused_together_slow_down_once() -> None:
     class Refusing(MemoryStore):
         """Answers 503 to all four at once, as a server does that has had enough."""
 
-        def put(self, *_: object, **__: object) -> object:  # type: ignore[override]
+        def put(self, key: str, body: Body, **more: Any) -> ObjectInfo:
             gate.wait(timeout=PATIENCE_S)
             raise Throttled("SlowDown")
 
@@ -230,7 +231,7 @@ def test_a_503_of_a_server_slows_down_and_what_was_refused_is_sent_again() -> No
     clock = ManualClock()
     answers = [Answer(503, slow_down), Answer(503, slow_down), Answer(200, b"<DeleteResult/>")]
     with ScriptedServer(answers) as server:
-        keys = {"region": "us-east-1", "access_key": "a", "secret_key": "s"}
+        keys: dict[str, Any] = {"region": "us-east-1", "access_key": "a", "secret_key": "s"}
         store = open_store("s3://bucket/root", endpoint_url=server.url, clock=clock, **keys)
         assert store.delete(["k"]) in ([], ())
         status = limits_of(store)

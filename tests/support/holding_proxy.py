@@ -9,6 +9,7 @@ import socket
 import socketserver
 import threading
 from types import TracebackType
+from typing import Self
 from urllib.parse import urlsplit
 
 from tests.support.waiting import PATIENCE_S
@@ -44,7 +45,7 @@ class HoldingProxy:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="holding proxy", daemon=True)
 
-    def __enter__(self) -> HoldingProxy:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -52,7 +52,7 @@ def shape(segments: int = 12, seed: int = 3) -> dict[str, Any]:
     draw = random.Random(seed)
     sizes = [draw.randint(20_000, 46_000) for _ in range(segments)]
     total = sum(sizes)
-    spans, at = [], 0
+    spans, at = list[dict[str, Any]](), 0
     for number, size in enumerate(sizes, 1):
         spans.append({"name": f"segment {number}", "start": at, "stop": at + size, "size_bytes": size * 313})
         at += size
@@ -61,7 +61,7 @@ def shape(segments: int = 12, seed: int = 3) -> dict[str, Any]:
         {"name": f"ledger {number}", "start": start, "stop": stop, "size_bytes": (stop - start) * 290}
         for number, (start, stop) in enumerate(itertools.pairwise(edges), 6)
     ]
-    time, timeline = NOW_MS - 86_400_000, []
+    time, timeline = NOW_MS - 86_400_000, list[list[int]]()
     for each in spans:
         timeline.append([each["start"], time])
         time += draw.randint(2_000_000, 12_000_000)

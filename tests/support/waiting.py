@@ -16,11 +16,18 @@ _LOOK_S = 0.002
 _Seen = TypeVar("_Seen")
 
 
-def eventually(is_so: Callable[[], object], *, within_s: float = PATIENCE_S) -> None:
-    """Returns as soon as ``is_so()`` is true; fails when it isn't within ``within_s``."""
+def eventually(
+    is_so: Callable[[], object], *, first: Callable[[], object] | None = None, within_s: float = PATIENCE_S
+) -> None:
+    """Returns as soon as ``is_so()`` is true; fails when it isn't within ``within_s``. ``first`` is called before each
+    look: to turn a clock, for one."""
     deadline_s = time.monotonic() + within_s
     never = threading.Event()
-    while not is_so():
+    while True:
+        if first is not None:
+            first()
+        if is_so():
+            return
         assert time.monotonic() < deadline_s, f"not so within {within_s} s"
         never.wait(_LOOK_S)
 

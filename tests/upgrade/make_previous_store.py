@@ -30,15 +30,19 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from offloader import Position, Settings, open_managed_ledger, open_reader, open_store
 from offloader.cli.main import main as offloader
+
+if TYPE_CHECKING:
+    from offloader.managed_ledger import ManagedLedger
 
 STORE = "memory://upgrade/root"
 GOLDEN = Path(__file__).parents[1] / "formats" / "golden" / "v1"
 #: Pulsar's objects that are adopted: ledgers in the golden folder.
 ADOPTED = ("1001", "1004", "1007")
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "offload": {"block_bytes": 4096, "max_size_per_offload_segment_mbytes": 1 / 64, "part_bytes": 5 * 1024 * 1024},
     "ledgers": {"ledger_bytes_max": 20_000},
     "manifest": {"checkpoint_records": 12},
@@ -64,7 +68,7 @@ class Place:
         self.config = folder / "offloader.toml"
         self.config.write_text(POLICY)
 
-    def topic(self, stream: str, **offload: object):
+    def topic(self, stream: str, **offload: object) -> ManagedLedger:
         return open_managed_ledger(stream, ledgers=self.ledgers, store=self.store, settings=settings(**offload))
 
     def run(self, *words: str, code: int = 0) -> None:
@@ -162,7 +166,8 @@ def readable(place: Place) -> dict[str, dict[str, object]]:
 
 
 def streams(place: Place) -> list[str]:
-    names, after = [], ""
+    names = list[str]()
+    after: str | None = ""
     while after is not None:
         page = place.store.list("_catalog/", after=after)
         names += [json.loads(bytes(place.store.get(each.key)[0]))["stream"] for each in page.objects]

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from make_previous_store import SETTINGS, STORE, digest, entries
 
 from formats.entries import Position
 from formats.segment import Layout
@@ -23,6 +22,8 @@ from offloader.cli.main import main
 from offloader.managed_ledger import ManagedLedger
 from offloader.manifest.log import load_manifest
 from offloader.store.base import IfMatch, ObjectStore
+from tests.support.presence import there
+from tests.upgrade.make_previous_store import SETTINGS, STORE, digest, entries
 
 ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
 ORACLE = "public/default/persistent/oracle"
@@ -40,7 +41,7 @@ class Upgraded:
         self.config.write_text('[retention]\npolicy = "consumption"\n[cleanup]\ngrace_hours = 0.0\n')
 
     def topic(self, stream: str, **offload: object) -> ManagedLedger:
-        settings = Settings.of({**SETTINGS, "offload": {**SETTINGS["offload"], **offload}})  # type: ignore[dict-item]
+        settings = Settings.of({**SETTINGS, "offload": {**SETTINGS["offload"], **offload}})
         return open_managed_ledger(
             stream, ledgers=f"sqlite:///{self.folder}/ledgers.db", store=self.store, settings=settings
         )
@@ -176,7 +177,11 @@ def end_of(topic: ManagedLedger) -> Position:
 def test_a_truncation_is_cleaned_up_or_taken_back(upgraded: Upgraded) -> None:
     head = begin_of(upgraded, "a/truncated")
     upgraded.run("cleanup", "undo", "a/truncated")
-    gone = [segment.uuid for segment in load_manifest(upgraded.store, "a/truncated").offloaded() if segment.end < head]
+    gone = [
+        segment.uuid
+        for segment in load_manifest(upgraded.store, "a/truncated").offloaded()
+        if there(segment.end) < head
+    ]
     assert len(gone) >= 2
     assert upgraded.payloads("a/truncated") == entries("a/truncated", 0, 900)
 

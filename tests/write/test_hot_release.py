@@ -212,7 +212,7 @@ def test_one_cause_that_keeps_all_ledgers_is_said_once(bench: Bench, caplog: pyt
     bench.pass_minutes(LAG_MINUTES + 1)
     log = ManifestLog(bench.store, STREAM, clock=bench.clock)
     release = HotRelease(
-        FullDisk(),  # type: ignore[arg-type]
+        FullDisk(),
         log,
         lag_minutes=LAG_MINUTES,
         workers=bench.offloader._workers,

@@ -25,6 +25,7 @@ from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.history.ledger_method import due_ledgers
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.segment.by_ledger import SourceLedger
+from tests.support.presence import there
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import PATIENCE_S
 
@@ -73,7 +74,7 @@ def test_each_closed_ledger_becomes_one_pair_of_objects_and_the_open_one_waits(b
     assert [s.v1_ledger_id for s in state.offloaded()] == [info.ledger_id for info in closed]
     assert stored_entries(bench.memory, STREAM) == [item for item in bench.expected if item[0] <= end]
     keys = [parse_object_key(info.key, STREAM) for info in bench.memory.list("").objects]
-    assert sorted(key.ledger_id for key in keys if key) == sorted([info.ledger_id for info in closed] * 2)
+    assert sorted(there(key.ledger_id) for key in keys if key) == sorted([info.ledger_id for info in closed] * 2)
 
     assert bench.offload() == end, "nothing is sent twice"
     bench.source.close_ledger()
@@ -169,7 +170,7 @@ def test_an_attempt_whose_data_is_there_is_adopted_and_no_byte_sent_again(bench:
         bench.offload()
     sent = [key for verb, key in bench.store.calls if verb == "put" and key.endswith("-ledger-1")]
 
-    end = bench.offload()
+    end = there(bench.offload())
 
     assert [key for verb, key in bench.store.calls if verb == "put" and key.endswith("-ledger-1")] == sent
     assert stored_entries(bench.memory, STREAM) == [item for item in bench.expected if item[0] <= end]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -74,7 +75,13 @@ class Sidecar:
         self.source.push(pushed.batches, pushed.ends, within_s=within_s)
 
     def push_all(self, broker: Broker, count: int = 40) -> None:
-        eventually(lambda: self.source.news().taken == broker.end or self.push(broker, count))
+        def is_taken() -> bool:
+            if self.source.news().taken == broker.end:
+                return True
+            self.push(broker, count)
+            return False
+
+        eventually(is_taken)
 
     def finish(self, broker: Broker) -> None:
         """Pushes until everything is durable, whatever fails meanwhile."""
@@ -308,7 +315,7 @@ def test_whatever_fails_and_whenever_everything_arrives_once(
 ) -> None:
     chance = random.Random(seed)
     broker = Broker(seed, size_max=chance.choice([10, 300, 2000]))
-    memory = {"offload_memory_bytes_max": 64 * KIB} if chance.random() < 0.3 else {}
+    memory: dict[str, object] = {"offload_memory_bytes_max": 64 * KIB} if chance.random() < 0.3 else {}
     sidecar = start(store, **memory)
     for _ in range(chance.randint(8, 20)):
         broker.append(chance.randint(1, 80))
@@ -316,7 +323,11 @@ def test_whatever_fails_and_whenever_everything_arrives_once(
             broker.close_ledger()
         if chance.random() < 0.4:
             part = chance.choice([STREAM, "/manifest/", "-index", ""])
-            kinds = [{}, {"torn": True, "error": OutcomeUnknown}, {"after": True, "error": OutcomeUnknown}]
+            kinds: list[dict[str, Any]] = [
+                {},
+                {"torn": True, "error": OutcomeUnknown},
+                {"after": True, "error": OutcomeUnknown},
+            ]
             store.set_faults(
                 Fault(call=chance.randint(1, 8), key_part=part, calls=chance.randint(1, 5), **chance.choice(kinds))
                 for _ in range(2)

@@ -226,7 +226,7 @@ def test_a_fenced_owner_takes_a_silent_stream_back_and_a_living_one_never(new_be
 
     second.stop()
     bench.append(source, 1)
-    eventually(lambda: clock.advance(61) or load_manifest(bench.memory, STREAM).epoch == 3)
+    eventually(lambda: load_manifest(bench.memory, STREAM).epoch == 3, first=lambda: clock.advance(61))
     eventually(lambda: first.status().mode is Mode.LIVE)
     first.offload()
     assert stored_entries(bench.memory, STREAM) == bench.expected

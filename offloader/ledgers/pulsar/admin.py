@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, urljoin
 
 import urllib3
@@ -86,7 +86,7 @@ class AdminClient:
             ssl_context=self._security.context() if url.startswith("https://") else None,
         )
 
-    def __enter__(self) -> AdminClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
