@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -425,11 +426,11 @@ def test_a_hold_stops_everything_also_when_it_comes_at_the_last_moment() -> None
     bucket.commit(Hold(False, ""))
 
     class HeldLate(FaultyStore):
-        def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+        def get(self, key: str, byte_range: ByteRange | None = None, **more: Any) -> tuple[bytes, ObjectInfo]:
             # The entry is read with the manifest, and again just before something is deleted.
             if key.startswith("_catalog/") and len([each for _, each in self.calls if each == key]) == 1:
                 bucket.commit(Hold(True, "wait"))
-            return super().get(key)
+            return super().get(key, byte_range, **more)
 
     found = bucket.reconcile(store=HeldLate(bucket.inner))
     assert {each.reason for each in found} == {Reason.HELD}
@@ -448,10 +449,10 @@ def test_a_stop_of_everything_stops_this_too() -> None:
     lift_global_hold(bucket.inner)
 
     class StoppedLate(FaultyStore):
-        def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
+        def get(self, key: str, byte_range: ByteRange | None = None, **more: Any) -> tuple[bytes, ObjectInfo]:
             if key == GLOBAL_HOLD_KEY and [each for _, each in self.calls if each == key]:
                 set_global_hold(bucket.inner, by="me", reason="a test", now_ms=5)
-            return super().get(key)
+            return super().get(key, byte_range, **more)
 
     assert {each.reason for each in bucket.reconcile(store=StoppedLate(bucket.inner))} == {Reason.HELD}
     lift_global_hold(bucket.inner)

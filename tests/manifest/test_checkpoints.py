@@ -367,8 +367,8 @@ def test_a_load_that_a_checkpoint_and_the_deletion_behind_it_overtake_starts_ove
     class Overtaken(FaultyStore):
         """Once the boundary was read, everything moves on before the next call."""
 
-        def get(self, key: str, byte_range: ByteRange | None = None) -> tuple[bytes, ObjectInfo]:
-            answer = super().get(key, byte_range)
+        def get(self, key: str, byte_range: ByteRange | None = None, **more: Any) -> tuple[bytes, ObjectInfo]:
+            answer = super().get(key, byte_range, **more)
             if key.endswith("boundary") and len(self.calls) == 2:
                 log.checkpoint()
                 bench.clock.advance(HOURS_24_S + 1)
