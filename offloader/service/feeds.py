@@ -94,7 +94,7 @@ class Streams(Protocol):
         *,
         feed: str,
         adjust: Callable[[Settings], Settings] = lambda settings: settings,
-        active: bool = True,
+        active: bool | None = True,
     ) -> StreamControl:
         """Offloads a stream from now on, by its method; returns at once, trouble is retried and shown.
 
@@ -103,7 +103,8 @@ class Streams(Protocol):
             source: its hot tier; it stays the feed's: who removes the stream closes the source afterwards.
             feed: who brings it, for people.
             adjust: what the feed makes of ``settings_of(name)``, now and after a reload.
-            active: False: stands by until ``StreamControl.activate``.
+            active: False: stands by until ``StreamControl.activate``; ``None``: likewise, and says that it isn't known
+                yet whose turn it is, until ``activate`` or ``stand_by``.
 
         Raises:
             InvalidCall: not a stream's name, or there is one of that name already (it names who brought that).

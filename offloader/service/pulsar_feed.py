@@ -171,7 +171,7 @@ class PulsarFeed:
             return
         try:
             adjust = partial(_with_gap_policy, streams)
-            control = streams.add(source.stream, source, feed=self.name, adjust=adjust, active=False)
+            control = streams.add(source.stream, source, feed=self.name, adjust=adjust, active=None)
         except OffloaderError as error:
             source.close()
             if not isinstance(error, Closed):  # the process is stopping

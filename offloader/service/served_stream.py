@@ -45,7 +45,7 @@ class ServedStream:
         offloader: of the process.
         workers: start and stop streams; not those that offload.
         restart_s_max: longest wait before it is started again.
-        active: whether it is offloaded at once.
+        active: whether it is offloaded at once; ``None``: nobody knows yet whose turn it is, so it waits.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ServedStream:
         workers: Workers,
         clock: Clock,
         restart_s_max: float,
-        active: bool,
+        active: bool | None,
     ) -> None:
         self.name, self.feed, self.source = name, feed, source
         self._adjust = adjust
@@ -72,7 +72,8 @@ class ServedStream:
         self._begun = threading.Event()
         # Guards what is wanted and what there is; nothing is started or stopped while it is held.
         self._lock = threading.Lock()
-        self._wanted = active
+        self._wanted = bool(active)
+        self._is_decided = active is not None
         self._ended = False
         self._reclaim = False
         self._restart_s = RESTART_S_MIN
@@ -110,7 +111,8 @@ class ServedStream:
 
         Raises:
             InvalidCall: its method is none; Fenced: it isn't this process's turn.
-            StoreUnavailable: not begun, or not committed within ``timeout_s``; nobody knows what the hot tier has.
+            StoreUnavailable: not begun, nobody knows yet whose turn it is, or not committed within ``timeout_s``;
+                nobody knows what the hot tier has.
             As ``ManagedLedger.offload``.
         """
         if self.is_active and timeout_s is not None:
@@ -125,6 +127,11 @@ class ServedStream:
             if result.errors:
                 raise result.errors[0]
             return result.committed
+        if not self._is_decided:
+            raise StoreUnavailable(
+                f"stream {self.name}: it isn't known yet which process has the turn to offload it",
+                hint="ask again in a moment; if it stays so, look at the problems in /readyz",
+            )
         if not self.is_active:
             raise Fenced(f"stream {self.name} stands by here: another process offloads it", hint="ask that one")
         if self._settings.offload.method == "none":
@@ -164,12 +171,12 @@ class ServedStream:
 
     def activate(self) -> None:
         with self._lock:
-            self._wanted = self._reclaim = True
+            self._wanted = self._reclaim = self._is_decided = True
         self._task.schedule()
 
     def stand_by(self) -> None:
         with self._lock:
-            self._wanted = False
+            self._wanted, self._is_decided = False, True
         self._task.schedule()
 
     def use(self, settings: Settings) -> None:

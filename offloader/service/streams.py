@@ -77,7 +77,7 @@ class ServedStreams:
         *,
         feed: str,
         adjust: Callable[[Settings], Settings] = lambda settings: settings,
-        active: bool = True,
+        active: bool | None = True,
     ) -> ServedStream:
         try:
             encode_stream(name)

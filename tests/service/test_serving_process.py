@@ -126,6 +126,12 @@ def test_a_stream_stands_by_until_it_is_its_turn_and_the_other_process_is_fenced
         assert second.view.stream(ORDERS)["mode"] == "standby"
         with pytest.raises(Fenced, match="stands by here"):
             waiting.offload(timeout_s=1)
+        undecided = feeds[1].streams.add(f"{ORDERS}-2", source, feed="held", active=None)
+        with pytest.raises(StoreUnavailable, match="isn't known yet which process"):
+            undecided.offload(timeout_s=1)
+        undecided.stand_by()
+        with pytest.raises(Fenced, match="stands by here"):
+            undecided.offload(timeout_s=1)
 
         waiting.activate()
         appended = 40

@@ -12,7 +12,7 @@ import pyarrow.flight as fl
 
 from offloader.errors import OffloaderError, StoreUnavailable
 from offloader.service.auth import Caller, Guard, Role
-from offloader.service.flight.refusals import refusal
+from offloader.service.flight.refusals import refusal, refusing
 
 __all__ = ["CALL", "Calls", "caller_of"]
 
@@ -20,6 +20,8 @@ __all__ = ["CALL", "Calls", "caller_of"]
 CALL = "call"
 #: Health checks of load balancers and the like look for it.
 _AUTHORIZATION = "authorization"
+#: What begins a call that isn't one of ours, and what has the same answer for all.
+_FOR_EVERYBODY = frozenset({fl.FlightMethod.HANDSHAKE, fl.FlightMethod.GET_SCHEMA})
 
 
 class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -44,15 +46,34 @@ class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         """No call is let in any more."""
         self._closing = True
 
-    def start_call(self, info: fl.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Call:  # noqa: ARG002 - Flight's
+    def start_call(self, info: fl.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Call:
+        """Called before anything of a stream is read: whom it refuses, no message is taken in from. (What comes as a
+        single message, a ticket or an action, gRPC has taken in by now.)"""
         given = next((values for name, values in headers.items() if name.lower() == _AUTHORIZATION and values), None)
         text = None if given is None else given[0]
+        with refusing(info.method.name):
+            caller = self._known(info.method, text.decode("latin-1") if isinstance(text, bytes) else text)
         with self._lock:
             if self._closing or self.open >= self._calls_max:
                 why = "the process is stopping" if self._closing else f"flight.calls_max = {self._calls_max} are open"
                 raise refusal(StoreUnavailable(f"no further call: {why}", hint="try again later"))
             self.open += 1
-        return _Call(self, text.decode("latin-1") if isinstance(text, bytes) else text)
+        return _Call(self, caller)
+
+    def _known(self, method: fl.FlightMethod, authorization: str | None) -> Caller | None:
+        """Who calls, as far as the headers tell; ``None``: a certificate may say, which only the call itself shows.
+
+        Raises:
+            NotAuthenticated, NotAllowed: nobody known, or the role doesn't reach.
+        """
+        if method in _FOR_EVERYBODY or (authorization is None and self.guard.credentials.has_certificates):
+            return None
+        try:
+            caller = self.guard.caller(authorization)
+        except OffloaderError as error:
+            raise error from None  # what was compared isn't anybody's business
+        caller.require(Role.WRITE if method is fl.FlightMethod.DO_PUT else Role.READ)
+        return caller
 
     def ended(self) -> None:
         with self._lock:
@@ -60,16 +81,16 @@ class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 class _Call(fl.ServerMiddleware):  # type: ignore[misc]
-    def __init__(self, calls: Calls, authorization: str | None) -> None:
+    def __init__(self, calls: Calls, caller: Caller | None) -> None:
         self._calls = calls
-        self._authorization = authorization
+        self._caller = caller
 
     def call_completed(self, exception: Exception | None) -> None:  # noqa: ARG002 - Flight's
         self._calls.ended()
 
     def caller(self, identity: str) -> Caller:
         """Who calls; ``identity``: of the client's certificate, empty: none was shown."""
-        return self._calls.guard.caller(self._authorization, [identity] if identity else None)
+        return self._caller or self._calls.guard.caller(None, [identity] if identity else None)
 
 
 def caller_of(context: fl.ServerCallContext, role: Role) -> Caller:
