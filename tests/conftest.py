@@ -27,6 +27,7 @@ from services.pulsar.build import find_place
 from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket, running
 from services.toxiproxy import Toxiproxy
 from services.toxiproxy import toxiproxy as run_toxiproxy
+from tests.support.lanes import Lanes, in_order_of_length
 
 if TYPE_CHECKING:
     from offloader.store.base import ObjectStore
@@ -139,6 +140,17 @@ def pytest_configure(config: pytest.Config) -> None:
         # Before the first test: building takes minutes, and a test has a time limit. What fails here fails its tests.
         with contextlib.suppress(Unavailable):
             _find(name, build=True)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Among workers that run at once what takes long begins first."""
+    if hasattr(config, "workerinput"):
+        in_order_of_length(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Lanes | None:
+    return Lanes(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

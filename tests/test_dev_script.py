@@ -81,6 +81,7 @@ class Machine:
             (self.bin / name).symlink_to(found)
         self.write("python3", PYTHON, old=0)
         self.write("id", "#!/bin/bash\necho 1000\n")
+        self.write("getconf", "#!/bin/bash\necho 3\n")
         self.java("java17", "17.0.15")
 
     def write(self, name: str, text: str, folder: Path | None = None, **values: object) -> Path:
@@ -198,8 +199,20 @@ def test_test_hands_its_arguments_to_pytest_with_java_and_interpreter_set(machin
     java = machine.java("jvm/java-21/bin/java", "21.0.1")
     assert machine.dev("test", "tests/store", "-k", "x").returncode == 0
     call = machine.calls()[-1]
-    assert call.startswith("python -m pytest -n 2 --dist loadscope tests/store -k x in " + str(machine.checkout))
+    assert call.startswith("python -m pytest -n 4 --dist loadscope tests/store -k x in " + str(machine.checkout))
     assert f"JAVA_HOME={java.parents[1]} PYSPARK_PYTHON={machine.checkout}/.venv/bin/python" in call
+
+
+@pytest.mark.parametrize(
+    ("cores", "given", "workers"), [("2", {}, 3), ("64", {}, 8), ("2", {"OFFLOADER_TEST_WORKERS": "1"}, 1)]
+)
+def test_one_more_test_runs_at_once_than_there_are_cores(
+    machine: Machine, cores: str, given: dict[str, str], workers: int
+) -> None:
+    machine.java("jvm/java-17/bin/java", "17.0.15")
+    machine.write("getconf", f"#!/bin/bash\necho {cores}\n")
+    assert machine.dev("test", "tests/store", **given).returncode == 0
+    assert machine.calls()[-1].startswith(f"python -m pytest -n {workers} --dist loadscope tests/store in")
 
 
 def test_any_command_runs_where_it_was_typed_and_needs_no_java(machine: Machine) -> None:
@@ -230,11 +243,11 @@ def test_oldest_has_an_environment_of_its_own_and_runs_what_test_does(machine: M
     assert calls[4].startswith(f"pip install --quiet --requirement {own}/requirements.txt")
     assert "--no-deps --editable" in calls[5]
     assert calls[6].startswith("python -m services.servers build in")
-    assert calls[7].startswith("python -m pytest -n 2 --dist loadscope in")
+    assert calls[7].startswith("python -m pytest -n 4 --dist loadscope in")
     assert calls[7].endswith(f"PYSPARK_PYTHON={own}/bin/python")
     assert machine.dev("oldest", "tests/store", "-x").returncode == 0
     [call] = machine.calls()
-    assert call.startswith("python -m pytest -n 2 --dist loadscope tests/store -x in")
+    assert call.startswith("python -m pytest -n 4 --dist loadscope tests/store -x in")
     with (machine.checkout / "pyproject.toml").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     (machine.folder / "pip-fails").write_text("1", encoding="utf-8")

@@ -74,7 +74,6 @@ def test_the_examples_print_what_the_page_shows(folder: Path) -> None:
         ]
 
 
-@pytest.mark.xdist_group("spark")
 def test_the_spark_example_shows_keys_and_values(folder: Path) -> None:
     (code,) = fences("python spark")
     before = "from offloader.spark.session import local_session\nspark = local_session(cores=1)\n"

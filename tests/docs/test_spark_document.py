@@ -33,8 +33,6 @@ ROW = re.compile(r"^\| `(\w+)` \|.*\| (.*?) ?\|$", re.M)
 #: Between the outputs of two samples.
 END = "--end--\n"
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

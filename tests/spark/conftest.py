@@ -1,4 +1,4 @@
-"""One Spark for all tests of a process, and streams on disk for it to read."""
+"""One Spark for all tests of a process (all in one: tests/support/lanes.py), and streams on disk for it to read."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ ORDERS = "public/default/persistent/orders"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of this folder in one process: a JVM takes half a gigabyte. A query takes long on a busy machine."""
+    """A query takes long on a busy machine."""
     for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(600))
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")
