@@ -57,12 +57,13 @@ def offloaded(uuid: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def history() -> list[Commit]:
-    """Two owners in order: the second gives up what the first left, and offloads it itself."""
+    """Two owners in order: the second gives up what the first left, and offloads it itself. Others say meanwhile what
+    anybody may."""
     return [
         commit(1, 1, "a", ("open_epoch", {"epoch": 1})),
         commit(2, 1, "a", ("assign", {"uuid": "x"})),
         commit(3, 1, "a", offloaded("x"), ("assign", {"uuid": "y"})),
-        commit(4, 1, "c", ("pause", {})),
+        commit(4, 1, "c", ("pause", {}), ("ledger_closed", {}), ("hot_released", {})),
         commit(5, 2, "b", ("open_epoch", {"epoch": 2})),
         commit(6, 2, "b", ("failed", {"uuid": "y"}), ("assign", {"uuid": "z"})),
         commit(7, 2, "b", offloaded("z")),
