@@ -57,5 +57,4 @@ class Broker:
 
 
 def position(text: str | None) -> tuple[int, int]:
-    ledger_id, entry_id = map(int, (text or "-1:-1").split(":"))
-    return ledger_id, entry_id
+    return (int(text.partition(":")[0]), int(text.partition(":")[2])) if text else (-1, -1)
