@@ -355,17 +355,17 @@ def test_with_a_saturated_limit_a_live_request_goes_before_a_backfill_that_waite
     limiter = Limiter(LimitSettings(upload_requests_per_s=1.0), clock)
     throttled = ThrottledStore(Noting(bench.memory), limiter)
     offloader = LedgerOffloader(throttled, replace(SETTINGS, limits=limiter.settings))
-    backfill = threading.Thread(target=offloader.history.backfill, args=(bench.source, STREAM))
-    live = threading.Thread(target=throttled.put, args=("live-object", b"x"))
+    backfill = threading.Thread(target=offloader.history.backfill, args=(bench.source, STREAM), daemon=True)
+    live = threading.Thread(target=throttled.put, args=("live-object", b"x"), daemon=True)
     backfill.start()
     # Time stands still when all of them wait.
     under_way = SETTINGS.offload.backfill_segments_in_flight_max
 
     def all_wait() -> bool:
-        waiting = limiter.status().waiting["backfill"]
-        if not waiting:
-            clock.advance(1.0)
-        return waiting == under_way
+        waiting = limiter.status().waiting
+        if waiting["live"]:
+            clock.advance(1.0)  # a record of the manifest: it has its turn before them
+        return waiting["backfill"] == under_way
 
     eventually(all_wait)
     before = len(order)
