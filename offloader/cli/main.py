@@ -55,8 +55,9 @@ VERBS = {
 
 #: Verbs whose process goes on for weeks.
 _LONG_LIVED = frozenset({"serve"})
-#: Verbs that bring entries from the store and none into it.
-_READING = frozenset({"inspect", "read", "verify"})
+#: Verbs whose own process holds no entries up to a budget: they bring them from the store, or Spark's workers do, who
+#: inherit what the allocator is told.
+_WITHOUT_BUDGET = frozenset({"inspect", "read", "spark", "verify"})
 _DEBUG = "--debug"
 
 
@@ -77,7 +78,7 @@ def main(
     options = given[: given.index("--")] if "--" in given else given
     words = [word for word in options if word != _DEBUG] + given[len(options) :]
     verb = next((word for word in words if not word.startswith("-")), "")
-    own_process.set_up(has_budget=verb not in _READING)
+    own_process.set_up(has_budget=verb not in _WITHOUT_BUDGET)
     if verb in _LONG_LIVED:
         own_process.keep_heap_small()
     try:

@@ -169,7 +169,14 @@ main([*sys.argv[1:], "--help"])
 print({name: os.environ.get(name) for name in ALLOCATOR})
 """
     told = {"MIMALLOC_PURGE_DELAY": "7"}
-    for verb, given, seen in (("offload", {}, "0"), ("offload", told, "7"), ("read", {}, None), ("verify", told, "7")):
+    ours = (
+        ("offload", {}, "0"),
+        ("offload", told, "7"),
+        ("read", {}, None),
+        ("spark", {}, None),
+        ("verify", told, "7"),
+    )
+    for verb, given, seen in ours:
         env = {name: value for name, value in os.environ.items() if name != "MIMALLOC_PURGE_DELAY"} | given
         done = subprocess.run(
             [sys.executable, "-c", program, verb],
