@@ -1,32 +1,40 @@
 """Two readers of one ledger beside one, far from the store, and how busy the machine is meanwhile.
 
-    python benchmarks/bench_readers.py [--server versitygw|minio] [--mib 256] [--delay-ms 30 60 100] [--in-flight 1 4]
-                                       [--rounds 3] [--json]
+    python benchmarks/bench_readers.py [--server versitygw|minio] [--mib 256] [--delay-ms 30 60 100] [--in-flight 4]
+                                       [--rounds 3] [--proxy] [--json]
 
 Readers don't share anything but the store and this machine, so two of them should read twice as much as one until one
-of these is the limit. Here client, proxy and server are on the same cores: the machine is the limit long before a real
-store would be. So each figure stands beside the share of all cores' time that was taken while it was measured, by
-everything that ran, and beside two bare readers (boto3's ranged GETs of the same ranges, not checked or decoded) in the
-same turns. A request of 4 MiB waits ``--delay-ms``; ``--in-flight`` of them are open at once in each reader. Two
-readers are two threads of one process (``scan``) or two processes (``processes``). Medians; 1 KiB entries.
+of these is the limit. Here client and server are on the same cores: the machine is the limit long before a real store
+would be. So each figure stands beside two shares: of all cores' time, how much was taken while it was measured
+(``busy``), and of that time, how much of it somebody stood ready and had to wait for a core (``waited``; the kernel's
+own account, where it keeps one); and beside two bare readers (boto3's ranged GETs of the same ranges, not checked or
+decoded) in the same turns. A request of 4 MiB waits ``--delay-ms`` before it is sent; ``--in-flight`` of them are open
+at once in each reader. With ``--proxy`` it waits in a process in between instead, through which all bytes go: that
+costs as much processor as the reader. Two readers are two threads of one process (``scan``) or two processes
+(``processes``). Medians; 1 KiB entries.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import multiprocessing
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from botocore.httpsession import URLLib3Session
 
 from benchmarks.bench_read import BUCKET, S3_URL, all_runs, bare_get_of, opened_store, seconds, store_at, write_stream
 from offloader.read.plan import BlockRun
@@ -39,6 +47,8 @@ ENTRY_BYTES = 1024
 #: Fields of the first line of /proc/stat: of what all cores did, which of it was nothing.
 _FIELDS = slice(1, 9)
 _IDLE = slice(3, 5)
+#: How long somebody had to wait for a core, in microseconds: the last field of its first line.
+_PRESSURE = Path("/proc/pressure/cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ class Turn:
 
     mb_s: float
     busy: float
+    waited: float
 
 
 def core_ticks() -> tuple[int, int]:
@@ -55,11 +66,35 @@ def core_ticks() -> tuple[int, int]:
     return sum(ticks), sum(ticks[_IDLE])
 
 
+def waited_s() -> float:
+    """How long so far somebody stood ready to compute and no core was free; not a number where nobody counts it."""
+    if not _PRESSURE.exists():
+        return math.nan
+    return int(_PRESSURE.read_text().partition("\n")[0].rpartition("total=")[2]) / 1e6
+
+
 def measured(work: Callable[[], object], moved_bytes: int) -> Turn:
-    before = core_ticks()
+    before, waited_before_s = core_ticks(), waited_s()
     taken_s = seconds(work)
-    after = core_ticks()
-    return Turn(moved_bytes / 1e6 / taken_s, 1 - (after[1] - before[1]) / max(1, after[0] - before[0]))
+    after, waited = core_ticks(), (waited_s() - waited_before_s) / taken_s
+    return Turn(moved_bytes / 1e6 / taken_s, 1 - (after[1] - before[1]) / max(1, after[0] - before[0]), waited)
+
+
+@contextmanager
+def requests_wait(delay_s: float) -> Iterator[float]:
+    """Lets every request of this process wait before it is sent, whoever sends it: what the way to a server that is far
+    away does, and nothing else."""
+    send = URLLib3Session.send
+
+    def later(session: URLLib3Session, request: object) -> object:
+        time.sleep(delay_s)
+        return send(session, request)
+
+    URLLib3Session.send = later
+    try:
+        yield delay_s
+    finally:
+        URLLib3Session.send = send
 
 
 def settings_of(in_flight: int) -> ReadSettings:
@@ -71,27 +106,28 @@ def scan(reader: Reader) -> int:
     return sum(map(len, reader.scan()))
 
 
-def scan_when_told(given: dict[str, str], in_flight: int, orders: Connection) -> None:
+def scan_when_told(given: dict[str, str], delay_s: float, in_flight: int, orders: Connection) -> None:
     """A reader in a process of its own: scans each time it is told to, ends when nobody can tell it any more."""
     store = store_at(S3_URL, given)
     reader = open_reader(store, STREAM, settings=settings_of(in_flight))
-    while True:
-        orders.send(scan(reader))
-        try:
-            orders.recv()
-        except EOFError:
-            return
+    with requests_wait(delay_s):
+        while True:
+            orders.send(scan(reader))
+            try:
+                orders.recv()
+            except EOFError:
+                return
 
 
 @contextmanager
-def reading_processes(given: dict[str, str], in_flight: int) -> Iterator[list[Connection]]:
+def reading_processes(given: dict[str, str], delay_s: float, in_flight: int) -> Iterator[list[Connection]]:
     """Two processes that scan, each having scanned once."""
     context = multiprocessing.get_context("spawn")
     ends = []
     processes = []
     for _ in range(2):
         own, other = context.Pipe()
-        process = context.Process(target=scan_when_told, args=(given, in_flight, other))
+        process = context.Process(target=scan_when_told, args=(given, delay_s, in_flight, other))
         process.start()
         other.close()
         ends.append(own)
@@ -119,7 +155,7 @@ def both(work: Callable[[int], object]) -> None:
         list(pool.map(work, range(2)))
 
 
-def compared(given: dict[str, str], in_flight: int, rounds: int) -> dict[str, list[tuple[Turn, Turn]]]:
+def compared(given: dict[str, str], delay_s: float, in_flight: int, rounds: int) -> dict[str, list[tuple[Turn, Turn]]]:
     """Of each way to read: one reader and two of them, in turns; a round that doesn't count goes before."""
     store = store_at(S3_URL, given)
     bare = bare_get_of(store, given)
@@ -134,7 +170,7 @@ def compared(given: dict[str, str], in_flight: int, rounds: int) -> dict[str, li
         with ThreadPoolExecutor(in_flight) as pool:
             assert sum(pool.map(get, runs)) == moved
 
-    with reading_processes(given, in_flight) as ends:
+    with reading_processes(given, delay_s, in_flight) as ends:
         ways: Mapping[str, tuple[Callable[[], object], Callable[[], object]]] = {
             "bare": (lambda: bare_reader(0), lambda: both(bare_reader)),
             "scan": (lambda: scan(readers[0]), lambda: both(lambda number: scan(readers[number]))),
@@ -157,8 +193,10 @@ def said(name: str, pairs: list[tuple[Turn, Turn]]) -> dict[str, object]:
         "way": name,
         "one_mb_s": round(one_mb_s),
         "one_busy": round(statistics.median(turn.busy for turn in ones), 2),
+        "one_waited": round(statistics.median(turn.waited for turn in ones), 2),
         "two_mb_s": round(two_mb_s),
         "two_busy": round(statistics.median(turn.busy for turn in twos), 2),
+        "two_waited": round(statistics.median(turn.waited for turn in twos), 2),
         "two_to_one": round(two_mb_s / one_mb_s, 2),
         "of_each_round": " ".join(f"{two.mb_s / one.mb_s:.2f}" for one, two in pairs),
     }
@@ -169,20 +207,25 @@ def main() -> None:
     parser.add_argument("--server", choices=["minio", "versitygw"], default="versitygw")
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--delay-ms", type=float, nargs="+", default=[30.0, 60.0, 100.0])
-    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[4])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--proxy", action="store_true", help="requests wait in a process in between")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, opened_store(arguments.server, folder) as (store, given):
         write_stream(store, STREAM, ENTRY_BYTES, arguments.mib << 20)
-        for delay_ms in arguments.delay_ms:
-            for in_flight in arguments.in_flight:
-                with slowed(given["endpointUrl"], delay_ms=delay_ms) as url:
-                    found = compared({**given, "endpointUrl": url}, in_flight, arguments.rounds)
-                for name, pairs in found.items():
-                    row = {"delay_ms": delay_ms, "in_flight": in_flight, **said(name, pairs)}
-                    text = "  ".join(f"{label} {value}" for label, value in row.items())
-                    print(json.dumps(row) if arguments.json else text, flush=True)
+        for delay_ms, in_flight in itertools.product(arguments.delay_ms, arguments.in_flight):
+            way = (
+                slowed(given["endpointUrl"], delay_ms=delay_ms)
+                if arguments.proxy
+                else nullcontext(given["endpointUrl"])
+            )
+            with way as url, requests_wait(0.0 if arguments.proxy else delay_ms / 1000) as delay_s:
+                found = compared({**given, "endpointUrl": url}, delay_s, in_flight, arguments.rounds)
+            for name, pairs in found.items():
+                row = {"delay_ms": delay_ms, "in_flight": in_flight, **said(name, pairs)}
+                text = "  ".join(f"{label} {value}" for label, value in row.items())
+                print(json.dumps(row) if arguments.json else text, flush=True)
 
 
 if __name__ == "__main__":

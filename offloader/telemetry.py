@@ -84,7 +84,7 @@ _ALL = (
     Metric("upload_seconds", "histogram", "Answered requests that write data objects.", _NAMESPACE),
     Metric("index_seconds", "histogram", "Answered requests that write index objects.", _NAMESPACE),
     Metric("commit_seconds", "histogram", "Answered requests that write manifest records.", _NAMESPACE),
-    Metric("read_seconds", "histogram", "Answered requests that read data objects.", _NAMESPACE),
+    Metric("read_seconds", "histogram", "Answered reads of data objects, decoding included.", _NAMESPACE),
     Metric("index_read_seconds", "histogram", "Answered requests that read index objects.", _NAMESPACE),
     Metric("requests_open", "gauge", "Requests that have no answer yet.", (), merge=max),
     Metric("requests_open_oldest_seconds", "gauge", "How long the oldest of them has had none.", (), merge=max),
