@@ -211,9 +211,10 @@ class ServedStream:
         """
         deadline_s = self._clock.monotonic_s() + within_s
         self._clock.wait(self._begun, within_s)
+        # Looked at in this order: ``end`` says that it is over before it takes away what there was.
+        offload = self._offload
         if self._ended:
             raise Closed(f"stream {self.name} was stopped")
-        offload = self._offload
         if offload is None:
             raise self._error or StoreUnavailable(f"stream {self.name} wasn't started in time")
         offload.offload(timeout_s=max(deadline_s - self._clock.monotonic_s(), 0.0))

@@ -410,6 +410,34 @@ def test_draining_ends_when_somebody_does_not_want_to_wait(
     assert left == [1]
 
 
+class _EndedMeanwhile(ServedStream):
+    """Ends in the moment in which somebody looks at what it runs."""
+
+    @property
+    def _offload(self) -> Any:
+        if not self._ended:
+            self.end()
+        return self.__dict__["running"]
+
+    @_offload.setter
+    def _offload(self, running: Any) -> None:
+        self.__dict__["running"] = running
+
+
+def test_a_drain_that_meets_the_end_of_its_stream_says_so(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    """Not that it wasn't started in time: what there was is taken away between two looks at it."""
+    feed = HeldFeed("feed")
+    source = database.open_stream(ORDERS)
+    with serving(store, settings_file(), feed):
+        assert feed.streams is not None
+        control = feed.streams.add(ORDERS, source, feed="feed")
+        eventually(control.status)
+        control.__dict__["running"] = control.__dict__.pop("_offload")
+        control.__class__ = _EndedMeanwhile
+        with pytest.raises(Closed, match="was stopped"):
+            control.drain(PATIENCE_S)  # type: ignore[attr-defined]
+
+
 def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed = HeldFeed()
     source = database.open_stream(ORDERS)
