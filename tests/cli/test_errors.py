@@ -169,7 +169,7 @@ main([*sys.argv[1:], "--help"])
 print({name: os.environ.get(name) for name in ALLOCATOR})
 """
     told = {"MIMALLOC_PURGE_DELAY": "7"}
-    ours = (
+    ours: tuple[tuple[str, dict[str, str], str | None], ...] = (
         ("offload", {}, "0"),
         ("offload", told, "7"),
         ("read", {}, None),
