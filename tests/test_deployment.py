@@ -81,6 +81,8 @@ def test_an_image_is_made_of_files_that_are_there_and_extras_that_exist(path: Pa
     copied = {word for name, rest in found if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]}
     assert {"formats", "offloader", "pyproject.toml", "constraints.txt"} <= copied
     assert all((ROOT / word).exists() for word in copied)
+    sent = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert copied <= {line.removeprefix("!") for line in sent if line.startswith("!")}, "what the builder gets"
     package_data = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {package_data["readme"], *package_data["license-files"]} <= copied, "what building it needs"
     named = [extra for name, rest in found if name == "RUN" for extra in re.findall(r"'\.\[(\w+)\]'", rest)]
@@ -133,5 +135,6 @@ def test_the_compose_profile_joins_what_is_there() -> None:
     assert named <= set(sidecar["environment"]), "where its token is"
     seconds = int(sidecar["stop_grace_period"].removesuffix("m")) * 60
     assert seconds > settings.offload.drain_seconds_max + settings.serve.stop_seconds_max
+    assert sidecar["restart"] == "on-failure", "killed, it begins again"
     mounted = [volume.partition(":")[0] for volume in sidecar["volumes"] if volume.startswith("./")]
     assert [ROOT / each for each in mounted] == [SIDECAR]
