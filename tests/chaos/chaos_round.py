@@ -178,10 +178,12 @@ class _Play:
         by_plan = self._armed.struck.is_set()
         moment = "time" if not by_plan else "answered" if step.kill.about == "ack" else step.kill.moment
         self.outcome.killed[f"{role} {moment}"] += 1
-        self._tend(role)
         if not by_plan:
+            self._tend(role)
             self._roles.running[role].kill()
-        self._ended(self._roles.running[role], END_S)
+        # The one that was struck may have been looked at already, and another one begun: that one lives.
+        if (started := self._roles.running.get(role)) is not None and started.killed:
+            self._ended(started, END_S)
         self._heal(steps=1)
         self._tend(role)
 
