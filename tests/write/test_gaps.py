@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from formats.entries import Position
+from formats.entries import EntryBatch, Position
 from formats.manifest import Failed, Gap
 from offloader.errors import Corrupt, StoreUnavailable
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
@@ -47,6 +47,12 @@ def test_a_gap_is_proven_by_the_absence_of_every_ledger_that_could_hold_the_entr
     assert (gap.first, gap.last) == (Position(3, 5), Position(9, -1))
 
 
+def test_the_ledger_that_the_entries_are_of_may_be_gone_too_by_then() -> None:
+    gap = proven_gap(Position(3, 4), Position(9, 0), [ledger(10, 2), ledger(11, 0, closed=False)])
+    assert gap is not None
+    assert (gap.first, gap.last) == (Position(3, 5), Position(9, -1))
+
+
 def test_a_closed_ledger_that_was_offered_whole_may_still_be_listed() -> None:
     gap = proven_gap(Position(3, 4), Position(9, 0), [ledger(3, 5), ledger(9, 2)])
     assert gap is not None
@@ -59,7 +65,8 @@ def test_a_closed_ledger_that_was_offered_whole_may_still_be_listed() -> None:
         pytest.param(Position(9, 0), [ledger(3, 8), ledger(9, 2)], id="the ledger is still listed"),
         pytest.param(Position(9, 0), [ledger(3, 5, closed=False), ledger(9, 2)], id="the ledger is open"),
         pytest.param(Position(9, 0), [ledger(5, 1), ledger(9, 2)], id="one between is listed"),
-        pytest.param(Position(9, 0), [], id="the list doesn't even have the next one"),
+        pytest.param(Position(9, 0), [], id="the list has nothing"),
+        pytest.param(Position(9, 0), [ledger(2, 5), ledger(11, 2)], id="the list leaves the next one out"),
         pytest.param(Position(9, 3), [ledger(9, 9)], id="a hole at the beginning of a ledger"),
         pytest.param(Position(3, 7), [ledger(3, 9)], id="a hole inside a ledger"),
     ],
@@ -121,6 +128,46 @@ def test_with_on_gap_record_the_gap_is_recorded_and_offloading_goes_on(
     assert again.status().gaps_recorded == 1
     assert "recording a gap" in caplog.text
     assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_what_a_source_gives_and_lists_no_more_is_offloaded(
+    new_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where messages have a time to live a broker deletes one ledger before it is read, and the next one while its
+    entries are on their way."""
+    bench = new_bench(settings=settings(on_gap="record"))
+    source = bench.open()
+    bench.append(source, 2)
+    source.close_ledger()
+    stream = bench.start(source)
+    stream.offload()
+    stream.stop()
+    kept = len(bench.expected)
+    bench.append(source, 2)
+    unread = source.close_ledger()
+    assert unread is not None
+    del bench.expected[kept:]
+    bench.append(source, 2)
+    held = source.close_ledger()
+    assert held is not None
+    bench.append(source, 2)
+    last = source.ledgers()[-1].ledger_id
+    read, listed = source.read, source.ledgers
+
+    def read_after(start: Position, max_bytes: int) -> EntryBatch | None:
+        for info in listed():
+            if info.ledger_id <= unread.ledger_id:
+                source.delete(info.ledger_id)
+        monkeypatch.setattr(source, "ledgers", lambda: [info for info in listed() if info.ledger_id >= last])
+        return read(start, max_bytes)
+
+    monkeypatch.setattr(source, "read", read_after)
+    again = bench.start(source)
+
+    assert again.offload() == bench.expected[-1][0]
+
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+    assert [gap.last for gap in load_manifest(bench.memory, STREAM).gaps] == [Position(held.ledger_id, -1)]
 
 
 def test_what_was_assigned_in_the_gap_fails_in_the_same_record(new_bench: Callable[..., Bench]) -> None:

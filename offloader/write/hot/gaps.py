@@ -42,7 +42,7 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
         if own is not None:
             return gap
         begin = missed  # what isn't given there is a gap of its own
-    if begin.ledger_id <= after.ledger_id or begin.entry_id != 0 or begin.ledger_id not in known:
+    if begin.ledger_id <= after.ledger_id or begin.entry_id != 0 or not _reaches(known, begin.ledger_id):
         return None
     if own is not None and not own.closed:
         return None
@@ -52,6 +52,12 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
         f"the hot tier has nothing between {after} and {begin}: its ledgers were deleted before they were offloaded"
     )
     return Gap(first, Position(begin.ledger_id, -1), reason)
+
+
+def _reaches(known: Mapping[int, LedgerInfo], ledger_id: int) -> bool:
+    """Whether a list tells of everything up to a ledger that the source gave entries of. One that begins behind it does
+    too: a stream is cut off at its front, meanwhile up to there. An empty one tells nothing."""
+    return ledger_id in known or (bool(known) and ledger_id < min(known))
 
 
 def _first_listed_between(after: Position, begin: Position, known: Mapping[int, LedgerInfo]) -> Position | None:
