@@ -78,16 +78,10 @@ def _can_be_had(name: str) -> bool:
 _available = tuple(name for name in S3_SERVERS if _can_be_had(name))
 _clouds = tuple(name for name in CLOUDS if _can_be_had(name))
 #: Tests of a real broker, in a real browser, behind a proxy that does damage, and of the comparison with peers: each
-#: has a folder of its own. One needs both broker and proxy.
+#: has a folder of its own.
 collect_ignore = [
     folder
-    for name, folder in (
-        ("pulsar", "interop"),
-        ("chromium", "browser"),
-        ("toxiproxy", "chaos"),
-        ("toxiproxy", "interop/test_serve_hands_over.py"),
-        ("minio", "peers"),
-    )
+    for name, folder in (("pulsar", "interop"), ("chromium", "browser"), ("toxiproxy", "chaos"), ("minio", "peers"))
     if not _can_be_had(name)
 ]
 

@@ -163,7 +163,7 @@ def child(target: Target, order: dict[str, Any], shared: Path, report: Path) -> 
     number = 0
     while number < order["inputs"] and (number < order["least"] or number % 64 or time.monotonic() < end_s):
         # What there is comes first, unchanged: the kept inputs are a test of their own.
-        data = begin[number] if number < len(begin) else target.change(rng, pool)
+        data = begin[number] if number < len(begin) else target.change(rng, pool)[:INPUT_BYTES_MAX]
         place[: 12 + len(data)] = number.to_bytes(8, "big") + len(data).to_bytes(4, "big") + data
         outcome = _tried(target, data)
         if outcome not in outcomes:
