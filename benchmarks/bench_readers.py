@@ -87,7 +87,7 @@ def requests_wait(delay_s: float) -> Iterator[float]:
     send = URLLib3Session.send
 
     def later(session: URLLib3Session, request: object) -> object:
-        time.sleep(delay_s)
+        time.sleep(delay_s)  # the way to a server that is far away
         return send(session, request)
 
     URLLib3Session.send = later

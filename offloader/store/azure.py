@@ -150,7 +150,7 @@ class AzureStore(CloudStore):
         key: str,
         byte_range: ByteRange | None = None,
         *,
-        into: Receiver | None = None,  # noqa: ARG002
+        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
     ) -> tuple[bytes, ObjectInfo]:
         checks.check_range(byte_range)
         if byte_range is not None and byte_range.length == 0:

@@ -157,7 +157,7 @@ class GcsStore(CloudStore):
         key: str,
         byte_range: ByteRange | None = None,
         *,
-        into: Receiver | None = None,  # noqa: ARG002
+        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
     ) -> tuple[bytes, ObjectInfo]:
         checks.check_key(key)
         checks.check_range(byte_range)

@@ -99,7 +99,7 @@ class MemoryStore:
         key: str,
         byte_range: ByteRange | None = None,
         *,
-        into: Receiver | None = None,  # noqa: ARG002
+        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
     ) -> tuple[bytes, ObjectInfo]:
         checks.check_range(byte_range)
         info, body = self._find(key)

@@ -166,7 +166,7 @@ class RemoteStore:
         key: str,
         byte_range: ByteRange | None = None,
         *,
-        into: Receiver | None = None,  # noqa: ARG002
+        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
     ) -> tuple[bytes, ObjectInfo]:
         """Two requests: no file system tells the size along with the bytes."""
         checks.check_range(byte_range)
