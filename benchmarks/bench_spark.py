@@ -1,11 +1,13 @@
 """A Spark scan against a Python data source that emits the same rows from memory, and against Spark's own Parquet.
 
-    python benchmarks/bench_spark.py [--store file|minio|versitygw] [--mib 512] [--entry-bytes 100,1024] [--rounds 3]
-                                     [--million 10] [--segments 100000] [--json]
+    python benchmarks/bench_spark.py [--store file|minio|versitygw] [--mib 1024] [--entry-bytes 100,1024] [--rounds 5]
+                                     [--million 10] [--segments 100000] [--conf NAME=VALUE] [--json]
 
 Prints for each entry size, with ``local[2]`` and the ``noop`` sink: MB/s of payload of the scan, of the ceiling (the
 source that emits from memory) and of Parquet (the same rows, uncompressed, in local files), each way in turns, medians;
-the ratios; and the processor seconds for a GB that the JVM, its Python workers and the server took. The ceiling's rows
+the ratios, each of them the median of the rounds' own (a machine that grows slower in between changes both ways of one
+round, but not one way of another); and the processor seconds for a GB that the JVM, its Python workers and the server
+took. The ceiling's rows
 come in batches of 4 MiB, one made once in each task, from Python workers of its own that never load anything of ours:
 what the pipe to the JVM allows. Then the time until a first small query answers; positions only (stream, ledger id,
 entry id) of ``--million`` million entries, after their data objects were deleted, so that none can have been asked for;
@@ -45,6 +47,7 @@ from offloader.store.base import ObjectStore, open_store
 from offloader.store.metered import requests_of
 
 CORES = 2
+WARMING_ROUNDS = 2
 BATCH_ROWS = 10_000
 SPLIT_BYTES = 64 << 20
 SCHEMA = "stream STRING, ledger_id BIGINT, entry_id BIGINT, publish_time TIMESTAMP, payload BINARY"
@@ -137,23 +140,30 @@ def to_nowhere(frame: Callable[[], Any]) -> None:
     frame().write.format("noop").mode("overwrite").save()
 
 
-def in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int, gb: float) -> dict[str, float]:
-    """MB/s and processor seconds per GB of each way to make rows, medians; the first round doesn't count."""
+def in_turns(ways: Mapping[str, Callable[[], Any]], rounds: int, gb: float) -> dict[str, Any]:
+    """MB/s and processor seconds per GB of each way to make rows, and how the scan is to the others in each round;
+    medians. Two rounds that don't count go before: the JVM is still compiling then."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     costs: dict[str, list[Mapping[str, float]]] = {name: [] for name in ways}
-    for turn in range(rounds + 1):
+    for turn in range(rounds + WARMING_ROUNDS):
         for name, way in ways.items():
             before, taken_s = cpu_s(), seconds(partial(to_nowhere, way))
             after = cpu_s()
-            if turn:
+            if turn >= WARMING_ROUNDS:
                 taken[name].append(taken_s)
                 costs[name].append({kind: (after[kind] - before[kind]) / gb for kind in after})
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for name in ways:
         found[f"{name}_mb_s"] = round(gb * 1000 / statistics.median(taken[name]), 1)
         for kind in ("jvm", "python", "server"):
             found[f"{name}_{kind}_cpu_s_per_gb"] = round(statistics.median(cost[kind] for cost in costs[name]), 2)
         found[f"{name}_cpu_s_per_gb"] = round(statistics.median(sum(cost.values()) for cost in costs[name]), 2)
+    for name in ("ceiling", "parquet"):
+        ratios = [one / scan for one, scan in zip(taken[name], taken["scan"], strict=True)]
+        found[f"scan_to_{name}"] = round(statistics.median(ratios), 2)
+        found[f"scan_to_{name}_of_each_round"] = " ".join(f"{ratio:.2f}" for ratio in ratios)
+    by_cpu = [sum(one.values()) / sum(scan.values()) for one, scan in zip(costs["ceiling"], costs["scan"], strict=True)]
+    found["scan_to_ceiling_by_cpu"] = round(statistics.median(by_cpu), 2)
     return found
 
 
@@ -166,7 +176,7 @@ def scan_of(spark: Any, store: ObjectStore, options: Mapping[str, str], stream: 
 
 def measure(
     spark: Any, store: ObjectStore, options: dict[str, str], stream: str, entry_bytes: int, rounds: int
-) -> dict[str, float]:
+) -> dict[str, Any]:
     rows = open_reader(store, stream).count()
     parts = max(1, -(-rows * (entry_bytes + 12) // SPLIT_BYTES))
 
@@ -184,15 +194,11 @@ def measure(
         scan().write.option("compression", "none").parquet(f"{folder}/parquet")
         ways = {"scan": scan, "ceiling": ceiling, "parquet": lambda: spark.read.parquet(f"{folder}/parquet")}
         found = in_turns(ways, rounds, rows * entry_bytes / 1e9)
-    rate = found["scan_mb_s"]
     return {
         "rows": rows,
         "partitions": scan().rdd.getNumPartitions(),
         **found,
-        "scan_rows_s": round(rate * 1e6 / entry_bytes),
-        "scan_to_ceiling": round(rate / found["ceiling_mb_s"], 2),
-        "scan_to_ceiling_by_cpu": round(found["ceiling_cpu_s_per_gb"] / found["scan_cpu_s_per_gb"], 2),
-        "scan_to_parquet": round(rate / found["parquet_mb_s"], 2),
+        "scan_rows_s": round(found["scan_mb_s"] * 1e6 / entry_bytes),
         "first_answer_s": round(first_answer_s, 2),
     }
 
@@ -235,11 +241,12 @@ def plans(segments: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", choices=["file", "minio", "versitygw"], default="file")
-    parser.add_argument("--mib", type=int, default=512)
+    parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--entry-bytes", default="100,1024")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--million", type=int, default=10, help="entries of the scan of positions; 0: none")
     parser.add_argument("--segments", type=int, default=100_000, help="of the stream to plan a scan of; 0: none")
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
 
@@ -250,7 +257,8 @@ def main() -> None:
     if arguments.segments:
         show(plans(arguments.segments))
     started = time.perf_counter()
-    spark = local_session("bench", cores=CORES)
+    config = dict(each.split("=", 1) for each in arguments.conf)
+    spark = local_session("bench", cores=CORES, config=config)
     register_ceiling(spark)
     session_s = time.perf_counter() - started
     with tempfile.TemporaryDirectory() as folder, opened_store(arguments.store, folder) as (store, options):

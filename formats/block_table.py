@@ -5,6 +5,7 @@ Owns what is known of each block without looking at the data object. Must never 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -107,16 +108,17 @@ class InOrder:
     """Blocks in the order of their positions, where no block reaches into the next one: found by halving.
 
     Attributes:
-        numbers: of the blocks; the other columns are in their order. All int64, shape (n,).
+        numbers: of the blocks, int64, shape (n,); the other columns are n numbers in their order, as Python's own:
+            halving those takes a fifth of what asking NumPy for one place does.
         ledger_id: ascending.
         first_entry_id: ascending in each ledger.
         upper: largest entry id that a block may hold; ascending in each ledger.
     """
 
     numbers: Int64s
-    ledger_id: Int64s
-    first_entry_id: Int64s
-    upper: Int64s
+    ledger_id: list[int]
+    first_entry_id: list[int]
+    upper: list[int]
 
     @classmethod
     def of(cls, blocks: BlockTable, by_position: Int64s, upper: Int64s) -> InOrder | None:
@@ -125,19 +127,20 @@ class InOrder:
         ordered = upper[by_position]
         if ((ordered[1:] < ordered[:-1]) & (ledger[1:] == ledger[:-1])).any():
             return None
-        return cls(by_position, ledger, first, ordered)
+        return cls(by_position, ledger.tolist(), first.tolist(), ordered.tolist())
 
     def between(self, first: Position, last: Position) -> Int64s:
         """Numbers of the blocks that may hold entries with ``first <= position <= last``."""
         begin, end = self._of_ledger(first.ledger_id)
-        start = begin + int(self.upper[begin:end].searchsorted(first.entry_id))
+        start = bisect_left(self.upper, first.entry_id, begin, end)
         if last.ledger_id != first.ledger_id:
             begin, end = self._of_ledger(last.ledger_id)
-        stop = begin + int(self.first_entry_id[begin:end].searchsorted(last.entry_id, "right"))
+        stop = bisect_right(self.first_entry_id, last.entry_id, begin, end)
         return self.numbers[start : max(start, stop)]
 
     def _of_ledger(self, ledger_id: int) -> tuple[int, int]:
-        return int(self.ledger_id.searchsorted(ledger_id)), int(self.ledger_id.searchsorted(ledger_id, "right"))
+        begin = bisect_left(self.ledger_id, ledger_id)
+        return begin, bisect_right(self.ledger_id, ledger_id, begin)
 
 
 def rows_of(

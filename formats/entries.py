@@ -174,22 +174,28 @@ class EntryBatch:
     def slice(self, start: int, stop: int) -> EntryBatch:
         """Entries ``start`` (included) to ``stop`` (excluded), by index; shares the memory."""
         start, stop, _ = slice(start, stop).indices(len(self))
+        return self._part(start, max(start, stop))
+
+    def _part(self, start: int, stop: int) -> EntryBatch:
         return EntryBatch(
             self.ledger_id,
             self.entry_ids[start:stop],
-            self.payloads.slice(start, max(stop - start, 0)),
+            self.payloads.slice(start, stop - start),
             self.publish_times_ms[start:stop],
         )
 
     def between(self, first: Position, last: Position) -> EntryBatch:
         """The entries with ``first <= position <= last``; shares the memory."""
-        low = 0 if first.ledger_id < self.ledger_id else len(self)
+        ids, count = self.entry_ids, len(self.entry_ids)
+        low = 0 if first.ledger_id < self.ledger_id else count
         if first.ledger_id == self.ledger_id:
-            low = int(self.entry_ids.searchsorted(first.entry_id))
-        high = len(self) if last.ledger_id > self.ledger_id else 0
+            low = int(ids.searchsorted(first.entry_id))
+        high = count if last.ledger_id > self.ledger_id else 0
         if last.ledger_id == self.ledger_id:
-            high = int(self.entry_ids.searchsorted(last.entry_id, "right"))
-        return self.slice(low, max(low, high))
+            # A read of one entry: what follows is either the entry or nothing of the range.
+            is_one = first == last and low < count
+            high = low + int(ids[low] == last.entry_id) if is_one else int(ids.searchsorted(last.entry_id, "right"))
+        return self if high - low == count else self._part(low, max(low, high))
 
     def copy(self) -> EntryBatch:
         """The same entries in memory of their own, as small as they need."""

@@ -155,6 +155,12 @@ class SegmentMap:
         found: Int64s = self._by_position[wanted[self._by_position]]
         return found
 
+    def stored_bytes(self, numbers: Int64s) -> int:
+        """Bytes of the data object that the blocks ``numbers`` take."""
+        length = self.blocks.length
+        # NumPy's sum of one number takes longer than all of the rest of finding one entry.
+        return int(length[numbers[0]]) if len(numbers) == 1 else int(length[numbers].sum())
+
     def decode(self, number: int, data: Buffer, *, block_bytes_max: int, decompressed_bytes_max: int) -> EntryBatch:
         """The entries of block ``number``, checked against everything the index says of it.
 

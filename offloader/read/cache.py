@@ -66,6 +66,16 @@ class Cache:
             held = self._values.get(key)
         return None if held is None else held[0]
 
+    def hit(self, key: Hashable) -> Any | None:
+        """The value if it is held, which counts as use; ``None``: ``get`` it."""
+        with self._lock:
+            held = self._values.get(key)
+            if held is None:
+                return None
+            self._values.move_to_end(key)
+            self._hits += 1
+        return held[0]
+
     def get_many(
         self,
         keys: Iterable[_K],

@@ -121,7 +121,7 @@ class ColdTier:
             return None
         segments = [_with_index(self._fetcher, objects, keep=True) for objects in found]
         wanted = [(objects, segment_map, segment_map.find(first, last)) for objects, segment_map in segments]
-        stored_bytes = sum(int(segment_map.blocks.length[numbers].sum()) for _, segment_map, numbers in wanted)
+        stored_bytes = sum(segment_map.stored_bytes(numbers) for _, segment_map, numbers in wanted)
         if stored_bytes > self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE:
             return None
         parts = [

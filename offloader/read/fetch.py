@@ -49,7 +49,7 @@ _IndexKey = tuple[tuple[str, str], str, int, int | None]
 _BlockKey = tuple[_IndexKey, int]
 
 #: Memory of a parsed index: its bytes and this much per block.
-_ROW_BYTES = 160
+_ROW_BYTES = 280
 
 
 class Fetcher:
@@ -92,6 +92,7 @@ class Fetcher:
         if not keep:
             held: SegmentMap | None = self.cache.peek(key)
             return held if held is not None else self._load_index(objects)
+        found: SegmentMap | None = self.cache.hit(key)
         misses = 0
 
         def load() -> SegmentMap:
@@ -99,7 +100,8 @@ class Fetcher:
             misses = 1
             return self._load_index(objects)
 
-        found: SegmentMap = self.cache.get(key, load, _index_held_bytes)
+        if found is None:
+            found = self.cache.get(key, load, _index_held_bytes)
         self._count_cached(objects, 1 - misses, misses)
         return found
 
@@ -149,6 +151,12 @@ class Fetcher:
         """The entries of blocks ``numbers``, one batch per block, through the cache; what isn't there is fetched
         coalesced."""
         index_key, misses = _index_key(self._place, objects), 0
+        if len(numbers) == 1:
+            # One entry out of a block that was read before: as short a way as there is.
+            held: EntryBatch | None = self.cache.hit((index_key, int(numbers[0])))
+            if held is not None:
+                self._count_cached(objects, 1, 0)
+                return [held]
 
         def load(wanted: list[_BlockKey]) -> dict[_BlockKey, EntryBatch]:
             nonlocal misses

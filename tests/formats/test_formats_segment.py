@@ -425,6 +425,17 @@ def test_whatever_is_written_comes_back(data: st.DataObject, layout: Layout, cod
     assert finished.summary.payload_bytes == sum(len(payload) for _, _, payload in expected)
 
 
+def test_one_position_is_its_entry_or_nothing_also_where_ids_leave_holes() -> None:
+    ids = np.array([1, 3, 4, 9], dtype=np.int64)
+    entries = EntryBatch(7, ids, pa.array([b"a", b"bb", b"", b"dddd"], pa.binary()), ids * 10)
+    for ledger_id in (6, 7, 8):
+        for entry_id in range(12):
+            position = Position(ledger_id, entry_id)
+            found = list(entries.between(position, position).entries())
+            assert found == [entry for entry in entries.entries() if entry.position == position]
+    assert entries.between(Position(0, 0), Position(9, 0)) is entries
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.booleans())
 def test_find_and_between_give_exactly_the_asked_range(data: st.DataObject, extension: bool) -> None:

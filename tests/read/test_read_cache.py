@@ -35,6 +35,19 @@ def test_the_least_recently_used_value_goes_first() -> None:
     assert [key for key in "abcd" if cache.peek(key)] == ["a", "c", "d"]
 
 
+def test_a_hit_is_use_and_a_miss_leaves_no_trace() -> None:
+    cache = Cache(30)
+    for key in "abc":
+        cache.get(key, lambda: "x" * 10, len)
+    before = cache.status
+    assert cache.hit("nobody") is None
+    assert cache.status == before
+    assert cache.hit("a") == "x" * 10
+    assert (cache.status.hits, cache.status.misses) == (before.hits + 1, before.misses)
+    cache.get("d", lambda: "x" * 10, len)
+    assert [key for key in "abcd" if cache.peek(key)] == ["a", "c", "d"]
+
+
 def test_a_value_larger_than_the_cache_is_answered_but_not_kept() -> None:
     cache = Cache(5)
     cache.get("small", lambda: "xxx", len)
