@@ -154,6 +154,15 @@ class SparkOverOurs(_Spark):
         self.writer.stop()
 
     def frame(self) -> Any:
+        return self._frame({})
+
+    def single(self, number: int) -> bytes:
+        """By the options that bound a scan: filters leave out nothing unless one says that it is safe."""
+        position = f"1:{number}"
+        [row] = self._frame({"startPosition": position, "endPosition": position}).select("payload").collect()
+        return bytes(row.payload)
+
+    def _frame(self, more: dict[str, str]) -> Any:
         reader = self.spark.read.format("offloader").option("store", self.writer.store.url)
         options = {
             "stream": self.writer.stream,
@@ -162,7 +171,7 @@ class SparkOverOurs(_Spark):
             "accessKey": self.place.access_key,
             "secretKey": self.place.secret_key,
         }
-        return reader.options(**options).load()
+        return reader.options(**options, **more).load()
 
     def close(self) -> None:
         super().close()
