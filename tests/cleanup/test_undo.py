@@ -151,3 +151,16 @@ def test_a_ledger_before_the_chosen_position_stays_gone_though_its_segment_comes
     bench.run()
     assert undo(bench, head=Position(2, 0)).ledgers == (2,)
     assert bench.state.deleted_ledgers == {1}
+
+
+def test_a_mark_of_a_ledger_whose_end_nobody_knows_keeps_nothing_else_from_coming_back() -> None:
+    bench = Bench(ledgers=0)
+    for ledger_id in (1, 3, 4):
+        bench.writer.add([batch_of(ledger_id, 0, 10)], closes=[ledger_id])
+    bench.log().amend([LedgersDeleted((2,))])  # was empty and still open in the hot tier
+    bench.truncate(4)
+    bench.run()
+    undone = undo(bench)
+    assert (undone.head, undone.ledgers) == (Position(1, 0), (1, 3))
+    assert bench.state.deleted_ledgers == {2}
+    assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 30

@@ -14,6 +14,7 @@ from offloader.cleanup.removal import remove_stream
 from offloader.errors import OffloaderError
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.store_time import ClockSkew
+from offloader.retention.decision import BoundKind
 from offloader.retention.stream_retention import open_retention
 from offloader.retention.truncation import truncate_stream
 from offloader.settings import Settings
@@ -128,6 +129,25 @@ def test_sizes_grow_with_what_is_written_though_a_partition_left_uncounted(is_tr
         bench.run(TOPIC)
         sizes.append(bench.remembered(TOPIC).records.newest.size_bytes)
     assert sizes == [40 * KIB, 50 * KIB, 60 * KIB]
+
+
+def test_a_partition_that_is_added_doesnt_begin_the_silence_anew() -> None:
+    bench = Bench(
+        policy="consumption", subscriber_timeout_minutes=5, fallback_after_minutes=60, fallback_min_mbytes=mb(10)
+    )
+    zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
+    for _ in range(2):
+        bench.grow(zero)
+        decision = bench.run(TOPIC).decision
+        assert decision is not None
+        assert decision.bound_kind is BoundKind.NOBODY_PUBLISHED
+    bench.clock.advance(3600)
+    bench.grow(one)
+    decision = bench.run(TOPIC).decision
+    assert decision is not None
+    assert decision.bound_kind is BoundKind.GIVEN_UP
+    # Recorded when nobody had heard of the other.
+    assert (bench.head(zero), bench.head(one)) == (Position(2, 10), Position(1, 0))
 
 
 @pytest.mark.parametrize("comes_back", [False, True])

@@ -18,6 +18,7 @@ from offloader.manifest.stream_deletion import delete_stream
 from offloader.retention.hot_streams import HotStreams
 from offloader.retention.stream_retention import open_retention
 from offloader.settings import ManifestSettings, Settings
+from offloader.store.base import OVERWRITE, PutMode
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -220,3 +221,26 @@ def test_a_stream_that_went_and_came_back_is_begun_again() -> None:
     names.append(STREAM)
     assert hot.enrol() == [STREAM]
     assert load_manifest(memory, STREAM).method == "none"
+
+
+class Careless(FaultyStore):
+    """Takes no notice of conditions."""
+
+    def put(self, key: str, body: Any, *, mode: PutMode = OVERWRITE, **more: Any) -> Any:
+        return super().put(key, body, mode=OVERWRITE, **more)
+
+
+@pytest.mark.parametrize("single_writer", [False, True])
+def test_no_manifest_is_begun_where_two_could_begin_it(single_writer: bool, caplog: pytest.LogCaptureFixture) -> None:
+    clock = ManualClock()
+    memory = MemoryStore(f"hot-streams-{next(_names)}", "", clock)
+    settings = Settings.of(
+        {"offload": {"method": "none"}, "retention": QUEUE, "store": {"single_writer": single_writer}}
+    )
+    hot = HotStreams(Careless(memory), clock=clock, settings_of=lambda _: settings, names=lambda: [STREAM])
+    assert (hot.enrol() == [STREAM], hot.enrol()) == (single_writer, [])
+    assert list_streams(memory) == ([STREAM] if single_writer else [])
+    refused = [record.message for record in caplog.records if "can't be written safely" in record.message]
+    assert bool(refused) is not single_writer
+    # Nor is anything left of the question.
+    assert single_writer or memory.list("").objects == ()

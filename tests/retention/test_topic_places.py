@@ -1,10 +1,13 @@
-"""A topic whose partitions come and go is the same one as long as one of them lives."""
+"""A topic whose partitions come and go is the same one as long as one of them lives; a stream is none of them."""
 
 from __future__ import annotations
 
+from formats.entries import Position
 from offloader.cleanup.removal import remove_stream
+from offloader.retention.place import home_of
+from offloader.retention.service import retained_streams
 from offloader.retention.stream_retention import open_retention
-from tests.retention.retained_streams import TOPIC, Bench
+from tests.retention.retained_streams import STREAM, TOPIC, Bench
 
 
 def test_a_topic_that_lost_its_first_partition_lives_on_in_one_that_came_later() -> None:
@@ -17,3 +20,16 @@ def test_a_topic_that_lost_its_first_partition_lives_on_in_one_that_came_later()
         bench.clock.advance(25 * 3600)
     found = open_retention(bench.memory, TOPIC, clock=bench.clock).registry()
     assert found.names() == ["reader 0", "reader 1"]
+
+
+def test_beside_a_plain_stream_one_that_is_named_like_its_partition_is_ruled_by_itself() -> None:
+    bench, odd = Bench(policy="consumption"), f"{STREAM}-partition-0"
+    for name in (STREAM, odd):
+        bench.grow(name, ledgers=3)
+        bench.subscribe("billing", name)
+    assert retained_streams(bench.memory) == [STREAM, odd]
+    assert home_of(bench.memory, odd) == (odd, 0)
+    bench.publish("billing", Position(3, 0), odd)
+    for name in (STREAM, odd):
+        bench.run(name)
+    assert (bench.head(STREAM), bench.head(odd)) == (None, Position(3, 0))
