@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from formats.deletion_record import awaited_key, deletion_key
 from formats.entries import Position
 from formats.keys import is_segment_uuid_of, new_segment_uuid, parse_object_key
 from formats.manifest import Assign, Hold, OpenEpoch, Record, StreamDeleted, Totals, Writer
@@ -133,3 +135,26 @@ def test_an_upload_of_an_adopted_segment_is_nobodys() -> None:
     leftover = judge_upload(UploadInfo(f"{STREAM}/{ADOPTED}", "u", 0), knowledge)
     assert leftover is not None
     assert leftover.reason is Reason.FOREIGN
+
+
+def test_lists_of_what_was_deleted_and_awaited_go_only_when_no_manifest_of_that_name_may_come_back() -> None:
+    page = [
+        ObjectInfo(key, 1, "", OLD_MS)
+        for key in (
+            awaited_key(STREAM, 7),
+            *(deletion_key(STREAM, f"{5:016d}-{'0' * 16}", done=done) for done in (False, True)),
+        )
+    ]
+    gone = replace(known(alive=False), doubtful=frozenset[UUID]())
+    for knowledge, reason in [
+        (gone, Reason.DEAD),
+        (replace(gone, old_ms=OLD_MS - 1), Reason.YOUNG),
+        (replace(gone, stopped=True), Reason.HELD),
+        # A manifest that was given up, or whose entry is lost, says what is still to be deleted.
+        (replace(gone, doubtful=frozenset([GIVEN_UP])), Reason.DOUBTFUL),
+        (replace(gone, is_stream=False), Reason.UNLISTED),
+        (replace(gone, is_stream=False, is_forgotten=True), Reason.DEAD),
+    ]:
+        found = list(judge_page(page, knowledge))
+        assert [each.reason if isinstance(each, Leftover) else each for each in found] == [reason] * 3
+    assert list(judge_page(page, known())) == [(Place.RETENTION, 1, 1)] * 3

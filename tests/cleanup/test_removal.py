@@ -14,10 +14,13 @@ import pytest
 from formats.entries import Position
 from formats.keys import data_key, new_segment_uuid
 from formats.manifest import Assign, Failed, Hold
+from offloader.cleanup import removal
 from offloader.cleanup.cycle import cleanup_all, cleanup_stream
 from offloader.cleanup.removal import removal_of, remove_stream
 from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound, StoreUnavailable
+from offloader.manifest.checkpointer import checkpoint_now
+from offloader.manifest.expiry import expire_records
 from offloader.manifest.global_hold import DeletionStopped, set_global_hold
 from offloader.manifest.leases import take_lease
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -126,6 +129,7 @@ def test_a_stream_that_is_read_held_or_stopped_is_not_deleted() -> None:
     with pytest.raises(DeletionStopped):
         remove_stream(bench.store, STREAM, clock=bench.clock)
     assert len(bench.state.offloaded()) == 4
+    assert not bench.state.stream_deleted
 
 
 def test_a_deletion_that_stopped_is_finished_by_the_rounds_of_cleanup() -> None:
@@ -193,6 +197,30 @@ def test_a_deleter_that_wakes_up_after_the_stream_was_created_again_takes_nothin
     raise AssertionError("the second deleter never came to an end")
 
 
+class ExactUploads(FaultyStore):
+    """Finds an upload by its whole key only."""
+
+    def list_uploads(self, prefix: str) -> list[UploadInfo]:
+        return [upload for upload in super().list_uploads(prefix) if upload.key == prefix]
+
+
+@pytest.mark.parametrize("layout", [1, 2])
+def test_there_an_upload_goes_whose_record_was_folded_into_a_checkpoint_too(layout: int) -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    uuid = new_segment_uuid(log.state.incarnation, 1)
+    log.commit([Assign(uuid, layout, Position(99, 0), None, 1, {})])
+    bench.memory.begin_upload(data_key(STREAM, uuid, 99 if layout == 1 else None))
+    checkpoint_now(bench.memory, bench.state, lambda count: bytes(count))
+    bench.hours(30)
+    assert expire_records(bench.memory, bench.state, clock=bench.clock).records
+    store = ExactUploads(bench.memory)
+    assert removal_of(store, STREAM, now_ms=0).uploads == 1
+    assert remove_stream(store, STREAM, clock=bench.clock).uploads == 1
+    assert bench.memory.list_uploads("") == []
+
+
 def test_uploads_of_attempts_that_failed_go_where_a_store_finds_them_by_their_whole_key_only() -> None:
     bench = Bench()
     log = bench.log()
@@ -206,18 +234,15 @@ def test_uploads_of_attempts_that_failed_go_where_a_store_finds_them_by_their_wh
     for key in (*keys, foreign):
         bench.memory.begin_upload(key)
 
-    class ExactUploads(FaultyStore):
-        def list_uploads(self, prefix: str) -> list[UploadInfo]:
-            return [upload for upload in super().list_uploads(prefix) if upload.key == prefix]
-
     done = remove_stream(ExactUploads(bench.memory), STREAM, clock=bench.clock)
 
     assert done.uploads == 2
     assert [upload.key for upload in bench.memory.list_uploads("")] == [foreign]
 
 
-def test_a_stop_of_everything_stops_a_deletion_that_is_under_way() -> None:
+def test_a_stop_of_everything_stops_a_deletion_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes before each of its requests in turn; what the request after it was about may still go, no more."""
+    monkeypatch.setattr(removal, "DELETE_KEYS_MAX", 3)
     for call in range(2, 60):
         bench = Bench(ledgers=4)
 

@@ -336,3 +336,18 @@ def test_what_is_written_late_for_a_name_that_nobody_knows_any_more_goes_when_it
     found, _ = reconcile(bench.memory, bench.clock)
     assert {each.key: each.outcome for each in found} == {of_topic: Outcome.DELETED}
     assert remaining(bench.memory) == {}
+
+
+def test_a_plain_stream_of_a_topics_name_goes_without_what_is_kept_of_the_topic() -> None:
+    bench = Bench()
+    for stream in PARTITIONS:
+        bench.grow(stream)
+    bench.subscribe("billing", TOPIC)
+    before = set(remaining(bench.memory))
+    assert topic_key(TOPIC) in before
+    bench.grow(TOPIC)
+    for _ in range(2):
+        remove_stream(bench.memory, TOPIC, clock=bench.clock)
+        bench.clock.advance(DAY_S + 1)
+    assert before <= set(remaining(bench.memory))
+    assert open_retention(bench.memory, TOPIC, clock=bench.clock).registry().names() == ["billing"]
