@@ -346,11 +346,17 @@ class Reconciliation:
             changed = replace(void, reason=Reason.NAMED_SINCE)
             yield replace(void, outcome=Outcome.DELETED) if gone else changed
 
+    def _has_old_manifests(self) -> bool:
+        """Whether some may be deleted."""
+        return any(each.reason.is_deletable for each in self._old_manifests.values())
+
     def _swept_manifests(self) -> Iterator[Leftover]:
         swept: Mapping[UUID, DeadIncarnation] = {}
-        if any(each.reason.is_deletable for each in self._old_manifests.values()):
-            if self.delete:
-                self._look_again()
+        if self.delete and self._has_old_manifests():
+            # They were judged when their page was: somebody may have put a hold on the stream, or on everything, since.
+            self._look_again()
+            self._old_manifests = {key: judged_again(each, self._known) for key, each in self._old_manifests.items()}
+        if self._has_old_manifests():
             swept = sweep_dead_incarnations(
                 self.store,
                 self.stream,

@@ -18,6 +18,7 @@ from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall, NotFound
 from offloader.manifest.catalog import is_released, read_entry
 from offloader.manifest.expiry import expire_records
+from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.load import LoadedManifest, load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
@@ -230,6 +231,8 @@ def _expire(store: ObjectStore, stream: str, settings: ManifestSettings, *, dry_
     clock, entry = SystemClock(), read_entry(store, stream)
     if entry is None and not is_released(store, stream):
         raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    if not dry_run:
+        require_no_global_hold(store)
     expired = None
     if entry is not None:
         state = ManifestState(stream=stream, incarnation=entry.incarnation)

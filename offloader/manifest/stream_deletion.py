@@ -127,6 +127,7 @@ def sweep_dead_incarnations(
 
     Raises:
         InvalidCall: the stream has no catalogue entry.
+        DeletionStopped: all deletion in the store is stopped.
         ClockSkew: the clocks differ too much to call anything old.
     """
     chosen = settings or ManifestSettings()
@@ -147,6 +148,7 @@ def sweep_dead_incarnations(
         if not known or not is_old or incarnation in but or (entry is not None and incarnation == entry.incarnation):
             continue
         if not dry_run:
+            require_no_global_hold(store)
             delete_keys(store, [info.key for info in known])
         swept[incarnation] = DeadIncarnation(objects=len(known), unknown=objects.unknown)
     return swept

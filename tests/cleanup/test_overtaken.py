@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 from typing import TypeVar
+from uuid import UUID
 
 import pytest
 
 from formats.deletion_record import awaited_key
+from formats.keys import catalog_key, manifest_prefix, record_key
 from formats.manifest import LedgersDeleted
 from offloader.cleanup.cycle import cleanup_stream
-from offloader.cleanup.orphans import Reason
+from offloader.cleanup.orphans import Outcome, Reason
 from offloader.cleanup.reconciler import Reconciliation
 from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.manifest.global_hold import set_global_hold
+from offloader.manifest.hold import set_hold
+from offloader.manifest.shared_keys import VOID
 from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.around import AroundStore, Request
@@ -77,3 +82,61 @@ def test_what_a_new_stream_of_the_name_keeps_isnt_taken_for_what_the_old_one_lef
     with pytest.raises(StoreUnavailable, match="was deleted or created anew meanwhile"):
         list(found)
     assert bench.memory.get(left)[0] == b"the new one's"
+
+
+def hold(bench: Bench) -> None:
+    set_hold(bench.memory, STREAM, on=True, reason="a test", clock=bench.clock)
+
+
+def stop(bench: Bench) -> None:
+    set_global_hold(bench.memory, by="ana", reason="a test", now_ms=5)
+
+
+def left_manifest(bench: Bench) -> str:
+    """Of an incarnation that no entry names."""
+    dead = UUID(int=77)
+    for number in (1, 2):
+        bench.memory.put(record_key(STREAM, dead, number), b"{}")
+        bench.hours(1)
+    return manifest_prefix(STREAM, dead)
+
+
+@pytest.mark.parametrize("happen", [hold, stop])
+def test_an_old_manifest_stays_when_a_hold_comes_after_it_was_judged(happen: Callable[[Bench], None]) -> None:
+    bench = Bench()
+    key = left_manifest(bench)
+    notes = f"{STREAM}/notes.txt"
+    bench.memory.put(notes, b"somebody else's")
+    bench.hours(25)
+    found = Reconciliation(bench.memory, STREAM, clock=bench.clock, delete=True).leftovers()
+    # Everything is judged by now, and nothing was deleted yet.
+    assert next(found).key == notes
+    happen(bench)
+    assert [(each.key, each.reason, each.outcome) for each in found] == [(key, Reason.HELD, Outcome.KEPT)]
+    assert len(bench.memory.list(key).objects) == 2
+
+
+def test_an_old_manifest_is_as_young_as_the_youngest_object_of_it() -> None:
+    bench = Bench()
+    key = left_manifest(bench)
+    bench.hours(22.5)
+    for delete in (False, True):
+        found = list(Reconciliation(bench.memory, STREAM, clock=bench.clock, delete=delete).leftovers())
+        assert [(each.key, each.reason, each.objects) for each in found] == [(key, Reason.YOUNG, 2)]
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_void_of_a_name_stays_when_a_stop_comes_after_it_was_judged(is_stopped: bool) -> None:
+    bench = Bench(ledgers=0)
+    name = "public/default/persistent/gone"
+    void, notes = catalog_key(name), f"{name}/notes.txt"
+    bench.memory.put(void, VOID)
+    bench.memory.put(notes, b"somebody else's")
+    bench.hours(25)
+    found = Reconciliation(bench.memory, name, clock=bench.clock, delete=True).leftovers()
+    assert next(found).key == notes
+    if is_stopped:
+        stop(bench)
+    done = (Reason.HELD, Outcome.KEPT) if is_stopped else (Reason.LET_GO, Outcome.DELETED)
+    assert [(each.key, each.reason, each.outcome) for each in found] == [(void, *done)]
+    assert bool(bench.memory.list(void).objects) is is_stopped

@@ -157,9 +157,12 @@ def test_unfinished_uploads_that_nobody_goes_on_with_are_aborted(by_prefix: bool
     store = bucket.store if by_prefix else ExactUploads(bucket.store)
     young = bucket.reconcile(store=store)
     bucket.clock.advance(DAY_S)
+    looked = [each.upload_id for each in bucket.reconcile(delete=False, store=store)]
 
     done = bucket.reconcile(store=store)
 
+    # Whoever may not write looks by prefix and by key, and tells of each once.
+    assert sorted(looked) == sorted(each.upload_id for each in done)
     gone = {data_key(STREAM, complete): "COMPLETE", data_key(STREAM, late): "UNNAMED"}
     gone[data_key(STREAM, v1, 0)] = "UNNAMED"
     found = outcomes(done)

@@ -12,7 +12,7 @@ from offloader.cleanup.orphans import Leftover, Outcome, Place
 from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.errors import Corrupt, OffloaderError
 from offloader.manifest.catalog import release_entry
-from offloader.manifest.global_hold import set_global_hold
+from offloader.manifest.global_hold import lift_global_hold, set_global_hold
 from offloader.manifest.leases import take_lease
 from offloader.manifest.objects import listed
 from offloader.settings import ManifestSettings
@@ -92,6 +92,18 @@ def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> Non
     assert (world.needed[Place.SEGMENT], world.needed[Place.CATALOGUE]) == (6, 3)
     assert Place.STORE not in world.needed
     assert world.needed[Place.RETENTION] == 2
+
+
+def test_what_trying_the_store_out_left_stays_while_everything_is_stopped() -> None:
+    world = Everything()
+    world.bucket.put("_probe/5")
+    world.bucket.inner.begin_upload("_probe/6")
+    world.bucket.clock.advance(DAY_S)
+    set_global_hold(world.bucket.inner, by="ana", reason="a test", now_ms=5)
+    for _ in range(2):
+        assert outcomes(world.reconcile()) == dict.fromkeys(("_probe/5", "_probe/6"), ("HELD", "KEPT"))
+    lift_global_hold(world.bucket.inner)
+    assert outcomes(world.reconcile()) == dict.fromkeys(("_probe/5", "_probe/6"), ("SCRATCH", "DELETED"))
 
 
 def test_nothing_of_a_broker_that_shares_the_bucket_is_touched_at_any_age() -> None:

@@ -14,6 +14,7 @@ from formats.entries import Position
 from formats.keys import index_key, manifest_prefix, record_key
 from formats.manifest import Truncate
 from offloader.cli.main import main
+from offloader.manifest.global_hold import lift_global_hold, set_global_hold
 from offloader.manifest.log import load_manifest
 from offloader.store import open_store
 from offloader.store.base import OVERWRITE, ObjectInfo, ObjectStore
@@ -150,6 +151,13 @@ def test_expire_deletes_what_an_old_checkpoint_holds_and_what_dead_incarnations_
     code, out, _ = said(capsys, *arguments, "--config", str(at_once), "--dry-run")
     assert code == 0
     assert out.startswith("would delete 3 records, 0 checkpoints and 0 runs, and 1 objects of 1 dead incarnations")
+    assert sorted(info.key for info in store.list("").objects) == before
+
+    set_global_hold(store, by="ana", reason="a test", now_ms=5)
+    code, _, err = said(capsys, *arguments, "--config", str(at_once))
+    assert code == 2
+    assert "is stopped by ana: a test" in err
+    lift_global_hold(store)
     assert sorted(info.key for info in store.list("").objects) == before
 
     code, out, _ = said(capsys, *arguments, "--config", str(at_once), "--json")

@@ -16,6 +16,7 @@ from formats.manifest import Assign, Hold, LedgerClosed, encode_boundary
 from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.boundary import FIRST_BOUNDARY, read_boundary
 from offloader.manifest.catalog import forget_name, is_released
+from offloader.manifest.global_hold import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.manifest.store_time import TIME_KEY, ClockSkew, time_for_deletion_ms
@@ -294,7 +295,12 @@ def test_dead_incarnations_are_swept_when_they_are_old_and_the_living_one_never(
     assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock) == {}
     bench.clock.advance(HOURS_24_S + 1)
     assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock, dry_run=True) == swept
+    set_global_hold(bench.memory, by="ana", reason="a test", now_ms=5)
+    assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock, dry_run=True) == swept
+    with pytest.raises(DeletionStopped):
+        sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock)
     assert boundary_key(STREAM, dead) in bench.all_keys()
+    lift_global_hold(bench.memory)
     assert sweep_dead_incarnations(bench.memory, STREAM, clock=bench.clock) == swept
 
     assert boundary_key(STREAM, dead) not in bench.all_keys()
