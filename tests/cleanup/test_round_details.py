@@ -10,18 +10,21 @@ from uuid import UUID
 import pytest
 
 from formats.deletion_record import AwaitedReaders, DeletionRecord, awaited_key, encode_awaited
-from formats.keys import data_key, index_key, new_segment_uuid, record_number
-from formats.manifest import Adopt
+from formats.keys import catalog_key, data_key, index_key, new_segment_uuid, record_number
+from formats.manifest import Adopt, LedgerClosed
 from formats.retention_state import Subscribers, document_key
 from offloader.cleanup.audit import read_batches, retry_at_ms
-from offloader.cleanup.cycle import cleanup_stream
+from offloader.cleanup.cycle import cleanup_all, cleanup_stream
 from offloader.cleanup.removal import remove_stream
+from offloader.cleanup.sweeper import SEGMENTS_PER_RECORD_MAX
 from offloader.errors import OffloaderError, StoreUnavailable
 from offloader.manifest.checkpointer import checkpoint_now
 from offloader.manifest.expiry import expire_records
 from offloader.manifest.global_hold import DeletionStopped, set_global_hold
 from offloader.manifest.leases import take_lease
+from offloader.manifest.objects import DELETE_KEYS_MAX
 from offloader.manifest.segment_record import AT_ROOT
+from offloader.manifest.shared_keys import VOID
 from offloader.settings import Settings
 from offloader.store.around import AroundStore, Request
 from tests.cleanup.cleaning import STREAM, Bench
@@ -47,6 +50,91 @@ def test_a_stop_after_the_plan_comes_before_the_first_step() -> None:
     with pytest.raises(DeletionStopped):
         bench.run(on_plan=lambda _: stop(bench))
     assert len(bench.state.segments.retired()) == 0
+
+
+def test_a_round_over_all_streams_says_that_everything_is_stopped_though_there_are_none() -> None:
+    bench = Bench(ledgers=0)
+    stop(bench)
+    bench.memory.delete([catalog_key(STREAM)])
+    with pytest.raises(DeletionStopped):
+        list(cleanup_all(bench.memory, clock=bench.clock))
+
+
+def test_a_stop_ends_a_round_over_all_streams_and_is_no_streams_error() -> None:
+    bench = Bench()
+    bench.truncate(3)
+    with pytest.raises(DeletionStopped):
+        list(cleanup_all(bench.memory, clock=bench.clock, on_plan=lambda _: stop(bench)))
+
+
+def void(bench: Bench) -> str:
+    """What is left of the name of a stream that was deleted by somebody who didn't come to the end."""
+    key = catalog_key("public/default/persistent/gone")
+    bench.memory.put(key, VOID)
+    bench.hours(25)
+    return key
+
+
+def test_a_stop_after_the_last_stream_keeps_what_is_left_of_names() -> None:
+    bench = Bench()
+    key = void(bench)
+    reports = cleanup_all(bench.memory, clock=bench.clock, on_plan=lambda _: stop(bench))
+    assert next(reports).error is None
+    with pytest.raises(DeletionStopped):
+        next(reports)
+    assert bench.memory.get(key)[0] == VOID
+
+
+def test_of_names_only_those_go_that_were_asked_for() -> None:
+    bench = Bench()
+    key = void(bench)
+    for prefix, is_left in ((STREAM, True), ("public/", False)):
+        list(cleanup_all(bench.memory, clock=bench.clock, prefix=prefix))
+        assert bool(bench.memory.list(key).objects) is is_left
+
+
+def test_a_dry_round_goes_on_with_no_deletion() -> None:
+    bench = Bench()
+    remove_stream(bench.memory, STREAM, clock=bench.clock)
+    bench.hours(25)
+    before = {info.key: info.etag for info in bench.memory.list("").objects}
+    (report,) = cleanup_all(bench.memory, clock=bench.clock, dry_run=True)
+    assert (report.is_deleted, report.is_finished, report.error) == (True, False, None)
+    assert {info.key: info.etag for info in bench.memory.list("").objects} == before
+
+
+def adopted(bench: Bench) -> UUID:
+    """A segment of ten entries, before everything else, whose objects are somebody else's."""
+    theirs = UUID(int=0xABCDEF)
+    finished, _ = build([batch_of(1, 0, 10)], 1024)
+    bench.log().amend([Adopt(theirs, finished.summary, bench.memory.driver_metadata, False), LedgerClosed(1, 9)])
+    bench.writer.log.load()
+    bench.writer.add([batch_of(2, 0, 10)], closes=[2])
+    bench.truncate(2)
+    return theirs
+
+
+def test_a_stop_after_the_plan_comes_before_an_adopted_segment_is_released() -> None:
+    bench = Bench(ledgers=0)
+    theirs = adopted(bench)
+    with pytest.raises(DeletionStopped):
+        bench.run(on_plan=lambda _: stop(bench))
+    assert theirs in bench.state.segments
+    assert not list(read_batches(bench.memory, STREAM, done=False))
+
+
+def test_that_a_segment_was_released_is_in_the_audit_and_nothing_is_left_to_do() -> None:
+    bench = Bench(ledgers=0)
+    theirs = adopted(bench)
+    report = bench.run()
+    assert (report.swept.released, report.pending) == (1, [])
+    assert theirs not in bench.state.segments
+    (batch,) = read_batches(bench.memory, STREAM, done=True)
+    assert (batch.action, [(each.uuid, each.keys) for each in batch.segments]) == ("release", [(theirs, ())])
+
+
+def test_the_objects_that_one_record_lets_go_are_one_request() -> None:
+    assert 2 * SEGMENTS_PER_RECORD_MAX == DELETE_KEYS_MAX
 
 
 def test_a_lease_counts_until_the_very_end() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ from formats.entries import Position
 from formats.manifest import Assign, Gap, Hold, LedgerClosed, LedgersDeleted, SetMethod, Truncate
 from offloader.clock import SystemClock
 from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Trimmed
+from offloader.ledgers.base import LedgerInfo
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.global_hold import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -90,6 +92,11 @@ def test_what_the_dry_run_says_is_what_is_done_and_it_changes_nothing() -> None:
     assert bench.hot_ids == [3]
 
 
+def test_a_segment_that_ends_where_the_stream_begins_isn_t_counted_as_going() -> None:
+    done = Bench().truncate(2, 9, dry_run=True)
+    assert (done.segments, done.entries) == (1, 10)
+
+
 def test_a_truncation_behind_the_head_moves_nothing() -> None:
     bench = Bench()
     bench.truncate(2, 4)
@@ -137,6 +144,18 @@ def test_a_forced_truncation_records_what_is_given_up_and_fails_what_was_on_its_
     assert bench.hot_ids == [3]
     with pytest.raises(Fenced):
         log.commit([LedgerClosed(2, 9)])
+
+
+def test_a_forced_truncation_reaches_up_to_a_promised_segment_and_leaves_that_one() -> None:
+    bench = Bench(offloaded=[1])
+    before, after = UUID(int=77), UUID(int=78)
+    bench.writer.log.commit([LedgerClosed(2, 9), Assign(before, 2, Position(2, 0), Position(2, 9), 1, {})])
+    bench.writer.log.commit([Assign(after, 2, Position(3, 0), None, 1, {})])
+    # Nobody asks the hot tier: that there is something up to there is known by the promise alone.
+    done = bench.truncate(3, 0, hot=False, force=True, take_over=True)
+    assert (done.failed, done.gaps) == ((before,), (Gap(Position(1, 10), Position(3, -1), TRUNCATED),))
+    state = load_manifest(bench.store, STREAM)
+    assert (state.head, [each.uuid for each in state.assigned()]) == (Position(3, 0), [after])
 
 
 def test_a_living_owner_isn_t_taken_from_without_being_told_to() -> None:
@@ -193,6 +212,7 @@ def test_a_stream_that_is_in_no_store_loses_whole_hot_ledgers() -> None:
     log = ManifestLog(MemoryStore(f"truncation-{next(_names)}", "", bench.clock), STREAM, clock=bench.clock)
     done = truncate_stream(log, Position(2, 5), clock=bench.clock, source=bench.hot)
     assert (done.record_id, done.hot_ledgers, bench.hot_ids) == (None, (1,), [2, 3])
+    assert (done.ledgers, done.closed) == ((), ()), "there is no manifest to say it in"
     with pytest.raises(NotFound):
         truncate_stream(log, Position(2, 5), clock=bench.clock)
 
@@ -211,6 +231,23 @@ def test_a_hold_and_the_stop_for_everything_refuse_it() -> None:
     lift_global_hold(bench.memory)
     assert bench.truncate(2, 0).record_id
     assert bench.hot_ids == [2, 3]
+
+
+def test_a_hot_ledger_before_the_head_that_is_still_open_goes_once_it_is_closed() -> None:
+    """Whoever appends to it doesn't know of the truncation."""
+    bench = Bench()
+    ledgers, still_open = bench.hot.ledgers, [1]
+
+    def found() -> list[LedgerInfo]:
+        return [replace(info, closed=False) if info.ledger_id in still_open else info for info in ledgers()]
+
+    bench.hot.ledgers = found  # type: ignore[method-assign]
+    assert bench.truncate(3, 0, dry_run=True).hot_ledgers == (2,)
+    assert [bench.truncate(3, 0).hot_ledgers for _ in range(2)] == [(2,), ()]
+    assert bench.hot_ids == [1, 3]
+    still_open.clear()
+    assert bench.truncate(3, 0).hot_ledgers == (1,)
+    assert bench.hot_ids == [3]
 
 
 def test_hot_ledgers_that_can_t_be_deleted_are_named_and_tried_again() -> None:
