@@ -9,13 +9,16 @@ from uuid import UUID
 
 import pytest
 
-from formats.deletion_record import AwaitedReaders, DeletionRecord, awaited_key, encode_awaited
-from formats.keys import catalog_key, data_key, index_key, new_segment_uuid, record_number
-from formats.manifest import Adopt, LedgerClosed
+from formats.deletion_record import AwaitedReaders, DeletionRecord, awaited_key, awaited_prefix, encode_awaited
+from formats.entries import Position
+from formats.keys import catalog_key, data_key, index_key, new_segment_uuid, record_key, record_number
+from formats.manifest import Adopt, LedgerClosed, LedgersDeleted
 from formats.retention_state import Subscribers, document_key
 from offloader.cleanup.audit import read_batches, retry_at_ms
 from offloader.cleanup.cycle import cleanup_all, cleanup_stream
+from offloader.cleanup.plan import RetiredFacts, retired_groups
 from offloader.cleanup.removal import remove_stream
+from offloader.cleanup.retirement import retired_facts
 from offloader.cleanup.sweeper import SEGMENTS_PER_RECORD_MAX
 from offloader.errors import OffloaderError, StoreUnavailable
 from offloader.manifest.checkpointer import checkpoint_now
@@ -137,6 +140,14 @@ def test_the_objects_that_one_record_lets_go_are_one_request() -> None:
     assert 2 * SEGMENTS_PER_RECORD_MAX == DELETE_KEYS_MAX
 
 
+def test_what_is_after_the_head_in_a_ledger_that_is_gone_goes_too() -> None:
+    bench = Bench()
+    bench.truncate(2, 4)
+    bench.log().amend([LedgersDeleted((2,))])
+    assert bench.run().swept.retired == 2
+    assert [segment.begin for segment in bench.state.offloaded()] == [Position(3, 0), Position(4, 0)]
+
+
 def test_a_lease_counts_until_the_very_end() -> None:
     bench = Bench(grace_hours=0)
     bench.truncate(3)
@@ -162,6 +173,29 @@ def test_a_list_of_readers_of_a_stream_that_is_gone_is_nobodys() -> None:
     assert bench.run().swept.purged == 2
 
 
+def test_lists_of_readers_go_with_their_retirements_but_for_those_of_records_to_come() -> None:
+    bench = Bench()
+    over, to_come = (awaited_key(STREAM, number) for number in (1, 1000))
+    for number, key in ((1, over), (1000, to_come)):
+        awaited = AwaitedReaders(bench.state.incarnation, number, ())
+        bench.memory.put(key, encode_awaited(awaited))
+    bench.run()
+    assert [info.key for info in bench.memory.list(awaited_prefix(STREAM)).objects] == [to_come]
+
+
+def test_a_retirement_of_which_nothing_says_when_it_was_isnt_old() -> None:
+    bench = Bench()
+    bench.truncate(3)
+    bench.run()
+    state = bench.state
+    groups = retired_groups(state)
+    assert len(groups) == 1
+    bench.memory.delete([record_key(STREAM, state.incarnation, groups[0].record_id)])
+    bench.hours(1000)
+    facts = retired_facts(bench.memory, state, groups, now_ms=bench.clock.now_ms(), grace_ms=0, notes=False)
+    assert facts == {groups[0].record_id: RetiredFacts(None)}
+
+
 def test_a_retirement_whose_record_was_folded_is_as_young_as_the_checkpoint() -> None:
     bench = Bench(grace_hours=100)
     bench.truncate(3)
@@ -171,7 +205,12 @@ def test_a_retirement_whose_record_was_folded_is_as_young_as_the_checkpoint() ->
     bench.hours(30)
     assert expire_records(bench.memory, bench.state, clock=bench.clock).records
     assert bench.run().swept.purged == 0
-    bench.hours(70)
+    bench.hours(40)
+    # A later one makes it no younger.
+    bench.writer.log.load()
+    bench.writer.add([batch_of(5, 0, 10)])
+    checkpoint_now(bench.memory, bench.state, lambda count: bytes(count))
+    bench.hours(30)
     assert bench.run().swept.purged == 2
 
 

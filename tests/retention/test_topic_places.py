@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from formats.entries import Position
 from offloader.cleanup.removal import remove_stream
+from offloader.errors import NotFound
 from offloader.retention.place import home_of
 from offloader.retention.service import retained_streams
 from offloader.retention.stream_retention import open_retention
@@ -33,3 +36,12 @@ def test_beside_a_plain_stream_one_that_is_named_like_its_partition_is_ruled_by_
     for name in (STREAM, odd):
         bench.run(name)
     assert (bench.head(STREAM), bench.head(odd)) == (None, Position(3, 0))
+
+
+def test_a_stream_that_is_being_deleted_has_no_cycle_any_more() -> None:
+    bench = Bench(policy="size", min_mbytes=1)
+    bench.grow_and_run(1)
+    remove_stream(bench.memory, STREAM, clock=bench.clock)
+    bench.clock.advance(60)
+    with pytest.raises(NotFound, match="was deleted"):
+        bench.run()
