@@ -23,6 +23,7 @@ from offloader.manifest.catalog import forget_name, list_streams
 from offloader.manifest.global_hold import DeletionStopped, require_no_global_hold
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import EditRefused
 from offloader.manifest.store_time import DeletionClock
 from offloader.manifest.topics import release_topics_of
 from offloader.settings import Settings
@@ -30,6 +31,8 @@ from offloader.store.base import ObjectStore
 
 __all__ = ["CleanupReport", "LargeDelete", "cleanup_all", "cleanup_stream"]
 
+#: Times a round plans anew because the manifest changed before its plan was carried out.
+PLANS_MAX = 5
 _MS_PER_HOUR = 3_600_000
 
 
@@ -85,7 +88,8 @@ def cleanup_stream(
         by: who runs this, for the audit; default: user and machine.
         allow_large: retire more than half of the stream if it comes to that.
         dry_run: only plan; writes nothing.
-        on_plan: gets the plan before anything of it is done.
+        on_plan: gets the plan before anything of it is done; another one when the manifest changed meanwhile, by
+            another round or an undo, so that the first one doesn't fit any more.
 
     Raises:
         NotFound: no such stream.
@@ -189,12 +193,47 @@ def _clean(
     on_plan: Callable[[CleanupPlan], object],
     entropy: Callable[[int], bytes],
 ) -> None:
-    times, dry_run = deletion_clock or _deletion_clock(store, clock, settings), report.dry_run
-    if not dry_run:
+    times = deletion_clock or _deletion_clock(store, clock, settings)
+    if not report.dry_run:
         require_no_global_hold(store)
+    log = ManifestLog(store, report.stream, clock=clock, settings=settings.manifest, entropy=entropy)
+    for attempt in range(1, PLANS_MAX + 1):
+        try:
+            _clean_once(
+                *(report, log, clock, settings, times),
+                by=by,
+                allow_large=allow_large,
+                on_plan=on_plan,
+                entropy=entropy,
+            )
+        except EditRefused:
+            # Somebody else's round was quicker, or an undo: what is left to do is what is seen now.
+            if report.is_deleted or attempt == PLANS_MAX:
+                raise
+        else:
+            return
+
+
+def _clean_once(
+    report: CleanupReport,
+    log: ManifestLog,
+    clock: Clock,
+    settings: Settings,
+    times: DeletionClock,
+    *,
+    by: str,
+    allow_large: bool,
+    on_plan: Callable[[CleanupPlan], object],
+    entropy: Callable[[int], bytes],
+) -> None:
+    """One plan, and what it says done.
+
+    Raises:
+        EditRefused: the manifest changed meanwhile, nothing of the rest was done; ``report.swept`` has what was.
+    """
+    store, dry_run = log.store, report.dry_run
     # Listed first, loaded after: what a batch names and the manifest doesn't is purged.
     batches = list(read_batches(store, report.stream, done=False))
-    log = ManifestLog(store, report.stream, clock=clock, settings=settings.manifest, entropy=entropy)
     state = log.load()
     report.is_deleted, report.held, report.pending = state.stream_deleted, state.held, batches
     if state.stream_deleted:
@@ -222,8 +261,7 @@ def _clean(
     on_plan(plan)
     if dry_run or state.held:
         return
-    sweeper = Sweeper(log, now_ms=now_ms, by=by, batches=batches, entropy=entropy)
-    report.swept = sweeper.swept
+    sweeper = Sweeper(log, now_ms=now_ms, by=by, batches=batches, swept=report.swept, entropy=entropy)
     for batch in batches:
         if retry_at_ms(batch, settings.cleanup) <= now:
             sweeper.resume(batch, void_before_ms=now - int(settings.manifest.orphan_age_hours_min * _MS_PER_HOUR))

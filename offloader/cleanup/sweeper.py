@@ -57,6 +57,7 @@ class Sweeper:
         now_ms: asks both clocks; raises when they can't be trusted.
         by: who runs this, for the audit.
         batches: those under way, read before the log was loaded.
+        swept: what was done before, of the same round.
     """
 
     def __init__(
@@ -66,12 +67,13 @@ class Sweeper:
         now_ms: Callable[[], int],
         by: str,
         batches: Sequence[DeletionRecord] = (),
+        swept: Swept | None = None,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._batches = {_identity(b.action, b.retire_record, b.segments): b for b in batches}
         self._log, self._store = log, log.store
         self._now_ms, self._by, self._entropy = now_ms, by, entropy
-        self.swept = Swept()
+        self.swept = Swept() if swept is None else swept
 
     def retire(self, doomed: Doomed) -> None:
         """Hides segments from readers; they can come back until they are purged.

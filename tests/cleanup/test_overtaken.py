@@ -11,14 +11,16 @@ import pytest
 
 from formats.deletion_record import awaited_key
 from formats.keys import catalog_key, manifest_prefix, record_key
-from formats.manifest import LedgersDeleted
-from offloader.cleanup.cycle import cleanup_stream
+from formats.manifest import LedgersDeleted, Retire
+from offloader.cleanup.cycle import CleanupReport, cleanup_stream
 from offloader.cleanup.orphans import Outcome, Reason
+from offloader.cleanup.plan import CleanupPlan
 from offloader.cleanup.reconciler import Reconciliation
 from offloader.errors import OffloaderError, StoreUnavailable
 from offloader.manifest.global_hold import set_global_hold
 from offloader.manifest.hold import set_hold
 from offloader.manifest.shared_keys import VOID
+from offloader.manifest.state import EditRefused
 from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.around import AroundStore, Request
@@ -63,6 +65,43 @@ def test_a_segment_younger_than_the_round_is_never_taken_for_purged() -> None:
             break
         bench.check()
     assert call > 5
+
+
+def test_a_round_that_another_one_overtakes_plans_anew_and_ends_well() -> None:
+    """Wherever it stands still: both retire and purge the same segments, and neither calls the other's work wrong."""
+    for call in count(1):
+        bench = Bench(grace_hours=1)
+        bench.truncate(3)
+        bench.run()
+        bench.hours(2)
+        bench.truncate(4)
+        other: list[CleanupReport] = []
+        store = StandsStill(bench, call, lambda bench=bench, other=other: other.append(bench.run()))  # type: ignore[misc]
+        report = cleanup_stream(store, STREAM, clock=bench.clock, settings=bench.settings)
+        bench.hours(2)
+        last = bench.run()
+        bench.check()
+        assert bench.stored() == bench.named()
+        rounds = [report, *other, last]
+        assert (sum(each.swept.retired for each in rounds), sum(each.swept.purged for each in rounds)) == (1, 3)
+        if store.calls < call:
+            break
+    assert call > 10
+
+
+def test_a_round_whose_plans_are_always_overtaken_ends_with_what_was_refused() -> None:
+    bench = Bench(ledgers=9)
+    bench.truncate(8)
+    plans: list[CleanupPlan] = []
+
+    def overtake(plan: CleanupPlan) -> None:
+        plans.append(plan)
+        bench.log().amend([Retire((plan.doomed[0].segments[0].uuid,))])
+
+    with pytest.raises(EditRefused, match="is retired, not offloaded"):
+        bench.run(on_plan=overtake)
+    assert [len(plan.doomed[0].segments) for plan in plans] == [7, 6, 5, 4, 3]
+    bench.check()
 
 
 def test_what_a_new_stream_of_the_name_keeps_isnt_taken_for_what_the_old_one_left() -> None:
