@@ -96,6 +96,15 @@ def test_of_names_only_those_go_that_were_asked_for() -> None:
         assert bool(bench.memory.list(key).objects) is is_left
 
 
+def test_whoever_reads_a_stream_that_is_being_deleted_isnt_waited_for() -> None:
+    bench = Bench()
+    remove_stream(bench.memory, STREAM, clock=bench.clock)
+    bench.hours(25)
+    take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana")
+    (report,) = cleanup_all(bench.memory, clock=bench.clock)
+    assert (report.is_finished, report.error) == (True, None)
+
+
 def test_a_dry_round_goes_on_with_no_deletion() -> None:
     bench = Bench()
     remove_stream(bench.memory, STREAM, clock=bench.clock)
@@ -157,6 +166,18 @@ def test_a_lease_counts_until_the_very_end() -> None:
     assert bench.run().swept.purged == 0
     bench.clock.advance(0.001)
     assert bench.run().swept.purged == 2
+
+
+def test_a_dry_round_writes_down_no_readers() -> None:
+    bench = Bench(grace_hours=0)
+    bench.truncate(3)
+    bench.run()
+    take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana")
+    before = {info.key: info.etag for info in bench.memory.list("").objects}
+    plan = bench.run(dry_run=True).plan
+    assert plan is not None
+    assert [why for _, why, _ in plan.waiting] == ["readers: ana"]
+    assert {info.key: info.etag for info in bench.memory.list("").objects} == before
 
 
 def test_a_list_of_readers_of_a_stream_that_is_gone_is_nobodys() -> None:

@@ -11,9 +11,11 @@ from formats.entries import Position
 from formats.truncation_intent import intent_key
 from offloader.cleanup.cycle import cleanup_stream
 from offloader.cleanup.removal import remove_stream
-from offloader.errors import OffloaderError
+from offloader.errors import NotFound, OffloaderError
+from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.store_time import ClockSkew
+from offloader.retention.cycle import RetentionCycle
 from offloader.retention.decision import BoundKind
 from offloader.retention.stream_retention import open_retention
 from offloader.retention.truncation import truncate_stream
@@ -21,7 +23,8 @@ from offloader.settings import Settings
 from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from offloader.testing.faulty_store import Fault
-from tests.retention.retained_streams import KIB, STREAM, TOPIC, Bench, mb
+from offloader.testing.memory_ledgers import MemoryLedgers
+from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb
 
 _Answer = TypeVar("_Answer")
 
@@ -181,3 +184,81 @@ def test_two_cycles_at_once_that_cut_elsewhere_leave_min_together(comes_back: bo
     assert heads[1] == Position(4, 10)
     kept = sum(10 * KIB for head in heads for ledger in range(1, 5) if head is None or head <= Position(ledger, 0))
     assert kept >= 40 * KIB
+
+
+def test_what_was_decided_before_a_partition_was_deleted_isnt_carried_out() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(10))
+    zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
+    for stream in (zero, one):
+        bench.grow(stream, ledgers=4)
+    bench.subscribe("x", TOPIC)
+    bench.publish("x", {0: Position(3, 0)}, TOPIC)
+    asked = []
+
+    def deleted(request: Request) -> bool:
+        """Just before it is asked once more who subscribes, to carry out what was decided by that."""
+        asked.extend([request] if request.key.endswith("/subscribers") else [])
+        if len(asked) < 2:
+            return False
+        remove_stream(bench.memory, one, clock=bench.clock)
+        return True
+
+    with pytest.raises(NotFound, match="was deleted"):
+        bench.cycle(Meanwhile(bench.memory, deleted)).run(TOPIC)
+    assert bench.head(zero) is None
+
+
+def test_a_stream_of_which_nothing_is_left_has_no_tail_to_record() -> None:
+    bench = Bench(policy="consumption")
+    bench.grow(ledgers=2)
+    bench.subscribe("billing")
+    bench.publish("billing", Position(2, 10))
+    first = bench.run()
+    assert (first.is_recorded, bench.head()) == (True, Position(2, 10))
+    bench.clock.advance(3600)
+    assert not bench.run().is_recorded
+    assert bench.remembered().records.records == ()
+
+
+def test_old_records_are_thinned_by_the_cycles() -> None:
+    bench = Bench(policy="size", min_mbytes=1000)
+    bench.grow_and_run(40)
+    records = bench.remembered().records.records
+    assert len(records) < 40
+    assert (records[0].size_bytes, records[-1].size_bytes) == (10 * KIB, 400 * KIB)
+
+
+def test_who_never_published_is_protected_until_the_timeout() -> None:
+    bench = Bench(policy="consumption", subscriber_timeout_minutes=10, protect_unpublished=True)
+    bench.grow(ledgers=2)
+    for name in ("never", "fast"):
+        bench.subscribe(name)
+    heads = []
+    for _ in range(2):
+        bench.publish("fast", Position(2, 0))
+        bench.run()
+        heads.append(bench.head())
+        bench.clock.advance(601)
+    assert heads == [None, Position(2, 0)]
+
+
+def test_what_leaves_the_hot_tier_while_a_stream_is_looked_at_counts_by_its_manifest() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(1000))
+    bench.grow(ledgers=1)
+    hot = MemoryLedgers(STREAM, bench.clock)
+    for _ in range(2):
+        hot.append([b"x" * KIB] * ENTRIES)
+        hot.close_ledger()
+    listed = hot.ledgers
+
+    def offloaded_and_deleted() -> list[LedgerInfo]:
+        if len(listed()) == 2:
+            bench.grow()
+            hot.delete(2)
+        return listed()
+
+    hot.ledgers = offloaded_and_deleted  # type: ignore[method-assign]
+    cycle = RetentionCycle(
+        bench.memory, clock=bench.clock, settings_of=lambda _: bench.settings, source_of=lambda _: hot
+    )
+    assert cycle.run(STREAM).unread_bytes == 20 * KIB
