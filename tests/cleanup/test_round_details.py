@@ -21,6 +21,7 @@ from offloader.cleanup.removal import remove_stream
 from offloader.cleanup.retirement import retired_facts
 from offloader.cleanup.sweeper import SEGMENTS_PER_RECORD_MAX
 from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.limits import Priority, current_priority
 from offloader.manifest.checkpointer import checkpoint_now
 from offloader.manifest.expiry import expire_records
 from offloader.manifest.global_hold import DeletionStopped, set_global_hold
@@ -30,6 +31,7 @@ from offloader.manifest.segment_record import AT_ROOT
 from offloader.manifest.shared_keys import VOID
 from offloader.settings import Settings
 from offloader.store.around import AroundStore, Request
+from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import batch_of, build
 
@@ -94,6 +96,41 @@ def test_of_names_only_those_go_that_were_asked_for() -> None:
     for prefix, is_left in ((STREAM, True), ("public/", False)):
         list(cleanup_all(bench.memory, clock=bench.clock, prefix=prefix))
         assert bool(bench.memory.list(key).objects) is is_left
+
+
+def test_a_name_that_can_t_be_forgotten_now_is_told_of_and_the_next_round_forgets_it() -> None:
+    bench = Bench()
+    key = void(bench)
+    bench.store.set_faults([Fault(call=1, verb="put", key_part=key)])
+    errors = [report.error is not None for report in cleanup_all(bench.store, clock=bench.clock)]
+    assert errors == [False, True]
+    bench.hours(2)
+    assert [report.error for report in cleanup_all(bench.store, clock=bench.clock)] == [None]
+    assert not bench.memory.list(key).objects
+
+
+class Noting(AroundStore):
+    """Whose turn each request is."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench.memory)
+        self.seen = set[tuple[str, Priority]]()
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        self.seen.add((request.verb, current_priority(request.traffic)))
+        return call()
+
+
+def test_what_a_round_asks_the_store_comes_after_everybody_elses_requests() -> None:
+    bench = Bench()
+    store = Noting(bench)
+    bench.truncate(2)
+    cleanup_stream(store, STREAM, clock=bench.clock, settings=bench.settings)
+    assert {priority for _, priority in store.seen} == {Priority.DELETION}
+    bench.truncate(3)
+    store.seen.clear()
+    list(cleanup_all(store, clock=bench.clock, settings_of=lambda _: bench.settings))
+    assert {priority for verb, priority in store.seen if verb == "put"} == {Priority.DELETION}
 
 
 def test_whoever_reads_a_stream_that_is_being_deleted_isnt_waited_for() -> None:
