@@ -12,6 +12,8 @@ from formats.deletion_record import awaited_key, deletion_key
 from formats.entries import Position
 from formats.keys import is_segment_uuid_of, new_segment_uuid, parse_object_key
 from formats.manifest import Assign, Hold, OpenEpoch, Record, StreamDeleted, Totals, Writer
+from formats.retention_state import topic_key
+from formats.truncation_intent import intent_key
 from offloader.cleanup.orphans import (
     Knowledge,
     Leftover,
@@ -23,6 +25,7 @@ from offloader.cleanup.orphans import (
     judged_again,
 )
 from offloader.manifest.named_uuids import NamedUuids
+from offloader.manifest.topics import TopicState
 from offloader.store.base import ObjectInfo, UploadInfo
 
 STREAM = "s/a"
@@ -158,3 +161,12 @@ def test_lists_of_what_was_deleted_and_awaited_go_only_when_no_manifest_of_that_
         found = list(judge_page(page, knowledge))
         assert [each.reason if isinstance(each, Leftover) else each for each in found] == [reason] * 3
     assert list(judge_page(page, known())) == [(Place.RETENTION, 1, 1)] * 3
+
+
+def test_what_was_let_go_of_a_topic_is_judged_as_a_void_and_not_once_more() -> None:
+    over = replace(known(), topic=TopicState(is_there=True, entry_is_over=True, intent_is_over=True))
+    for key in (topic_key(STREAM), intent_key(STREAM)):
+        (entry,) = judge_page([ObjectInfo(key, 300, "", OLD_MS)], over)
+        assert isinstance(entry, Leftover)
+        assert (entry.place, entry.reason) == (Place.RETENTION, Reason.DEAD)
+        assert list(judge_page([ObjectInfo(key, 0, "", OLD_MS)], over)) == [(Place.RETENTION, 1, 0)]
