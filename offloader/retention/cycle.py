@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from formats.entries import Position
 from offloader.clock import Clock
-from offloader.errors import NotFound, StoreUnavailable
+from offloader.errors import NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
@@ -313,12 +313,15 @@ class RetentionCycle:
         return True
 
     def _heads_are(self, look: Look) -> bool:
-        """Whether all partitions still begin where they did."""
+        """Whether there are the same partitions, and all still begin where they did."""
         try:
+            place = find_place(self.store, look.place.name)
             heads = at_once(lambda number: look.partitions.state(number).head, look.place.partitions)
         except NotFound:
             return False  # one was deleted: it is another topic to decide about
-        return heads == [look.own.partitions[number].head for number in look.place.partitions]
+        # Of one that is gone to its last object the view from before is all that a look at it finds.
+        before = [look.own.partitions[number].head for number in look.place.partitions]
+        return place.partitions == look.place.partitions and heads == before
 
     def _truncate(self, place: Place, cut: Cut, still: Callable[[], bool]) -> Mapping[str, Truncation] | None:
         """What was done; ``None``: it doesn't stand any more, nothing was."""
@@ -340,21 +343,25 @@ class RetentionCycle:
             )
         if not still():
             return None
-        return {
-            stream: truncate_stream(
-                ManifestLog(
-                    self.store,
-                    stream,
-                    clock=self.clock,
-                    entropy=self._entropy,
-                    settings=self._settings_of(stream).manifest,
-                ),
-                position,
-                clock=self.clock,
-                source=self._source_of(stream),
-            )
-            for stream, position in heads.items()
-        }
+        return {stream: self._truncate_plain(place, position) for stream, position in heads.items()}
+
+    def _truncate_plain(self, place: Place, position: Position) -> Truncation:
+        log = ManifestLog(
+            self.store,
+            place.name,
+            clock=self.clock,
+            entropy=self._entropy,
+            settings=self._settings_of(place.name).manifest,
+            # One of that name that was created again meanwhile is none of this.
+            incarnation=place.incarnation,
+        )
+        try:
+            return truncate_stream(log, position, clock=self.clock, source=self._source_of(place.name))
+        except OffloaderError as error:
+            entry = read_entry(self.store, place.name)
+            if entry is not None and entry.incarnation == place.incarnation:
+                raise
+            raise NotFound(f"stream {place.name} was deleted meanwhile") from error
 
 
 def _keep(look: Look, decision: Decision) -> None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import pytest
 
 from formats.entries import Position
+from formats.global_hold import GLOBAL_HOLD_KEY
 from formats.truncation_intent import intent_key
 from offloader.cleanup.cycle import cleanup_stream
 from offloader.cleanup.removal import remove_stream
@@ -206,6 +207,52 @@ def test_what_was_decided_before_a_partition_was_deleted_isnt_carried_out() -> N
     with pytest.raises(NotFound, match="was deleted"):
         bench.cycle(Meanwhile(bench.memory, deleted)).run(TOPIC)
     assert bench.head(zero) is None
+
+
+def test_what_was_decided_before_a_partition_was_gone_to_its_last_object_isnt_carried_out() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(30))
+    zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
+    for stream in (zero, one):
+        bench.grow(stream, ledgers=4)
+    bench.subscribe("x", TOPIC)
+    bench.publish("x", {0: Position(4, 10)}, TOPIC)
+    asked = []
+
+    def deleted(request: Request) -> bool:
+        """A day passes between the decision, which counts what both hold, and the question whether it still stands."""
+        asked.extend([request] if request.key.endswith("/subscribers") else [])
+        if len(asked) < 2:
+            return False
+        for _ in range(2):
+            remove_stream(bench.memory, one, clock=bench.clock)
+            bench.clock.advance(25 * 3600)
+        assert bench.memory.list(f"{one}/").objects == ()
+        return True
+
+    bench.cycle(Meanwhile(bench.memory, deleted)).run(TOPIC)
+    # 30 of the 40 KiB that are left stay; of the 80 from before all of them could have gone.
+    assert (bench.head(zero) or Position(1, 0)) <= Position(2, 0)
+
+
+def test_a_stream_that_was_created_again_isnt_cut_where_the_one_before_was() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(10), max_mbytes=mb(20))
+    bench.grow_and_run(1)
+    bench.grow(ledgers=4)
+
+    def created_again(request: Request) -> bool:
+        """After the decision was found to stand: what truncates asks for a stop first."""
+        if request.key != GLOBAL_HOLD_KEY:
+            return False
+        for _ in range(2):
+            remove_stream(bench.memory, STREAM, clock=bench.clock)
+            bench.clock.advance(25 * 3600)
+        del bench.writers[STREAM], bench.ledgers[STREAM]
+        bench.grow(ledgers=5)
+        return True
+
+    with pytest.raises(NotFound):
+        bench.cycle(Meanwhile(bench.memory, created_again)).run(STREAM)
+    assert load_manifest(bench.memory, STREAM).first_position() == Position(1, 0)
 
 
 def test_a_stream_of_which_nothing_is_left_has_no_tail_to_record() -> None:
