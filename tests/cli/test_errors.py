@@ -16,6 +16,7 @@ import formats.errors
 import offloader.errors
 from offloader.cli.errors import failure_of, report
 from offloader.errors import ErrorKind, OffloaderError
+from tests.support.ctrl_c import heed_ctrl_c
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,8 +197,7 @@ def test_ctrl_c_is_one_line_and_130() -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
-        # Shells start what runs in the background with Ctrl-C ignored, these tests among it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_ctrl_c,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "waiting\n"

@@ -29,6 +29,7 @@ from offloader.settings import Settings
 from offloader.store import open_store
 from offloader.testing.manual_clock import ManualClock
 from tests.cli.reading_verbs import Offloader
+from tests.support.ctrl_c import heed_ctrl_c
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
 from tests.support.waiting import PATIENCE_S
 
@@ -262,6 +263,7 @@ def test_a_watching_process_shows_what_changes_and_ends_at_ctrl_c(tmp_path: Path
         text=True,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=heed_ctrl_c,
     )
     try:
         assert process.stdout is not None
@@ -296,6 +298,7 @@ def test_on_a_terminal_it_watches_in_place_and_no_line_is_too_long(tmp_path: Pat
         stderr=theirs,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""},
+        preexec_fn=heed_ctrl_c,
     )
     os.close(theirs)
     shown = b""

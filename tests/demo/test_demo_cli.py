@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.demo.demo_cases import write_events
+from tests.support.ctrl_c import heed_ctrl_c
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -120,6 +121,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, input_file: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=heed_ctrl_c,
     )
     assert child.stdout is not None
     while "appended" not in child.stdout.readline():

@@ -78,7 +78,12 @@ def sent_payloads(
 
 
 def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tuple[pa.BinaryArray, NDArray[np.int64]]:
-    if batch.nbytes > bytes_max:
+    try:
+        batch.validate()
+    except pa.ArrowException as error:
+        raise InvalidCall(f"a batch is damaged: {str(error)[:200]}") from error
+    # Arrow looks at offsets to tell how large a batch is: only where there are some. Without rows it has none.
+    if len(batch) and batch.nbytes > bytes_max:
         raise LimitReached(
             f"a batch of {batch.nbytes} bytes is above {bytes_max} (flight.batch_bytes_max)", hint="send smaller ones"
         )
