@@ -1,6 +1,6 @@
 """Two readers of one ledger beside one, far from the store, and how busy the machine is meanwhile.
 
-    python benchmarks/bench_readers.py [--server versitygw|minio] [--mib 256] [--delay-ms 30 60 100] [--in-flight 4]
+    python benchmarks/bench_readers.py [--server versitygw|minio] [--mib 1024] [--delay-ms 30 60 100] [--in-flight 4]
                                        [--rounds 3] [--proxy] [--json]
 
 Readers don't share anything but the store and this machine, so two of them should read twice as much as one until one
@@ -205,7 +205,7 @@ def said(name: str, pairs: list[tuple[Turn, Turn]]) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", choices=["minio", "versitygw"], default="versitygw")
-    parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--mib", type=int, default=1024)
     parser.add_argument("--delay-ms", type=float, nargs="+", default=[30.0, 60.0, 100.0])
     parser.add_argument("--in-flight", type=int, nargs="+", default=[4])
     parser.add_argument("--rounds", type=int, default=3)
