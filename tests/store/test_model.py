@@ -32,6 +32,7 @@ class StoreModel(RuleBasedStateMachine):
         self.objects: dict[str, tuple[bytes, dict[str, str]]] = {}
         self.etags: dict[str, str] = {}
         self.stale: dict[str, str] = {}
+        # In the order in which they were begun: their ids are random, and the same choices must mean the same uploads.
         self.uploads: dict[str, tuple[str, dict[int, tuple[PartInfo, bytes]]]] = {}
 
     def wrote(self, key: str, body: bytes, metadata: dict[str, str], etag: str) -> None:
@@ -95,14 +96,14 @@ class StoreModel(RuleBasedStateMachine):
     @precondition(lambda self: self.uploads)
     @rule(data=st.data(), number=st.integers(1, 4), body=BODIES)
     def send_a_part(self, data: Any, number: int, body: bytes) -> None:
-        upload_id = data.draw(st.sampled_from(sorted(self.uploads)))
+        upload_id = data.draw(st.sampled_from(list(self.uploads)))
         key, parts = self.uploads[upload_id]
         parts[number] = (self.store.upload_part(key, upload_id, number, body), body)
 
     @precondition(lambda self: any(parts for _, parts in self.uploads.values()))
     @rule(data=st.data())
     def complete(self, data: Any) -> None:
-        ready = sorted(upload_id for upload_id, (_, parts) in self.uploads.items() if parts)
+        ready = [upload_id for upload_id, (_, parts) in self.uploads.items() if parts]
         upload_id = data.draw(st.sampled_from(ready))
         key, parts = self.uploads.pop(upload_id)
         ordered = [parts[number] for number in sorted(parts)]
@@ -112,7 +113,7 @@ class StoreModel(RuleBasedStateMachine):
     @precondition(lambda self: self.uploads)
     @rule(data=st.data())
     def abort(self, data: Any) -> None:
-        upload_id = data.draw(st.sampled_from(sorted(self.uploads)))
+        upload_id = data.draw(st.sampled_from(list(self.uploads)))
         key, _ = self.uploads.pop(upload_id)
         self.store.abort_upload(key, upload_id)
 
