@@ -7,12 +7,11 @@ Prints for each entry size, with ``local[2]`` and the ``noop`` sink: MB/s of pay
 source that emits from memory) and of Parquet (the same rows, uncompressed, in local files), each way in turns, medians;
 the ratios, each of them the median of the rounds' own (a machine that grows slower in between changes both ways of one
 round, but not one way of another); and the processor seconds for a GB that the JVM, its Python workers and the server
-took. The ceiling's rows
-come in batches of 4 MiB, one made once in each task, from Python workers of its own that never load anything of ours:
-what the pipe to the JVM allows. Then the time until a first small query answers; positions only (stream, ledger id,
-entry id) of ``--million`` million entries, after their data objects were deleted, so that none can have been asked for;
-and the time to plan a scan of a stream of ``--segments`` segments. Compare the ratios: Spark, Python and a server share
-the cores.
+took. The ceiling's rows come in batches of 4 MiB, one made once in each task, from Python workers of its own that never
+load anything of ours: what the pipe to the JVM allows. Then the time until a first small query answers; positions only
+(stream, ledger id, entry id) of ``--million`` million entries, after their data objects were deleted, so that none can
+have been asked for; and the time to plan a scan of a stream of ``--segments`` segments. Compare the ratios: Spark,
+Python and a server share the cores.
 """
 
 from __future__ import annotations
@@ -249,6 +248,11 @@ def main() -> None:
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    settings = [each.partition("=") for each in arguments.conf]
+    for name, sign, _ in settings:
+        if not name or not sign:
+            parser.error(f"--conf {name}: a setting is NAME=VALUE")
+    config = {name: value for name, _, value in settings}
 
     def show(found: Mapping[str, object]) -> None:
         text = "\n".join(f"{name:24} {value}" for name, value in found.items()) + "\n"
@@ -257,7 +261,6 @@ def main() -> None:
     if arguments.segments:
         show(plans(arguments.segments))
     started = time.perf_counter()
-    config = dict(each.split("=", 1) for each in arguments.conf)
     spark = local_session("bench", cores=CORES, config=config)
     register_ceiling(spark)
     session_s = time.perf_counter() - started

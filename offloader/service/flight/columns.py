@@ -78,19 +78,13 @@ def sent_payloads(
 
 
 def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tuple[pa.BinaryArray, NDArray[np.int64]]:
-    try:
-        batch.validate()
-    except pa.ArrowException as error:
-        raise InvalidCall(f"a batch is damaged: {str(error)[:200]}") from error
+    _require_sound(batch, full=False)
     # Arrow looks at offsets to tell how large a batch is: only where there are some. Without rows it has none.
     if len(batch) and batch.nbytes > bytes_max:
         raise LimitReached(
             f"a batch of {batch.nbytes} bytes is above {bytes_max} (flight.batch_bytes_max)", hint="send smaller ones"
         )
-    try:
-        batch.validate(full=True)
-    except pa.ArrowException as error:
-        raise InvalidCall(f"a batch is damaged: {str(error)[:200]}") from error
+    _require_sound(batch, full=True)
     payloads = batch.column("payload")
     if payloads.null_count:
         raise InvalidCall("a payload is null", hint="an entry without bytes is an empty value")
@@ -102,6 +96,14 @@ def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tup
             hint="nothing of the batch was taken",
         )
     return payloads, _times(batch)
+
+
+def _require_sound(batch: pa.RecordBatch, *, full: bool) -> None:
+    """Checks the batch's structure, with ``full`` its values too, which takes as long as the batch is large."""
+    try:
+        batch.validate(full=full)
+    except pa.ArrowException as error:
+        raise InvalidCall(f"a batch is damaged: {str(error)[:200]}") from error
 
 
 def _times(batch: pa.RecordBatch) -> NDArray[np.int64]:
