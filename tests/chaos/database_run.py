@@ -225,6 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--server", choices=(*SERVERS, "moto"), help="default: MinIO and versitygw in turns")
     options = parser.parse_args(arguments)
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    # Ended in good order, so that no server and no process is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     broken = 0
     for seed in seeds:
         server = options.server or SERVERS[seed // len(CLASSES) % 2]
