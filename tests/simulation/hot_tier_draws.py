@@ -318,4 +318,4 @@ def _entries_of(ledgers: EmbeddedLedgers) -> Iterator[tuple[Position, bytes]]:
 
 def _is_aside(state: ManifestState, at: Position) -> bool:
     """Whether the operator agreed to leave the entry's ledger alone when a new source was accepted."""
-    return at.ledger_id in getattr(state, "set_aside_ledgers", ()) or (state.head is not None and at < state.head)
+    return at.ledger_id in getattr(state, "aside_ledgers", ()) or (state.head is not None and at < state.head)
