@@ -67,6 +67,7 @@ __all__ = ["S3Store", "open_url"]
 PAGE_KEYS_MAX = 1000
 #: Pages of one listing of uploads or parts: ten thousand parts are ten pages.
 PAGES_MAX = 1000
+_LOOK = "look with head: it may have been completed"
 
 # No way to the server, or one that broke.
 _NO_WAY = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.ProxyConnectionError, sdk.SSLError)
@@ -302,12 +303,18 @@ class S3Store:
                     return ObjectInfo(key, size_bytes, answer["ETag"], answered_ms(answer))
         except (OutcomeUnknown, NotFound) as error:
             cause = error
-        found = self._made_of(key, parts, answered=cause is None)
+        try:
+            found = self._made_of(key, parts, answered=cause is None)
+        except OffloaderError as error:
+            if cause is None:
+                problem = f"{self.url}: completion of {key} was answered, then {error.message}"
+                raise OutcomeUnknown(problem, hint=_LOOK) from error
+            found = None  # the lost completion weighs more
         if found is None:
             problem = (
                 cause.message if cause else f"{self.url}: completion of {key} was answered, but made something else"
             )
-            raise OutcomeUnknown(problem, hint="look with head: it may have been completed") from cause
+            raise OutcomeUnknown(problem, hint=_LOOK) from cause
         return found
 
     def _made_of(self, key: str, parts: Sequence[PartInfo], *, answered: bool) -> ObjectInfo | None:
@@ -322,8 +329,8 @@ class S3Store:
                 if answer["ContentLength"] != size_bytes or not (proven or (answered and not checksum)):
                     return None
                 return object_info(key, size_bytes, answer)
-        except OffloaderError:
-            return None  # the caller hears of the unknown outcome, which weighs more
+        except NotFound:
+            return None
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         full_key = checks.check_key(key, root=self._root)
