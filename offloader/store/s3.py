@@ -209,14 +209,24 @@ class S3Store:
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
         checks.check_list(prefix, limit)
-        start = {"StartAfter": self._root + after} if after else {}
-        with self._translated(f"list of {prefix!r}", writes=False):
-            answer = self._client.list_objects_v2(
-                Bucket=self._bucket, Prefix=self._root + prefix, MaxKeys=min(limit, PAGE_KEYS_MAX), **start
-            )
-            objects = tuple(listed_object(len(self._root), found) for found in answer.get("Contents", ()))
-            truncated = answer["IsTruncated"]  # in every answer of a server that speaks S3
-        return ListPage(objects, objects[-1].key if objects and truncated else None)
+        place = {"StartAfter": self._root + after} if after else {}
+        for _ in range(PAGES_MAX):
+            with self._translated(f"list of {prefix!r}", writes=False):
+                answer = self._client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=self._root + prefix, MaxKeys=min(limit, PAGE_KEYS_MAX), **place
+                )
+                objects = tuple(listed_object(len(self._root), found) for found in answer.get("Contents", ()))
+                truncated = answer["IsTruncated"]  # in every answer of a server that speaks S3
+                if objects or not truncated:
+                    return ListPage(objects, objects[-1].key if truncated else None)
+                # A server may look at so many keys and find none to show, as where most were deleted.
+                before, place = place, {"ContinuationToken": answer["NextContinuationToken"]}
+            if place == before:
+                break
+        raise self._endless(f"list of {prefix!r}")
+
+    def _endless(self, what: str) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.url}: {what} doesn't end: each page announces another one", hint="try again")
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         full_keys = checks.check_keys(keys, root=self._root)
@@ -344,33 +354,37 @@ class S3Store:
         for _ in range(PAGES_MAX):
             with self._translated(f"list of uploads {prefix!r}", writes=False):
                 answer = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._root + prefix, **marker)
-            before = len(found)
             for upload in answer.get("Uploads", ()):
                 key = upload["Key"][len(self._root) :]
                 info = UploadInfo(key, upload["UploadId"], time_ms(upload["Initiated"]))
                 found[key, info.upload_id] = info
+            before = marker
+            marker = {
+                "KeyMarker": answer.get("NextKeyMarker", ""),
+                "UploadIdMarker": answer.get("NextUploadIdMarker", ""),
+            }
             # A server that ignores the markers sends the same page for ever.
-            if not answer.get("IsTruncated") or len(found) == before:
-                break
-            marker = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer.get("NextUploadIdMarker", "")}
-        return list(found.values())
+            if not answer.get("IsTruncated") or marker == before:
+                return list(found.values())
+        raise self._endless(f"list of uploads {prefix!r}")
 
     def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         full_key = checks.check_key(key, root=self._root)
         found: dict[int, PartInfo] = {}
+        marker = 0
         for _ in range(PAGES_MAX):
             with self._translated(f"list of parts of {key}", writes=False):
                 answer = self._client.list_parts(
-                    Bucket=self._bucket, Key=full_key, UploadId=upload_id, PartNumberMarker=max(found, default=0)
+                    Bucket=self._bucket, Key=full_key, UploadId=upload_id, PartNumberMarker=marker
                 )
-            before = len(found)
             for part in answer.get("Parts", ()):
                 crc = decoded_crc32c(part.get("ChecksumCRC32C"))
                 number = part["PartNumber"]
                 found[number] = PartInfo(number, part["ETag"], part["Size"], -1 if crc is None else crc)
-            if not answer.get("IsTruncated") or len(found) == before:
-                break
-        return [found[number] for number in sorted(found)]
+            before, marker = marker, max(marker, answer.get("NextPartNumberMarker", 0), *found)
+            if not answer.get("IsTruncated") or marker == before:
+                return [found[number] for number in sorted(found)]
+        raise self._endless(f"list of parts of {key}")
 
     def close(self) -> None:
         self._client.close()

@@ -1,4 +1,4 @@
-"""An upload that was completed, and whose object can't be looked at then: its outcome is unknown, its parts are fine."""
+"""An upload that was completed, and whose object can't be looked at then: the outcome is unknown."""
 
 from __future__ import annotations
 
