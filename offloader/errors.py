@@ -27,6 +27,7 @@ __all__ = [
     "ObjectMissing",
     "OffloaderError",
     "OutcomeUnknown",
+    "Overloaded",
     "PreconditionFailed",
     "StoreUnavailable",
     "Throttled",
@@ -160,6 +161,10 @@ class OutcomeUnknown(OffloaderError):
     """A write was sent and nobody knows whether it happened. Look before deciding anything."""
 
     kind = ErrorKind.OUTCOME_UNKNOWN
+
+
+class Overloaded(OutcomeUnknown):
+    """A write was answered with 503: it may have happened, and the store asks for fewer requests."""
 
 
 class PreconditionFailed(OffloaderError):

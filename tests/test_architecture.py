@@ -83,7 +83,7 @@ ONLY_IN = {
     },
     "s3transfer": set[str](),
     "adlfs": {"offloader.store.azure"},
-    "aiohttp": {"offloader.store.gcs"},
+    "aiohttp": {"offloader.store.cloud_connection", "offloader.store.gcs"},
     "azure": {"offloader.store.azure"},
     "fsspec": {"offloader.store.remote"},
     "gcsfs": {"offloader.store.gcs"},

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from adlfs import AzureBlobFileSystem
 from azure.core import MatchConditions
-from azure.core.exceptions import HttpResponseError, ServiceRequestError
+from azure.core.exceptions import HttpResponseError
 from azure.storage.blob import BlobBlock
 
 from formats.buffers import views_of
@@ -48,6 +48,7 @@ from offloader.store.base import (
     StoreOptions,
 )
 from offloader.store.cloud import CloudStore, MarkedUpload
+from offloader.store.cloud_connection import send_once, was_never_sent
 from offloader.store.receiver import Receiver
 from offloader.store.s3_errors import meaning_of
 
@@ -64,7 +65,7 @@ _OTHERS, _CRC = "offloader_metadata", "offloader_crc32c"
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _BLOCK_ID = struct.Struct(">16sII")
 _CONDITION_CODES = {"BlobAlreadyExists", "ConditionNotMet", "UnauthorizedBlobOverwrite"}
-_ONCE = {"retry_total": 0, "retry_connect": 0, "retry_read": 0, "retry_status": 0}
+_ONCE = {"retry_total": 0, "retry_connect": 0, "retry_read": 0, "retry_status": 0, "middlewares": (send_once,)}
 
 
 def open_url(url: str, options: StoreOptions) -> ObjectStore:
@@ -126,7 +127,7 @@ class AzureStore(CloudStore):
     def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
         words = " ".join(f"{type(error).__name__} {error}".split())
         if not isinstance(error, HttpResponseError):
-            return self._in_doubt(f"{where}: {words[:300]}", writes and not isinstance(error, ServiceRequestError))
+            return self._in_doubt(f"{where}: {words[:300]}", writes and not was_never_sent(error))
         code, status = str(getattr(error, "error_code", "") or ""), error.status_code or 0
         said = f"{where}: {status} {code}".rstrip()
         if code in ("ContainerNotFound", "ContainerBeingDeleted"):

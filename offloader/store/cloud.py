@@ -55,6 +55,7 @@ UPLOADS_KNOWN_MAX = 10_000
 #: A body that goes or comes more slowly than this is given up.
 SLOWEST_BYTES_PER_S = 256 * 1024
 _LIST_LIMIT = 1000
+_LOOK = "look with head: it may have been completed before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,12 +212,17 @@ class CloudStore:
         try:
             upload = self._marked(key, upload_id)
         except NotFound as gone:
-            raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
+            raise OutcomeUnknown(gone.message, hint=_LOOK) from gone
         there = {(part.number, part.etag, part.size_bytes) for part in self._parts(upload)}
+        if not there:  # as a completion leaves it that didn't get as far as removing the mark
+            raise OutcomeUnknown(f"{self._url}: the parts of {key} are gone", hint=_LOOK)
         if any((part.number, part.etag, part.size_bytes) not in there for part in parts):
             raise InvalidCall(f"{self._url}: the parts of {key} aren't what was uploaded", hint="upload them again")
         self._join(upload, parts)
-        done = self.head(key)
+        try:
+            done = self.head(key)
+        except OffloaderError as error:
+            raise OutcomeUnknown(f"{self._url}: {key} was completed, then {error.message}", hint=_LOOK) from error
         # The object is there: what stays of its upload is found by its mark, and removed like any that was left.
         with contextlib.suppress(OffloaderError):
             self._end(upload)

@@ -37,6 +37,7 @@ from offloader.store.base import (
     StoreOptions,
 )
 from offloader.store.cloud import CloudStore, MarkedUpload, folder_of
+from offloader.store.cloud_connection import send_once, was_never_sent
 from offloader.store.receiver import Receiver
 from offloader.store.s3_answers import decoded_crc32c, encoded_crc32c
 from offloader.store.s3_errors import meaning_of
@@ -119,6 +120,7 @@ class GcsStore(CloudStore):
             headers=files._get_headers(dict(headers or {})),  # noqa: SLF001
             data=None if data is None else _in_slices(data),
             timeout=timeout,
+            middlewares=(send_once,),
         ) as answer:
             found = _Response(
                 answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
@@ -129,9 +131,8 @@ class GcsStore(CloudStore):
 
     def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
         if not isinstance(error, _Refused):
-            is_unsent = isinstance(error, aiohttp.ClientConnectorError)
             words = " ".join(f"{type(error).__name__} {error}".split())
-            return self._in_doubt(f"{where}: {words}", writes and not is_unsent)
+            return self._in_doubt(f"{where}: {words}", writes and not was_never_sent(error))
         answer = error.answer
         said = _message(answer.body)
         if answer.status == 404 and "bucket" in said.lower():

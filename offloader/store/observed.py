@@ -13,7 +13,7 @@ from formats.errors import FormatError
 from formats.keys import record_number
 from formats.stream_names import decode_stream
 from offloader.clock import Clock
-from offloader.errors import OffloaderError, Throttled
+from offloader.errors import OffloaderError, Overloaded, Throttled
 from offloader.limits import Traffic
 from offloader.store.around import AroundStore, Request, body_bytes, layer_of
 from offloader.store.base import ObjectStore
@@ -86,7 +86,7 @@ class ObservedStore(AroundStore):
             answer = call()
         except OffloaderError as error:
             self.recorder.add("request_errors_total", stream=stream, label=_kind_of(error))
-            if isinstance(error, Throttled):
+            if isinstance(error, Throttled | Overloaded):
                 self.recorder.add("throttles_total", stream=stream)
             raise
         histogram = histogram_of(request)

@@ -216,17 +216,34 @@ class RetryingStore:
         return self._repeat(call, _HARMLESS)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        unknown: OutcomeUnknown | None = None
+
         def attempt() -> ObjectInfo:
+            nonlocal unknown
             try:
                 return self.inner.complete_upload(key, upload_id, parts)
-            except OutcomeUnknown as unknown:
+            except OutcomeUnknown as error:
+                unknown = error
                 self._check_upload_is_there(key, upload_id, unknown)
                 raise StoreUnavailable(unknown.message, hint=unknown.hint) from unknown
+            except StoreUnavailable:
+                raise
+            except OffloaderError as error:
+                # An earlier attempt may have used the parts up: that is what the caller must know.
+                if unknown is None:
+                    raise
+                raise unknown from error
 
-        return self._repeat(attempt, _UNCHANGED)
+        try:
+            return self._repeat(attempt, _UNCHANGED)
+        except StoreUnavailable as error:
+            if unknown is None:
+                raise
+            raise unknown from error
 
     def _check_upload_is_there(self, key: str, upload_id: str, unknown: OutcomeUnknown) -> None:
-        """Returns only when the upload is still open, which says that its completion didn't happen."""
+        """Returns only when the upload is still open: asking again is of use then, even though a completion that was
+        sent may still arrive."""
         try:
             self.inner.list_parts(key, upload_id)
         except OffloaderError as error:

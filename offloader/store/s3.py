@@ -67,6 +67,7 @@ __all__ = ["S3Store", "open_url"]
 PAGE_KEYS_MAX = 1000
 #: Pages of one listing of uploads or parts: ten thousand parts are ten pages.
 PAGES_MAX = 1000
+_LOOK = "look with head: it may have been completed"
 
 # No way to the server, or one that broke.
 _NO_WAY = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.ProxyConnectionError, sdk.SSLError)
@@ -208,14 +209,24 @@ class S3Store:
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
         checks.check_list(prefix, limit)
-        start = {"StartAfter": self._root + after} if after else {}
-        with self._translated(f"list of {prefix!r}", writes=False):
-            answer = self._client.list_objects_v2(
-                Bucket=self._bucket, Prefix=self._root + prefix, MaxKeys=min(limit, PAGE_KEYS_MAX), **start
-            )
-            objects = tuple(listed_object(len(self._root), found) for found in answer.get("Contents", ()))
-            truncated = answer["IsTruncated"]  # in every answer of a server that speaks S3
-        return ListPage(objects, objects[-1].key if objects and truncated else None)
+        place = {"StartAfter": self._root + after} if after else {}
+        for _ in range(PAGES_MAX):
+            with self._translated(f"list of {prefix!r}", writes=False):
+                answer = self._client.list_objects_v2(
+                    Bucket=self._bucket, Prefix=self._root + prefix, MaxKeys=min(limit, PAGE_KEYS_MAX), **place
+                )
+                objects = tuple(listed_object(len(self._root), found) for found in answer.get("Contents", ()))
+                truncated = answer["IsTruncated"]  # in every answer of a server that speaks S3
+                if objects or not truncated:
+                    return ListPage(objects, objects[-1].key if truncated else None)
+                # A server may look at so many keys and find none to show, as where most were deleted.
+                before, place = place, {"ContinuationToken": answer["NextContinuationToken"]}
+            if place == before:
+                break
+        raise self._endless(f"list of {prefix!r}")
+
+    def _endless(self, what: str) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.url}: {what} doesn't end: each page announces another one", hint="try again")
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         full_keys = checks.check_keys(keys, root=self._root)
@@ -302,12 +313,18 @@ class S3Store:
                     return ObjectInfo(key, size_bytes, answer["ETag"], answered_ms(answer))
         except (OutcomeUnknown, NotFound) as error:
             cause = error
-        found = self._made_of(key, parts, answered=cause is None)
+        try:
+            found = self._made_of(key, parts, answered=cause is None)
+        except OffloaderError as error:
+            if cause is None:
+                problem = f"{self.url}: completion of {key} was answered, then {error.message}"
+                raise OutcomeUnknown(problem, hint=_LOOK) from error
+            found = None  # the lost completion weighs more
         if found is None:
             problem = (
                 cause.message if cause else f"{self.url}: completion of {key} was answered, but made something else"
             )
-            raise OutcomeUnknown(problem, hint="look with head: it may have been completed") from cause
+            raise OutcomeUnknown(problem, hint=_LOOK) from cause
         return found
 
     def _made_of(self, key: str, parts: Sequence[PartInfo], *, answered: bool) -> ObjectInfo | None:
@@ -322,8 +339,8 @@ class S3Store:
                 if answer["ContentLength"] != size_bytes or not (proven or (answered and not checksum)):
                     return None
                 return object_info(key, size_bytes, answer)
-        except OffloaderError:
-            return None  # the caller hears of the unknown outcome, which weighs more
+        except NotFound:
+            return None
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         full_key = checks.check_key(key, root=self._root)
@@ -337,33 +354,37 @@ class S3Store:
         for _ in range(PAGES_MAX):
             with self._translated(f"list of uploads {prefix!r}", writes=False):
                 answer = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._root + prefix, **marker)
-            before = len(found)
             for upload in answer.get("Uploads", ()):
                 key = upload["Key"][len(self._root) :]
                 info = UploadInfo(key, upload["UploadId"], time_ms(upload["Initiated"]))
                 found[key, info.upload_id] = info
+            before = marker
+            marker = {
+                "KeyMarker": answer.get("NextKeyMarker", ""),
+                "UploadIdMarker": answer.get("NextUploadIdMarker", ""),
+            }
             # A server that ignores the markers sends the same page for ever.
-            if not answer.get("IsTruncated") or len(found) == before:
-                break
-            marker = {"KeyMarker": answer["NextKeyMarker"], "UploadIdMarker": answer.get("NextUploadIdMarker", "")}
-        return list(found.values())
+            if not answer.get("IsTruncated") or marker == before:
+                return list(found.values())
+        raise self._endless(f"list of uploads {prefix!r}")
 
     def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         full_key = checks.check_key(key, root=self._root)
         found: dict[int, PartInfo] = {}
+        marker = 0
         for _ in range(PAGES_MAX):
             with self._translated(f"list of parts of {key}", writes=False):
                 answer = self._client.list_parts(
-                    Bucket=self._bucket, Key=full_key, UploadId=upload_id, PartNumberMarker=max(found, default=0)
+                    Bucket=self._bucket, Key=full_key, UploadId=upload_id, PartNumberMarker=marker
                 )
-            before = len(found)
             for part in answer.get("Parts", ()):
                 crc = decoded_crc32c(part.get("ChecksumCRC32C"))
                 number = part["PartNumber"]
                 found[number] = PartInfo(number, part["ETag"], part["Size"], -1 if crc is None else crc)
-            if not answer.get("IsTruncated") or len(found) == before:
-                break
-        return [found[number] for number in sorted(found)]
+            before, marker = marker, max(marker, answer.get("NextPartNumberMarker", 0), *found)
+            if not answer.get("IsTruncated") or marker == before:
+                return [found[number] for number in sorted(found)]
+        raise self._endless(f"list of parts of {key}")
 
     def close(self) -> None:
         self._client.close()

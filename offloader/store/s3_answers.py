@@ -82,7 +82,7 @@ def delete_failures(root_length: int, errors: Sequence[Mapping[str, str]]) -> li
     failures = []
     for error in errors:
         code = error.get("Code", "")
-        kind, _ = meaning_of(code, 500, writes=True)
+        kind, _ = meaning_of(code, 200, writes=True)
         if kind is not NotFound:
             retryable = issubclass(kind, StoreUnavailable | OutcomeUnknown)
             failures.append(DeleteFailure(error["Key"][root_length:], f"{code}: {error.get('Message', '')}", retryable))

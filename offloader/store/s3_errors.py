@@ -12,6 +12,7 @@ from offloader.errors import (
     NotFound,
     OffloaderError,
     OutcomeUnknown,
+    Overloaded,
     PreconditionFailed,
     StoreUnavailable,
     Throttled,
@@ -25,6 +26,10 @@ _PERMISSION = "check the credentials and the bucket's policy"
 _REGION = "check --region and --endpoint-url: the bucket is served elsewhere"
 _NESTED = "this server can't hold an object whose key continues another one's"
 _AGAIN = "try again"
+_LOOK = "look before repeating it"
+#: The one code by which S3 says that it didn't begin with a request. MinIO's SlowDownWrite isn't: it is also the answer
+#: of a server that wrote to some of its disks.
+_NOT_BEGUN = "SlowDown"
 
 _CODES: dict[str, tuple[type[OffloaderError], str]] = {
     "NoSuchKey": (NotFound, ""),
@@ -104,14 +109,22 @@ _STATUSES: dict[int, tuple[type[OffloaderError], str]] = {
 def meaning_of(code: str, status: int, *, writes: bool) -> tuple[type[OffloaderError], str]:
     """The error class and hint for an error answer.
 
+    A gateway answers 503 or 507 also after it forwarded a request. So does a server that gives up half-way. Whether a
+    write happened is therefore unknown after every 5xx that asks to try again, unless its code is ``SlowDown``.
+
     Args:
         code: the ``Code`` of the answer's body; for an answer without one, the SDK's text of the status.
-        status: HTTP status.
-        writes: whether the request may have changed something; an internal error then leaves that open.
+        status: HTTP status; 200 for an error inside the body of a success.
+        writes: whether the request may have changed something.
     """
-    found = _CODES.get(code) or _STATUSES.get(status)
-    if found is not None:
-        return found
-    if status >= 500 or status < 300:  # 200 with an error in it: a long completion that failed at its end
-        return (OutcomeUnknown, "look before repeating it") if writes else (StoreUnavailable, _AGAIN)
-    return InvalidCall, "the server refused the request"
+    is_server_error = status >= 500 or status < 300
+    kind, hint = (
+        _CODES.get(code)
+        or _STATUSES.get(status)
+        or ((StoreUnavailable, _AGAIN) if is_server_error else (InvalidCall, "the server refused the request"))
+    )
+    if not (writes and is_server_error and issubclass(kind, StoreUnavailable)) or code == _NOT_BEGUN:
+        return kind, hint
+    if issubclass(kind, Throttled):
+        return Overloaded, _LOOK
+    return OutcomeUnknown, _LOOK if hint == _AGAIN else f"{hint}; {_LOOK}"

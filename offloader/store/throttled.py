@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from offloader.errors import InvalidCall, Throttled
+from offloader.errors import InvalidCall, Overloaded, Throttled
 from offloader.limits import Limiter, LimitStatus, Priority, turn_waited_s, working_at
 from offloader.settings import LimitSettings
 from offloader.store.around import AroundStore, Request, body_bytes, layer_of
@@ -49,7 +49,7 @@ class ThrottledStore(AroundStore):
                 self._recorder.add("turns_waited_seconds_total", turn_waited_s() - before_s)
         try:
             answer = call()
-        except Throttled:
+        except (Throttled, Overloaded):
             self.limiter.slow_down(turn)
             raise
         if request.verb == "get":

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from offloader.errors import (
     AccessDenied,
+    InvalidCall,
     NotFound,
     OffloaderError,
     OutcomeUnknown,
@@ -200,6 +201,19 @@ def test_a_completion_whose_answer_was_lost_is_not_repeated() -> None:
         store.complete_upload("k", upload_id, [part])
     assert store.get("k")[0] == b"part"
     assert [verb for verb, _ in faulty.calls].count("complete_upload") == 1
+
+
+@pytest.mark.parametrize("then", [None, StoreUnavailable, AccessDenied, InvalidCall])
+def test_a_completion_that_stays_unknown_is_never_called_harmless(then: type[OffloaderError] | None) -> None:
+    """The upload is still listed, but a completion that was sent may still arrive."""
+    faults = [Fault(verb="complete_upload", call=1, calls=1 if then else 100, error=OutcomeUnknown)]
+    faults += [Fault(verb="complete_upload", call=2, calls=100, error=then)] if then else []
+    store, _, _ = stores(*faults)
+    upload_id = store.begin_upload("k")
+    part = store.upload_part("k", upload_id, 1, b"part")
+    with pytest.raises(OffloaderError) as caught:
+        store.complete_upload("k", upload_id, [part])
+    assert type(caught.value) is OutcomeUnknown
 
 
 def test_every_attempt_is_counted() -> None:

@@ -299,17 +299,43 @@ def offload_large(offloader: LedgerOffloader, buffer: StreamBuffer) -> OffloadHa
     return handle
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["put", "upload"])
 @pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
-def test_a_single_put_that_cannot_be_looked_at_fails_the_segment(
-    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, error: type[Exception]
+def test_an_object_that_was_sent_and_cannot_be_looked_at_is_an_unknown_outcome(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, error: type[Exception], large: bool
 ) -> None:
-    store.set_faults([Fault(call=1, calls=1000, verb="head", error=error)])  # type: ignore[arg-type]
+    faults = [Fault(call=1, calls=1000, verb="head", error=error)]  # type: ignore[arg-type]
+    if large:
+        faults.append(Fault(call=1, calls=1000, verb="complete_upload", after=True, error=OutcomeUnknown))
+    store.set_faults(faults)
+    offloader = new_offloader()
+    if large:
+        handle = offload_large(offloader, StreamBuffer(64 * MIB))
+    else:
+        handle = offloader.streaming_offload(UUID_A, {}, stream=STREAM)
+        handle.offer_batch(batch(1, 0, 10))
+        handle.close()
+
+    failure = handle.get_offload_result_async().exception(PATIENCE_S)
+    assert isinstance(failure, OutcomeUnknown)
+    assert isinstance(failure.__cause__, error)
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["put", "upload"])
+def test_an_object_that_was_sent_is_not_sent_again_because_a_look_failed(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, large: bool
+) -> None:
+    faults = [Fault(call=1, calls=2, verb="head", error=StoreUnavailable)]
+    if large:
+        faults.append(Fault(call=1, verb="complete_upload", after=True, error=OutcomeUnknown))
+    store.set_faults(faults)
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
-    handle.offer_batch(batch(1, 0, 10))
+    for each in LARGE if large else LARGE[:1]:
+        handle.offer_batch(each)
     handle.close()
 
-    with pytest.raises(error):
-        handle.get_offload_result_async().result(PATIENCE_S)
+    assert handle.get_offload_result_async().exception(PATIENCE_S) is None
+    assert len(read_back(store, UUID_A)) == (1200 if large else 100)
 
 
 @pytest.mark.parametrize("verb", ["begin_upload", "upload_part", "complete_upload", "put"])

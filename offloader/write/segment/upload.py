@@ -14,13 +14,16 @@ from formats.checksum import crc32c
 from formats.keys import data_key, index_key
 from formats.object_metadata import object_metadata
 from formats.segment import Part
-from offloader.errors import Closed, Corrupt, NotFound, OutcomeUnknown, PreconditionFailed
+from offloader.errors import Closed, Corrupt, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed
 from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo
 
 __all__ = ["SegmentUpload", "abort_uploads", "upload_of"]
 
 #: Completes sent for one upload, each after a look that found neither the object nor a reason to stop.
 COMPLETE_ATTEMPTS_MAX = 4
+#: Looks at an object that was sent whole, each with the store's own retries, before the segment fails and all of it is
+#: sent again under another name.
+LOOKS_MAX = 4
 
 
 class SegmentUpload:
@@ -101,6 +104,7 @@ class SegmentUpload:
 
         Raises:
             Corrupt: it isn't as long as what was sent, or isn't there.
+            OutcomeUnknown: the store doesn't say.
         """
         info = self._completed or self._look()
         if info is None or info.size_bytes != data_bytes:
@@ -142,10 +146,21 @@ class SegmentUpload:
             return self._upload_id
 
     def _look(self) -> ObjectInfo | None:
-        try:
-            return self._store.head(self.data_key)
-        except NotFound:
-            return None
+        """The data object, after all of it was sent.
+
+        Raises:
+            OutcomeUnknown: the store doesn't say whether it is there.
+        """
+        for left in reversed(range(LOOKS_MAX)):
+            try:
+                return self._store.head(self.data_key)
+            except NotFound:
+                return None
+            except OffloaderError as error:
+                if not left or not error.retryable:
+                    where = f"{self.data_key} was sent to {self._store.url}"
+                    raise OutcomeUnknown(f"{where}, then {error.message}", hint="look before repeating it") from error
+        raise AssertionError("the last look returns or raises")
 
 
 def abort_uploads(store: ObjectStore, key: str) -> int:

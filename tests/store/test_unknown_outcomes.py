@@ -1,0 +1,293 @@
+"""Writes that a gateway forwarded and then answered with 503 or 507: they may have happened."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import itertools
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from offloader.errors import OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable, Throttled
+from offloader.settings import LimitSettings, StoreSettings
+from offloader.store.base import CREATE, ObjectStore, PartInfo, open_store
+from offloader.store.throttled import limits_of
+from offloader.testing.servers import Answer, ScriptedServer
+from tests.support.holding_proxy import HoldingProxy
+from tests.support.waiting import PATIENCE_S
+
+ONCE = StoreSettings(retries_max=0)
+FAST = StoreSettings(retries_max=3, retry_delay_first_s=0.001)
+PART = PartInfo(1, '"0123456789abcdef0123456789abcdef"', 5, 1234)
+WRITES: dict[str, Callable[[ObjectStore], object]] = {
+    "put": lambda store: store.put("k", b"body"),
+    "create": lambda store: store.put("k", b"body", mode=CREATE),
+    "delete": lambda store: store.delete(["k"]),
+    "delete_if_match": lambda store: store.delete_if_match("k", '"1"'),
+    "begin": lambda store: store.begin_upload("k"),
+    "part": lambda store: store.upload_part("k", "u", 1, b"body"),
+    "complete": lambda store: store.complete_upload("k", "u", [PART]),
+    "abort": lambda store: store.abort_upload("k", "u"),
+}
+
+
+def s3(url: str, settings: StoreSettings = ONCE) -> ObjectStore:
+    keys: dict[str, Any] = {"access_key": "offloader", "secret_key": "secret"}
+    return open_store("s3://bucket/root", endpoint_url=url, region="us-east-1", settings=settings, **keys)
+
+
+def azure(url: str, settings: StoreSettings = ONCE) -> ObjectStore:
+    key = base64.b64encode(b"secret").decode()
+    account: dict[str, Any] = {"access_key": "account", "secret_key": key}
+    return open_store("az://container/root", endpoint_url=f"{url}/account", settings=settings, **account)
+
+
+def gcs(url: str, settings: StoreSettings = ONCE) -> ObjectStore:
+    return open_store("gs://bucket/root", endpoint_url=url, settings=settings)
+
+
+CLOUDS = {"azure": azure, "gcs": gcs}
+
+
+def raised_by(call: Callable[[], object]) -> OffloaderError:
+    with pytest.raises(OffloaderError) as caught:
+        call()
+    return caught.value
+
+
+def error_body(code: str) -> bytes:
+    return f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>says the server</Message></Error>'.encode()
+
+
+# -- answers of a gateway
+
+GATEWAY = [
+    (503, b""),
+    (503, b"<html><body>503 Service Temporarily Unavailable</body></html>"),
+    (503, error_body("ServiceUnavailable")),
+    (503, error_body("SlowDownWrite")),
+    (503, error_body("RequestTimeout")),
+    (503, error_body("XMinioServerNotInitialized")),
+    (507, b""),
+    (507, error_body("XMinioStorageFull")),
+]
+
+GATEWAY_NAMES = ["503", "503 page", "503 code", "write quorum", "lock", "starting", "507", "full"]
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize(("status", "body"), GATEWAY, ids=GATEWAY_NAMES)
+def test_s3_write_that_a_gateway_refuses_may_have_happened(name: str, status: int, body: bytes) -> None:
+    with ScriptedServer([Answer(status, body)]) as server, closing(s3(server.url)) as store:
+        assert isinstance(raised_by(lambda: WRITES[name](store)), OutcomeUnknown)
+
+
+def test_s3_completion_that_turns_into_503_in_its_body_may_have_happened() -> None:
+    with ScriptedServer([Answer(200, error_body("ServiceUnavailable"))]) as server, closing(s3(server.url)) as store:
+        assert isinstance(raised_by(lambda: WRITES["complete"](store)), OutcomeUnknown)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_s3_write_that_s3_itself_refuses_changed_nothing(name: str) -> None:
+    with ScriptedServer([Answer(503, error_body("SlowDown"))]) as server, closing(s3(server.url)) as store:
+        assert type(raised_by(lambda: WRITES[name](store))) is Throttled
+
+
+@pytest.mark.parametrize(("status", "body"), GATEWAY, ids=GATEWAY_NAMES)
+def test_s3_read_that_a_gateway_refuses_is_tried_again(status: int, body: bytes) -> None:
+    with ScriptedServer([Answer(status, body)]) as server, closing(s3(server.url)) as store:
+        assert isinstance(raised_by(lambda: store.get("k")), StoreUnavailable)
+
+
+@pytest.mark.parametrize("name", ["put", "create", "delete_if_match", "begin"])
+@pytest.mark.parametrize("status", [503, 507])
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_cloud_write_that_is_refused_with_503_or_507_may_have_happened(cloud: str, status: int, name: str) -> None:
+    with ScriptedServer([Answer(status)]) as server, closing(CLOUDS[cloud](server.url)) as store:
+        assert isinstance(raised_by(lambda: WRITES[name](store)), OutcomeUnknown)
+
+
+class Forwarding(HoldingProxy):
+    """A gateway that forwards writes and answers the next ``refused`` of them with 503 itself."""
+
+    refused = 0
+
+    def _answer(self, client: socket.socket, request: bytes) -> None:
+        answer = self._sent(request)
+        if request.startswith(b"PUT ") and self.refused:
+            self.refused -= 1
+            answer = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        client.sendall(answer)
+
+
+def test_create_that_a_gateway_forwarded_is_recognised_as_our_own(s3_place: Any) -> None:
+    with Forwarding(s3_place.endpoint.url) as gateway:
+        options = {**s3_place.options, "endpoint_url": gateway.url, "settings": FAST}
+        with closing(open_store(s3_place.url, **options)) as store:
+            gateway.refused = 1
+            try:
+                created = store.put("k", b"body", mode=CREATE)
+            except PreconditionFailed:
+                pytest.fail("our own object was taken for another writer's")
+            assert created.etag == store.head("k").etag
+
+
+def test_gateway_that_refuses_writes_slows_requests_down() -> None:
+    with ScriptedServer([Answer(503)]) as server:
+        keys: dict[str, Any] = {"access_key": "offloader", "secret_key": "secret"}
+        limits = LimitSettings(requests_per_s=1000.0)
+        store = open_store(
+            "s3://bucket/root", endpoint_url=server.url, region="us-east-1", settings=ONCE, limits=limits, **keys
+        )
+        with closing(store):
+            assert isinstance(raised_by(lambda: store.put("k", b"body")), OutcomeUnknown)
+            status = limits_of(store)
+            assert status is not None
+            assert status.slowdowns == 1
+
+
+# -- connections that end
+
+
+class Connections:
+    """A server whose connections each run ``serve`` with their number; ``requests`` are the first lines they read."""
+
+    def __init__(self, serve: Callable[[Connections, socket.socket, int], None]) -> None:
+        self.requests: list[bytes] = []
+        self._serve = serve
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._threads = [threading.Thread(target=self._accept)]
+
+    @property
+    def port(self) -> int:
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    def read(self, connection: socket.socket) -> bytes:
+        """One whole request, noted; empty: there is none."""
+        data = b""
+        while b"\r\n\r\n" not in data:
+            more = connection.recv(65536)
+            if not more:
+                return b""
+            data += more
+        head, _, body = data.partition(b"\r\n\r\n")
+        self.requests.append(head.split(b"\r\n")[0])
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        while length is not None and len(body) < int(length[1]):
+            body += connection.recv(65536)
+        return data
+
+    def _accept(self) -> None:
+        for number in itertools.count():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            thread = threading.Thread(target=self._run, args=(connection, number))
+            self._threads.append(thread)
+            thread.start()
+
+    def _run(self, connection: socket.socket, number: int) -> None:
+        connection.settimeout(PATIENCE_S)
+        with connection, contextlib.suppress(ConnectionError):
+            self._serve(self, connection, number)
+
+    def __enter__(self) -> Connections:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def read_and_close(server: Connections, connection: socket.socket, _: int) -> None:
+    server.read(connection)
+
+
+def read_and_reset(server: Connections, connection: socket.socket, _: int) -> None:
+    server.read(connection)
+    reset(connection)
+
+
+@pytest.mark.parametrize("end", [read_and_close, read_and_reset])
+@pytest.mark.parametrize("name", ["put", "create", "delete_if_match", "begin"])
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_cloud_write_whose_connection_ends_may_have_happened(
+    cloud: str, name: str, end: Callable[[Connections, socket.socket, int], None]
+) -> None:
+    with Connections(end) as server, closing(CLOUDS[cloud](f"http://127.0.0.1:{server.port}")) as store:
+        assert isinstance(raised_by(lambda: WRITES[name](store)), OutcomeUnknown)
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_cloud_read_whose_connection_ends_is_tried_again(cloud: str) -> None:
+    with Connections(read_and_reset) as server, closing(CLOUDS[cloud](f"http://127.0.0.1:{server.port}")) as store:
+        assert isinstance(raised_by(lambda: store.get("k")), StoreUnavailable)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "no-such-host.invalid:9000"], ids=["refused", "unknown name"])
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_cloud_write_that_never_connected_changed_nothing(cloud: str, host: str) -> None:
+    with closing(CLOUDS[cloud](f"http://{host}")) as store:
+        assert isinstance(raised_by(lambda: store.put("k", b"body", mode=CREATE)), StoreUnavailable)
+
+
+def test_azure_write_whose_tls_handshake_fails_changed_nothing() -> None:
+    with (
+        Connections(lambda _server, connection, _number: reset(connection)) as server,
+        closing(azure(f"https://127.0.0.1:{server.port}")) as store,
+    ):
+        assert isinstance(raised_by(lambda: store.put("k", b"body", mode=CREATE)), StoreUnavailable)
+
+
+_CREATED = (
+    b'HTTP/1.1 201 Created\r\nETag: "0x1"\r\nLast-Modified: Sun, 22 Nov 2026 00:00:00 GMT\r\nContent-Length: 0\r\n\r\n'
+)
+_EXISTS = b"HTTP/1.1 409 Conflict\r\nx-ms-error-code: BlobAlreadyExists\r\nContent-Length: 0\r\n\r\n"
+_DELETED = b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n"
+_ABSENT = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("cloud", "call", "first", "again"),
+    [
+        ("azure", lambda store: store.put("k", b"body", mode=CREATE), _CREATED, _EXISTS),
+        ("gcs", lambda store: store.delete_if_match("k", '"1"'), _DELETED, _ABSENT),
+    ],
+    ids=["azure create", "gcs delete"],
+)
+def test_cloud_write_on_a_reused_connection_that_ends_is_sent_once(
+    cloud: str, call: Callable[[ObjectStore], object], first: bytes, again: bytes
+) -> None:
+    """The HTTP client would send it again by itself, and meet the effect of the first request."""
+
+    def serve(server: Connections, connection: socket.socket, number: int) -> None:
+        server.read(connection)
+        connection.sendall(again if number else first)
+        if number == 0:
+            server.read(connection)  # it takes effect, and nobody hears of it
+
+    with Connections(serve) as server, closing(CLOUDS[cloud](f"http://127.0.0.1:{server.port}")) as store:
+        call(store)
+        outcome: object = "a success"
+        try:
+            call(store)
+        except OffloaderError as error:
+            outcome = error
+        assert len(server.requests) == 2
+        assert isinstance(outcome, OutcomeUnknown)
