@@ -261,6 +261,7 @@ class ManagedLedger:
                     source=self._parts.tail,
                     force=force,
                     take_over=True,
+                    method=self._method,
                 )
             finally:
                 if force:

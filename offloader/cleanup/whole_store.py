@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
+from uuid import UUID
 
 from formats.errors import FormatError
 from formats.global_hold import GLOBAL_HOLD_KEY
-from formats.keys import catalog_prefix, encode_stream, stream_of_catalog_key
+from formats.keys import catalog_prefix, encode_stream, manifest_prefix, stream_of_catalog_key
 from formats.lease import lease_uuid
 from formats.retention_state import group_of_key, group_prefix
 from formats.stream_names import RESERVED_LEVELS, decode_stream
@@ -23,6 +24,7 @@ from offloader.manifest.catalog import list_streams
 from offloader.manifest.global_hold import global_hold
 from offloader.manifest.objects import is_manifest_object, listed
 from offloader.manifest.store_time import TIME_KEY, time_for_deletion_ms
+from offloader.manifest.stream_deletion import sweep_late_writes
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectInfo, ObjectStore
 from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix
@@ -97,6 +99,7 @@ class StoreReconciliation:
                 yield _found(info, Place.UPLOAD, Reason.FOREIGN, upload.upload_id)
         names: set[str] = set()
         gone: set[str] = set()
+        manifests: dict[tuple[str, UUID], Leftover | None] = {}
         for info in listed(self.store, ""):
             if below.holds(info.key):
                 continue
@@ -117,9 +120,29 @@ class StoreReconciliation:
                 yield from self._scratch(info, old_ms)
             elif place is not None:
                 self.needed.setdefault(place, Tally()).add(1, info.size_bytes)
+            elif (manifest := _manifest_of(info.key)) is not None:
+                if manifest not in manifests:
+                    manifests[manifest] = self._late_writes(*manifest, info, old_ms)
+                    if manifests[manifest] is not None:
+                        yield manifests[manifest]
+                if manifests[manifest] is None:
+                    yield _found(info, Place.OTHER, Reason.UNLISTED)
             else:
-                reason = Reason.UNLISTED if _is_of_some_manifest(info.key) else Reason.FOREIGN
-                yield _found(info, Place.OTHER, reason)
+                yield _found(info, Place.OTHER, Reason.FOREIGN)
+
+    def _late_writes(self, stream: str, incarnation: UUID, first: ObjectInfo, old_ms: int) -> Leftover | None:
+        """A manifest that holds only what was written after its stream was deleted; ``None``: it may be a lost one."""
+        stopped = global_hold(self.store) is not None
+        swept = sweep_late_writes(
+            self.store, stream, incarnation, old_ms=old_ms, dry_run=stopped or not self.delete
+        )
+        if swept is None:
+            return None
+        found = _found(replace(first, key=manifest_prefix(stream, incarnation)), Place.OLD_MANIFEST, Reason.DEAD_MANIFEST)
+        if stopped:
+            return replace(found, objects=swept.objects, reason=Reason.HELD)
+        outcome = Outcome.DELETED if self.delete else Outcome.DELETABLE
+        return replace(found, objects=swept.objects, outcome=outcome)
 
     def _scratch(self, info: ObjectInfo, old_ms: int, upload_id: str = "") -> Iterator[Leftover]:
         """What somebody who tried the store out, or asked for its time, left when he was interrupted."""
@@ -184,9 +207,17 @@ def _kept_for(key: str) -> tuple[str | None, bool]:
     return None, False
 
 
-def _is_of_some_manifest(key: str) -> bool:
+def _manifest_of(key: str) -> tuple[str, UUID] | None:
+    """Stream and incarnation of an object that a manifest may have."""
     name, separator, rest = key.partition("/manifest/")
-    return bool(separator) and _is_stream(name) and is_manifest_object(rest.partition("/")[2])
+    incarnation, _, object_name = rest.partition("/")
+    if not separator or not _is_stream(name) or not is_manifest_object(object_name):
+        return None
+    try:
+        found = UUID(incarnation)
+    except ValueError:
+        return None
+    return (decode_stream(name), found) if str(found) == incarnation else None
 
 
 def _is_stream(encoded: str) -> bool:

@@ -95,6 +95,7 @@ def run(
                 take_over=take_over,
                 takeover_after_s=after_s,
                 dry_run=dry_run,
+                method=settings.offload.method,
             )
             _print([done], dry_run=dry_run, as_json=json)
             return

@@ -156,9 +156,12 @@ def load_view(
             raise Corrupt(f"the manifest of stream {stream} was given up to be rebuilt", hint=REBUILD)
         try:
             view = _from_checkpoint(store, stream, incarnation, stored, reading)
-            return _with_tail(store, view, reading, requests_max)
+            view, after = _with_tail(store, view, reading, requests_max)
         except _Passed:
             continue
+        if after is not None:
+            return view, after
+        # The stream was deleted while it was read: its newest records may have gone before they were asked for.
     raise StoreUnavailable(f"stream {stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
 
 
@@ -304,7 +307,7 @@ def _with_tail(
         stored = read_boundary(store, state.stream, state.incarnation)
     except NotFound:
         if problem is not None:
-            raise problem from None
+            raise _Passed from problem
         return state, None
     if stored.boundary.first_kept_id > first:
         raise _Passed

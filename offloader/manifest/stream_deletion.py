@@ -15,7 +15,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from formats.keys import boundary_key, checkpoint_key, manifest_prefix, record_key
+from formats.keys import (
+    boundary_key,
+    checkpoint_key,
+    is_segment_uuid_of,
+    manifest_prefix,
+    parse_object_key,
+    record_key,
+    stream_prefix,
+)
 from formats.manifest import OpenEpoch, StreamDeleted
 from offloader.clock import Clock
 from offloader.errors import Fenced, InvalidCall, NotFound, StoreUnavailable
@@ -25,13 +33,19 @@ from offloader.manifest.checkpointer import checkpoint_now
 from offloader.manifest.expiry import runs_named_by
 from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.objects import delete_keys, incarnations_in, list_manifest
+from offloader.manifest.objects import delete_keys, incarnations_in, list_manifest, listed
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.manifest.store_time import time_for_deletion_ms
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 
-__all__ = ["DeadIncarnation", "StreamDeletion", "delete_stream", "sweep_dead_incarnations"]
+__all__ = [
+    "DeadIncarnation",
+    "StreamDeletion",
+    "delete_stream",
+    "sweep_dead_incarnations",
+    "sweep_late_writes",
+]
 
 #: How often a step is tried while others change the manifest.
 ATTEMPTS_MAX = 10
@@ -152,6 +166,39 @@ def sweep_dead_incarnations(
             delete_keys(store, [info.key for info in known])
         swept[incarnation] = DeadIncarnation(objects=len(known), unknown=objects.unknown)
     return swept
+
+
+def sweep_late_writes(
+    store: ObjectStore, stream: str, incarnation: UUID, *, old_ms: int, dry_run: bool = False
+) -> DeadIncarnation | None:
+    """Deletes what a stalled process wrote into a manifest after its stream was deleted and its name forgotten.
+
+    A manifest without a boundary is one whose deletion was complete: the boundary is created before the first record and
+    deleted after the last. It stays nevertheless while a segment of the incarnation is left, because then boundary and
+    catalogue entry may both be lost, and `manifest rebuild` needs the records.
+
+    Args:
+        incarnation: one that no catalogue entry names, and of whose stream there is no entry.
+        old_ms: what is younger stays.
+
+    Returns:
+        What was deleted, or would be; ``None``: it isn't such a manifest, or is too young.
+
+    Raises:
+        DeletionStopped: all deletion in the store is stopped.
+    """
+    found = list_manifest(store, stream, incarnation)
+    known = found.known()
+    if found.boundary is not None or not known or any(info.modified_ms > old_ms for info in known):
+        return None
+    for info in listed(store, stream_prefix(stream)):
+        parsed = parse_object_key(info.key, stream)
+        if parsed is not None and is_segment_uuid_of(parsed.uuid, incarnation):
+            return None
+    if not dry_run:
+        require_no_global_hold(store)
+        delete_keys(store, [info.key for info in known])
+    return DeadIncarnation(objects=len(known), unknown=found.unknown)
 
 
 def _marked(log: ManifestLog) -> ManifestState:

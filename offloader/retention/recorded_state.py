@@ -63,14 +63,16 @@ class RecordedState:
         """With the tail as it is now in the retention set; without an entry there is none.
 
         Args:
-            own: the stream as it is now, counted from ``known``.
+            own: the stream, counted from ``known`` as it is or as it was: another cycle may have changed it since. When
+                another one has recorded a later tail, there is nothing to record.
             now_ms: the time.
         """
-        tail = own.tail()
-        if not tail.offsets:
+        tail, newest = own.tail(), self.records.newest
+        if not tail.offsets or (newest is not None and not own.reaches(tail, newest.cut)):
             return self
-        total, newest = own.total().payload_bytes, self.records.newest
-        known = {**self.known, **_known_at(own, own.head())}
+        total = own.total().payload_bytes
+        total += sum(_uncounted(own, n, at).payload_bytes for n, at in self.known.items() if n in own.partitions)
+        known = {**self.known, **_moved(own, self.known, own.head())}
         missing = (newest.size_bytes or 0) - total if newest is not None else 0
         if missing > 0:
             # Something left the stream uncounted, for example a partition that was deleted: sizes don't go back.
@@ -191,12 +193,16 @@ def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Know
     found = _known_at(own, cut)
     for number, at in found.items():
         if (before := known.get(number)) is not None:
-            # Compared at a ledger's beginning, which is never inside a piece.
-            counted = own.partitions[number].before(Position(before.position.ledger_id, 0))
-            more = before.before_ledger.minus(counted)
-            if more.payload_bytes > 0:
-                found[number] = Known(at.position, at.before.plus(more), at.before_ledger.plus(more))
+            more = _uncounted(own, number, before)
+            found[number] = Known(at.position, at.before.plus(more), at.before_ledger.plus(more))
     return found
+
+
+def _uncounted(own: OwnCuts, number: int, known: Known) -> Size:
+    """What ``known`` counts and ``own`` doesn't, because it was counted before ``known`` was raised."""
+    # Compared at a ledger's beginning, which is never inside a piece.
+    more = known.before_ledger.minus(own.partitions[number].before(Position(known.position.ledger_id, 0)))
+    return more if more.payload_bytes > 0 else Size(0, 0)
 
 
 def _raised(own: OwnCuts, known: Mapping[int, Known], missing: int) -> dict[int, Known]:

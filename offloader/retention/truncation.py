@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from formats.entries import Position
-from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, Truncate
+from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, SetMethod, Truncate
 from offloader.clock import Clock
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
@@ -137,12 +137,12 @@ def truncate_stream(
     take_over: bool = False,
     takeover_after_s: float = 60.0,
     dry_run: bool = False,
+    method: str = "streaming",
 ) -> Truncation:
     """Lets a stream begin at ``before``, unless it begins later already.
 
-    A stream without a manifest, and one whose method is ``none`` and that has nothing offloaded, loses its hot ledgers
-    only. A forced truncation past the committed end takes the stream from its writer, which goes on at the head when it
-    opens the stream again.
+    A stream whose method is ``none`` and that has nothing offloaded loses its hot ledgers only. A forced truncation past
+    the committed end takes the stream from its writer, which goes on at the head when it opens the stream again.
 
     Args:
         log: of the stream; nobody else uses it.
@@ -150,16 +150,24 @@ def truncate_stream(
         force: also past the committed end, with the loss of what isn't offloaded.
         take_over: force also against a writer that gives signs of life.
         dry_run: only say what would be done.
+        method: how a stream without a manifest is going to be offloaded: ``none`` says that it isn't, and only then its
+            hot ledgers are deleted without a record.
 
     Raises:
-        NotFound: no such stream, neither in the store nor in the hot tier.
+        NotFound: no such stream, neither in the store nor in the hot tier, or it was deleted since ``log`` was loaded.
         InvalidCall, EditRefused: as ``plan_truncation``.
         Fenced: forced, and a living writer has the stream.
         StoreUnavailable, OutcomeUnknown: call it again.
     """
     require_no_global_hold(log.store)
     if read_entry(log.store, log.stream) is None:
-        return _hot_only(log, before, source, dry_run=dry_run)
+        plan = _planned_without_manifest(log, before, source, force=force, method=method)
+        if dry_run:
+            return plan
+        if method == "none":
+            return _with_hot_gone(plan, None, source)
+        if log.load(create=True).method != method:
+            log.amend([SetMethod(method)])
     for _ in range(ATTEMPTS_MAX):
         state = log.load()
         if state.stream_deleted:
@@ -256,16 +264,16 @@ def _not_held(
         yield Gap(_after(reached), before, TRUNCATED)
 
 
-def _hot_only(log: ManifestLog, before: Position, source: LedgerSource | None, *, dry_run: bool) -> Truncation:
-    """A stream that nothing was ever offloaded of: whole ledgers of the hot tier go."""
+def _planned_without_manifest(
+    log: ManifestLog, before: Position, source: LedgerSource | None, *, force: bool, method: str
+) -> Truncation:
+    """What a truncation changes of a stream that nothing was ever offloaded of."""
     ledgers = [] if source is None else source.ledgers()
-    if not ledgers:
+    if not ledgers or log.is_loaded:  # a view of it: there was a manifest, and the hot tier is a later stream's
         raise NotFound(f"stream {log.stream} isn't in {log.store.url}", hint="`offloader ls` lists the streams")
-    plan = plan_truncation(
-        ManifestState(stream=log.stream, incarnation=UUID(int=0), method="none"), before, ledgers, force=False
-    )
-    plan = replace(plan, ledgers=(), closed=())
-    return plan if dry_run else _with_hot_gone(plan, None, source)
+    begun = ManifestState(stream=log.stream, incarnation=UUID(int=0), method=method)
+    plan = plan_truncation(begun, before, ledgers, force=force)
+    return replace(plan, ledgers=(), closed=()) if method == "none" else plan
 
 
 def _with_hot_gone(plan: Truncation, state: ManifestState | None, source: LedgerSource | None) -> Truncation:

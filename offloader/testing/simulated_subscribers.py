@@ -111,12 +111,16 @@ class SimulatedSubscribers:
         who.is_told(places, began_ms, self._line())
 
     def what_heads_break(
-        self, policy: Policy, heads: Places, since: int, appended: Mapping[int, Sequence[AppendedAt]]
+        self, policy: Policy, heads: Places, before: Places, since: int, appended: Mapping[int, Sequence[AppendedAt]]
     ) -> str:
         """Whether a decision may move the heads there.
 
+        A subscriber can only hold back what is still readable: what an earlier decision took, perhaps before the
+        subscriber published at all, isn't held against this one.
+
         Args:
             heads: the new ones, of all partitions that have one.
+            before: the ones before that decision.
             since: when whoever decided began, as a number of the trace's line.
             appended: all entries of each partition.
         """
@@ -139,7 +143,11 @@ class SimulatedSubscribers:
             if timeout_ms is None or now_ms - who.active_ms <= timeout_ms
         ]
         for name, who in counting:
-            lost = [(number, each[0]) for number, each in gone if each[0] >= who.newest.get(number, _FIRST)]
+            lost = [
+                (number, each[0])
+                for number, each in gone
+                if each[0] >= max(before.get(number, _FIRST), who.newest.get(number, _FIRST))
+            ]
             if lost:
                 if limits is None or limits.max is None:
                     return f"{name} has read up to {who.newest}, and {lost[-1]} is before the head"

@@ -193,10 +193,12 @@ class TendedSimulation:
             self.appended.clear()
             self.subscribers.forget()
 
-    def _head_moved(self, by: str, head: Position) -> None:
+    def _head_moved(self, by: str, before: Position, head: Position) -> None:
         if self.policy is not None and by.startswith("retain"):
-            since = self.world.began(by)
-            self.world.must_not(self.subscribers.what_heads_break(self.policy, {0: head}, since, {0: self.appended}))
+            broken = self.subscribers.what_heads_break(
+                self.policy, {0: head}, {0: before}, self.world.began(by), {0: self.appended}
+            )
+            self.world.must_not(broken)
 
     # -- rest
 

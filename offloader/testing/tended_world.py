@@ -66,8 +66,8 @@ class TendedWorld(World):
         self.readers: list[SimulatedReader] = []
         self.view: ManifestState | None = None
         self.is_deleted = False
-        #: Hears who moved the head on, and where to.
-        self.on_head: Callable[[str, Position], object] = lambda _by, _head: None
+        #: Hears who moved the head on, from where and where to.
+        self.on_head: Callable[[str, Position, Position], object] = lambda _by, _before, _head: None
         #: What was wrong, in case whoever was told didn't hand it on.
         self.broken = ""
         self.rules = TendedRules(
@@ -224,7 +224,7 @@ class TendedWorld(World):
         end = self.view.committed_end() if self.view else None
         lost = [each for each, _ in self.ledgers.appended if each < head and (end is None or each > end)]
         self.must_not(f"{by} truncated {lost[0]}, which isn't offloaded" if lost else "")
-        self.on_head(by, head)
+        self.on_head(by, before or Position(0, 0), head)
 
     # -- deletion and re-creation
 

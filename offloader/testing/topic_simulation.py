@@ -159,17 +159,23 @@ class TopicSimulation:
         self._lift_holds()
         self.acts.delete(self.world.partitions[number])
         self.world.made_again(number)
+        if not self.world.alive:
+            # The other partitions have nothing in the store: with the last one that had, the topic is gone, and a topic
+            # of that name inherits no subscribers.
+            self.subscribers.forget()
         self.subscribers.forget_partition(number)
         self.acts.groups.forget_partition(number)
 
-    def _head_moved(self, since: int) -> None:
+    def _head_moved(self, number: int, before: Position, since: int) -> None:
         world = self.world
         if self.policy is None or world.deleted_at >= since:
             return
         self.acts.groups.allow_all()
         heads = {number: each.head for number, each in world.alive.items()}
         appended = {number: each.appended for number, each in world.alive.items()}
-        world.must_not(self.subscribers.what_heads_break(self.policy, heads, since, appended))
+        world.must_not(
+            self.subscribers.what_heads_break(self.policy, heads, {**heads, number: before}, since, appended)
+        )
 
     # -- rest
 

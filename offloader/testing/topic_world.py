@@ -92,7 +92,8 @@ class TopicWorld:
     Attributes:
         partitions: by number.
         plain: the stream beside them.
-        on_heads: hears that a head moved, and since when who decided that was at it, as a number of the trace's line.
+        on_heads: hears of which partition the head moved, where it was before, and when the decision began, as a number
+            of the trace's line.
         truncations: how many were finished.
     """
 
@@ -105,7 +106,7 @@ class TopicWorld:
         self.settings = settings(random)
         self.partitions: dict[int, Partition] = {}
         self.plain = Partition(PLAIN, MemoryLedgers(PLAIN, self.clock))
-        self.on_heads: Callable[[int], object] = lambda _since: None
+        self.on_heads: Callable[[int, Position, int], object] = lambda _number, _before, _since: None
         self.broken = ""
         self.truncations = 0
         self._intent: TruncationIntent | None = None
@@ -192,7 +193,7 @@ class TopicWorld:
         intended = {} if self._intent is None or self._intent.is_done else self._intended(self._intent)
         if intended.get(number) != each.head:
             self.must_not(f"{by} moved the head of {number} to {each.head}, and no intent says so")
-        self.on_heads(self._intent_since)
+        self.on_heads(number, before, self._intent_since)
 
     def _intended(self, intent: TruncationIntent) -> dict[int, Position]:
         """What it wants of partitions that are still the same."""

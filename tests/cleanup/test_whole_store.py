@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from uuid import uuid4
 
 from formats.global_hold import GLOBAL_HOLD_KEY
-from formats.keys import data_key, manifest_prefix, new_segment_uuid, stream_prefix
+from formats.keys import boundary_key, data_key, manifest_prefix, new_segment_uuid, record_key, stream_prefix
 from formats.lease import lease_key
 from formats.truncation_intent import intent_key
 from offloader.cleanup.orphans import Leftover, Outcome, Place
 from offloader.cleanup.whole_store import StoreReconciliation
-from offloader.errors import Corrupt, OffloaderError
-from offloader.manifest.catalog import release_entry
+from offloader.errors import Corrupt, NotFound, OffloaderError
+from offloader.manifest.catalog import forget_name, release_entry
 from offloader.manifest.global_hold import lift_global_hold, set_global_hold
 from offloader.manifest.leases import take_lease
+from offloader.manifest.log import ManifestLog
 from offloader.manifest.objects import listed
+from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.base import OVERWRITE
 from offloader.testing.faulty_store import Fault
@@ -92,6 +95,36 @@ def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> Non
     assert (world.needed[Place.SEGMENT], world.needed[Place.CATALOGUE]) == (6, 3)
     assert Place.STORE not in world.needed
     assert world.needed[Place.RETENTION] == 2
+
+
+def test_a_record_that_lands_after_its_stream_was_deleted_and_forgotten_goes() -> None:
+    world = Everything()
+    bucket = world.bucket
+    stalled = ManifestLog(bucket.inner, STREAM, clock=bucket.clock)
+    incarnation = stalled.load().incarnation
+    for _ in range(3):
+        with contextlib.suppress(NotFound):
+            delete_stream(bucket.inner, STREAM, clock=bucket.clock, delete_objects=lambda _: None)
+        bucket.clock.advance(DAY_S + HOUR_S)
+        forget_name(bucket.inner, STREAM, clock=bucket.clock, now_ms=bucket.clock.now_ms())
+    assert [info.key for info in listed(bucket.inner, "") if STREAM in info.key] == []
+    bucket.put(record_key(STREAM, incarnation, 2))  # its request was on its way all the time
+    lost = StreamWriter(bucket.inner, "public/default/persistent/lost")
+    segment = data_key(lost.stream, lost.add([batch_of(1, 0, 10)]))
+    bucket.inner.delete([f"_catalog/{lost.stream}", boundary_key(lost.stream, lost.log.state.incarnation)])
+    needed = {info.key for info in listed(bucket.inner, stream_prefix(lost.stream))}
+    late = manifest_prefix(STREAM, incarnation)
+
+    assert outcomes(world.reconcile())[record_key(STREAM, incarnation, 2)] == ("UNLISTED", "KEPT"), "it is young"
+    bucket.clock.advance(DAY_S)
+    assert outcomes(world.reconcile(delete=False)).get(late) == ("DEAD_MANIFEST", "DELETABLE")
+    set_global_hold(bucket.inner, by="ana", reason="a test", now_ms=5)
+    assert outcomes(world.reconcile()).get(late) == ("HELD", "KEPT")
+    lift_global_hold(bucket.inner)
+    assert outcomes(world.reconcile()).get(late) == ("DEAD_MANIFEST", "DELETED")
+    assert [info.key for info in listed(bucket.inner, "") if STREAM in info.key] == []
+    assert segment in needed
+    assert {info.key for info in listed(bucket.inner, stream_prefix(lost.stream))} == needed, "it can be rebuilt"
 
 
 def test_what_trying_the_store_out_left_stays_while_everything_is_stopped() -> None:

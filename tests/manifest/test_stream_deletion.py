@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
@@ -17,11 +17,13 @@ from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, Stor
 from offloader.manifest.boundary import FIRST_BOUNDARY, read_boundary
 from offloader.manifest.catalog import forget_name, is_released
 from offloader.manifest.global_hold import DeletionStopped, lift_global_hold, set_global_hold
+from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.manifest.store_time import TIME_KEY, ClockSkew, time_for_deletion_ms
 from offloader.manifest.stream_deletion import DeadIncarnation, StreamDeletion, delete_stream, sweep_dead_incarnations
-from offloader.store.base import Body, ObjectInfo
+from offloader.store.around import AroundStore, Request
+from offloader.store.base import Body, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -29,6 +31,7 @@ from tests.support.manifests import segment_edits
 
 STREAM = "public/default/persistent/orders"
 HOURS_24_S = 24 * 3600.0
+_Answer = TypeVar("_Answer")
 _names = count()
 
 
@@ -167,6 +170,58 @@ def test_a_creator_that_stalled_over_a_whole_deletion_doesn_t_revive_the_dead_in
     late = ManifestLog(Stalled(bench.memory), STREAM, clock=bench.clock)
     with pytest.raises(NotFound, match="deleted meanwhile"):
         late.open_epoch()
+
+
+class _Interrupted(AroundStore):
+    """Calls ``meanwhile`` once, after a request of that key."""
+
+    def __init__(self, inner: ObjectStore, key: str, meanwhile: Callable[[], object]) -> None:
+        super().__init__(inner)
+        self._key, self._meanwhile = key, [meanwhile]
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        answer = call()
+        if request.key == self._key and self._meanwhile:
+            self._meanwhile.pop()()
+        return answer
+
+
+def test_a_view_that_is_read_during_a_deletion_is_never_a_part_of_the_manifest() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    for number in range(4):
+        log.commit(segment_edits(number))
+
+    def delete() -> None:
+        bench.delete()
+        bench.clock.advance(HOURS_24_S + 1)
+        bench.delete()
+
+    incarnation = log.state.incarnation
+    store = _Interrupted(bench.memory, record_key(STREAM, incarnation, 2), delete)
+    state = load_manifest_view(store, ManifestState(stream=STREAM, incarnation=incarnation)).state
+    assert (state.record_id, list(state.segments.values())) == (0, []), "records that are left count for nothing"
+
+
+def test_a_deleter_that_stalled_while_another_finished_writes_nothing_any_more() -> None:
+    bench = Bench()
+    log = bench.log()
+    log.open_epoch()
+    for number in range(4):
+        log.commit(segment_edits(number))
+
+    def delete() -> None:
+        bench.delete()
+        bench.clock.advance(HOURS_24_S + 1)
+        bench.delete()
+        bench.clock.advance(HOURS_24_S + 1)
+        assert forget_name(bench.memory, STREAM, clock=bench.clock, now_ms=bench.clock.now_ms())
+
+    store = _Interrupted(bench.memory, record_key(STREAM, log.state.incarnation, 2), delete)
+    with pytest.raises(NotFound):
+        delete_stream(store, STREAM, clock=bench.clock, delete_objects=lambda _: None)
+    assert bench.all_keys() == []
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -208,6 +208,28 @@ def test_a_subscriber_who_registers_while_it_is_decided_counts() -> None:
     assert bench.head() is None
 
 
+def test_a_cycle_that_was_overtaken_by_another_leaves_recorded_sizes_as_they_are() -> None:
+    """It has looked at the stream before the other one did, and records after it."""
+    bench = Bench(policy="size", min_mbytes=mb(10))
+    bench.grow(ledgers=3)
+    seen = list[str]()
+
+    class Overtaken(FaultyStore):
+        def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+            if key.endswith("/subscribers") and not seen:
+                seen.append(key)
+                bench.grow(ledgers=3)
+                bench.run()
+            return super().get(key, *args, **kwargs)
+
+    bench.cycle(Overtaken(bench.memory)).run(STREAM)
+    assert seen
+    assert [record.size_bytes for record in bench.remembered().records.records] == [60 * KIB]
+    bench.grow_and_run(1)
+    assert bench.remembered().records.newest.size_bytes == 70 * KIB
+    assert bench.head() == Position(7, 0), "10 KiB are kept"
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_one_that_stops_at_any_request_goes_on_in_the_next_cycle(after: bool) -> None:
     failed = 0

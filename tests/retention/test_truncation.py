@@ -207,14 +207,37 @@ def test_without_a_method_only_the_hot_tier_is_truncated() -> None:
         reader.read(Position(3, 0), Position(3, 9))
 
 
-def test_a_stream_that_is_in_no_store_loses_whole_hot_ledgers() -> None:
+def test_a_stream_that_is_never_offloaded_loses_whole_hot_ledgers() -> None:
     bench = Bench()
     log = ManifestLog(MemoryStore(f"truncation-{next(_names)}", "", bench.clock), STREAM, clock=bench.clock)
-    done = truncate_stream(log, Position(2, 5), clock=bench.clock, source=bench.hot)
+    done = truncate_stream(log, Position(2, 5), clock=bench.clock, source=bench.hot, method="none")
     assert (done.record_id, done.hot_ledgers, bench.hot_ids) == (None, (1,), [2, 3])
     assert (done.ledgers, done.closed) == ((), ()), "there is no manifest to say it in"
     with pytest.raises(NotFound):
         truncate_stream(log, Position(2, 5), clock=bench.clock)
+
+
+def test_a_stream_that_is_not_offloaded_yet_keeps_its_hot_ledgers_unless_forced() -> None:
+    bench = Bench()
+    store = MemoryStore(f"truncation-{next(_names)}", "", bench.clock)
+
+    def truncate(**how: bool) -> Truncation:
+        log = ManifestLog(store, STREAM, clock=bench.clock)
+        return truncate_stream(log, Position(2, 5), clock=bench.clock, source=bench.hot, **how)
+
+    with pytest.raises(EditRefused, match="nothing is offloaded") as refused:
+        truncate()
+    assert "--force" in refused.value.hint
+    assert (bench.hot_ids, store.list("").objects) == ([1, 2, 3], ())
+    planned = truncate(force=True, dry_run=True)
+    assert (planned.gaps, planned.ledgers, store.list("").objects) == (
+        (Gap(Position(1, 0), Position(2, 4), TRUNCATED),),
+        (1,),
+        (),
+    )
+    assert truncate(force=True).gaps == planned.gaps
+    state = load_manifest(store, STREAM)
+    assert (state.head, state.gaps, bench.hot_ids) == (Position(2, 5), planned.gaps, [2, 3])
 
 
 def test_a_hold_and_the_stop_for_everything_refuse_it() -> None:
@@ -408,6 +431,30 @@ def test_a_stream_that_is_truncated_again_and_again_while_it_is_written(
         if kept[0] > positions[0]:
             with pytest.raises(Trimmed):
                 topic.read(positions[0], positions[-1])
+
+
+def test_a_truncation_of_a_deleted_stream_spares_the_hot_ledgers_of_the_next_one() -> None:
+    bench = Bench()
+    old = bench.writer.log.state.incarnation
+    store = MemoryStore(f"truncation-{next(_names)}", "", bench.clock)
+    log = ManifestLog(store, STREAM, clock=bench.clock, incarnation=old)
+    with pytest.raises(NotFound):
+        truncate_stream(log, Position(3, 0), clock=bench.clock, source=bench.hot)
+    assert bench.hot_ids == [1, 2, 3]
+
+
+def test_a_managed_ledger_keeps_entries_while_its_manifest_can_not_be_begun(tmp_path: Path, store: MemoryStore) -> None:
+    faulty = FaultyStore(store, [Fault(call=1, calls=10**6, verb="put", key_part="_catalog/")])
+    with open_managed_ledger(
+        STREAM, ledgers=f"sqlite:///{tmp_path}/ledgers.db", store=faulty, settings=_settings()
+    ) as topic:
+        positions = _append(topic, 0, 50)
+        with pytest.raises(EditRefused, match="nothing is offloaded"):
+            topic.truncate(positions[30])
+        assert topic.ledgers()[0].ledger_id == positions[0].ledger_id
+        faulty.set_faults([])
+        topic.offload()
+        assert [position for position, _ in stored_entries(store, STREAM)] == positions
 
 
 def test_a_managed_ledger_without_a_method_loses_its_hot_ledgers(tmp_path: Path, store: MemoryStore) -> None:

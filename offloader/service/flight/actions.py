@@ -129,7 +129,8 @@ class Actions:
         # What is pushed has no hot tier here whose ledgers could be deleted.
         source = stream.source if stream is not None and isinstance(stream.source, AppendedLedgers) else None
         log = ManifestLog(self._store, name, clock=self._clock)
-        done = truncate_stream(log, before, clock=self._clock, source=source)
+        method = "streaming" if stream is None else stream.settings.offload.method
+        done = truncate_stream(log, before, clock=self._clock, source=source, method=method)
         return {
             "stream": name,
             "head": str(done.head),
