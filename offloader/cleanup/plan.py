@@ -147,11 +147,9 @@ class CleanupPlan:
         """Segments that a round retires, releases or purges now, and the bytes of their objects."""
         slices = [*(each.segments for each in self.doomed), *(each.segments for each in self.due)]
         sums = [each.sums() for each in slices]
-        replaced = [each for group in self.due for each in group.replaced]
-        return (
-            sum(each.segments for each in sums) + len(replaced),
-            sum(each.object_bytes for each in (*sums, *replaced)),
-        )
+        replaced = [each.object_bytes for group in self.due for each in group.replaced]
+        segments = sum(each.segments for each in sums) + len(replaced)
+        return segments, sum(each.object_bytes for each in sums) + sum(replaced)
 
     def lines(self) -> Iterator[PlannedDeletion]:
         """Segment by segment; made when they are asked for."""

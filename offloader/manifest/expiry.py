@@ -96,7 +96,8 @@ def expire_history(
     """What ``expire_records`` does, of what is older than ``history_days_min`` too; the manifest is read first.
 
     Returns:
-        What was deleted, or in a dry run would be; ``None``: nothing may be, as the settings or a hold say, or there is no such stream.
+        What was deleted, or in a dry run would be; ``None``: nothing may be, as the settings or a hold say, or there is
+        no such stream.
 
     Raises:
         ClockSkew, Corrupt: likewise; and Corrupt, Unsupported where the manifest can't be read.

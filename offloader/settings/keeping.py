@@ -112,7 +112,7 @@ class CleanupSettings:
 
     delete: bool = flag(
         False,
-        "`serve` deletes from the store: segments by cleanup, orphans, old manifest records; false: it only reports them",
+        "`serve` deletes from the store: segments, orphans, old manifest records; false: it only reports them",
     )
     grace_hours: float = setting(
         24.0, "time between retiring a segment and deleting its objects; until then it can be undone", low=0, high=87600
