@@ -22,6 +22,8 @@ from formats.errors import Inconsistent, LimitExceeded
 __all__ = [
     "BATCH_BYTES_MAX",
     "ENTRY_HEADER_BYTES",
+    "TIME_MS_MAX",
+    "TIME_MS_MIN",
     "TIME_UNKNOWN_MS",
     "Entry",
     "EntryBatch",
@@ -30,6 +32,9 @@ __all__ = [
 
 #: Publish time of an entry whose publish time nobody recorded.
 TIME_UNKNOWN_MS = -1
+#: Publish times that every format keeps: the least int64 is no time, but Arrow's, NumPy's and Java's word for none.
+TIME_MS_MIN = -(2**63) + 1
+TIME_MS_MAX = 2**63 - 1
 #: ``[entry_len int32][entry_id int64]`` before each payload in a block (PIP-17, PIP-76).
 ENTRY_HEADER_BYTES = 12
 #: Payload bytes of one batch: Arrow's ``binary`` type counts its offsets in 32 bits.

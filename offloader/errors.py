@@ -33,7 +33,13 @@ __all__ = [
     "Throttled",
     "Trimmed",
     "Unsupported",
+    "install_hint",
 ]
+
+
+def install_hint(extra: str) -> str:
+    """How to install an extra: as README says, from a checkout. No package index has this project."""
+    return f"in a checkout of offloader: pip install -c constraints.txt '.[{extra}]'"
 
 
 class ErrorKind(enum.Enum):

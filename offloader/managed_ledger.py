@@ -17,14 +17,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
+from formats.entries import EntryBatch, Position
 from offloader.clock import Clock, SystemClock
 from offloader.effective_settings import settings_for
-from offloader.errors import InvalidCall, LimitReached, OffloaderError
+from offloader.errors import InvalidCall, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.payloads import require_small
 from offloader.ledgers.tailing import TailingSource
-from offloader.manifest.catalog import read_entry
+from offloader.manifest.catalog import read_entry, require_free_name
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import StreamPaused
 from offloader.read.reader import Entries, open_reader
@@ -33,6 +34,7 @@ from offloader.settings import LedgerSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
 from offloader.store.retrying import require_store_settings
+from offloader.stream_names import require_stream_name
 from offloader.write.history.ledger_trigger import LedgerTrigger
 from offloader.write.hot.release import HotRelease
 from offloader.write.offloader import LedgerOffloader
@@ -63,10 +65,11 @@ def open_managed_ledger(
         clock, entropy: time and randomness, for tests.
 
     Raises:
-        InvalidCall: not a stream name; unknown, contradictory or ineffective settings.
+        InvalidCall: a name that the store can't take; unknown, contradictory or ineffective settings.
         Unsupported: the store can't create an object exactly once, and ``store.single_writer`` isn't set.
         StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
     """
+    require_stream_name(stream)
     settings = settings_for(stream, settings)
     require_store_settings(store, settings.store)
     clock = clock or SystemClock()
@@ -74,6 +77,7 @@ def open_managed_ledger(
     if settings.offload.method != "none":
         # Two writers that both "win" would lose entries: found out before anything is written.
         problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
+        require_free_name(store, stream)
     own = EmbeddedLedgers(ledgers, settings=settings.ledgers, clock=clock) if isinstance(ledgers, str) else None
     try:
         database = own or ledgers
@@ -159,11 +163,12 @@ class ManagedLedger:
 
         Raises:
             Fenced: the stream was opened by somebody else since.
+            InvalidCall: not byte strings, another number of times, or times that can't be kept.
             LimitReached: an entry is above ``entry_bytes_max``.
             StoreUnavailable: the disk is full or locked; nothing was written.
         """
         limit = min(self._parts.settings.offload.entry_bytes_max, self._parts.settings.offload.offload_buffer_bytes_max)
-        _require_small(payloads, limit)
+        require_small(payloads, limit, where=f"append to stream {self.stream!r}")
         return self._parts.source.append(payloads, publish_times_ms, notes=notes)
 
     def read(self, first: Position, last: Position) -> Entries:
@@ -383,17 +388,4 @@ def _require_ledger_settings(database: EmbeddedLedgers, settings: LedgerSettings
         raise InvalidCall(
             f"the settings ledgers have no effect on {database.path}: it was opened with others",
             hint="open it with EmbeddedLedgers(..., settings=settings.ledgers)",
-        )
-
-
-def _require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int) -> None:
-    """Refuses before anything is written: an entry that could never be offloaded would stop the stream for good."""
-    if isinstance(payloads, pa.Array) and len(payloads):
-        largest = pa.compute.max(pa.compute.binary_length(payloads)).as_py() or 0
-    else:
-        largest = max(map(len, payloads), default=0)
-    if largest + ENTRY_HEADER_BYTES > limit_bytes:
-        raise LimitReached(
-            f"an entry of {largest} bytes is above entry_bytes_max or offload_buffer_bytes_max ({limit_bytes})",
-            hint="nothing of the batch was appended",
         )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offloader.errors import AccessDenied, Unsupported
+from offloader.errors import AccessDenied, Unsupported, install_hint
 
 __all__ = ["Span", "StreamShape", "draw", "thinned"]
 
@@ -80,9 +80,7 @@ def draw(shape: StreamShape, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise Unsupported(
-            "matplotlib isn't installed, so there is no picture", hint="pip install 'offloader[plot]'"
-        ) from error
+        raise Unsupported("matplotlib isn't installed, so there is no picture", hint=install_hint("plot")) from error
     figure = Figure(figsize=(14, 6.6), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
     axis = _Axis.of(shape)

@@ -136,6 +136,7 @@ _ALL = (
     Metric("cleanup_segments_total", "counter", "Segments that cleanup took a step further.", (*_STREAM, "status")),
     Metric("cleanup_deleted_objects_total", "counter", "Objects of purged segments that are gone."),
     Metric("cleanup_deleted_bytes_total", "counter", "Bytes of purged segments whose objects are gone."),
+    Metric("cleanup_deletable_bytes", "gauge", "Bytes of segments that wait for `cleanup.delete`."),
     Metric("cleanup_pending_objects", "gauge", "Objects of purged segments that aren't deleted yet."),
     Metric("cleanup_pending_retries", "gauge", "Batches of them that the store refused to delete."),
     Metric("orphan_objects", "gauge", "Objects and uploads that no manifest names and that stay.", ("owner",)),

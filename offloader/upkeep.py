@@ -1,7 +1,8 @@
 """The upkeep of a store by itself: retention, cleanup and the search for orphans, each now and then.
 
 Owns when each has its turn, and what is told of it. Must never let one's failure or slowness keep the others from
-their turns, run two of a kind at once, nor delete what they wouldn't delete by hand.
+their turns, run two of a kind at once, nor delete anything of a stream from the store unless its ``cleanup.delete`` is
+set: it reports then what it would delete.
 
 Several processes may do this for one store at once: each step is safe then, and merely done twice. So is one process
 that does all three at once.
@@ -45,6 +46,7 @@ ORPHANS = "orphans"
 JOBS_AT_ONCE_MAX = 3
 #: The first turn comes after a part of the period, but not later than this: processes that live shorter have one too.
 FIRST_S_MAX = 3600.0
+_KEPT = ": nothing was deleted, cleanup.delete is false"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,16 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """Of one stream: objects of purged segments that aren't deleted yet, and batches that were refused."""
+    """Of one stream: objects of purged segments that aren't deleted yet, and batches that were refused.
+
+    Attributes:
+        deletable_segments, deletable_bytes: what a round would take a step further if ``cleanup.delete`` were set.
+    """
 
     objects: int = 0
     refused: int = 0
+    deletable_segments: int = 0
+    deletable_bytes: int = 0
 
 
 class Upkeep:
@@ -227,6 +235,10 @@ class Upkeep:
             wait_s = min(max(job.period_s * RETRY, RETRY_S_MIN), wait_s)
         job.due_s = self._clock.monotonic_s() + wait_s
 
+    def _may_delete(self, stream: str) -> bool:
+        """Of the name "": what is of no stream."""
+        return self._settings_of(stream).cleanup.delete
+
     def _phase(self, text: str) -> float:
         """A number in [0, 1) that is always the same for the same text and store."""
         return crc32(f"{self._store.url} {text}".encode()) / 2**32
@@ -236,14 +248,21 @@ class Upkeep:
     def _clean(self) -> None:
         seen: set[str] = set()
         reports = cleanup_all(
-            self._store, clock=self._clock, settings_of=self._settings_of, deletion_clock=self._times, by=self._by
+            self._store,
+            clock=self._clock,
+            settings_of=self._settings_of,
+            deletion_clock=self._times,
+            by=self._by,
+            may_delete=self._may_delete,
         )
         for report in reports:
             self._tell(report)
             seen.add(report.stream)
+            would_go = report.plan if report.dry_run and not report.held else None
             pending = _Pending(
                 sum(len(segment.keys) for batch in report.pending for segment in batch.segments),
                 sum(batch.attempts > 0 for batch in report.pending),
+                *((0, 0) if would_go is None else would_go.size()),
             )
             with self._lock:
                 self._pending[report.stream] = pending
@@ -251,6 +270,11 @@ class Upkeep:
                 return
         with self._lock:
             self._pending = {stream: each for stream, each in self._pending.items() if stream in seen}
+            found = [each for each in self._pending.values() if each.deletable_segments]
+        if found:
+            text = "cleanup would retire, release or purge %d segments (%d bytes) of %d streams" + _KEPT
+            segments, size_bytes = sum(e.deletable_segments for e in found), sum(e.deletable_bytes for e in found)
+            _log.info(text, segments, size_bytes, len(found), extra={"event": "cleanup_reported"})
 
     def _tell(self, report: CleanupReport) -> None:
         add, stream, swept = self._recorder.add, report.stream, report.swept
@@ -290,8 +314,12 @@ class Upkeep:
             settings_of=lambda name: self._settings_of(name).manifest,
             failed=fail,
             delete=True,
+            may_delete=self._may_delete,
         )
+        deletable = Left()
         for each in search.leftovers():
+            if each.outcome is Outcome.DELETABLE:
+                deletable = deletable.plus(each)
             if each.outcome is Outcome.DELETED:
                 self._recorder.add("orphan_deleted_objects_total", float(each.objects), stream=each.stream)
                 self._recorder.add("orphan_deleted_bytes_total", float(each.size_bytes), stream=each.stream)
@@ -301,29 +329,46 @@ class Upkeep:
             if self._closed:
                 return
         self._left = left
+        if deletable.objects:
+            text = "%d orphans (%d bytes) could be deleted" + _KEPT
+            _log.info(text, deletable.objects, deletable.size_bytes, extra={"event": "orphans_reported"})
         self._expire_history(fail)
         if failures:
             raise failures[0]
 
     def _expire_history(self, fail: Callable[[str, OffloaderError], None]) -> None:
         """Of each stream's manifest, what is folded into checkpoints for long: nothing else ends it."""
+        kept = list[int]()
         for stream in list_streams(self._store):
             if self._closed:
                 return
             require_no_global_hold(self._store)
+            settings = self._settings_of(stream)
             try:
                 done = expire_history(
-                    self._store, stream, clock=self._clock, settings=self._settings_of(stream).manifest
+                    self._store,
+                    stream,
+                    clock=self._clock,
+                    settings=settings.manifest,
+                    dry_run=not settings.cleanup.delete,
                 )
             except NotFound:
                 continue  # deleted meanwhile
             except OffloaderError as error:
                 fail(stream, error)
                 continue
-            if done is not None and done.records + done.checkpoints + done.runs:
-                text = "stream %s: its manifest begins at record %d; %d records, %d checkpoints, %d runs deleted"
-                counts = (done.first_kept_id, done.records, done.checkpoints, done.runs)
-                _log.info(text, stream, *counts, extra={"event": "history_expired", "stream": stream})
+            objects = 0 if done is None else done.records + done.checkpoints + done.runs
+            if done is None or not objects:
+                continue
+            if not settings.cleanup.delete:
+                kept.append(objects)
+                continue
+            text = "stream %s: its manifest begins at record %d; %d records, %d checkpoints, %d runs deleted"
+            counts = (done.first_kept_id, done.records, done.checkpoints, done.runs)
+            _log.info(text, stream, *counts, extra={"event": "history_expired", "stream": stream})
+        if kept:
+            text = "%d objects of %d manifests are older than manifest.history_days_min" + _KEPT
+            _log.info(text, sum(kept), len(kept), extra={"event": "history_reported"})
 
     # --- telling -------------------------------------------------------------------------------------------------
 
@@ -338,6 +383,7 @@ class Upkeep:
         for stream, pending in now.items():
             yield Reading("cleanup_pending_objects", float(pending.objects), stream)
             yield Reading("cleanup_pending_retries", float(pending.refused), stream)
+            yield Reading("cleanup_deletable_bytes", float(pending.deletable_bytes), stream)
         for owner, left in self._left.items():
             yield Reading("orphan_objects", float(left.objects), label=owner)
             yield Reading("orphan_bytes", float(left.size_bytes), label=owner)

@@ -30,6 +30,7 @@ LAYERS = [
         "offloader.metrics",
         "offloader.own_process",
         "offloader.sample_settings",
+        "offloader.stream_names",
         "offloader.telemetry",
         "offloader.turns",
         "offloader.workers",

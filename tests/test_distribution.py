@@ -169,8 +169,8 @@ def test_the_demo_takes_a_file_with_nothing_but_what_the_wheel_needs(bare: Envir
 @pytest.mark.parametrize(
     ("words", "extra"),
     [
-        (["spark", "verify", "orders", "--store", "memory://nowhere"], "offloader[spark]"),
-        (["demo", "--dir", "demo-2", "--no-spark", "--no-picture"], "offloader[demo]"),
+        (["spark", "verify", "orders", "--store", "memory://nowhere"], "'.[spark]'"),
+        (["demo", "--dir", "demo-2", "--no-spark", "--no-picture"], "'.[demo]'"),
     ],
 )
 def test_what_needs_an_extra_names_it(bare: Environment, words: list[str], extra: str) -> None:
@@ -282,3 +282,17 @@ def test_the_readme_names_the_extras() -> None:
     (sentence,) = re.findall(r"with the extras that you need \((.*?)\)", readme)
     extras = set(importlib.metadata.metadata("offloader").get_all("Provides-Extra") or ())
     assert set(re.findall(r"`(\w+)`", sentence)) == extras - {"bench", "dev", "pulsar"}
+
+
+def test_there_is_one_way_to_install_and_every_text_names_it() -> None:
+    """No index has the package: a hint to install it by its name would fail, or bring something else of that name."""
+    named = [ROOT / "README.md", *(ROOT / "docs").rglob("*")]
+    named += [path for folder in ("offloader", "formats", "services") for path in (ROOT / folder).rglob("*")]
+    by_name = re.compile(r"pip install[^\n`]*\boffloader(?:\[|\b(?!:))|`offloader\[|'offloader\[")
+    wrong = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in named
+        if path.suffix in (".md", ".py", ".service", ".toml", ".yml", ".txt") or path.name.startswith("Containerfile")
+        for found in by_name.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert wrong == []

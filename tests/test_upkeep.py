@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from formats.keys import data_key, manifest_prefix, new_segment_uuid
+from formats.keys import data_key, index_key, manifest_prefix, new_segment_uuid
 from formats.manifest import Hold
 from offloader.errors import StoreUnavailable
 from offloader.manifest.global_hold import DeletionStopped, lift_global_hold, set_global_hold
@@ -71,17 +71,24 @@ class Refusing(FaultyStore):
 
 
 class Bench:
-    """One stream of four segments whose subscriber has read three; upkeep on a clock that the test moves."""
+    """One stream of four segments whose subscriber has read three; upkeep on a clock that the test moves.
 
-    def __init__(self, clock: ManualClock | None = None, **sections: Any) -> None:
+    Args:
+        deletes: sets ``cleanup.delete``; False: leaves it as it is by default.
+    """
+
+    def __init__(self, clock: ManualClock | None = None, *, deletes: bool = True, **sections: Any) -> None:
         self.clock = clock or ManualClock()
         self.memory = MemoryStore(f"upkeep-{next(_names)}", "", self.clock)
         self.store = Refusing(self.memory)
         self.settings = Settings.of(
             {
                 "retention": {"policy": "consumption", "record_minutes": 1},
-                "cleanup": {"allow_large_delete": True},
                 **sections,
+                "cleanup": {
+                    **({"delete": True} if deletes else {}),
+                    **sections.get("cleanup", {"allow_large_delete": True}),
+                },
             }
         )
         self.metrics = Metrics(TelemetrySettings(labels="topic"), clock=self.clock)
@@ -91,9 +98,13 @@ class Bench:
         retention = open_retention(self.memory, STREAM, clock=self.clock)
         retention.add("billing")
         retention.publish("billing", Position(4, 0))
+        self.settings_by_stream: dict[str, Settings] = {}
         self.upkeep = Upkeep(
-            self.store, clock=self.clock, settings_of=lambda _: self.settings, recorder=self.metrics, by="upkeep"
+            self.store, clock=self.clock, settings_of=self.settings_of, recorder=self.metrics, by="upkeep"
         )
+
+    def settings_of(self, stream: str) -> Settings:
+        return self.settings_by_stream.get(stream, self.settings)
 
     def pass_time(self, seconds: float) -> list[float]:
         """Runs what is due, as the timer would; when something was."""
@@ -121,10 +132,19 @@ class Bench:
         ]
         return [int(Path(key).stem) for key in keys if key.endswith(".json")]
 
+    def before_the_head(self) -> set[str]:
+        """Keys of the segments that all have read."""
+        segments = load_manifest(self.memory, STREAM).segments.in_order()[:3]
+        return {key_of(STREAM, each.uuid) for each in segments for key_of in (data_key, index_key)}
+
     def segment_keys(self) -> set[str]:
         return {
             info.key for info in self.memory.list(f"{STREAM}/").objects if info.key.count("/") == STREAM.count("/") + 1
         }
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(getattr(record, "event", ""), record.getMessage()) for record in caplog.records]
 
 
 def test_what_all_have_read_is_retired_purged_and_deleted_without_anybody_asking() -> None:
@@ -146,6 +166,56 @@ def test_what_all_have_read_is_retired_purged_and_deleted_without_anybody_asking
     assert bench.value("cleanup_deleted_bytes_total") == sum(sizes[key] for key in gone)
     assert bench.value("cleanup_pending_objects") == 0
     assert bench.value("cleanup_cycles_total", result="done") == pytest.approx(28, abs=4)
+
+
+def test_upkeep_reports_and_deletes_nothing_by_default(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(deletes=False, cleanup={"grace_hours": 0, "allow_large_delete": True})
+    orphan = bench.orphan(1)
+    bench.writer.log.checkpoint()
+    before = {info.key for info in bench.memory.list("").objects}
+    with caplog.at_level(logging.INFO, "offloader.upkeep"):
+        bench.pass_time(40 * DAY_S)
+    kept = {info.key for info in bench.memory.list("").objects}
+    assert before <= kept, f"deleted: {sorted(before - kept)}"
+    assert orphan in kept
+    state = load_manifest(bench.memory, STREAM)
+    assert state.head == Position(4, 0), "the policy counts: readers begin later"
+    assert state.sums.segments == 4, "and no segment is retired"
+    assert {run.error for run in bench.upkeep.latest.values()} == {None}
+    told = {event: text for event, text in events(caplog) if event.endswith("_reported")}
+    assert told["cleanup_reported"].startswith("cleanup would retire, release or purge 3 segments")
+    assert told["orphans_reported"].startswith("1 orphans (5 bytes)")
+    assert told["history_reported"].startswith("5 objects of 1 manifests")
+    assert all("cleanup.delete is false" in text for text in told.values())
+    assert bench.value("orphan_objects", owner="ours") == 1
+    assert bench.value("cleanup_deletable_bytes") == sum(
+        each.size_bytes for each in bench.memory.list("").objects if each.key in bench.before_the_head()
+    )
+
+
+def test_cleanup_delete_of_one_stream_lets_only_that_stream_be_deleted() -> None:
+    bench = Bench(cleanup={"grace_hours": 0, "allow_large_delete": True})
+    chosen, bench.settings = bench.settings, Bench(deletes=False).settings
+    other = StreamWriter(bench.memory, "a/b/persistent/zz", clock=bench.clock)
+    other_orphan = data_key(other.stream, new_segment_uuid(other.log.state.incarnation, 1))
+    bench.memory.put(other_orphan, b"five!")
+    orphan = bench.orphan(1)
+    bench.settings_by_stream[STREAM] = chosen
+    bench.pass_time(4 * DAY_S)
+    kept = {info.key for info in bench.memory.list("").objects}
+    assert orphan not in kept
+    assert other_orphan in kept
+    assert len(bench.segment_keys()) == 2
+
+
+def test_what_a_running_process_deletes_follows_its_settings_when_they_change() -> None:
+    bench = Bench(deletes=False, cleanup={"grace_hours": 0, "allow_large_delete": True})
+    bench.pass_time(4 * DAY_S)
+    assert len(bench.segment_keys()) == 8
+    bench.settings = replace(bench.settings, cleanup=replace(bench.settings.cleanup, delete=True))
+    bench.pass_time(2 * HOUR_S)
+    assert len(bench.segment_keys()) == 2
+    assert bench.value("cleanup_deletable_bytes") == 0
 
 
 def test_turns_come_once_in_a_period_more_or_less() -> None:

@@ -124,6 +124,7 @@ def cleanup_all(
     by: str = "",
     allow_large: bool = False,
     dry_run: bool = False,
+    may_delete: Callable[[str], bool] = lambda _: True,
     on_plan: Callable[[CleanupPlan], object] = lambda _: None,
 ) -> Iterator[CleanupReport]:
     """One round for each stream; a stream that fails has its error in its report.
@@ -131,6 +132,7 @@ def cleanup_all(
     Args:
         settings_of: the settings of a stream.
         prefix: only streams whose names begin with it.
+        may_delete: whether anything of a stream may be deleted; else its round is a dry run.
 
     Raises:
         DeletionStopped: all deletion in the store is stopped.
@@ -143,7 +145,7 @@ def cleanup_all(
     for stream in streams:
         settings = settings_of(stream)
         kept = kept or _deletion_clock(store, clock, settings)
-        report = CleanupReport(stream=stream, dry_run=dry_run)
+        report = CleanupReport(stream=stream, dry_run=dry_run or not may_delete(stream))
         try:
             with working_at(Priority.DELETION):
                 _clean(
@@ -163,7 +165,7 @@ def cleanup_all(
     if dry_run:
         return
     # Void entries: of names that were deleted, by somebody who didn't come to the end.
-    names = set(list_streams(store, prefix=prefix, released=True)).difference(streams)
+    names = set(filter(may_delete, set(list_streams(store, prefix=prefix, released=True)).difference(streams)))
     if not names and not deleted:
         return
     require_no_global_hold(store)

@@ -143,6 +143,14 @@ class CleanupPlan:
     waiting: Sequence[tuple[Retired, str, int | None]]
     large: bool
 
+    def size(self) -> tuple[int, int]:
+        """Segments that a round retires, releases or purges now, and the bytes of their objects."""
+        slices = [*(each.segments for each in self.doomed), *(each.segments for each in self.due)]
+        sums = [each.sums() for each in slices]
+        replaced = [each.object_bytes for group in self.due for each in group.replaced]
+        segments = sum(each.segments for each in sums) + len(replaced)
+        return segments, sum(each.object_bytes for each in sums) + sum(replaced)
+
     def lines(self) -> Iterator[PlannedDeletion]:
         """Segment by segment; made when they are asked for."""
         for each in self.doomed:

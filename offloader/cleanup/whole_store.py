@@ -42,6 +42,8 @@ class StoreReconciliation:
         store, clock, delete: as of ``Reconciliation``.
         settings_of: a stream's settings; of the name "": those that count for all.
         failed: is told of each stream that couldn't be finished, and why; the next run tries again.
+        may_delete: whether anything of a stream may be deleted, of the name "": what lies below none; else it is only
+            listed.
         needed: kind of thing -> how many there are that are needed.
     """
 
@@ -51,6 +53,7 @@ class StoreReconciliation:
     settings_of: Callable[[str], ManifestSettings]
     failed: Callable[[str, OffloaderError], None]
     delete: bool = False
+    may_delete: Callable[[str], bool] = lambda _: True
     needed: dict[Place, Tally] = field(default_factory=dict)
 
     def leftovers(self) -> Iterator[Leftover]:
@@ -61,11 +64,16 @@ class StoreReconciliation:
             OffloaderError: the store doesn't answer.
         """
         skew_ms_max = self.settings_of("").clock_skew_seconds_max * 1000
-        now_ms = time_for_deletion_ms(self.store, self.clock, skew_ms_max=skew_ms_max, ask_store=self.delete)
-        by_prefix = finds_uploads_by_prefix(self.store) if self.delete else None
-        for stream in list_streams(self.store, released=True):
+        streams = list_streams(self.store, released=True)
+        deletes = any(map(self._deletes, ["", *streams]))
+        now_ms = time_for_deletion_ms(self.store, self.clock, skew_ms_max=skew_ms_max, ask_store=deletes)
+        by_prefix = finds_uploads_by_prefix(self.store) if deletes else None
+        for stream in streams:
             yield from self._of(stream, now_ms, by_prefix)
         yield from self._outside(now_ms)
+
+    def _deletes(self, name: str) -> bool:
+        return self.delete and self.may_delete(name)
 
     def _of(
         self, name: str, now_ms: int, finds_by_prefix: bool | None = None, *, is_topic: bool = False
@@ -75,7 +83,7 @@ class StoreReconciliation:
             name,
             clock=self.clock,
             settings=self.settings_of(name),
-            delete=self.delete,
+            delete=self._deletes(name),
             now_ms=now_ms,
             finds_by_prefix=finds_by_prefix,
             is_topic=is_topic,
@@ -153,7 +161,7 @@ class StoreReconciliation:
         found = _found(info, Place.UPLOAD if upload_id else Place.STORE, Reason.SCRATCH, upload_id)
         if global_hold(self.store) is not None:
             yield replace(found, reason=Reason.HELD)
-        elif not self.delete:
+        elif not self._deletes(""):
             yield replace(found, outcome=Outcome.DELETABLE)
         elif upload_id:
             self.store.abort_upload(info.key, upload_id)

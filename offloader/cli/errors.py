@@ -14,7 +14,7 @@ from typing import TextIO
 import typer
 
 from formats.errors import FormatError, Inconsistent
-from offloader.errors import ErrorKind, OffloaderError
+from offloader.errors import ErrorKind, OffloaderError, install_hint
 
 __all__ = ["EXIT_BROKEN_PIPE", "EXIT_INTERRUPTED", "Failure", "failure_of", "report"]
 
@@ -77,7 +77,7 @@ def failure_of(error: BaseException) -> Failure:
         case ModuleNotFoundError() if (error.name or "").split(".")[0] in _EXTRAS:
             package = (error.name or "").split(".")[0]
             kind, message = ErrorKind.FIX_CALL, f"the package {package} is not installed"
-            hint = f"pip install 'offloader[{_EXTRAS[package]}]'"
+            hint = install_hint(_EXTRAS[package])
         case _:
             kind, message = ErrorKind.BUG, f"this is a bug: {name}: {error}"
             hint = "run the same command with --debug and report what it prints"

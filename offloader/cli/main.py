@@ -42,7 +42,7 @@ VERBS = {
     "verify": "Check a stream's objects against its manifest.",
     "inspect": "Show one object, header by header.",
     "truncate": "Let a stream begin later.",
-    "retention": "Who still needs a stream: subscribers and reader groups.",
+    "retention": "Decide what may be deleted; list who still needs a stream.",
     "cleanup": "Delete what no stream needs any more.",
     "delete-stream": "Delete whole streams.",
     "rollback": "Make ledgers readable for a reader that knows V1 only.",

@@ -62,8 +62,8 @@ def run(
 ) -> int:
     """Run one cycle now: record where the streams end, decide, and let streams begin later.
 
-    Objects are deleted by `offloader cleanup run`, after its grace period. A stream that fails keeps no other from its
-    turn.
+    With --ledgers, hot ledgers before the new beginning are deleted at once. Objects in the store stay until a round of
+    cleanup, which has a grace period. A stream that fails keeps no other from its turn.
     """
     with _cycles(store, endpoint_url, region, config, ledgers, read_only=dry_run) as (cycle, _):
         return _print_each(cycle, streams, cycle.plan if dry_run else cycle.run, json, done=not dry_run)

@@ -50,13 +50,22 @@ def show(
     config: Config = "",
     ledgers: Ledgers = "",
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0, metavar="SECONDS", help="Silent for longer: timed out. 0 = never.")
-    ] = 0,
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=0,
+            metavar="SECONDS",
+            help="Silent for longer: timed out. 0 = never.",
+            show_default="retention.subscriber_timeout_minutes",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List a stream's subscribers: what each has consumed, how far it is behind, whether it counts."""
+    if timeout is None:
+        timeout = settings_for(stream, config or None).retention.subscriber_timeout_minutes * 60
     with _retention(stream, store, endpoint_url, region, config, ledgers, read_only=True) as retention:
-        found = retention.subscribers(timeout_ms=int(timeout * 1000) or None)
+        found = retention.subscribers(timeout_ms=max(1, round(timeout * 1000)) if timeout else None)
     print_rows((each.as_json() for each in found), _COLUMNS, as_json=json, empty=f"stream {stream} has no subscribers")
 
 

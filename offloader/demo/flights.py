@@ -16,14 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from offloader.demo.events import EVENTS_PER_BATCH, Events, table_to_json
-from offloader.errors import Unsupported
+from offloader.errors import Unsupported, install_hint
 
 __all__ = ["FLIGHTS", "Flights"]
 
 #: How many flights the data set holds.
 FLIGHTS = 336_776
 
-_INSTALL = "pip install 'offloader[demo]', or bring your own events with --input FILE"
+_INSTALL = f"{install_hint('demo')}, or bring your own events with --input FILE"
 _MS_PER_MINUTE = 60_000
 
 

@@ -8,16 +8,18 @@ the open ledger in the same transaction.
 
 from __future__ import annotations
 
+import sqlite3
+
+from formats.stream_names import levels_above
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.database import BUSY_TIMEOUT_S, Database, database_path
-from offloader.ledgers.stream import ENTRY_BYTES_MAX, NOTE_BYTES_MAX, EmbeddedStream
+from offloader.ledgers.payloads import ENTRY_BYTES_MAX
+from offloader.ledgers.stream import NOTE_BYTES_MAX, EmbeddedStream
 from offloader.settings import LedgerSettings
+from offloader.stream_names import name_clash, require_stream_name
 
-__all__ = ["ENTRY_BYTES_MAX", "NOTE_BYTES_MAX", "STREAM_NAME_CHARS_MAX", "EmbeddedLedgers", "EmbeddedStream"]
-
-#: Longest stream name.
-STREAM_NAME_CHARS_MAX = 1024
+__all__ = ["ENTRY_BYTES_MAX", "NOTE_BYTES_MAX", "EmbeddedLedgers", "EmbeddedStream"]
 
 
 class EmbeddedLedgers:
@@ -66,11 +68,12 @@ class EmbeddedLedgers:
         opens a new one. Whoever owned the stream before is fenced.
 
         Raises:
-            InvalidCall: not a stream name.
+            InvalidCall: not a stream name, or a new one that begins with the levels of another, or the other way round.
         """
-        _check_stream_name(stream)
+        _require_name(stream)
         now_ms = self._clock.now_ms()
         with self._database.writing() as connection:
+            _require_own_level(connection, stream)
             connection.execute("INSERT OR IGNORE INTO streams (stream, owner) VALUES (?, 0)", (stream,))
             connection.execute("UPDATE streams SET owner = owner + 1 WHERE stream = ?", (stream,))
             stream_id, owner = connection.execute(
@@ -120,9 +123,24 @@ class EmbeddedLedgers:
         self._database.close()
 
 
-def _check_stream_name(stream: str) -> None:
-    if not stream or len(stream) > STREAM_NAME_CHARS_MAX or not stream.isprintable():
+def _require_name(stream: str) -> None:
+    require_stream_name(stream)
+    if not stream.isprintable():
         raise InvalidCall(
-            f"{stream!r} is no stream name: 1 to {STREAM_NAME_CHARS_MAX} printable characters",
+            f"{stream!r} is no stream name: its characters aren't all printable",
             hint="for example public/default/persistent/orders",
         )
+
+
+def _require_own_level(connection: sqlite3.Connection, stream: str) -> None:
+    """A stream that is new here must be able to stand beside the others in a store."""
+    is_there = "SELECT stream FROM streams WHERE stream = ?"
+    if connection.execute(is_there, (stream,)).fetchone() is not None:
+        return
+    found = [connection.execute(is_there, (name,)).fetchone() for name in levels_above(stream)]
+    # "0" comes after "/".
+    below = "SELECT stream FROM streams WHERE stream > ?1 || '/' AND stream < ?1 || '0' LIMIT 1"
+    found.append(connection.execute(below, (stream,)).fetchone())
+    for row in found:
+        if row is not None:
+            raise name_clash(stream, row[0])

@@ -24,6 +24,7 @@ from offloader.ledgers.listening import Listeners, ListenerSubscription
 from offloader.ledgers.push_order import LedgerEnd, NotNext, Piece, new_pieces, new_size
 from offloader.ledgers.push_window import PushMemory, PushWindow
 from offloader.ledgers.tailing import kept_bytes
+from offloader.stream_names import require_stream_name
 
 __all__ = ["Offered", "PushNews", "Pushed", "PushedLedgers"]
 
@@ -100,6 +101,7 @@ class PushedLedgers:
         memory: PushMemory,
         clock: Clock,
     ) -> None:
+        require_stream_name(stream)
         self.stream = stream
         self.offered: Callable[[], Offered] = Offered
         self._clock = clock
@@ -235,9 +237,8 @@ class PushedLedgers:
         return self._listeners.add(listener, closed)
 
     def release(self, position: Position) -> None:
-        offered = Offered(committed=position)
         with self._changed:
-            self._note(offered)
+            self._note(Offered(committed=position))
 
     def delete(self, ledger_id: int) -> None:
         """Lists a closed and durable ledger no more; the broker decides about its copy, by what it hears."""

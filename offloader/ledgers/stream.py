@@ -16,13 +16,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.entries import EntryBatch, Position
-from formats.errors import FormatError, LimitExceeded
+from formats.errors import FormatError
 from offloader.clock import Clock
 from offloader.errors import Corrupt, Fenced, InvalidCall, LimitReached, Unsupported
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
 from offloader.ledgers.chunks import cut_chunks, encode_chunk, join_chunks
 from offloader.ledgers.database import Database
 from offloader.ledgers.listening import Listeners, ListenerSubscription
+from offloader.ledgers.payloads import given_entries
 from offloader.ledgers.queries import (
     SELECT_LEDGER,
     chunks_from,
@@ -35,10 +36,8 @@ from offloader.ledgers.queries import (
 from offloader.ledgers.rollover import is_full, must_roll, room
 from offloader.settings import LedgerSettings
 
-__all__ = ["ENTRY_BYTES_MAX", "NOTE_BYTES_MAX", "EmbeddedStream"]
+__all__ = ["NOTE_BYTES_MAX", "EmbeddedStream"]
 
-#: Largest entry: SQLite's limit for a row is just below 1 GB.
-ENTRY_BYTES_MAX = 512 * 1024 * 1024
 #: Largest note.
 NOTE_BYTES_MAX = 1024 * 1024
 
@@ -109,7 +108,7 @@ class EmbeddedStream:
             OutcomeUnknown: the disk failed during the commit.
         """
         times = self._clock.now_ms() if publish_times_ms is None else publish_times_ms
-        given = self._given(payloads, times)
+        given = given_entries(payloads, times, where=f"append to stream {self._stream!r}")
         self._check_notes(notes or {})
         with self._append_lock:
             with self._owning() as (connection, ledger):
@@ -348,31 +347,6 @@ class EmbeddedStream:
                 raise LimitReached(
                     f"stream {self._stream!r}: note {key!r} has {len(value)} bytes, the limit is {NOTE_BYTES_MAX}"
                 )
-
-    def _given(
-        self, payloads: pa.Array | Sequence[bytes], publish_times_ms: Sequence[int] | NDArray[np.int64] | int
-    ) -> EntryBatch:
-        """The caller's entries as a batch that nobody else can change: the one copy that is written, kept for readers
-        that follow, and offered to the cold tier."""
-        hint = "give a list of bytes or an Arrow binary array, and as many whole numbers of milliseconds, or one"
-        where = f"append to stream {self._stream!r}"
-        if isinstance(payloads, (str, bytes, bytearray, memoryview)):
-            raise InvalidCall(f"{where}: one payload instead of several", hint=hint)
-        if isinstance(payloads, pa.ChunkedArray):
-            payloads = payloads.combine_chunks()
-        times = np.array(publish_times_ms)
-        if times.size and times.dtype.kind not in "iu":
-            raise InvalidCall(f"{where}: publish times of type {times.dtype}", hint=hint)
-        try:
-            count = len(payloads)
-            batch = EntryBatch.build(0, 0, payloads, np.full(count, times) if times.ndim == 0 else times)
-        except LimitExceeded as error:
-            raise LimitReached(f"{where}: {error}", hint="append it in several calls") from error
-        except (FormatError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-            raise InvalidCall(f"{where}: {error}", hint=hint) from error
-        if len(batch) and int(batch.lengths.max()) > ENTRY_BYTES_MAX:
-            raise LimitReached(f"{where}: an entry of {int(batch.lengths.max())} bytes, the limit is {ENTRY_BYTES_MAX}")
-        return batch.copy() if isinstance(payloads, pa.Array) else batch
 
 
 def _numbered(batch: EntryBatch, ledger_id: int, first_entry_id: int) -> EntryBatch:

@@ -12,12 +12,14 @@ from uuid import UUID
 from formats.errors import FormatError
 from formats.keys import catalog_key, catalog_prefix, stream_of_catalog_key, stream_prefix
 from formats.manifest import CatalogEntry, decode_catalog_entry, encode_catalog_entry
+from formats.stream_names import levels_above
 from offloader.clock import Clock
-from offloader.errors import Corrupt, InvalidCall, PreconditionFailed, StoreUnavailable
+from offloader.errors import Corrupt, PreconditionFailed, StoreUnavailable
 from offloader.manifest.objects import unlisted_incarnation
 from offloader.manifest.shared_keys import VOID, is_void_size, let_go, mode_of_new, read_shared, remove_void
 from offloader.manifest.unreadable import REBUILD, unreadable
 from offloader.store.base import ObjectInfo, ObjectStore
+from offloader.stream_names import name_clash, require_stream_name
 
 __all__ = [
     "create_entry",
@@ -27,6 +29,7 @@ __all__ = [
     "read_entry",
     "release_entry",
     "replace_entry",
+    "require_free_name",
     "unused_void",
 ]
 
@@ -61,6 +64,16 @@ def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False
         found += [name for name in names if name is not None and name.startswith(prefix)]
         after = page.next_after
     return sorted(found)
+
+
+def require_free_name(store: ObjectStore, stream: str) -> None:
+    """Refuses a name that no stream of the store has, and none can get: before an entry is taken that can't be kept.
+
+    Raises:
+        InvalidCall: as ``create_entry``.
+    """
+    if read_entry(store, stream) is None:
+        _require_own_level(store, stream)
 
 
 def is_released(store: ObjectStore, stream: str) -> bool:
@@ -159,10 +172,8 @@ def _is_unused(store: ObjectStore, stream: str) -> bool:
 
 def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectInfo | None]:
     """The entry, and the description of its object where there is one, be it a void."""
-    try:
-        key = catalog_key(stream)
-    except FormatError as error:
-        raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
+    require_stream_name(stream)
+    key = catalog_key(stream)
     data, info = read_shared(store, key)
     if info is None or data == VOID:
         return None, info
@@ -185,9 +196,7 @@ def _require_no_manifest(store: ObjectStore, stream: str) -> None:
 
 def _require_own_level(store: ObjectStore, stream: str) -> None:
     """No stream's name may be the beginning of another's levels: their keys would lie in each other's place."""
-    levels = stream.split("/")
-    above = ["/".join(levels[:count]) for count in range(1, len(levels))]
-    clash = next((name for name in above if read_entry(store, name) is not None), None)
+    clash = next((name for name in levels_above(stream) if read_entry(store, name) is not None), None)
     after: str | None = ""
     while clash is None and after is not None:
         page = store.list(catalog_key(stream) + "/", after=after)
@@ -195,10 +204,7 @@ def _require_own_level(store: ObjectStore, stream: str) -> None:
         clash = next((name for name in below if name is not None), None)
         after = page.next_after
     if clash is not None:
-        raise InvalidCall(
-            f"stream {stream} can't be created: stream {clash} exists, and one name begins with the other",
-            hint="choose a name beside it",
-        )
+        raise name_clash(stream, clash)
 
 
 def _stream_named_by(key: str) -> str | None:

@@ -91,12 +91,13 @@ def expire_records(
 
 
 def expire_history(
-    store: ObjectStore, stream: str, *, clock: Clock, settings: ManifestSettings
+    store: ObjectStore, stream: str, *, clock: Clock, settings: ManifestSettings, dry_run: bool = False
 ) -> ExpiredObjects | None:
     """What ``expire_records`` does, of what is older than ``history_days_min`` too; the manifest is read first.
 
     Returns:
-        What was deleted; ``None``: nothing may be, as the settings or a hold say, or there is no such stream.
+        What was deleted, or in a dry run would be; ``None``: nothing may be, as the settings or a hold say, or there is
+        no such stream.
 
     Raises:
         ClockSkew, Corrupt: likewise; and Corrupt, Unsupported where the manifest can't be read.
@@ -109,7 +110,8 @@ def expire_history(
     if state.held or state.stream_deleted:
         return None
     age_hours = max(settings.orphan_age_hours_min, settings.history_days_min * _HOURS_PER_DAY)
-    return expire_records(store, state, clock=clock, settings=replace(settings, orphan_age_hours_min=age_hours))
+    chosen = replace(settings, orphan_age_hours_min=age_hours)
+    return expire_records(store, state, clock=clock, settings=chosen, dry_run=dry_run)
 
 
 def _raised(

@@ -51,6 +51,7 @@ from offloader.manifest.shortening import Shortening
 from offloader.manifest.state import EditRefused, ManifestState, Requirement
 from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, ObjectStore
+from offloader.stream_names import require_stream_name
 
 __all__ = ["ManifestLog", "list_streams", "load_manifest"]
 
@@ -93,6 +94,7 @@ class ManifestLog:
         incarnation: UUID | None = None,
         checkpoint_aside: Callable[[Callable[[], object]], object] | None = None,
     ) -> None:
+        require_stream_name(stream)
         self.store = store
         self.stream = stream
         self._clock = clock

@@ -25,7 +25,7 @@ from offloader.retention.cuts import Cut
 from offloader.retention.decide import decide
 from offloader.retention.decision import Decision, Lag
 from offloader.retention.documents import DocumentStore
-from offloader.retention.look import Look, offloaded_end, subscriptions_of, with_records
+from offloader.retention.look import Look, offloaded_end, with_records
 from offloader.retention.own_cuts import OwnCuts
 from offloader.retention.partitions import LoadedPartitions, SourceOf
 from offloader.retention.place import Place, find_place
@@ -41,7 +41,7 @@ from offloader.retention.recorded_state import (
     remember_decision,
 )
 from offloader.retention.rows import partition_segment
-from offloader.retention.situation import Situation
+from offloader.retention.situation import Situation, subscriptions_of
 from offloader.retention.stream_retention import StreamRetention
 from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
 from offloader.retention.truncation import Truncation, truncate_stream
@@ -242,7 +242,13 @@ class RetentionCycle:
                 now_ms=look.now_ms,
                 created_ms=self._created_ms(look, ruling),
                 head_time_ms=past.head_ms,
-                subscriptions=subscriptions_of(look, ruling, tail),
+                subscriptions=subscriptions_of(
+                    *(look.registry, ruling),
+                    now_ms=look.now_ms,
+                    tail=tail,
+                    rules=own,
+                    canonical=own.canonical,
+                ),
                 tail=tail,
                 offloaded=offloaded_end(look),
             )

@@ -13,14 +13,12 @@ from offloader.retention.lineage import Lineage
 from offloader.retention.own_cuts import OwnCuts
 from offloader.retention.partitions import LoadedPartitions
 from offloader.retention.place import Place
-from offloader.retention.policy import Policy
 from offloader.retention.recorded_state import RecordedState, lineage_of
 from offloader.retention.rows import partition_segment
-from offloader.retention.situation import Subscription
 from offloader.retention.stream_retention import StreamRetention
-from offloader.retention.subscribers import Activity, Registry
+from offloader.retention.subscribers import Registry
 
-__all__ = ["Look", "offloaded_end", "subscriptions_of", "with_records"]
+__all__ = ["Look", "offloaded_end", "with_records"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +44,6 @@ class Look:
     @property
     def lineage(self) -> Lineage:
         return lineage_of(self.place)
-
-
-def subscriptions_of(look: Look, policy: Policy, tail: Cut) -> tuple[Subscription, ...]:
-    """The registry as decisions see it."""
-    own, timeout_ms = look.own, policy.subscriber_timeout_ms
-    activities = look.registry.active(now_ms=look.now_ms, timeout_ms=timeout_ms, tail=tail, rules=own)
-    found = []
-    for name in look.registry.names():
-        each = look.registry.subscribers[name]
-        is_silent = timeout_ms is not None and look.now_ms - each.active_ms > timeout_ms
-        activity = activities[name]
-        is_active = activity is Activity.ACTIVE or (activity is Activity.UNPUBLISHED and not is_silent)
-        cut, start = (None if one is None else own.canonical(one) for one in (each.cut, each.start))
-        found.append(Subscription(name=name, cut=cut, start=start, is_active=is_active, active_ms=each.active_ms))
-    return tuple(found)
 
 
 def offloaded_end(look: Look) -> Cut:

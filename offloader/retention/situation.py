@@ -6,7 +6,7 @@ that. Must never decide (``offloader.retention.decide``), nor read a clock or a 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from offloader.retention.cuts import Cut
@@ -75,7 +75,7 @@ def subscriptions_of(
     now_ms: int,
     tail: Cut | None,
     rules: CutRules,
-    connected: Collection[str] = (),
+    canonical: Callable[[Cut], Cut] = lambda cut: cut,
 ) -> tuple[Subscription, ...]:
     """The registry's subscribers as a decision sees them.
 
@@ -85,19 +85,18 @@ def subscriptions_of(
         now_ms: the time.
         tail: where the stream ends: who has read everything isn't silent; ``None``: unknown.
         rules: to compare cuts by.
-        connected: names of subscribers with a connected consumer, which aren't silent either.
+        canonical: the one way to write a cut, of streams where a place has several positions.
     """
     timeout_ms = policy.subscriber_timeout_ms
-    activities = registry.active(now_ms=now_ms, timeout_ms=timeout_ms, tail=tail, rules=rules, connected=connected)
+    activities = registry.active(now_ms=now_ms, timeout_ms=timeout_ms, tail=tail, rules=rules)
     found = []
     for name in registry.names():
         each, activity = registry.subscribers[name], activities[name]
         if activity is Activity.UNPUBLISHED:
             # Its registration was its last sign of life
-            is_active = timeout_ms is None or now_ms - each.active_ms <= timeout_ms or name in connected
+            is_active = timeout_ms is None or now_ms - each.active_ms <= timeout_ms
         else:
             is_active = activity is Activity.ACTIVE
-        found.append(
-            Subscription(name=name, cut=each.cut, start=each.start, is_active=is_active, active_ms=each.active_ms)
-        )
+        cut, start = (None if one is None else canonical(one) for one in (each.cut, each.start))
+        found.append(Subscription(name=name, cut=cut, start=start, is_active=is_active, active_ms=each.active_ms))
     return tuple(found)

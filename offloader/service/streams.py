@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from formats.errors import FormatError
-from formats.stream_names import encode_stream
+from formats.stream_names import levels_above
 from offloader.clock import Clock
 from offloader.effective_settings import SettingsFile
 from offloader.errors import Closed, Fenced, InvalidCall, LimitReached, NotFound, OffloaderError
@@ -21,6 +21,7 @@ from offloader.manifest.state import StreamPaused
 from offloader.service.feeds import Problem
 from offloader.service.served_stream import ServedStream
 from offloader.settings import Settings
+from offloader.stream_names import name_clash, require_stream_name
 from offloader.workers import Workers
 from offloader.write.offloader import LedgerOffloader
 
@@ -53,6 +54,8 @@ class ServedStreams:
         # Guards the table.
         self._lock = threading.Lock()
         self._streams: dict[str, ServedStream] = {}
+        #: Names above those of the streams, and how many streams are below each.
+        self._levels = Counter[str]()
         self._closed = False
         self._aborted = threading.Event()
 
@@ -79,10 +82,7 @@ class ServedStreams:
         adjust: Callable[[Settings], Settings] = lambda settings: settings,
         active: bool | None = True,
     ) -> ServedStream:
-        try:
-            encode_stream(name)
-        except FormatError as error:
-            raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
+        require_stream_name(name)
         stream = ServedStream(
             name,
             source,
@@ -101,12 +101,14 @@ class ServedStreams:
             there = self._streams.get(name)
             if there is not None:
                 raise InvalidCall(f"stream {name} is there already: feed {there.feed} brought it", hint="name it once")
+            self._require_own_level(name)
             if len(self._streams) >= self._serve.streams_max:
                 raise LimitReached(
                     f"stream {name} isn't offloaded: there are {len(self._streams)} already",
                     hint="raise serve.streams_max, or spread the streams over several processes",
                 )
             self._streams[name] = stream
+            self._levels.update(levels_above(name))
         stream.begin()
         return stream
 
@@ -120,7 +122,16 @@ class ServedStreams:
         with self._lock:
             if self._streams.get(name) is stream:
                 del self._streams[name]
+                self._levels.subtract(levels_above(name))
         return True
+
+    def _require_own_level(self, name: str) -> None:
+        """Of two names of which one begins with the other only one can be kept; the store may know neither yet."""
+        clash = next((each for each in levels_above(name) if each in self._streams), None)
+        if clash is None and self._levels[name] > 0:
+            clash = next(each for each in self._streams if each.startswith(f"{name}/"))
+        if clash is not None:
+            raise name_clash(name, clash)
 
     # --- what the process asks -----------------------------------------------------------------------------------
 

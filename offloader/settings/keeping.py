@@ -108,8 +108,12 @@ _WITHOUT_POLICY = frozenset({"policy", "record_minutes", "cycle_minutes"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupSettings:
-    """When objects that no stream needs are deleted, and what is remembered of it."""
+    """Whether and when objects that no stream needs are deleted, and what is remembered of it."""
 
+    delete: bool = flag(
+        False,
+        "`serve` deletes from the store: segments, orphans, old manifest records; false: it only reports them",
+    )
     grace_hours: float = setting(
         24.0, "time between retiring a segment and deleting its objects; until then it can be undone", low=0, high=87600
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from offloader import errors
-from offloader.errors import ExecutorLost, OffloaderError, Unsupported
+from offloader.errors import ExecutorLost, OffloaderError, Unsupported, install_hint
 
 __all__ = ["translated"]
 
@@ -40,7 +40,7 @@ def translated(what: str, *, hint: str) -> Iterator[None]:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
     except ImportError as error:
-        raise Unsupported("Spark isn't installed", hint="pip install 'offloader[spark]'") from error
+        raise Unsupported("Spark isn't installed", hint=install_hint("spark")) from error
     try:
         yield
     except (PySparkException, Py4JError) as error:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloader.errors import Unsupported
+from offloader.errors import Unsupported, install_hint
 from offloader.spark import register
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def local_session(
     try:
         from pyspark.sql import SparkSession
     except ImportError as cause:
-        raise Unsupported("Spark isn't installed", hint="pip install 'offloader[spark]'") from cause
+        raise Unsupported("Spark isn't installed", hint=install_hint("spark")) from cause
     java = require_java()
     os.environ["JAVA_HOME"] = str(java.parent.parent)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -124,7 +124,7 @@ def command_session(app_name: str, master: str = "") -> Iterator[SparkSession]:
     try:
         from pyspark.sql import SparkSession
     except ImportError as cause:
-        raise Unsupported("Spark isn't installed", hint="pip install 'offloader[spark]'") from cause
+        raise Unsupported("Spark isn't installed", hint=install_hint("spark")) from cause
     shared = SparkSession.getActiveSession() is not None
     if master and not shared:
         os.environ["JAVA_HOME"] = str(require_java().parent.parent)

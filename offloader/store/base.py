@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from formats.buffers import Pieces
 from offloader.clock import Clock, SystemClock
-from offloader.errors import InvalidCall, Unsupported
+from offloader.errors import InvalidCall, Unsupported, install_hint
 from offloader.limits import Limiter
 from offloader.settings import LimitSettings, StoreSettings
 from offloader.store.receiver import Receiver
@@ -356,5 +356,6 @@ def module_of(url: str) -> ModuleType:
         extra = _EXTRAS.get(scheme)
         if extra is None:
             raise
-        hint = f"pip install 'offloader[{extra}]'"
-        raise Unsupported(f"stores at {scheme}:// need packages that aren't installed: {error}", hint=hint) from error
+        raise Unsupported(
+            f"stores at {scheme}:// need packages that aren't installed: {error}", hint=install_hint(extra)
+        ) from error

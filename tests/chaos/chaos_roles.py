@@ -60,6 +60,7 @@ checkpoint_records = 15
 orphan_age_hours_min = {orphan_age_hours}
 
 [cleanup]
+delete = true
 grace_hours = 0.0005
 allow_large_delete = true
 retry_minutes_max = 0.02

@@ -138,7 +138,8 @@ def test_the_unexpected_is_called_a_bug_without_traceback() -> None:
 def test_a_missing_extra_is_named_with_what_to_install() -> None:
     done = run("fail", "ModuleNotFoundError", "--text", "pyspark.sql")
     assert done.returncode == 2
-    assert done.stderr == "offloader: the package pyspark is not installed\nhint: pip install 'offloader[spark]'\n"
+    hint = "in a checkout of offloader: pip install -c constraints.txt '.[spark]'"
+    assert done.stderr == f"offloader: the package pyspark is not installed\nhint: {hint}\n"
     assert run("fail", "ModuleNotFoundError", "--text", "offloader.nowhere").returncode == 1
 
 

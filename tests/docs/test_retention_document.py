@@ -46,4 +46,5 @@ def test_the_settings_are_taken(tmp_path: Path) -> None:
 def test_every_rule_is_explained() -> None:
     named = set(re.findall(r"`(\w+)`", TEXT))
     assert {rule.name.lower() for rule in Rule} <= named
-    assert {"subscriber_timeout_ms", "fallback_after_ms", "protect_unpublished"} <= named
+    named = set(re.findall(r"`retention\.(\w+)`", TEXT))
+    assert {"subscriber_timeout_minutes", "fallback_after_minutes", "protect_unpublished"} <= named

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from offloader.errors import InvalidCall
+from offloader.retention import cycle
 from offloader.retention.cuts import Cut, Order
 from offloader.retention.decide import window
 from offloader.retention.key_ranges import scale_problem
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
 from offloader.retention.recorded import Record, RetentionSet
+from tests.retention import scenario
 from tests.retention.case_file import case_file, cut, layout, lineage, segments, suite, target
 from tests.retention.scenario import Scenario
 
@@ -175,3 +177,9 @@ def test_no_case_is_left_out() -> None:
     here = Counter(name for name, _, _ in CASES)
     assert held == dict(here) | elsewhere
     assert len(CASES) == sum(held.values()) - sum(elsewhere.values())
+
+
+def test_the_cases_run_against_the_code_that_cycles_run() -> None:
+    """What scenarios and registry cases are made of is what production imports, not another of the same name."""
+    for name in ("decide", "Situation", "subscriptions_of"):
+        assert getattr(scenario, name) is getattr(cycle, name), name

@@ -280,16 +280,16 @@ def test_sizes_that_nobody_knows_matter_only_where_sizes_are_asked_for() -> None
 
 
 def test_subscribers_of_the_registry_are_silent_after_the_timeout() -> None:
-    """Whoever has read everything or is connected isn't; registering counts as a sign of life."""
-    rules, names = Lineage.of_partitions(1), ("at-tail", "behind", "connected", "late", "new", "old", "on-time")
+    """One that has read everything isn't; registering counts as a sign of life."""
+    rules, names = Lineage.of_partitions(1), ("at-tail", "behind", "late", "new", "old", "on-time")
     registry = Registry()
     for name in names:
         registry = registry.add(name, 0, now_ms={"new": 95, "on-time": 90}.get(name, 50))
-    for name, offset in {"at-tail": 100, "behind": 40, "connected": 30, "late": 20}.items():
+    for name, offset in {"at-tail": 100, "behind": 40, "late": 20}.items():
         when = 90 if name == "late" else 60
         registry = registry.publish(name, 0, at((offset,)) or Cut(), rules, now_ms=when).registry
     policy = queue(subscriber_timeout_ms=10)
-    found = subscriptions_of(registry, policy, now_ms=100, tail=at((100,)), rules=rules, connected=["connected"])
+    found = subscriptions_of(registry, policy, now_ms=100, tail=at((100,)), rules=rules)
     assert [one.name for one in found] == list(names)
     assert {one.name for one in found if not one.is_active} == {"behind", "old"}
     assert {one.name: one.active_ms for one in found}["new"] == 95

@@ -96,6 +96,7 @@ def settings(folder: Path, endpoint: Endpoint, http_port: int, *, keep_mib: floa
         [read]
         cache_bytes_max = {16 * MIB}
         [cleanup]
+        delete = true
         grace_hours = 0.001
         cycle_minutes = 0.1
         orphans_hours = 0.05

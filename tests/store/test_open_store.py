@@ -69,7 +69,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, url: str, p
     monkeypatch.delitem(sys.modules, f"offloader.store.{module}", raising=False)
     with pytest.raises(Unsupported, match=package) as caught:
         open_store(url)
-    assert f"offloader[{module}]" in caught.value.hint
+    assert f"'.[{module}]'" in caught.value.hint
 
 
 def test_a_missing_package_of_another_file_system_is_named() -> None:

@@ -20,7 +20,9 @@ from offloader.ledgers.pulsar.consumer import Consumer, ConsumerLimits
 from offloader.ledgers.pulsar.readers import ReaderPool
 from offloader.ledgers.pulsar.security import Security, security_of
 from offloader.ledgers.pulsar.source import PulsarSource
+from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.settings import PulsarSettings
+from offloader.stream_names import require_stream_name
 from offloader.workers import Workers
 
 __all__ = ["PulsarCluster"]
@@ -98,9 +100,11 @@ class PulsarCluster:
             changed: called on a worker of the cluster when ``active`` or ``problem`` of the source may have changed.
 
         Raises:
-            InvalidCall: no topic's name, or it is open already.
+            InvalidCall: no topic's name, one whose stream no store can keep, or it is open already.
             LimitReached: ``pulsar.topics_max`` are open.
         """
+        # Before the subscription is made: what nobody can offload would pile up behind it.
+        require_stream_name(stream_of_topic(topic))
         with self._lock:
             if topic in self._sources:
                 raise InvalidCall(f"{topic} is open already")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from formats.entries import Position
+from formats.entries import TIME_MS_MAX, TIME_MS_MIN, TIME_UNKNOWN_MS, Position
 from formats.pulsar.commands import Command, CommandType, message_id, position_of
 from formats.pulsar.frame import decode_frame, signed64
 from offloader.clock import Clock, SystemClock
@@ -291,7 +291,7 @@ class Consumer:
         self._flow.arrived(messages, len(command.entry), kept=is_new)
         if is_new:
             self._last = position
-            self._kept.append(Delivery(position, command.entry, messages, signed64(metadata.publish_time)))
+            self._kept.append(Delivery(position, command.entry, messages, _known_time_ms(metadata.publish_time)))
 
     def _out_of_order(self, session: _Session, position: Position) -> OffloaderError | None:
         """What is wrong with the position of a reader's next entry: nobody repeats or skips back for a reader."""
@@ -371,3 +371,10 @@ class Consumer:
             session.leave()
             raise
         return session
+
+
+def _known_time_ms(publish_time: int) -> int:
+    """A publish time as Pulsar's code reads the unsigned field; unknown where no format can keep it. The entry is
+    stored by the broker already and can't be refused, and its own bytes keep what the producer sent."""
+    time_ms = signed64(publish_time)
+    return time_ms if TIME_MS_MIN <= time_ms <= TIME_MS_MAX else TIME_UNKNOWN_MS

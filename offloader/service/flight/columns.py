@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
 from offloader.errors import InvalidCall, LimitReached
+from offloader.ledgers.payloads import require_times
 
 __all__ = ["ENTRY_SCHEMA", "pushed_batches", "require_columns", "sent_payloads"]
 
@@ -110,6 +111,7 @@ def _times(batch: pa.RecordBatch) -> NDArray[np.int64]:
     if "publish_time" not in batch.schema.names:
         return np.full(len(batch), TIME_UNKNOWN_MS, dtype=np.int64)
     times = batch.column("publish_time").cast(pa.int64())
+    require_times(times.drop_null().to_numpy(zero_copy_only=False), where="a batch")
     if times.null_count:
         times = pc.fill_null(times, TIME_UNKNOWN_MS)
     found: NDArray[np.int64] = times.to_numpy(zero_copy_only=False)

@@ -18,12 +18,14 @@ from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.ledgers.push_window import PushMemory
 from offloader.ledgers.pushed import Offered, PushedLedgers
+from offloader.manifest.catalog import require_free_name
 from offloader.read.streams import load_stream
 from offloader.service.feeds import StreamControl, Streams
 from offloader.service.flight.appended import AppendedLedgers
 from offloader.service.flight.messages import PutRequest
 from offloader.settings import FlightSettings, Settings
 from offloader.store.base import ObjectStore
+from offloader.stream_names import require_stream_name
 from offloader.write.stream.status import Mode
 
 __all__ = ["FEED", "FlightStream", "Seat", "Seats"]
@@ -161,15 +163,18 @@ class Seats:
         """A seat at a stream, which is opened if need be.
 
         Raises:
-            InvalidCall: no stream's name; somebody else sits there; it is offloaded by another method, or sent in the
-                other mode.
+            InvalidCall: no stream's name, or one that can't stand beside another's; somebody else sits there; it is
+                offloaded by another method, or sent in the other mode.
             LimitReached: too many streams.
             Closed: the process is stopping.
             StoreUnavailable, Corrupt: the stream's manifest can't be read.
         """
+        require_stream_name(request.stream)
         with self._opening[hash(request.stream) % _OPENING_LOCKS]:
             stream = self.find(request.stream)
-            if stream is not None:
+            if stream is None:
+                require_free_name(self._store, request.stream)
+            else:
                 self._free(stream, request, peer)
                 if stream.offered().error is not None or stream.mode != request.mode:
                     # A stopped one begins again from the manifest: who is connected is the one to offload it.

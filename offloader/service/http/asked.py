@@ -11,10 +11,11 @@ from urllib.parse import unquote_to_bytes
 
 from fastapi import Depends, Path, Request
 
-from formats.stream_names import STREAM_BYTES_MAX, encode_stream
+from formats.stream_names import STREAM_BYTES_MAX
 from offloader.errors import InvalidCall
 from offloader.service.auth import Caller, Role
 from offloader.service.http.gate import CALLER
+from offloader.stream_names import require_stream_name
 
 __all__ = ["Admin", "Reader", "StreamName", "SubscriberName", "Writer", "caller_of"]
 
@@ -59,7 +60,7 @@ def _stream_name(
     ],
 ) -> str:
     name = _decoded(stream, "stream's name")
-    encode_stream(name)  # raises for what no stream may be called
+    require_stream_name(name)
     return name
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from offloader.errors import InvalidCall, Unsupported
+from offloader.errors import InvalidCall, Unsupported, install_hint
 
 __all__ = ["AvroDecoder", "arrow_type"]
 
@@ -183,7 +183,7 @@ def _fastavro() -> tuple[Callable[..., Any], Callable[..., Any]]:
     try:
         from fastavro import parse_schema, schemaless_reader
     except ImportError as error:
-        raise Unsupported("fastavro isn't installed", hint="pip install 'offloader[avro]'") from error
+        raise Unsupported("fastavro isn't installed", hint=install_hint("avro")) from error
     return schemaless_reader, parse_schema
 
 

@@ -1,0 +1,133 @@
+"""Entries that can't be kept as they are given are refused where they come in, and nothing of the batch is taken."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+import offloader
+from formats.entries import TIME_UNKNOWN_MS, Position
+from offloader.clock import SystemClock
+from offloader.errors import Corrupt, InvalidCall
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.managed_ledger import ManagedLedger
+from offloader.read.reader import open_reader
+from offloader.store.base import ObjectStore
+from offloader.store.memory import MemoryStore
+from tests.formats.pulsar_entries import Sent, single_entry
+from tests.support.flight_door import flight_door
+from tests.support.pulsar_cluster import Cluster, S, fake_cluster
+from tests.support.waiting import eventually
+
+TIMES = (-(2**63), 2**63, 2**64 - 1)
+_names = itertools.count()
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return MemoryStore(f"values-{next(_names)}", "", SystemClock())
+
+
+@pytest.fixture
+def topic(store: ObjectStore) -> Iterator[ManagedLedger]:
+    settings = offloader.Settings.of({"offload": {"drain_seconds_max": 1}})
+    made = offloader.open_managed_ledger("orders", ledgers="sqlite://:memory:", store=store, settings=settings)
+    yield made
+    made.close(drain=False)
+
+
+def answer(call: Any, *arguments: Any) -> object:
+    """What the caller gets: the positions, or the kind of error."""
+    try:
+        return call(*arguments)
+    except Exception as error:
+        return type(error)
+
+
+PAYLOADS: list[Any] = [
+    [None], [1], b"abc", "abc", ["text"], [b"good", "text"], [b"good", None], [[b"nested"]], None, 7, {b"a": 1}, {b"a"},
+    iter([b"x"]), pa.array([1, 2]), pa.nulls(2), pa.array([b"x", None]), bytearray(b"abc"), np.array([1, 2]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("payloads", PAYLOADS, ids=lambda each: type(each).__name__)
+def test_what_is_no_list_of_byte_strings_is_refused(topic: ManagedLedger, payloads: Any) -> None:
+    assert answer(topic.append_batch, payloads) is InvalidCall
+    with closing(EmbeddedLedgers("sqlite://:memory:")) as database:
+        assert answer(database.open_stream("orders").append, payloads) is InvalidCall
+    assert topic.append(b"the first") == Position(1, 0), "nothing of the batch was appended"
+
+
+@pytest.mark.parametrize("payload", [None, 1, "text", [b"x"]], ids=repr)
+def test_one_payload_that_is_no_byte_string_is_refused(topic: ManagedLedger, payload: Any) -> None:
+    assert answer(topic.append, payload) is InvalidCall
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [[b"x"], (b"x",), [bytearray(b"x")], [memoryview(b"x")], pa.array([b"x"]), pa.chunked_array([[b"x"]]),
+     pa.array([b"x"], pa.binary(1)), np.array([b"x"])],
+    ids=lambda each: type(each).__name__,
+)  # fmt: skip
+def test_byte_strings_come_in_any_sequence(topic: ManagedLedger, payloads: Any) -> None:
+    assert answer(lambda: topic.append_batch(payloads)[0].payloads.to_pylist()) == [b"x"]
+
+
+@pytest.mark.parametrize("time_ms", TIMES)
+def test_a_publish_time_that_can_not_be_kept_is_refused(topic: ManagedLedger, time_ms: int, store: ObjectStore) -> None:
+    kind = np.uint64 if time_ms > 0 else np.int64
+    for given in (time_ms, [time_ms], np.array([time_ms], dtype=kind)):
+        assert answer(topic.append_batch, [b"x"], given) is InvalidCall
+    with pytest.raises(InvalidCall, match=f"from {1 - 2**63} to {2**63 - 1}"):
+        topic.append(b"x", time_ms)
+    assert topic.append(b"the first") == Position(1, 0)
+    topic.offload()
+    assert sum(map(len, open_reader(store, "orders").scan())) == 1
+
+
+@pytest.mark.parametrize("mode", ["push", "append"])
+def test_flight_refuses_a_publish_time_that_can_not_be_kept(mode: str, store: ObjectStore, tmp_path: Path) -> None:
+    time_ms = pa.array([-(2**63)], pa.int64()).cast(pa.timestamp("ms", "UTC"))
+    columns: dict[str, Any] = {"publish_time": time_ms, "payload": pa.array([b"x"])}
+    if mode == "push":
+        columns = {"ledger_id": pa.array([1], pa.int64()), "entry_id": pa.array([0], pa.int64()), **columns}
+    batch = pa.record_batch(columns)
+    with flight_door(store, flight__ledgers=f"sqlite:///{tmp_path}/ledgers.db") as door:
+        producer = door.put({"stream": "orders", "mode": mode}, schema=batch.schema)
+        producer.news()
+        said: object = None
+        try:
+            said = producer.send(batch)
+        except fl.FlightServerError as error:
+            said = str(error)
+        assert isinstance(said, str), f"taken: {said}"
+        assert f"from {1 - 2**63} to {2**63 - 1}" in said
+
+
+def state_of(cluster: Cluster) -> str:
+    try:
+        return "offloaded" if cluster.is_offloaded("one") else "on its way"
+    except Corrupt:
+        return "unreadable"
+
+
+def test_a_pulsar_entry_with_such_a_time_is_kept_and_its_time_counts_as_unknown() -> None:
+    with fake_cluster() as cluster:
+        topic = cluster.make("one", entries=1)
+        topic.append(single_entry(Sent(value=b"from a producer with a broken clock"), publish_time=2**63))
+        cluster.fill("one", 1)
+        with cluster.serve():
+            eventually(lambda: state_of(cluster) in ("offloaded", "unreadable"))
+        assert state_of(cluster) == "offloaded"
+        times = [
+            each for batch in open_reader(cluster.store, S + "one").scan() for each in batch.publish_times_ms.tolist()
+        ]
+        assert [each == TIME_UNKNOWN_MS for each in times] == [False, True, False]
