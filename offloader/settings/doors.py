@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offloader.settings.fields import KIB, MIB, Pairs, choice, flag, pairs, places, setting, text
+from offloader.settings.fields import KIB, MIB, Pairs, choice, flag, pairs, places, setting, text, texts
 
 __all__ = ["AccessSettings", "HttpSettings"]
 
@@ -31,6 +31,14 @@ class AccessSettings:
         "what may be done without token and certificate: everything on a loopback address if none is set (loopback), "
         "or by name, on every address: read, write, admin",
         ("loopback", "read", "write", "admin"),
+    )
+    owner_hosts: tuple[str, ...] = texts(
+        "hosts, or hosts and ports, to which a command sends OFFLOADER_TOKEN where a stream's manifest names them as "
+        "its owner's; empty: only to those whose certificate OFFLOADER_CA_FILE is good for"
+    )
+    hosts: tuple[str, ...] = texts(
+        "names in the header Host that are this process's, where anyone may come in (anonymous); beside IP addresses, "
+        "localhost, and the names in http.listen and serve.url"
     )
     tokens_without_tls: bool = flag(False, "tokens may cross the network as they are: something else encrypts them")
 
