@@ -20,8 +20,13 @@ class AccessSettings:
     read_tokens: tuple[str, ...] = places("where tokens are that may look and read: file:PATH, env:NAME")
     write_tokens: tuple[str, ...] = places("where tokens are that may write too: bring entries, offload now, pause")
     admin_tokens: tuple[str, ...] = places("where tokens are that may do everything: truncate, settle subscribers")
+    subscriber_tokens: Pairs = pairs(  # noqa: RUF009 - a field, like the others
+        "subscriber = where the token is that may register it and publish for it, file:PATH or env:NAME; no role",
+        are_places=True,
+    )
     certificates: Pairs = pairs(  # noqa: RUF009 - a field, like the others
-        "client certificates: common name or DNS name = role; * = any that client_authorities_file signed"
+        "client certificates: common name or DNS name = role, subscriber:NAME, or both (read subscriber:NAME); "
+        "* = any that client_authorities_file signed"
     )
     client_authorities_file: str = text("", "PEM file of the authorities that sign client certificates; empty: none")
     certificate_file: str = text("", "PEM file of this process's certificate and chain; empty: no TLS")
@@ -41,6 +46,11 @@ class AccessSettings:
         "localhost, and the names in http.listen and serve.url"
     )
     tokens_without_tls: bool = flag(False, "tokens may cross the network as they are: something else encrypts them")
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether some caller may show a token."""
+        return bool(self.read_tokens or self.write_tokens or self.admin_tokens or self.subscriber_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
