@@ -12,9 +12,10 @@ from typing import cast
 from uuid import UUID
 
 from formats.checkpoint_columns import SegmentColumns
-from formats.checkpoint_parquet import decode_file, encode_columns
+from formats.checkpoint_ledgers import FILE_LEDGERS_MAX
+from formats.checkpoint_parquet import FILE_ROWS_MAX, ROW_BYTES_MIN, decode_file, encode_columns
 from formats.entries import Position
-from formats.errors import Inconsistent
+from formats.errors import Inconsistent, LimitExceeded
 from formats.manifest import Gap, Totals, Writer
 from formats.sealed_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
 
@@ -32,6 +33,10 @@ __all__ = [
 ]
 
 CHECKPOINT_FORMAT = 1
+#: Bytes of the header. Most are dead rows, gaps, and segments that were replaced and aren't deleted yet.
+HEADER_BYTES_MAX = 32 * 1024 * 1024
+#: Ledgers in all runs together. A run of ledgers whose ids follow one another is small, however many there are.
+LEDGERS_MAX = 64 * 1024 * 1024
 _HEADER_KEY = b"offloader.checkpoint"
 _RUN_NAME = re.compile(r"([0-9]{20})-([0-9a-f]{16})\.(segments|ledgers)\.parquet")
 
@@ -157,8 +162,13 @@ def run_record_id(name: str) -> int | None:
 
 
 def encode_checkpoint(header: Checkpoint, segments: SegmentColumns) -> bytes:
-    """The checkpoint object; ``segments`` are those that are in no run."""
-    return encode_columns(segments, {_HEADER_KEY: sealed({"format": CHECKPOINT_FORMAT, **to_json(header)})})
+    """The checkpoint object; ``segments`` are those that are in no run.
+
+    Raises:
+        LimitExceeded: nobody could read it.
+    """
+    body = sealed({"format": CHECKPOINT_FORMAT, **to_json(header)}, bytes_max=HEADER_BYTES_MAX)
+    return encode_columns(segments, {_HEADER_KEY: body})
 
 
 def decode_checkpoint(data: bytes, *, object_name: str = "") -> tuple[Checkpoint, SegmentColumns]:
@@ -167,8 +177,32 @@ def decode_checkpoint(data: bytes, *, object_name: str = "") -> tuple[Checkpoint
     body = metadata.get(_HEADER_KEY)
     if body is None:
         raise Inconsistent("no checkpoint header", object_name=object_name)
-    header = cast(Checkpoint, from_json(Checkpoint, opened(body, CHECKPOINT_FORMAT, object_name), object_name))
-    for run in (*header.runs, *header.ledger_runs):
+    found = opened(body, CHECKPOINT_FORMAT, object_name, bytes_max=HEADER_BYTES_MAX)
+    header = cast(Checkpoint, from_json(Checkpoint, found, object_name))
+    _require_runs(header, object_name)
+    return header, segments()
+
+
+def _require_runs(header: Checkpoint, object_name: str) -> None:
+    """Refuses what room would be made for before the runs are read: rows that a run can't have, runs named twice."""
+    runs = (*header.runs, *header.ledger_runs)
+    for run in runs:
         if run_record_id(run.name) is None:
             raise Inconsistent("name of a run", object_name=object_name, found=ascii(run.name)[:80])
-    return header, segments()
+    if len({run.name for run in runs}) < len(runs):
+        raise Inconsistent("names of runs", object_name=object_name, expected="each once")
+    for run in header.runs:
+        _require_rows(run, min(FILE_ROWS_MAX, run.object_bytes // ROW_BYTES_MIN), object_name)
+    for run in header.ledger_runs:
+        _require_rows(run, FILE_LEDGERS_MAX, object_name)
+    ledgers = sum(run.rows for run in header.ledger_runs)
+    if ledgers > LEDGERS_MAX:
+        raise LimitExceeded("ledgers", object_name=object_name, expected=f"at most {LEDGERS_MAX}", found=ledgers)
+
+
+def _require_rows(run: RunRef, rows_max: int, object_name: str) -> None:
+    if not 0 <= run.rows <= rows_max:
+        raise LimitExceeded("rows of a run", object_name=object_name, expected=f"at most {rows_max}", found=run.rows)
+    edges = [edge for each in run.dead for edge in (each.start, each.stop)]
+    if edges != sorted(edges) or (edges and not 0 <= edges[0] <= edges[-1] <= run.rows):
+        raise Inconsistent("dead rows of a run", object_name=object_name, expected=f"ascending, up to {run.rows}")

@@ -14,9 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from formats.errors import Inconsistent, LimitExceeded, UnsupportedVersion
+from formats.errors import Inconsistent, UnsupportedVersion
+from formats.parquet_sizes import ColumnLimits, require_sizes
 
-__all__ = ["DELETED", "HOT_RELEASED", "LAST_UNKNOWN", "LedgerColumns", "decode_ledgers", "encode_ledgers"]
+__all__ = [
+    "DELETED",
+    "FILE_LEDGERS_MAX",
+    "HOT_RELEASED",
+    "LAST_UNKNOWN",
+    "LedgerColumns",
+    "decode_ledgers",
+    "encode_ledgers",
+]
 
 #: ``last_entry_id`` of a ledger that isn't known to be closed.
 LAST_UNKNOWN = -2
@@ -25,8 +34,12 @@ DELETED = 1
 HOT_RELEASED = 2
 
 _FORMAT_KEY, _FORMAT = b"offloader.format", b"1"
-#: Most ledgers of one file.
-FILE_LEDGERS_MAX = 16_777_216
+#: Most ledgers of one file. Runs that are merged stay below half of it.
+FILE_LEDGERS_MAX = 4_194_304
+#: Rows that Arrow decodes at once.
+GROUP_LEDGERS_MAX = 1_048_576
+#: A page ends at 1 MiB, but for the last numbers put into it.
+PAGE_BYTES_MAX = 2 * 1024 * 1024
 _SCHEMA = pa.schema(
     [
         pa.field("ledger_id", pa.int64(), nullable=False),
@@ -34,6 +47,12 @@ _SCHEMA = pa.schema(
         pa.field("flags", pa.uint8(), nullable=False),
     ],
     metadata={_FORMAT_KEY: _FORMAT},
+)
+_LIMITS = ColumnLimits(
+    columns=len(_SCHEMA),
+    rows_max=FILE_LEDGERS_MAX,
+    group_rows_max=GROUP_LEDGERS_MAX,
+    page_bytes_max=PAGE_BYTES_MAX,
 )
 
 
@@ -70,7 +89,11 @@ class LedgerColumns:
 
 
 def encode_ledgers(ledgers: LedgerColumns) -> bytes:
-    """A Parquet file of ledger facts."""
+    """A Parquet file of ledger facts.
+
+    Raises:
+        LimitExceeded: nobody could read it.
+    """
     arrays = [pa.array(getattr(ledgers, name), type=_SCHEMA.field(name).type) for name in _SCHEMA.names]
     sink = pa.BufferOutputStream()
     wide = ["ledger_id", "last_entry_id"]
@@ -80,12 +103,16 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
         use_dictionary=["flags"],
         column_encoding=dict.fromkeys(wide, "DELTA_BINARY_PACKED"),
         compression="ZSTD",
+        row_group_size=GROUP_LEDGERS_MAX,
     )
-    return cast(bytes, sink.getvalue().to_pybytes())
+    body = cast(bytes, sink.getvalue().to_pybytes())
+    require_sizes(body, _LIMITS)
+    return body
 
 
 def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
     """The ledger facts in a Parquet file of ``encode_ledgers``; raises ``FormatError``."""
+    require_sizes(data, _LIMITS, object_name=object_name)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         found = (file.schema_arrow.metadata or {}).get(_FORMAT_KEY)
@@ -93,10 +120,6 @@ def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
             raise UnsupportedVersion("format", object_name=object_name, expected=_FORMAT, found=found)
         if not file.schema_arrow.equals(_SCHEMA):
             raise Inconsistent("columns", object_name=object_name, expected=_SCHEMA.names, found=file.schema_arrow)
-        if file.metadata.num_rows > FILE_LEDGERS_MAX:
-            raise LimitExceeded(
-                "rows", object_name=object_name, expected=FILE_LEDGERS_MAX, found=file.metadata.num_rows
-            )
         table = file.read(use_threads=False)
         columns = {name: table.column(name).to_numpy() for name in _SCHEMA.names}
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:

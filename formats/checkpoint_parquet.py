@@ -16,8 +16,17 @@ import pyarrow.parquet as pq
 
 from formats.checkpoint_columns import NUMBER_COLUMNS, SPAN_NUMBERS, Numbers, SegmentColumns, narrow_dtype
 from formats.errors import Inconsistent, LimitExceeded, UnsupportedVersion
+from formats.parquet_sizes import ColumnLimits, require_sizes
 
-__all__ = ["FILE_ROWS_MAX", "RUN_FORMAT", "decode_columns", "decode_file", "decode_names", "encode_columns"]
+__all__ = [
+    "FILE_ROWS_MAX",
+    "ROW_BYTES_MIN",
+    "RUN_FORMAT",
+    "decode_columns",
+    "decode_file",
+    "decode_names",
+    "encode_columns",
+]
 
 #: Version of the Parquet files' columns; a reader refuses any other.
 RUN_FORMAT = 1
@@ -27,6 +36,15 @@ ROW_GROUP_ROWS = 16_384
 COMPRESSED_ROWS_MIN = 256
 #: Most rows of one file.
 FILE_ROWS_MAX = 4_194_304
+#: A row has at least the bytes of its uuid in the file, which no encoding makes fewer.
+ROW_BYTES_MIN = 16
+#: Numbers in the ledgers of all segments: so many whatever the file's size, and so many more for each byte of it. Of
+#: ledgers that are all alike but for their ids, Zstandard keeps more than two bytes each, for five numbers.
+SPAN_VALUES_MIN, SPAN_VALUES_PER_BYTE = 65_536, 16
+#: A page ends at 1 MiB, but for the last numbers put into it; one of lists may hold all of a row's.
+PAGE_BYTES_MIN = 2 * 1024 * 1024
+#: JSON texts beside the columns: where objects are, and the smallest and largest numbers of the columns.
+DRIVERS_BYTES_MAX, RANGES_BYTES_MAX = 1024 * 1024, 16 * 1024
 _FORMAT_KEY = b"offloader.format"
 _DRIVERS_KEY = b"offloader.drivers"
 _RANGES_KEY = b"offloader.ranges"
@@ -41,7 +59,11 @@ _SCHEMA = pa.schema(
 
 
 def encode_columns(columns: SegmentColumns, metadata: Mapping[bytes, bytes]) -> bytes:
-    """A Parquet file of the segments; ``metadata`` goes into the file's own."""
+    """A Parquet file of the segments; ``metadata`` goes into the file's own.
+
+    Raises:
+        LimitExceeded: nobody could read it.
+    """
     count = len(columns)
     uuids = np.empty((count, 2), dtype=">u8")
     uuids[:, 0], uuids[:, 1] = columns.uuid_high, columns.uuid_low
@@ -57,7 +79,10 @@ def encode_columns(columns: SegmentColumns, metadata: Mapping[bytes, bytes]) -> 
     sink = pa.BufferOutputStream()
     ways = _SMALL if count < COMPRESSED_ROWS_MIN else _LARGE
     pq.write_table(table, sink, row_group_size=ROW_GROUP_ROWS, write_statistics=list(NUMBER_COLUMNS), **ways)
-    return cast(bytes, sink.getvalue().to_pybytes())
+    body = cast(bytes, sink.getvalue().to_pybytes())
+    require_sizes(body, _limits_of(body))
+    _require_texts(own, "")
+    return body
 
 
 _PATHS = [*(field.name for field in _SCHEMA if field.name != "ledgers"), "ledgers.list.element"]
@@ -114,7 +139,32 @@ def decode_names(data: bytes, *, object_name: str = "") -> Iterator[tuple[Number
         raise Inconsistent(f"not a table of segments: {error}", object_name=object_name) from error
 
 
+def _limits_of(data: bytes) -> ColumnLimits:
+    """What a file of these bytes may become."""
+    span_values_max = SPAN_VALUES_MIN + SPAN_VALUES_PER_BYTE * len(data)
+    return ColumnLimits(
+        columns=len(_SCHEMA),
+        rows_max=min(FILE_ROWS_MAX, len(data) // ROW_BYTES_MIN),
+        group_rows_max=ROW_GROUP_ROWS,
+        page_bytes_max=PAGE_BYTES_MIN + 8 * span_values_max,
+        list_values_max=span_values_max,
+        lists=frozenset({_SCHEMA.get_field_index("ledgers")}),
+    )
+
+
+def _require_texts(metadata: Mapping[bytes, bytes], object_name: str) -> None:
+    """Refuses JSON of the file's metadata that is too long to be parsed."""
+    for key, most in ((_DRIVERS_KEY, DRIVERS_BYTES_MAX), (_RANGES_KEY, RANGES_BYTES_MAX)):
+        found = len(metadata.get(key, b""))
+        if found > most:
+            raise LimitExceeded(
+                f"bytes of {key.decode()}", object_name=object_name, expected=f"at most {most}", found=found
+            )
+
+
 def _opened(data: bytes, object_name: str) -> tuple[pq.ParquetFile, Mapping[bytes, bytes]]:
+    """The file and its metadata; refused by its sizes before Arrow sees it."""
+    require_sizes(data, _limits_of(data), object_name=object_name)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         schema = file.schema_arrow
@@ -126,6 +176,7 @@ def _opened(data: bytes, object_name: str) -> tuple[pq.ParquetFile, Mapping[byte
         raise UnsupportedVersion("format", object_name=object_name, expected=RUN_FORMAT, found=found)
     if not schema.equals(_SCHEMA):
         raise Inconsistent("columns", object_name=object_name, expected=_SCHEMA.names, found=schema.names)
+    _require_texts(metadata, object_name)
     return file, metadata
 
 
@@ -133,8 +184,6 @@ def _filled(
     file: pq.ParquetFile, metadata: Mapping[bytes, bytes], drivers: tuple[Mapping[str, str], ...], object_name: str
 ) -> SegmentColumns:
     count = file.metadata.num_rows
-    if count > FILE_ROWS_MAX:
-        raise LimitExceeded("rows", object_name=object_name, expected=f"at most {FILE_ROWS_MAX}", found=count)
     ranges = _ranges(file, metadata, count)
     columns: dict[str, Numbers] = {}
     for name, dtype in NUMBER_COLUMNS.items():

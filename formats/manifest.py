@@ -43,9 +43,12 @@ from formats.manifest_edits import (
 from formats.sealed_json import from_json, opened, sealed, to_json
 
 __all__ = [
+    "BOUNDARY_BYTES_MAX",
     "BOUNDARY_FORMAT",
+    "CATALOG_BYTES_MAX",
     "CATALOG_FORMAT",
     "EDIT_KINDS",
+    "RECORD_BYTES_MAX",
     "RECORD_FORMAT",
     "Adopt",
     "Assign",
@@ -88,6 +91,12 @@ __all__ = [
 RECORD_FORMAT = 1
 BOUNDARY_FORMAT = 1
 CATALOG_FORMAT = 1
+#: Bytes of a record: those of a hundred thousand ledgers or segments; one more has to be two.
+RECORD_BYTES_MAX = 16 * 1024 * 1024
+#: Bytes of a boundary: three numbers.
+BOUNDARY_BYTES_MAX = 4 * 1024
+#: Bytes of a catalogue entry: a stream's name, escaped, a uuid and a time.
+CATALOG_BYTES_MAX = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +156,15 @@ class CatalogEntry:
 
 
 def encode_record(record: Record) -> bytes:
-    """The bytes of a record; the same record always gives the same bytes."""
+    """The bytes of a record; the same record always gives the same bytes.
+
+    Raises:
+        LimitExceeded: more than ``RECORD_BYTES_MAX``.
+    """
     body = to_json(record)
     body["format"] = RECORD_FORMAT
     body["edits"] = [{"edit": edit.kind, **to_json(edit)} for edit in record.edits]
-    return sealed(body)
+    return sealed(body, bytes_max=RECORD_BYTES_MAX)
 
 
 def decode_record(data: bytes, *, object_name: str = "") -> Record:
@@ -160,7 +173,7 @@ def decode_record(data: bytes, *, object_name: str = "") -> Record:
     Raises:
         FormatError: not a record, damaged, or written by a later release.
     """
-    body = opened(data, RECORD_FORMAT, object_name)
+    body = opened(data, RECORD_FORMAT, object_name, bytes_max=RECORD_BYTES_MAX)
     edits = body.pop("edits", None)
     if not isinstance(edits, list):
         raise Inconsistent("edits are not a list", object_name=object_name, found=type(edits).__name__)
@@ -171,22 +184,24 @@ def decode_record(data: bytes, *, object_name: str = "") -> Record:
 
 def encode_boundary(boundary: Boundary) -> bytes:
     """The bytes of a boundary object."""
-    return sealed({"format": BOUNDARY_FORMAT, **to_json(boundary)})
+    return sealed({"format": BOUNDARY_FORMAT, **to_json(boundary)}, bytes_max=BOUNDARY_BYTES_MAX)
 
 
 def decode_boundary(data: bytes, *, object_name: str = "") -> Boundary:
     """The boundary in ``data``; raises ``FormatError``."""
-    return cast(Boundary, from_json(Boundary, opened(data, BOUNDARY_FORMAT, object_name), object_name))
+    body = opened(data, BOUNDARY_FORMAT, object_name, bytes_max=BOUNDARY_BYTES_MAX)
+    return cast(Boundary, from_json(Boundary, body, object_name))
 
 
 def encode_catalog_entry(entry: CatalogEntry) -> bytes:
     """The bytes of a catalogue entry."""
-    return sealed({"format": CATALOG_FORMAT, **to_json(entry)})
+    return sealed({"format": CATALOG_FORMAT, **to_json(entry)}, bytes_max=CATALOG_BYTES_MAX)
 
 
 def decode_catalog_entry(data: bytes, *, object_name: str = "") -> CatalogEntry:
     """The catalogue entry in ``data``; raises ``FormatError``."""
-    return cast(CatalogEntry, from_json(CatalogEntry, opened(data, CATALOG_FORMAT, object_name), object_name))
+    body = opened(data, CATALOG_FORMAT, object_name, bytes_max=CATALOG_BYTES_MAX)
+    return cast(CatalogEntry, from_json(CatalogEntry, body, object_name))
 
 
 def _edit(value: object, object_name: str) -> Edit:

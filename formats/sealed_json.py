@@ -16,13 +16,24 @@ from uuid import UUID
 
 from formats.checksum import crc32c
 from formats.entries import Position
-from formats.errors import BadMagic, ChecksumMismatch, FormatError, Inconsistent, Truncated, UnsupportedVersion
+from formats.errors import (
+    BadMagic,
+    ChecksumMismatch,
+    FormatError,
+    Inconsistent,
+    LimitExceeded,
+    Truncated,
+    UnsupportedVersion,
+)
 
-__all__ = ["ABSENT_BY_DEFAULT", "from_json", "opened", "sealed", "to_json"]
+__all__ = ["ABSENT_BY_DEFAULT", "DOCUMENT_BYTES_MAX", "from_json", "opened", "sealed", "to_json"]
 
 #: Metadata of a dataclass's field that a document lacks while it has its default: so that what an earlier release wrote
 #: can be read, and an earlier release reads what says nothing new.
 ABSENT_BY_DEFAULT: Mapping[str, bool] = {"absent_by_default": True}
+
+#: Of a document that has no smaller limit of its own. Parsed, JSON may take thirty times its bytes.
+DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
 
 _CRC_SUFFIX = b',"crc32c":"%08x"}'
 _CRC_SUFFIX_BYTES = len(_CRC_SUFFIX % 0)
@@ -33,14 +44,21 @@ _SEQUENCES = frozenset({tuple, list})
 _Decoder = Callable[[object, str, str], Any]
 
 
-def sealed(body: Mapping[str, Any]) -> bytes:
-    """JSON with a CRC-32C at its end; the same body always gives the same bytes."""
+def sealed(body: Mapping[str, Any], *, bytes_max: int = DOCUMENT_BYTES_MAX) -> bytes:
+    """JSON with a CRC-32C at its end; the same body always gives the same bytes.
+
+    Raises:
+        LimitExceeded: more than ``bytes_max`` bytes, which ``opened`` would refuse.
+    """
     text = json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
-    return text[:-1] + _CRC_SUFFIX % crc32c(text[:-1])
+    data = text[:-1] + _CRC_SUFFIX % crc32c(text[:-1])
+    _require_size(data, bytes_max, "")
+    return data
 
 
-def opened(data: bytes, version: int, object_name: str) -> dict[str, Any]:
-    """The body in ``data``, of the format ``version``; raises ``FormatError``."""
+def opened(data: bytes, version: int, object_name: str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> dict[str, Any]:
+    """The body in ``data``, of the format ``version`` and of at most ``bytes_max`` bytes; raises ``FormatError``."""
+    _require_size(data, bytes_max, object_name)
     # The CRC stands at a fixed distance from the end and covers the raw bytes before it, so that checking it depends
     # on no JSON library writing the same text twice.
     if len(data) < _CRC_SUFFIX_BYTES + 1:
@@ -61,6 +79,11 @@ def opened(data: bytes, version: int, object_name: str) -> dict[str, Any]:
     if found != version or isinstance(found, bool):
         raise UnsupportedVersion("format", object_name=object_name, expected=version, found=found)
     return cast("dict[str, Any]", body)
+
+
+def _require_size(data: bytes, bytes_max: int, object_name: str) -> None:
+    if len(data) > bytes_max:
+        raise LimitExceeded("bytes", object_name=object_name, expected=f"at most {bytes_max}", found=len(data))
 
 
 def to_json(value: object) -> Any:

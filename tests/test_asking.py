@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -13,7 +14,16 @@ import pytest
 from formats.entries import Position
 from offloader.asking import Owner, OwnerSilent
 from offloader.clock import SystemClock
-from offloader.errors import AccessDenied, Corrupt, Fenced, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import (
+    AccessDenied,
+    Corrupt,
+    Fenced,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
 from tests.support.waiting import PATIENCE_S
 
 STREAM = "a/b c/persistent/orders"
@@ -24,11 +34,14 @@ class Answering:
 
     Attributes:
         asked: path, body and authorization of each request.
+        drips_for_s: how long each answer takes to come, piece by piece.
     """
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, Any]] = []
+        self.drips_for_s = 0.0
         self.asked: list[tuple[str, Any, str | None]] = []
+        self.ended = threading.Event()
         bench = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -40,7 +53,11 @@ class Answering:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(raw)))
                 self.end_headers()
-                self.wfile.write(raw)
+                for piece in range(int(bench.drips_for_s * 20)):
+                    self.wfile.write(raw[piece : piece + 1])
+                    self.wfile.flush()
+                    bench.ended.wait(0.05)
+                self.wfile.write(raw[int(bench.drips_for_s * 20) :])
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -55,6 +72,7 @@ def answering() -> Iterator[Answering]:
     thread = threading.Thread(target=bench.server.serve_forever)
     thread.start()
     yield bench
+    bench.ended.set()
     bench.server.shutdown()
     bench.server.server_close()
     thread.join()
@@ -67,7 +85,7 @@ def owner(url: str, **environ: str) -> Owner:
 def test_it_is_asked_until_it_is_done(answering: Answering) -> None:
     not_yet = (503, {"detail": "not committed yet", "kind": "retry_later"})
     answering.answers = [not_yet, (200, {"stream": STREAM, "committed": "7:12"})]
-    asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen")
+    asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS="127.0.0.1")
     found = asked.offload(STREAM, Position(7, 12), within_s=PATIENCE_S)
     assert found == Position(7, 12)
     assert [each[0] for each in answering.asked] == ["/v1/streams/a%2Fb%20c%2Fpersistent%2Forders/offload"] * 2
@@ -113,13 +131,16 @@ def test_nobody_there_is_told_apart_from_one_that_cannot(answering: Answering) -
 
 
 def test_a_token_goes_nowhere_in_plain_and_no_error_shows_it() -> None:
-    asked = owner("http://192.0.2.1:8750", OFFLOADER_TOKEN="secret-of-sixteen")
+    asked = owner("http://192.0.2.1:8750", OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS="192.0.2.1")
     with pytest.raises(AccessDenied, match="isn't sent there") as raised:
         asked.offload(STREAM, None, within_s=5)
     assert "secret-of" not in f"{raised.value!r} {asked!r}"
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "x", "http://", "file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "url",
+    ["ftp://x", "x", "http://", "file:///etc/passwd", "http://named@other", "http://named\\@other", "http://a/b?c"],
+)
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(InvalidCall, match="no HTTP address"):
         owner(url)
@@ -128,3 +149,66 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 def test_authorities_that_cannot_be_read_are_named() -> None:
     with pytest.raises(AccessDenied, match=r"OFFLOADER_CA_FILE: nowhere\.pem can't be read"):
         owner("https://host", OFFLOADER_CA_FILE="nowhere.pem")
+
+
+def test_a_token_goes_to_no_host_that_only_the_manifest_names(answering: Answering) -> None:
+    """Everybody who can write to the bucket can write an address into a manifest."""
+    answering.answers = [(200, {"committed": "1:9"})]
+    error: OffloaderError | None = None
+    try:
+        owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen").offload(STREAM, None, within_s=0)
+    except AccessDenied as refused:
+        error = refused
+    assert [each for each in answering.asked if each[2] is not None] == [], "the token was sent"
+    assert error is not None
+    assert answering.url in error.message
+    assert all(word in error.hint for word in ("access.owner_hosts", "OFFLOADER_OWNER_HOSTS", "OFFLOADER_CA_FILE"))
+    assert "secret-of" not in str(error)
+
+
+@pytest.mark.parametrize("allowed", ["127.0.0.1", "elsewhere, 127.0.0.1", "127.0.0.1:PORT"])
+def test_a_token_goes_to_a_host_that_is_named(answering: Answering, allowed: str) -> None:
+    answering.answers = [(200, {"committed": "1:9"})]
+    hosts = allowed.replace("PORT", str(answering.server.server_port))
+    asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS=hosts)
+    assert asked.offload(STREAM, None, within_s=0) == Position(1, 9)
+    by_setting = Owner(
+        answering.url,
+        clock=SystemClock(),
+        hosts=[each.strip() for each in hosts.split(",")],
+        environ={"OFFLOADER_TOKEN": "secret-of-sixteen"},
+    )
+    assert by_setting.offload(STREAM, None, within_s=0) == Position(1, 9)
+    assert [each[2] for each in answering.asked] == ["Bearer secret-of-sixteen"] * 2
+
+
+@pytest.mark.parametrize("allowed", ["127.0.0.1:1", "127.0.0", "0.0.1", "*", ""])
+def test_another_host_or_port_is_not_the_one_that_is_named(answering: Answering, allowed: str) -> None:
+    asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS=allowed)
+    with pytest.raises(AccessDenied, match="isn't sent there"):
+        asked.offload(STREAM, None, within_s=0)
+    assert answering.asked == []
+
+
+class FastClock(SystemClock):
+    """Ten of its seconds pass in one."""
+
+    def monotonic_s(self) -> float:
+        return 10 * super().monotonic_s()
+
+    def wait(self, event: threading.Event, timeout_s: float) -> bool:
+        return super().wait(event, timeout_s / 10)
+
+
+def test_an_answer_that_comes_drop_by_drop_ends_the_call_at_its_deadline(answering: Answering) -> None:
+    answering.answers = [(200, {"committed": "1:9", "more": "x" * 1000})]
+    answering.drips_for_s = 12.0
+    began_s = time.monotonic()
+    error: OffloaderError | None = None
+    try:
+        Owner(answering.url, clock=FastClock(), environ={}).offload(STREAM, None, within_s=0)
+    except OutcomeUnknown as late:
+        error = late
+    assert time.monotonic() - began_s < 9, "it waited for as long as something came"
+    assert error is not None
+    assert "didn't answer within" in error.message

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from formats.entries import Position
-from offloader.asking import Owner, OwnerSilent
+from offloader.asking import OwnerSilent, ask_owner
 from offloader.cli.options import (
     Config,
     DryRun,
@@ -32,7 +32,6 @@ from offloader.cli.options import (
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.cli.progress import SegmentProgress
 from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
-from offloader.clock import SystemClock
 from offloader.effective_settings import read_settings_file
 from offloader.errors import BucketMissing, NotFound
 from offloader.ledgers.base import LedgerInfo
@@ -146,17 +145,16 @@ def _asked_owner(
     Args:
         must: there is no other way.
     """
-    owner = Owner(before.owner.url, clock=SystemClock())
     try:
-        committed = owner.offload(before.stream, last, within_s=settings.offload.drain_seconds_max)
+        after = ask_owner(store, before, last, settings)
     except (OwnerSilent, NotFound):
         if must:
             raise
         return None
     old = {record.uuid for record in before.offloaded(before.committed_end(), None)}
-    records = load_stream(store, before.stream).offloaded(before.committed_end(), None)
+    records = after.offloaded(before.committed_end(), None)
     found = [(each.uuid, each.summary) for each in records if each.uuid not in old and each.summary is not None]
-    return HistoryResult(offloaded=found, committed=committed)
+    return HistoryResult(offloaded=found, committed=after.committed_end())
 
 
 def _expect(shown: SegmentProgress, plan: BackfillPlan | LedgerMethodPlan) -> None:

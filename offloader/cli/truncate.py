@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from formats.entries import Position
-from offloader.asking import Owner, OwnerSilent
+from offloader.asking import OwnerSilent, ask_owner
 from offloader.cli.options import (
     Config,
     DryRun,
@@ -129,7 +129,8 @@ def _ask_owners(
 
     Raises:
         StoreUnavailable: not in time; it goes on.
-        OffloaderError: as the owner says.
+        InvalidCall: it is done, and what comes before the head isn't offloaded all the same.
+        OffloaderError: as the owner says, or as ``ask_owner``.
     """
     for number, head in wanted:
         name = stream if number is None else f"{stream}-partition-{number}"
@@ -139,15 +140,18 @@ def _ask_owners(
             continue
         until = Position(head.ledger_id, head.entry_id - 1) if head.entry_id else None
         try:
-            Owner(state.owner.url, clock=SystemClock()).offload(
-                name, until, within_s=settings.offload.drain_seconds_max
-            )
+            end = ask_owner(store, state, until, settings).committed_end()
         except (OwnerSilent, NotFound):
             continue  # it is gone, or offloads another stream by now
         except StoreUnavailable as error:
             raise StoreUnavailable(
                 error.message, hint="try again when it is done, or give up what isn't offloaded with --take-over"
             ) from error
+        if until is not None and (end is None or end < until):
+            raise InvalidCall(
+                f"{state.owner.url} completed stream {name} up to {end or 'nothing'}, not up to {until}",
+                hint="nothing was given up; --take-over asks nobody",
+            )
 
 
 def _heads(store: ObjectStore, topic: str, wanted: Sequence[tuple[int | None, Position]]) -> Mapping[str, Position]:

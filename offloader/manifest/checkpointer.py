@@ -16,7 +16,7 @@ from formats.checkpoint import decode_checkpoint, run_record_id
 from formats.checksum import crc32c
 from formats.errors import FormatError
 from formats.keys import checkpoint_key, manifest_prefix
-from offloader.errors import NotFound, PreconditionFailed, StoreUnavailable
+from offloader.errors import LimitReached, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.manifest.boundary import StoredBoundary, raise_boundary, read_boundary
 from offloader.manifest.load import RECORD_REQUESTS_MAX, LoadedManifest, refreshed
 from offloader.manifest.sealing import CheckpointPlan, plan_checkpoint
@@ -72,9 +72,15 @@ def write_checkpoint(
         state: built on the checkpoint that ``stored`` names.
         stored: the boundary as it was read.
         entropy: random bytes, for the names of runs.
+
+    Raises:
+        LimitReached: nobody could read it.
     """
     assert state.checkpoint_id == stored.boundary.checkpoint_id, "built on another checkpoint"
-    plan = plan_checkpoint(state, lambda: int.from_bytes(entropy(8), "big"))
+    try:
+        plan = plan_checkpoint(state, lambda: int.from_bytes(entropy(8), "big"))
+    except FormatError as error:
+        raise LimitReached(f"stream {state.stream}: no checkpoint can hold all of it: {error}") from error
     prefix = manifest_prefix(state.stream, state.incarnation)
     for name, body in plan.runs:
         store.put(f"{prefix}{name}", body, mode=CREATE)

@@ -249,6 +249,10 @@ def _restored(store: ObjectStore, stream: str, header: Checkpoint, own: SegmentC
         ledgers = [decode_ledgers(read_run(store, prefix, run), object_name=run.name) for run in header.ledger_runs]
     except FormatError as error:
         raise unreadable(f"manifest of stream {stream}", error) from error
+    rows = [*map(len, runs), *map(len, ledgers)]
+    for run, found in zip((*header.runs, *header.ledger_runs), rows, strict=True):
+        if found != run.rows:
+            raise Corrupt(f"{prefix}{run.name} has {found} rows, its checkpoint names {run.rows}", hint=REBUILD)
     return restored(stream, header, own, runs, ledgers)
 
 

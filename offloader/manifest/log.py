@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
+from formats.errors import FormatError
 from formats.keys import record_key
 from formats.manifest import (
     Assign,
@@ -35,6 +36,7 @@ from offloader.clock import Clock
 from offloader.errors import (
     Fenced,
     InvalidCall,
+    LimitReached,
     NotFound,
     OffloaderError,
     OutcomeUnknown,
@@ -262,9 +264,23 @@ class ManifestLog:
             for _ in range(CONFLICTS_MAX):
                 self.state.check(requirement)
                 record = self._record(edits)
-                if self._create(record, encode_record(record)):
+                if self._create(record, self._encoded(record)):
                     return self.state
             raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} records of other writers came first")
+
+    def _encoded(self, record: Record) -> bytes:
+        """The record's bytes.
+
+        Raises:
+            LimitReached: more than a record may have; nothing was committed.
+        """
+        try:
+            return encode_record(record)
+        except FormatError as error:
+            raise LimitReached(
+                f"stream {self.stream}: {len(record.edits)} edits don't fit into one record: {error}",
+                hint="commit fewer at once; nothing was changed",
+            ) from error
 
     def _record(self, edits: Sequence[Edit]) -> Record:
         state = self.state

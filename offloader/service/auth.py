@@ -9,16 +9,16 @@ be read by every process of the machine. A file holds a token a line, so that a 
 
 from __future__ import annotations
 
-import enum
 import hmac
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
 from offloader.errors import AccessDenied, InvalidCall
 from offloader.service.listen import ListenAddress
+from offloader.service.roles import SUBSCRIBER_SCOPE, Caller, NotAllowed, NotAuthenticated, Role
 from offloader.service.tokens import digest_of, is_token, token_digests
 from offloader.settings import AccessSettings
 
@@ -40,76 +40,14 @@ TOKENS_MAX = 64
 ANY_CERTIFICATE = "*"
 
 
-class Role(enum.IntEnum):
-    """What a caller may do; each includes the ones before it.
-
-    ``READ``: look at everything but secrets, read entries. ``WRITE``: bring entries, offload now, pause and resume,
-    publish a subscriber's progress. ``ADMIN``: what lets data go.
-    """
-
-    READ = 1
-    WRITE = 2
-    ADMIN = 3
-
-    @classmethod
-    def of(cls, name: str) -> Role:
-        """``read``, ``write`` or ``admin``.
-
-        Raises:
-            InvalidCall: another word.
-        """
-        try:
-            return cls[name.upper()]
-        except KeyError:
-            raise InvalidCall(f"{ascii(name)[:80]} is no role", hint="roles: read, write, admin") from None
-
-
-class NotAuthenticated(AccessDenied):
-    """Nobody known: neither token nor certificate, or a wrong one."""
-
-
-class NotAllowed(AccessDenied):
-    """Somebody known, whose role doesn't reach."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls.
-
-    Attributes:
-        name: for logs and the audit: ``token of env:READ_TOKEN``, ``certificate prometheus``, ``anyone``. No secret.
-        role: ``None``: may only ask whether the process lives.
-    """
-
-    name: str
-    role: Role | None
-
-    def require(self, role: Role) -> None:
-        """Passes whoever has ``role`` or more.
-
-        Raises:
-            NotAuthenticated: nobody known.
-            NotAllowed: the role doesn't reach.
-        """
-        if self.role is None:
-            raise NotAuthenticated(
-                "this needs a token or a client certificate",
-                hint="send the header Authorization: Bearer TOKEN",
-            )
-        if self.role < role:
-            raise NotAllowed(
-                f"{self.name} has the role {self.role.name.lower()}, this needs {role.name.lower()}",
-                hint="ask whoever runs the process for a token of that role",
-            )
-
-
 @dataclass(frozen=True, slots=True)
 class _Known:
     """A token that counts: its digest, where it comes from, and what it is good for."""
 
     digest: bytes
     source: str
-    role: Role
+    role: Role | None
+    subscribers: frozenset[str] = frozenset()
 
 
 class Credentials:
@@ -117,8 +55,11 @@ class Credentials:
 
     Args:
         tokens: role -> where its tokens are: ``file:PATH`` or ``env:NAME``.
+        subscriber_tokens: subscriber -> where the token is that speaks for it. A token that has a role may speak for
+            subscribers too.
         certificates: common name or DNS name of a client's certificate -> its role; ``*``: any other that was signed
             by the authorities of the door.
+        certificate_subscribers: such a name -> the subscriber that the certificate speaks for.
         environ: where variables are looked up; default: the process's environment.
 
     Raises:
@@ -131,11 +72,16 @@ class Credentials:
         self,
         *,
         tokens: Mapping[Role, Sequence[str]] | None = None,
+        subscriber_tokens: Mapping[str, str] | None = None,
         certificates: Mapping[str, Role] | None = None,
+        certificate_subscribers: Mapping[str, str] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._sources = {role: tuple(sources) for role, sources in (tokens or {}).items() if sources}
+        roles = [(source, role, "") for role, sources in (tokens or {}).items() for source in sources]
+        scopes = [(source, None, name) for name, source in (subscriber_tokens or {}).items()]
+        self._sources: Sequence[tuple[str, Role | None, str]] = [*roles, *scopes]
         self._certificates = dict(certificates or {})
+        self._certificate_subscribers = dict(certificate_subscribers or {})
         self._environ = environ
         self._known: tuple[_Known, ...] = ()
         self.reload()
@@ -154,18 +100,19 @@ class Credentials:
         known: dict[bytes, _Known] = {}
         problems: list[str] = []
         denied = False
-        for role, sources in self._sources.items():
-            for source in sources:
-                try:
-                    found = token_digests(source, environ)
-                except (AccessDenied, InvalidCall) as error:
-                    denied |= isinstance(error, AccessDenied)
-                    problems.append(error.message)
-                    continue
-                for digest in found:
-                    other = known.setdefault(digest, _Known(digest, source, role))
-                    if other.role != role:
-                        problems.append(f"{other.source} and {source} hold the same token, for two roles")
+        for source, role, subscriber in self._sources:
+            try:
+                found = token_digests(source, environ)
+            except (AccessDenied, InvalidCall) as error:
+                denied |= isinstance(error, AccessDenied)
+                problems.append(error.message)
+                continue
+            for digest in found:
+                other = known.get(digest, _Known(digest, source, role))
+                if role is not None and other.role not in (role, None):
+                    problems.append(f"{other.source} and {source} hold the same token, for two roles")
+                subscribers = other.subscribers | ({subscriber} if subscriber else frozenset())
+                known[digest] = replace(other, role=other.role or role, subscribers=subscribers)
         if len(known) > TOKENS_MAX:
             problems.append(f"{len(known)} tokens are above {TOKENS_MAX}")
         if problems:
@@ -185,7 +132,7 @@ class Credentials:
     @property
     def has_certificates(self) -> bool:
         """Whether certificates of clients mean anything here."""
-        return bool(self._certificates)
+        return bool(self._certificates or self._certificate_subscribers)
 
     def of_token(self, token: str) -> Caller:
         """Whose token it is. Takes as long for a wrong one as for a right one.
@@ -200,7 +147,7 @@ class Credentials:
                 found = each
         if found is None:
             raise NotAuthenticated("the token isn't known here", hint="it may have been replaced: get the new one")
-        return Caller(f"token of {found.source}", found.role)
+        return Caller(f"token of {found.source}", found.role, found.subscribers)
 
     def of_certificate(self, names: Collection[str]) -> Caller:
         """Whose certificate it is, by the names in it; the transport has checked who signed it.
@@ -208,12 +155,15 @@ class Credentials:
         Raises:
             NotAuthenticated: none of its names means anything here.
         """
+        bound = [name for name in names if name in self._certificate_subscribers]
+        subscribers = frozenset(self._certificate_subscribers[name] for name in bound)
         known = [name for name in names if name != ANY_CERTIFICATE and name in self._certificates]
         best = max(known, key=lambda name: self._certificates[name], default="")
         if best:
-            return Caller(f"certificate {best}", self._certificates[best])
-        if ANY_CERTIFICATE in self._certificates:
-            return Caller(f"certificate {min(names, default='without a name')}", self._certificates[ANY_CERTIFICATE])
+            return Caller(f"certificate {best}", self._certificates[best], subscribers)
+        role = self._certificates.get(ANY_CERTIFICATE)
+        if bound or role is not None:
+            return Caller(f"certificate {min(bound or names, default='without a name')}", role, subscribers)
         raise NotAuthenticated(
             "the client certificate's name isn't known here", hint="name it with a role in access.certificates"
         )
@@ -223,7 +173,8 @@ class Credentials:
 
     def __str__(self) -> str:
         """How many there are, for people."""
-        return f"{len(self._known)} tokens, {len(self._certificates)} certificates"
+        certificates = self._certificates.keys() | self._certificate_subscribers.keys()
+        return f"{len(self._known)} tokens, {len(certificates)} certificates"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials stay in their process")
@@ -280,13 +231,23 @@ def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None
     Raises:
         InvalidCall, AccessDenied: as ``Credentials``; a certificate with a word that is no role.
     """
+    roles: dict[str, Role] = {}
+    subscribers: dict[str, str] = {}
+    for name, granted in settings.certificates:
+        role, scope, subscriber = granted.partition(SUBSCRIBER_SCOPE)
+        if scope and subscriber.strip() and name != ANY_CERTIFICATE:
+            subscribers[name] = subscriber.strip()
+        if role.strip() or name not in subscribers:
+            roles[name] = Role.of(role.strip() or granted)
     return Credentials(
         tokens={
             Role.READ: settings.read_tokens,
             Role.WRITE: settings.write_tokens,
             Role.ADMIN: settings.admin_tokens,
         },
-        certificates={name: Role.of(role) for name, role in settings.certificates},
+        subscriber_tokens=dict(settings.subscriber_tokens),
+        certificates=roles,
+        certificate_subscribers=subscribers,
         environ=environ,
     )
 

@@ -43,8 +43,7 @@ def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
             context.load_verify_locations(cafile=settings.client_authorities_file)
         except OSError as cause:  # ssl.SSLError is one
             raise _refusal(cause, "access.client_authorities_file", settings.client_authorities_file) from cause
-        has_tokens = settings.read_tokens or settings.write_tokens or settings.admin_tokens
-        must_show = not has_tokens and settings.anonymous == "loopback"
+        must_show = not settings.has_tokens and settings.anonymous == "loopback"
         context.verify_mode = ssl.CERT_REQUIRED if must_show else ssl.CERT_OPTIONAL
     return context
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offloader.settings.fields import KIB, MIB, Pairs, choice, flag, pairs, places, setting, text
+from offloader.settings.fields import KIB, MIB, Pairs, choice, flag, pairs, places, setting, text, texts
 
 __all__ = ["AccessSettings", "HttpSettings"]
 
@@ -20,8 +20,13 @@ class AccessSettings:
     read_tokens: tuple[str, ...] = places("where tokens are that may look and read: file:PATH, env:NAME")
     write_tokens: tuple[str, ...] = places("where tokens are that may write too: bring entries, offload now, pause")
     admin_tokens: tuple[str, ...] = places("where tokens are that may do everything: truncate, settle subscribers")
+    subscriber_tokens: Pairs = pairs(  # noqa: RUF009 - a field, like the others
+        "subscriber = where the token is that may register it and publish for it, file:PATH or env:NAME; no role",
+        are_places=True,
+    )
     certificates: Pairs = pairs(  # noqa: RUF009 - a field, like the others
-        "client certificates: common name or DNS name = role; * = any that client_authorities_file signed"
+        "client certificates: common name or DNS name = role, subscriber:NAME, or both (read subscriber:NAME); "
+        "* = any that client_authorities_file signed"
     )
     client_authorities_file: str = text("", "PEM file of the authorities that sign client certificates; empty: none")
     certificate_file: str = text("", "PEM file of this process's certificate and chain; empty: no TLS")
@@ -32,7 +37,20 @@ class AccessSettings:
         "or by name, on every address: read, write, admin",
         ("loopback", "read", "write", "admin"),
     )
+    owner_hosts: tuple[str, ...] = texts(
+        "hosts, or hosts and ports, to which a command sends OFFLOADER_TOKEN where a stream's manifest names them as "
+        "its owner's; empty: only to those whose certificate OFFLOADER_CA_FILE is good for"
+    )
+    hosts: tuple[str, ...] = texts(
+        "names in the header Host that are this process's, where anyone may come in (anonymous); beside IP addresses, "
+        "localhost, and the names in http.listen and serve.url"
+    )
     tokens_without_tls: bool = flag(False, "tokens may cross the network as they are: something else encrypts them")
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether some caller may show a token."""
+        return bool(self.read_tokens or self.write_tokens or self.admin_tokens or self.subscriber_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

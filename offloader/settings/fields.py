@@ -61,9 +61,14 @@ class Pairs(tuple[tuple[str, str], ...]):
         return dict(self).get(name)
 
 
-def pairs(doc: str) -> Any:
-    """A table of texts, empty by default."""
-    return field(default=Pairs(), metadata={"doc": doc, "pairs": True})
+def pairs(doc: str, *, are_places: bool = False) -> Any:
+    """A table of texts, empty by default.
+
+    Args:
+        doc: what it is.
+        are_places: each text is where a secret is, as in ``places``.
+    """
+    return field(default=Pairs(), metadata={"doc": doc, "pairs": True, "are_places": are_places})
 
 
 def texts(doc: str) -> Any:
@@ -88,16 +93,16 @@ def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
     if "text" in metadata:
         return "" if isinstance(value, str) else f"{value!r} is not a text"
     if "pairs" in metadata:
-        known = isinstance(value, (Mapping, Pairs)) and all(isinstance(each, str) for each in dict(value).values())
+        texts_of = list(dict(value).values()) if isinstance(value, (Mapping, Pairs)) else [None]
+        known = all(isinstance(each, str) for each in texts_of)
+        if metadata["are_places"]:
+            return _not_places(texts_of)
         return "" if known else f"{value!r} is not a table of texts"
     if "texts" in metadata:
         known = isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
         return "" if known else f"{value!r} is not a list of texts"
     if "places" in metadata:
-        given = value if isinstance(value, (list, tuple)) else ("",)
-        known = all(isinstance(each, str) and each.startswith(_PLACES) and not each.endswith(":") for each in given)
-        # What stands there instead may be the secret: it isn't repeated.
-        return "" if known else "not a list of places, each file:PATH or env:NAME; a secret itself never stands here"
+        return _not_places(value)
     if "flag" in metadata:
         return "" if isinstance(value, bool) else f"{value!r} is neither true nor false"
     wanted = "a whole number" if isinstance(default, int) else "a number"
@@ -105,3 +110,10 @@ def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
         return f"{value!r} is not {wanted}"
     low, high = metadata["low"], metadata["high"]
     return "" if low <= value <= high else f"{value} is not between {low} and {high}"
+
+
+def _not_places(value: object) -> str:
+    given = value if isinstance(value, (list, tuple)) else ("",)
+    known = all(isinstance(each, str) and each.startswith(_PLACES) and not each.endswith(":") for each in given)
+    # What stands there instead may be the secret: it isn't repeated.
+    return "" if known else "not a list of places, each file:PATH or env:NAME; a secret itself never stands here"

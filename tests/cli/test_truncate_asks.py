@@ -1,4 +1,5 @@
-"""``offloader truncate --force``: whoever offloads the stream is asked to complete it before anything is given up."""
+"""``offloader truncate --force`` and ``offload``: the process at the manifest's address is asked, and what it says is
+checked."""
 
 from __future__ import annotations
 
@@ -125,3 +126,40 @@ def test_an_owner_that_is_gone_is_waited_for_as_long_as_it_may_come_back(
     assert load_manifest(store, "orders-partition-0").head is None
     done = offloader("truncate", "orders", "--before", "0=2:5", "--force", "--take-over")
     assert "given up, never offloaded: 1:10 up to 2:4" in done.out
+
+
+def test_an_owner_that_says_done_and_did_nothing_makes_nothing_be_given_up(
+    offloader: Offloader, store: ObjectStore, owner: Owner
+) -> None:
+    """What answers at the manifest's address may be anybody."""
+    owner.writer.log.commit([Assign(UUID(int=7), 2, Position(2, 0), None, 0, {})])
+    for said in ("2:9", "1:9"):
+        owner.answer = lambda _, said=said: (200, {"committed": said})  # type: ignore[misc]
+        done = offloader("truncate", "orders", "--before", "0=2:5", "--force")
+        state = load_manifest(store, "orders-partition-0")
+        assert (state.head, state.gaps, done.code != 0) == (None, (), True), done
+        assert owner.url in done.err
+
+
+def test_offload_reports_nothing_as_done_that_the_manifest_does_not_show(
+    offloader: Offloader, store: ObjectStore, owner: Owner
+) -> None:
+    owner.answer = lambda _: (200, {"committed": "2:9"})
+    done = offloader("offload", "orders-partition-0")
+    assert done.code != 0, done
+    assert "says that stream orders-partition-0 is offloaded up to 2:9; by its manifest it is up to 1:9" in done.err
+    owner.answer = owner.completes
+    assert "committed is 2:9" in offloader("offload", "orders-partition-0").out
+
+
+def test_offload_sends_no_token_to_an_address_that_only_the_manifest_names(
+    offloader: Offloader, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFLOADER_TOKEN", "a-token-of-this-test")
+    done = offloader("offload", "orders-partition-0")
+    assert owner.asked == [], "the token was sent"
+    assert done.code == 8
+    assert owner.url in done.err
+    assert "access.owner_hosts" in done.err
+    monkeypatch.setenv("OFFLOADER_OWNER_HOSTS", "127.0.0.1")
+    assert offloader("offload", "orders-partition-0").code == 0

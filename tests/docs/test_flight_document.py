@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 from offloader.service.flight.actions import ACTIONS
+from offloader.service.roles import OPERATION_OF_ACTION
 from offloader.settings import Settings
 from offloader.store.base import open_store
 from tests.support.flight_door import flight_door
@@ -42,5 +43,5 @@ def test_the_settings_that_the_text_shows_are_good() -> None:
 
 
 def test_the_actions_are_those_that_there_are() -> None:
-    rows = re.findall(r"^\| `([a-z-]+)` \| (read|write|admin) \| (.*) \|$", TEXT, re.M)
-    assert rows == [(name, action.role.name.lower(), action.about) for name, action in ACTIONS.items()]
+    rows = re.findall(r"^\| `([a-z-]+)` \| ((?:read|write|admin)(?:, subscriber)?) \| (.*) \|$", TEXT, re.M)
+    assert rows == [(name, OPERATION_OF_ACTION[name].who, about) for name, about in ACTIONS.items()]

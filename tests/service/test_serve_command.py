@@ -219,6 +219,10 @@ def test_a_process_is_looked_into_and_asked_to_complete_a_segment_by_its_address
         assert main(["offload", ORDERS]) == 8
         assert "OFFLOADER_TOKEN" in capsys.readouterr().err
         monkeypatch.setenv("OFFLOADER_TOKEN", "a-token-of-this-test")
+        # An address in a manifest gets no token by itself.
+        assert main(["offload", ORDERS]) == 8
+        assert "OFFLOADER_OWNER_HOSTS" in capsys.readouterr().err
+        monkeypatch.setenv("OFFLOADER_OWNER_HOSTS", "127.0.0.1")
         assert main(["offload", ORDERS, "--json"]) == 0
         done = json.loads(capsys.readouterr().out)
         assert (done["owner"], done["segments"], done["entries"]) == (f"http://127.0.0.1:{port}", 1, 50)

@@ -1,23 +1,22 @@
 """DoAction: what may be asked of the process beside entries.
 
-Owns the list of actions, what each takes and who may ask. Must never let data go that isn't durable.
+Owns the list of actions and what each takes. Must never let data go that isn't durable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from offloader.clock import Clock
 from offloader.errors import InvalidCall, NotFound
 from offloader.manifest.log import ManifestLog
 from offloader.retention.truncation import truncate_stream
-from offloader.service.auth import Caller, Role
 from offloader.service.control import ServiceControl
 from offloader.service.flight.appended import AppendedLedgers
 from offloader.service.flight.messages import Fields, encoded, fields_of
 from offloader.service.flight.seats import FlightStream, Seats
+from offloader.service.roles import OPERATION_OF_ACTION, Caller
 from offloader.store.base import ObjectStore
 
 __all__ = ["ACTIONS", "Actions"]
@@ -26,23 +25,14 @@ __all__ = ["ACTIONS", "Actions"]
 OFFLOAD_WAIT_S_MAX = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Action:
-    """One action: who may ask, and what it is."""
-
-    role: Role
-    about: str
-
-
+#: What each takes; who may ask is in the table of operations.
 ACTIONS = {
-    "status": _Action(Role.READ, 'what streams that come in do: {"stream": NAME}, or all of them'),
-    "offload": _Action(
-        Role.WRITE, 'close the current segment and wait until it is durable: {"stream", "until", "timeout_s"}'
-    ),
-    "close-ledger": _Action(Role.WRITE, 'close the open ledger of an appended stream: {"stream"}'),
-    "publish": _Action(Role.WRITE, 'what a subscriber has consumed: {"stream", "subscriber", "at", "generation"}'),
-    "subscribe": _Action(Role.ADMIN, 'register a subscriber: {"stream", "subscriber", "start", "generation"}'),
-    "truncate": _Action(Role.ADMIN, 'let a stream begin at a position: {"stream", "before"}'),
+    "status": 'what streams that come in do: {"stream": NAME}, or all of them',
+    "offload": 'close the current segment and wait until it is durable: {"stream", "until", "timeout_s"}',
+    "close-ledger": 'close the open ledger of an appended stream: {"stream"}',
+    "publish": 'what a subscriber has consumed: {"stream", "subscriber", "at", "generation"}',
+    "subscribe": 'register a subscriber: {"stream", "subscriber", "start", "generation"}',
+    "truncate": 'let a stream begin at a position: {"stream", "before"}',
 }
 
 
@@ -67,21 +57,22 @@ class Actions:
             "truncate": self._truncate,
         }
 
-    def role_of(self, name: str) -> Role:
-        """Who may ask for it.
+    def run(self, name: str, body: bytes, caller: Caller) -> bytes:
+        """Does it, if ``caller`` may, and answers with a document.
 
         Raises:
-            InvalidCall: no such action.
+            NotAuthenticated, NotAllowed: who may not.
+            InvalidCall: no such action; and what it is refused for.
         """
+        caller.require_known()
         if name not in ACTIONS:
             raise InvalidCall(f"no such action: {ascii(name)[:80]}", hint=f"there are {', '.join(ACTIONS)}")
-        return ACTIONS[name].role
-
-    def run(self, name: str, body: bytes, caller: Caller) -> bytes:
-        """Does it, and answers with a document.
-
-        Raises: what it is refused for.
-        """
+        operation = OPERATION_OF_ACTION[name]
+        if operation.is_of_subscriber and caller.subscribers:
+            # Whose token it is, only the body tells.
+            caller.may(operation, subscriber=fields_of(body, f"action {name}").text("subscriber"))
+        else:
+            caller.may(operation)
         return encoded(self._run[name](fields_of(body, f"action {name}"), caller))
 
     def _status(self, fields: Fields, caller: Caller) -> dict[str, Any]:  # noqa: ARG002 - the others want to know

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 import pyarrow.flight as fl
 
 from offloader.errors import OffloaderError, StoreUnavailable
-from offloader.service.auth import Caller, Guard, Role
+from offloader.service.auth import Guard
 from offloader.service.flight.refusals import refusal, refusing
+from offloader.service.roles import OPERATION_OF_ACTION, Caller
 
 __all__ = ["CALL", "Calls", "caller_of"]
 
@@ -22,6 +23,15 @@ CALL = "call"
 _AUTHORIZATION = "authorization"
 #: What begins a call that isn't one of ours, and what has the same answer for all.
 _FOR_EVERYBODY = frozenset({fl.FlightMethod.HANDSHAKE, fl.FlightMethod.GET_SCHEMA})
+#: What each call is. Of actions only their names tell.
+_OPERATIONS = {
+    fl.FlightMethod.DO_PUT: OPERATION_OF_ACTION["DoPut"],
+    fl.FlightMethod.DO_GET: OPERATION_OF_ACTION["DoGet"],
+    fl.FlightMethod.LIST_FLIGHTS: OPERATION_OF_ACTION["ListFlights"],
+    fl.FlightMethod.GET_FLIGHT_INFO: OPERATION_OF_ACTION["GetFlightInfo"],
+    fl.FlightMethod.LIST_ACTIONS: OPERATION_OF_ACTION["ListActions"],
+    fl.FlightMethod.DO_EXCHANGE: OPERATION_OF_ACTION["DoExchange"],
+}
 
 
 class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -72,7 +82,9 @@ class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
             caller = self.guard.caller(authorization)
         except OffloaderError as error:
             raise error from None  # what was compared isn't anybody's business
-        caller.require(Role.WRITE if method is fl.FlightMethod.DO_PUT else Role.READ)
+        caller.require_known()
+        if method in _OPERATIONS:
+            caller.may(_OPERATIONS[method])
         return caller
 
     def ended(self) -> None:
@@ -93,8 +105,8 @@ class _Call(fl.ServerMiddleware):  # type: ignore[misc]
         return self._caller or self._calls.guard.caller(None, [identity] if identity else None)
 
 
-def caller_of(context: fl.ServerCallContext, role: Role) -> Caller:
-    """Who makes this call, who has ``role`` or more.
+def caller_of(context: fl.ServerCallContext, name: str = "") -> Caller:
+    """Who makes this call, who may make the one of that name; without one, who is known at all.
 
     Raises:
         NotAuthenticated, NotAllowed: nobody known, or the role doesn't reach.
@@ -106,5 +118,7 @@ def caller_of(context: fl.ServerCallContext, role: Role) -> Caller:
         caller: Caller = call.caller(text)
     except OffloaderError as error:
         raise error from None  # what was compared isn't anybody's business
-    caller.require(role)
+    caller.require_known()
+    if name:
+        caller.may(OPERATION_OF_ACTION[name])
     return caller

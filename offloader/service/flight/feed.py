@@ -173,8 +173,7 @@ def _tls_of(settings: AccessSettings) -> dict[str, Any]:
     certificate = Path(settings.certificate_file).read_bytes()
     key = Path(settings.key_file or settings.certificate_file).read_bytes()
     found: dict[str, Any] = {"tls_certificates": [(certificate, key)]}
-    has_tokens = settings.read_tokens or settings.write_tokens or settings.admin_tokens
-    if settings.client_authorities_file and not has_tokens:
+    if settings.client_authorities_file and not settings.has_tokens:
         if settings.anonymous != "loopback":
             raise InvalidCall(
                 "access.anonymous lets anyone in, and Flight can ask for certificates only where everybody has one",

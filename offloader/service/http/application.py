@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -18,7 +18,7 @@ from offloader.errors import OffloaderError
 from offloader.service.control import ServiceControl
 from offloader.service.dashboard.routes import page_routes
 from offloader.service.http.answers import ProblemDetails
-from offloader.service.http.asked import Reader
+from offloader.service.http.asked import require_allowed
 from offloader.service.http.command_routes import command_routes
 from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
 from offloader.service.http.process_routes import process_routes
@@ -61,13 +61,14 @@ def make_application(
             code: {"model": ProblemDetails, "content": {PROBLEM_JSON: {}}} for code in (400, 401, 403, 404, 503)
         },
     )
-    app.include_router(process_routes(view, exposition))
-    app.include_router(stream_routes(view))
-    app.include_router(command_routes(control, answer_s=answer_s))
+    allowed = [Depends(require_allowed)]
+    app.include_router(process_routes(view, exposition), dependencies=allowed)
+    app.include_router(stream_routes(view), dependencies=allowed)
+    app.include_router(command_routes(control, answer_s=answer_s), dependencies=allowed)
     app.include_router(page_routes())
 
-    @app.get(DESCRIPTION, include_in_schema=False)
-    def description(_: Reader) -> JSONResponse:
+    @app.get(DESCRIPTION, include_in_schema=False, dependencies=allowed)
+    def description() -> JSONResponse:
         return JSONResponse(_description(app))
 
     app.add_exception_handler(HTTPException, _http_problem)
@@ -81,7 +82,11 @@ def make_application(
 def _description(app: FastAPI) -> dict[str, Any]:
     """OpenAPI, with how callers show who they are."""
     found = {**app.openapi(), "security": [{"token": []}]}
-    token = {"type": "http", "scheme": "bearer", "description": "Roles: read, write, admin. Or a client certificate."}
+    token = {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "Roles: read, write, admin; or bound to a subscriber. Or a client certificate.",
+    }
     found["components"] = {**found["components"], "securitySchemes": {"token": token}}
     return found
 

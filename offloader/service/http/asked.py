@@ -1,11 +1,10 @@
-"""What a request asks for: the caller's role, the stream in the path.
+"""What a request asks for: its operation and who may, the stream in the path.
 
 Owns how names travel in paths. Must never decode a name twice, or split one that was one part of a path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 from urllib.parse import unquote_to_bytes
 
@@ -13,11 +12,11 @@ from fastapi import Depends, Path, Request
 
 from formats.stream_names import STREAM_BYTES_MAX
 from offloader.errors import InvalidCall
-from offloader.service.auth import Caller, Role
 from offloader.service.http.gate import CALLER
+from offloader.service.roles import OPERATION_OF_ROUTE, Caller
 from offloader.stream_names import require_stream_name
 
-__all__ = ["Admin", "Reader", "StreamName", "SubscriberName", "Writer", "caller_of"]
+__all__ = ["Known", "StreamName", "SubscriberName", "caller_of", "require_allowed"]
 
 #: A name in a path, percent-encoded once more than in keys.
 _PART_CHARS_MAX = 3 * STREAM_BYTES_MAX
@@ -29,18 +28,19 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def _having(role: Role) -> Callable[[Request], Caller]:
-    def require(request: Request) -> Caller:
-        caller = caller_of(request)
-        caller.require(role)
-        return caller
+def require_allowed(request: Request) -> None:
+    """Passes whoever may do what the request's path and method are, by the table of operations.
 
-    return require
+    Raises:
+        NotAuthenticated, NotAllowed: who may not.
+    """
+    operation = OPERATION_OF_ROUTE[f"{request.method} {request.scope['route'].path}"]
+    subscriber = request.path_params.get("subscriber")
+    named = None if subscriber is None else _decoded(subscriber, "subscriber's name")
+    caller_of(request).may(operation, subscriber=named)
 
 
-Reader = Annotated[Caller, Depends(_having(Role.READ))]
-Writer = Annotated[Caller, Depends(_having(Role.WRITE))]
-Admin = Annotated[Caller, Depends(_having(Role.ADMIN))]
+Known = Annotated[Caller, Depends(caller_of)]
 
 
 def _decoded(part: str, what: str) -> str:

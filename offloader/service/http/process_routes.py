@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from offloader.metrics import CONTENT_TYPE
 from offloader.service.auth import Role
 from offloader.service.http.answers import Health, Items, Overview, Ready, shown
-from offloader.service.http.asked import Reader, caller_of
+from offloader.service.http.asked import caller_of
 from offloader.service.view import LIMIT_MAX, ServiceView
 
 __all__ = ["Limit", "NameQuery", "process_routes"]
@@ -49,39 +49,39 @@ def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRou
         return Ready.model_validate({"ready": found.ready, "problems": problems})
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    def metrics(_: Reader) -> Response:
+    def metrics() -> Response:
         """For Prometheus, in its text format (docs/OBSERVING.md)."""
         return Response(exposition(), headers={"content-type": CONTENT_TYPE})
 
     @router.get("/v1/overview", response_model_exclude_unset=True)
-    def overview(_: Reader) -> Overview:
+    def overview() -> Overview:
         """The process in short: readiness, store, buffer, how many streams are in which mode."""
         return shown(Overview, view.overview())
 
     @router.get("/v1/status", response_class=JSONResponse, responses={200: {"model": dict[str, Any]}})
-    def status(_: Reader) -> Response:
+    def status() -> Response:
         """The status document: every stream of the process (docs/OBSERVING.md)."""
         return JSONResponse(view.status())
 
     @router.get("/v1/config")
-    def config(_: Reader, topic: NameQuery = "") -> Items[dict[str, Any]]:
+    def config(topic: NameQuery = "") -> Items[dict[str, Any]]:
         """Every effective setting of a topic, or of the process, and where it comes from."""
         return Items[dict[str, Any]](items=view.config(topic))
 
     @router.get("/v1/errors")
     def errors(
-        _: Reader, stream: Annotated[str | None, Query(max_length=_NAME_CHARS_MAX)] = None, limit: Limit = 100
+        stream: Annotated[str | None, Query(max_length=_NAME_CHARS_MAX)] = None, limit: Limit = 100
     ) -> Items[dict[str, Any]]:
         """The newest warnings and errors, the newest first."""
         return Items[dict[str, Any]](items=view.errors(stream=stream, limit=limit))
 
     @router.get("/v1/decisions")
-    def decisions(_: Reader, limit: Limit = 20) -> Items[dict[str, Any]]:
+    def decisions(limit: Limit = 20) -> Items[dict[str, Any]]:
         """The newest decisions of retention about any stream of this process, the newest first."""
         return Items[dict[str, Any]](items=view.recent_decisions(limit))
 
     @router.get("/v1/orphans")
-    def orphans(_: Reader) -> dict[str, Any]:
+    def orphans() -> dict[str, Any]:
         """What the newest search for orphans left, and when cleanup and that search ended last."""
         return view.orphans()
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
 from offloader.service.http.answers import Items, LedgerRow, ListPage, SegmentRow, StreamRow, SubscriberRow, shown
-from offloader.service.http.asked import Reader, StreamName
+from offloader.service.http.asked import StreamName
 from offloader.service.http.cursors import CURSOR_CHARS_MAX, place_of, write_cursor
 from offloader.service.http.process_routes import Limit, NameQuery
 from offloader.service.stream_pages import Page, StreamOrder
@@ -30,7 +30,6 @@ def stream_routes(view: ServiceView) -> APIRouter:
 
     @router.get("", response_model_exclude_unset=True)
     def streams(
-        _: Reader,
         order: StreamOrder = StreamOrder.NAME,
         contains: NameQuery = "",
         served: Annotated[bool, Query(description="Only those that this process offloads.")] = False,
@@ -45,49 +44,49 @@ def stream_routes(view: ServiceView) -> APIRouter:
         return _page(ListPage[StreamRow], page, of)
 
     @router.get("/{stream}", response_model_exclude_unset=True)
-    def stream(_: Reader, name: StreamName) -> StreamRow:
+    def stream(name: StreamName) -> StreamRow:
         """One stream: what the process and the manifest say."""
         return shown(StreamRow, view.stream(name))
 
     @router.get("/{stream}/segments", response_model_exclude_unset=True)
-    def segments(_: Reader, name: StreamName, cursor: Cursor = "", limit: Limit = 100) -> ListPage[SegmentRow]:
+    def segments(name: StreamName, cursor: Cursor = "", limit: Limit = 100) -> ListPage[SegmentRow]:
         """Its segments in the stream's order."""
         of = ("segments", name)
         page = view.segments(name, after=place_of(cursor, *of), limit=limit)
         return _page(ListPage[SegmentRow], page, of)
 
     @router.get("/{stream}/ledgers", response_model_exclude_unset=True)
-    def ledgers(_: Reader, name: StreamName) -> Items[LedgerRow]:
+    def ledgers(name: StreamName) -> Items[LedgerRow]:
         """The ledgers of its hot tier, if it is offloaded here."""
         return shown(Items[LedgerRow], {"items": view.ledgers(name)})
 
     @router.get("/{stream}/shape")
-    def shape(_: Reader, name: StreamName) -> _Row:
+    def shape(name: StreamName) -> _Row:
         """Readable segments against the ledgers in them and publish time, for a picture."""
         return view.shape(name)
 
     @router.get("/{stream}/retention")
-    def retention(_: Reader, name: StreamName) -> _Row:
+    def retention(name: StreamName) -> _Row:
         """What the next decision would be and why, as facts and in words."""
         return view.retention(name)
 
     @router.get("/{stream}/decisions")
-    def decisions(_: Reader, name: StreamName) -> Items[_Row]:
+    def decisions(name: StreamName) -> Items[_Row]:
         """The recorded decisions, the newest first."""
         return Items[_Row](items=view.decisions(name))
 
     @router.get("/{stream}/subscribers", response_model_exclude_unset=True)
-    def subscribers(_: Reader, name: StreamName) -> Items[SubscriberRow]:
+    def subscribers(name: StreamName) -> Items[SubscriberRow]:
         """Who consumes it, how far each is, and whether it holds data back."""
         return shown(Items[SubscriberRow], {"items": view.subscribers(name)})
 
     @router.get("/{stream}/cleanup")
-    def cleanup(_: Reader, name: StreamName, limit: Limit = 100) -> _Row:
+    def cleanup(name: StreamName, limit: Limit = 100) -> _Row:
         """What the next round of cleanup would do, segment by segment."""
         return view.cleanup_plan(name, limit=limit)
 
     @router.get("/{stream}/orphans")
-    def orphans(_: Reader, name: StreamName, limit: Limit = 100) -> Items[_Row]:
+    def orphans(name: StreamName, limit: Limit = 100) -> Items[_Row]:
         """Things below the stream's name that no manifest needs, as a search finds them now."""
         return Items[_Row](items=view.orphans_of(name, limit=limit))
 

@@ -1,0 +1,154 @@
+"""Inputs that are small and would become large: refused by what they say of their sizes, before they are decoded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+from formats.checkpoint_columns import SegmentColumns
+from formats.checkpoint_parquet import decode_columns, encode_columns
+from formats.errors import FormatError, LimitExceeded
+from formats.manifest import (
+    CatalogEntry,
+    Pause,
+    decode_boundary,
+    decode_catalog_entry,
+    decode_record,
+    encode_catalog_entry,
+)
+from formats.sealed_json import sealed
+from formats.stream_names import STREAM_BYTES_MAX
+from offloader.clock import SystemClock
+from offloader.errors import InvalidCall
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.segment_record import columns_of
+from offloader.store.memory import MemoryStore
+from offloader.testing.manual_clock import ManualClock
+from tests.support.hostile_parquet import hostile_ledgers, hostile_lists, hostile_segments, lying_footer
+from tests.support.manifests import segment_edits
+
+_names = count()
+ROOT = Path(__file__).resolve().parents[2]
+#: What decoding a few kilobytes may take.
+DECODED_BYTES_MAX = 64 * 1024 * 1024
+_DECODE = """
+import resource, sys
+from formats.checkpoint import decode_checkpoint
+from formats.checkpoint_ledgers import decode_ledgers
+from formats.checkpoint_parquet import decode_columns, decode_names
+from formats.errors import FormatError
+data = sys.stdin.buffer.read()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+said = "decoded"
+try:
+    {decode}
+except FormatError as error:
+    said = f"{{type(error).__name__}}: {{error}}"
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, said)
+"""
+
+
+def decoded_in_a_process(decode: str, data: bytes) -> tuple[int, str]:
+    """Bytes by which a process grew that decoded ``data``, and what came of it."""
+    done = subprocess.run(
+        [sys.executable, "-c", _DECODE.format(decode=decode)], input=data, capture_output=True, check=True, cwd=ROOT
+    )
+    grown, _, said = done.stdout.decode().partition(" ")
+    return int(grown), said.strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "decode"),
+    [
+        ("rows that a dictionary repeats", "decode_columns(data)"),
+        ("rows that a dictionary repeats", "list(decode_names(data))"),
+        ("rows of a checkpoint", "decode_checkpoint(data)"),
+        ("a list that a dictionary repeats", "decode_columns(data)"),
+        ("a page of zeros", "decode_columns(data)"),
+        ("a page of zeros that the footer hides", "decode_columns(data)"),
+        ("ledgers one after the other", "decode_ledgers(data)"),
+    ],
+)
+def test_a_small_object_does_not_become_hundreds_of_megabytes(name: str, decode: str) -> None:
+    """With four times the rows, the first of these took 692 MB."""
+    rows, values = 1_000_000, 20_000_000
+    made = {
+        "rows that a dictionary repeats": lambda: hostile_segments(rows),
+        "rows of a checkpoint": lambda: hostile_segments(rows, metadata={b"offloader.checkpoint": sealed({})}),
+        "a list that a dictionary repeats": lambda: hostile_lists(values, dictionary=True),
+        "a page of zeros": lambda: hostile_lists(values, dictionary=False),
+        "a page of zeros that the footer hides": lambda: lying_footer(
+            hostile_lists(values, dictionary=False), values, said=5
+        ),
+        "ledgers one after the other": lambda: hostile_ledgers(8_000_000, group_rows=8_000_000),
+    }
+    data = made[name]()
+    assert len(data) < 32 * 1024
+    grown, said = decoded_in_a_process(decode, data)
+    assert grown < DECODED_BYTES_MAX, f"{len(data)} bytes took {grown}: {said}"
+    assert said.startswith("LimitExceeded"), said
+
+
+def test_segments_of_very_many_equal_ledgers_are_read_again() -> None:
+    """What compresses best of all that is right: ledgers that differ in nothing but their ids."""
+    columns = segments_with_ledgers(segments=40, ledgers=5000)
+    again = decode_columns(encode_columns(columns, {}))
+    assert again.spans.tolist() == columns.spans.tolist()
+    assert again.span_rows.tolist() == columns.span_rows.tolist()
+
+
+def segments_with_ledgers(segments: int, ledgers: int) -> SegmentColumns:
+    edits = [edit for number in range(segments) for edit in segment_edits(number)]
+    log = manifest_log()
+    log.open_epoch()
+    log.commit(edits)
+    columns = columns_of(log.state.segments.values())
+    spans = np.tile(np.array([0, 0, 9, 10, 1000]), (segments * ledgers, 1))
+    spans[:, 0] = np.arange(len(spans))
+    offsets = np.arange(segments + 1) * ledgers
+    return replace(columns, span_rows=np.arange(segments), span_offsets=offsets, spans=spans)
+
+
+def manifest_log() -> ManifestLog:
+    return ManifestLog(MemoryStore(f"size-limits-{next(_names)}", "", SystemClock()), "orders", clock=ManualClock())
+
+
+@pytest.mark.parametrize(
+    ("decode", "most"),
+    [(decode_record, 16 * 1024 * 1024), (decode_boundary, 4 * 1024), (decode_catalog_entry, 16 * 1024)],
+)
+def test_a_document_that_is_too_long_is_refused_before_it_is_parsed(
+    decode: Callable[[bytes], object], most: int
+) -> None:
+    for size, said in ((most + 1, "bytes"), (most, "unknown field|field|edits")):
+        empty = len(sealed({"format": 1, "surplus": ""}))
+        with pytest.raises(FormatError, match=f"^{said}") as raised:
+            decode(sealed({"format": 1, "surplus": "x" * (size - empty)}))
+        assert isinstance(raised.value, LimitExceeded) is (size > most), raised.value
+
+
+def test_edits_that_no_record_can_hold_are_refused_and_nothing_is_committed() -> None:
+    log = manifest_log()
+    log.open_epoch()
+    log.commit(segment_edits(0))
+    before = log.state.record_id
+    reason = "x" * (17 * 1024 * 1024)
+    with pytest.raises(InvalidCall, match="don't fit into one record"):
+        log.commit([Pause(reason)])
+    assert load_manifest(log.store, "orders").record_id == before
+    log.commit(segment_edits(1))
+    assert log.state.record_id == before + 1
+
+
+def test_the_longest_name_that_a_stream_can_have_fits_into_its_catalogue_entry() -> None:
+    name = "\x01" * STREAM_BYTES_MAX  # six bytes each in JSON
+    entry = CatalogEntry(name, UUID(int=7), 2**62)
+    assert decode_catalog_entry(encode_catalog_entry(entry)) == entry
