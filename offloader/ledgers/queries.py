@@ -1,12 +1,12 @@
 """What the embedded ledgers ask of their database.
 
-Owns the statements that find ledgers and stored chunks. Must never change a row.
+Owns the statements that find ledgers and stored chunks, and the database's highest ledger id.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,22 +17,27 @@ from offloader.ledgers.chunks import Chunk
 __all__ = [
     "READ_CHUNKS_MAX",
     "SELECT_LEDGER",
+    "StreamRow",
     "chunks_from",
     "find_ledger",
     "find_readable",
     "ledger_info",
-    "owner_and_newest",
+    "newest_given_out",
+    "newest_used",
+    "raise_used",
+    "source_id_of",
+    "stream_row",
     "within",
 ]
 
 #: Rows that one read takes in at most, so that entries without bytes don't make it endless.
 READ_CHUNKS_MAX = 262_144
 #: Of one stream, to be ordered or narrowed down.
-_LEDGER = "ledger_id, closed_ms IS NOT NULL, entries, size_bytes, created_ms, closed_ms"
+_LEDGER = "ledger_id, closed_ms IS NOT NULL, entries, size_bytes, created_ms, closed_ms, lost_entries"
 SELECT_LEDGER = f"SELECT {_LEDGER} FROM ledgers WHERE stream_id = ?"  # noqa: S608 - constants
 # an open ledger is the newest one, so that an append needn't look at the others, nor ask twice
-_OWNER_AND_NEWEST = (
-    f"SELECT streams.owner, {_LEDGER} FROM streams LEFT JOIN ledgers "  # noqa: S608 - constants
+_STREAM_ROW = (
+    f"SELECT streams.owner, ids_next, ids_end, {_LEDGER} FROM streams LEFT JOIN ledgers "  # noqa: S608 - constants
     "ON ledger_id = (SELECT max(ledger_id) FROM ledgers WHERE stream_id = ?1) WHERE streams.stream_id = ?1"
 )
 # the casts make sure of the types: SQLite would hand out whatever damage put into a column
@@ -49,7 +54,7 @@ def find_readable(connection: sqlite3.Connection, stream_id: int, start: Positio
     ledger_id, entry_id = (max(min(number, _INT64_MAX), 0) for number in start)
     row = connection.execute(
         "SELECT ledger_id FROM ledgers WHERE stream_id = ?1 AND ledger_id >= ?2 "
-        "AND entries > CASE ledger_id WHEN ?3 THEN ?4 ELSE 0 END ORDER BY ledger_id LIMIT 1",
+        "AND entries - lost_entries > CASE ledger_id WHEN ?3 THEN ?4 ELSE 0 END ORDER BY ledger_id LIMIT 1",
         (stream_id, ledger_id, ledger_id, entry_id if start.ledger_id == ledger_id else 0),
     ).fetchone()
     if row is None:
@@ -85,12 +90,67 @@ def chunks_from(connection: sqlite3.Connection, ledger_id: int, entry_id: int, m
     return chunks
 
 
-def owner_and_newest(connection: sqlite3.Connection, stream_id: int) -> tuple[int | None, LedgerInfo | None]:
-    """The stream's owner number (``None``: no such stream) and its newest ledger."""
-    row = connection.execute(_OWNER_AND_NEWEST, (stream_id,)).fetchone()
+class StreamRow(NamedTuple):
+    """What an append has to know of its stream.
+
+    Attributes:
+        owner: the number of the handle that may change it.
+        ids_next, ids_end: granted ledger ids that no ledger has taken yet; ``ids_end`` is ``None`` when the database
+            picks the ids.
+        open_ledger: the ledger that is appended to, if any.
+    """
+
+    owner: int
+    ids_next: int
+    ids_end: int | None
+    open_ledger: LedgerInfo | None
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether there is an id for a new ledger."""
+        return self.ids_end is None or self.ids_next < self.ids_end
+
+    def with_ids(self, ids_next: int, ids_end: int | None) -> StreamRow:
+        return self._replace(ids_next=ids_next, ids_end=ids_end)
+
+
+def stream_row(connection: sqlite3.Connection, stream_id: int) -> StreamRow | None:
+    """``None``: no such stream."""
+    row = connection.execute(_STREAM_ROW, (stream_id,)).fetchone()
     if row is None:
-        return None, None
-    return row[0], None if row[1] is None else ledger_info(row[1:])
+        return None
+    newest = None if row[3] is None else ledger_info(row[3:])
+    return StreamRow(row[0], row[1], row[2], None if newest is None or newest.closed else newest)
+
+
+def newest_given_out(connection: sqlite3.Connection, stream_id: int) -> Position | None:
+    """The newest position that was ever appended to a stream; deleted ledgers count."""
+    found = connection.execute(
+        "SELECT reached_ledger_id, reached_entry_id FROM streams WHERE stream_id = ?1 UNION ALL "
+        "SELECT max(ledger_id), entries - 1 FROM ledgers WHERE stream_id = ?1 AND entries > 0",
+        (stream_id,),
+    ).fetchall()
+    return max((Position(*row) for row in found if row[0] is not None and row[0] >= 0), default=None)
+
+
+def source_id_of(connection: sqlite3.Connection) -> bytes:
+    """The database's uuid."""
+    return bytes(connection.execute("SELECT source_id FROM identity").fetchone()[0])
+
+
+def newest_used(connection: sqlite3.Connection) -> int:
+    """The highest ledger id that the database has used for any stream, or granted; 0: none."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ledgers'").fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def raise_used(connection: sqlite3.Connection, ledger_id: int) -> None:
+    """Every ledger id that the database picks later is above ``ledger_id``."""
+    connection.execute(
+        "INSERT INTO sqlite_sequence (name, seq) SELECT 'ledgers', 0 "
+        "WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'ledgers')"
+    )
+    connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'ledgers'", (ledger_id,))
 
 
 def find_ledger(connection: sqlite3.Connection, stream_id: int, ledger_id: int) -> LedgerInfo | None:
@@ -99,7 +159,7 @@ def find_ledger(connection: sqlite3.Connection, stream_id: int, ledger_id: int) 
 
 
 def ledger_info(row: tuple[Any, ...]) -> LedgerInfo:
-    ledger_id, closed, entries, size_bytes, created_ms, closed_ms = row
+    ledger_id, closed, entries, size_bytes, created_ms, closed_ms, lost = row
     return LedgerInfo(
         ledger_id=ledger_id,
         closed=bool(closed),
@@ -107,4 +167,5 @@ def ledger_info(row: tuple[Any, ...]) -> LedgerInfo:
         size_bytes=size_bytes,
         created_ms=created_ms,
         closed_ms=closed_ms,
+        lost=((entries - lost, entries - 1),) if lost else (),
     )
