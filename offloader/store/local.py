@@ -170,6 +170,7 @@ class LocalStore:
         with translated(self.url, f"put of {key}"):
             if mode.create_only:
                 self._refuse_existing(key)
+            self._check_etag(key, mode)
             with self._files.temporary(body) as temporary:
                 return self._publish(key, temporary, kept, crc, mode)
 
