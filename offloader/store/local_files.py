@@ -132,7 +132,8 @@ class VersionedFiles:
         target = self._directory / key
         with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
             sync_name(target)
-            make_directories(target.parent)
+            with contextlib.suppress(PermissionError):  # above the root, where nothing is ours
+                sync_name(target.parent)
 
     def _published(self, key: str, version: Version) -> Version:
         """Confirms an object that is in its place since a moment ago."""

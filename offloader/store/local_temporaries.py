@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from offloader.directories import RACES_MAX
-from offloader.errors import StoreUnavailable
+from offloader.errors import OutcomeUnknown, StoreUnavailable
 
 __all__ = ["LEFT_AGE_MS", "Temporaries"]
 
@@ -51,13 +51,18 @@ class Temporaries:
                 path.mkdir()
             flags = os.O_RDONLY | os.O_DIRECTORY if is_directory else os.O_WRONLY | os.O_CREAT | os.O_EXCL
             descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+            is_kept = False
             try:
                 _lock(descriptor)
                 if os.fstat(descriptor).st_nlink:  # else it was swept before the lock, by a clock that is ahead
                     yield path, descriptor
                     return
+            except OutcomeUnknown:
+                is_kept = True  # the second link of an object whose name may not be on the disk
+                raise
             finally:
-                _remove(path, is_directory=is_directory)
+                if not is_kept:
+                    _remove(path, is_directory=is_directory)
                 os.close(descriptor)
         raise StoreUnavailable(f"{self._directory}: each new file was removed at once", hint="check the clocks")
 
