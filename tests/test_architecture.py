@@ -22,6 +22,7 @@ LAYERS = [
         "offloader",
         "offloader.effective_settings",
         "offloader.backoff",
+        "offloader.directories",
         "offloader.errors",
         "offloader.settings",
         "offloader.clock",

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from offloader.clock import Clock
+from offloader.directories import make_directories, sync_name
 from offloader.errors import (
     AccessDenied,
     Closed,
@@ -278,18 +279,16 @@ class Database:
 
     def _prepare_file(self, create: bool) -> None:
         path = Path(self.path)
-        if path.exists():
-            return
-        if not create:
+        is_there = path.exists()
+        if not is_there and not create:
             raise NotFound(f"ledger database {path} doesn't exist", hint="check the path; appending creates it")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-        # the file's name must survive a power cut as well as its content
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        if not is_there:
+            make_directories(path.absolute().parent)
+            path.touch()
+        # The file's name must survive a power cut as well as its content, also where the process that made the file
+        # hasn't synced it yet.
+        with contextlib.suppress(*([PermissionError] if is_there else [])):
+            sync_name(path)
 
     def _prepare_schema(self) -> None:
         connection = self._writer

@@ -243,9 +243,15 @@ class AzureStore(CloudStore):
         failures: list[DeleteFailure] = []
         for at in range(0, len(keys), DELETED_AT_ONCE_MAX):
             some = keys[at : at + DELETED_AT_ONCE_MAX]
-            failures += self._ask(
-                f"delete of {len(some)} objects", self._delete_all(some), writes=True, size_bytes=len(some) * 65536
-            )
+            call = self._delete_all(some)
+            try:
+                failures += self._ask(f"delete of {len(some)} objects", call, writes=True, size_bytes=len(some) * 65536)
+            except OffloaderError as error:
+                if at == 0:
+                    raise
+                # Some are gone, so the call as a whole didn't fail: the others are named.
+                retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
+                return [*failures, *(DeleteFailure(key, str(error), retryable) for key in keys[at:])]
         return failures
 
     def _remove_version(self, key: str, etag: str) -> None:

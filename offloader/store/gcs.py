@@ -273,7 +273,15 @@ class GcsStore(CloudStore):
                     )
                 return None
 
-        return await asyncio.gather(*(delete(key) for key in keys))
+        found = await asyncio.gather(*(delete(key) for key in keys), return_exceptions=True)
+        lost = [each for each in found if isinstance(each, BaseException)]
+        if len(lost) == len(keys):
+            raise next((error for error in lost if not was_never_sent(error)), lost[0])
+        # Some are gone, so the call as a whole didn't fail: the others are named.
+        return [
+            DeleteFailure(key, type(each).__name__, True) if isinstance(each, BaseException) else each
+            for key, each in zip(keys, found, strict=True)
+        ]
 
     # -- uploads
 

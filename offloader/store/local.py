@@ -12,10 +12,15 @@ The files, below the directory of the URL:
   size are the ETag.
 * ``.offloader/tmp``: files being written; ``.offloader/uploads/<id>``: parts; ``.offloader/lock``: held while an object
   is replaced, removed or completed. Creating needs no lock: a hard link is exclusive by itself, between processes too.
+
+An object appears before its name is on the disk. Until then it has a second link in ``.offloader/tmp``. Who meets such
+an object, to read it or because it is in the way of a create, makes the name durable before answering: what another
+process hasn't confirmed yet, or never will, can't be lost any more once somebody relies on it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +28,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from offloader.clock import Clock
+from offloader.directories import make_directories
 from offloader.errors import (
     AccessDenied,
     BucketMissing,
@@ -51,6 +57,7 @@ from offloader.store.base import (
 from offloader.store.local_disk import DirectoryLock, translated
 from offloader.store.local_files import HIDDEN, Version, VersionedFiles
 from offloader.store.local_listing import list_files
+from offloader.store.local_temporaries import Temporaries
 from offloader.store.local_uploads import LocalUploads
 from offloader.store.receiver import Receiver
 
@@ -72,10 +79,13 @@ def open_url(url: str, options: StoreOptions) -> LocalStore:
         raise BucketMissing(f"{url}: no such directory", hint="check the path, or write something there first")
     if not options.read_only:
         with translated(url, "opening"):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directories(directory)
         if not os.access(directory, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
             raise AccessDenied(f"{url}: the directory can't be written", hint="check its owner and permissions")
-    return LocalStore(directory, options.settings, options.clock)
+    store = LocalStore(directory, options.settings, options.clock)
+    if not options.read_only:
+        store.sweep(options.clock.now_ms())
+    return store
 
 
 class LocalStore:
@@ -83,8 +93,9 @@ class LocalStore:
 
     def __init__(self, directory: Path, settings: StoreSettings, clock: Clock) -> None:
         self._directory = directory
-        self._files = VersionedFiles(directory)
-        self._uploads = LocalUploads(directory / HIDDEN / "uploads")
+        self._temporaries = Temporaries(directory / HIDDEN / "tmp")
+        self._files = VersionedFiles(directory, self._temporaries)
+        self._uploads = LocalUploads(directory / HIDDEN / "uploads", self._temporaries)
         self._lock = DirectoryLock(directory / HIDDEN / "lock", settings.read_timeout_s, clock)
 
     def __repr__(self) -> str:
@@ -127,6 +138,7 @@ class LocalStore:
             if found is None:
                 raise NotFound(f"{self.url}: no object {key}")
             body, version = found
+            self._confirm(key, version)
             kept = self._files.sidecar(key, version)
             if kept is None and self._files.version(key) == version:
                 kept = self._files.sidecar_of_copy(key, version)
@@ -134,6 +146,15 @@ class LocalStore:
                 info = ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms, *kept)
                 return body, info
         raise StoreUnavailable(f"{self.url}: {key} was replaced {REPLACEMENTS_MAX} times while it was read")
+
+    def _confirm(self, key: str, version: Version) -> None:
+        if not version.is_confirmed:
+            self._files.confirm(key)
+
+    def sweep(self, now_ms: int) -> None:
+        """Removes what killed processes left in the hidden folder; what can't be removed stays."""
+        with contextlib.suppress(OSError):
+            self._temporaries.sweep(now_ms)
 
     def put(
         self,
@@ -147,30 +168,38 @@ class LocalStore:
         _check(key)
         _, kept, crc = checks.check_put(key, body, mode, metadata, crc32c)
         with translated(self.url, f"put of {key}"):
-            if mode.create_only and self._files.version(key) is not None:
-                raise PreconditionFailed(f"{self.url}: {key} exists already")
-            temporary = self._files.temporary(body)
-            return self._publish(key, temporary, kept, crc, mode)
+            if mode.create_only:
+                self._refuse_existing(key)
+            self._check_etag(key, mode)
+            with self._files.temporary(body) as temporary:
+                return self._publish(key, temporary, kept, crc, mode)
+
+    def _refuse_existing(self, key: str) -> None:
+        there = self._files.version(key)
+        if there is not None:
+            self._confirm(key, there)
+            raise PreconditionFailed(f"{self.url}: {key} exists already")
 
     def _publish(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int, mode: PutMode) -> ObjectInfo:
         """Makes the complete, synced file ``temporary`` the object ``key``."""
-        try:
-            if mode.create_only:
-                version = self._files.create(key, temporary, metadata, crc)
-                if version is None:
-                    raise PreconditionFailed(f"{self.url}: {key} exists already")
-            else:
-                with self._lock:
-                    self._check_etag(key, mode)
-                    version = self._files.replace(key, temporary, metadata, crc)
-        finally:
-            temporary.unlink(missing_ok=True)
+        if mode.create_only:
+            created = self._files.create(key, temporary, metadata, crc)
+            if created is None:
+                self._refuse_existing(key)
+                raise StoreUnavailable(f"{self.url}: {key} was there and then gone", hint="try again")
+            version = created
+        else:
+            with self._lock:
+                self._check_etag(key, mode)
+                version = self._files.replace(key, temporary, metadata, crc)
         return ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms, dict(metadata), crc)
 
     def _check_etag(self, key: str, mode: PutMode) -> None:
         if mode.etag is None:
             return
         there = self._files.version(key)
+        if there is not None:
+            self._confirm(key, there)
         if there is None or there.etag != mode.etag:
             found = "isn't there" if there is None else f"has ETag {there.etag}"
             raise PreconditionFailed(f"{self.url}: {key} {found}, expected {mode.etag}")
@@ -181,6 +210,10 @@ class LocalStore:
             if not self._directory.is_dir():
                 raise BucketMissing(f"{self.url}: no such directory", hint="it was there when the store was opened")
             found = list_files(self._directory, prefix, after, limit + 1)
+            # One key of a directory stands for all of them.
+            new = {key.rpartition("/")[0]: key for key, version in found[:limit] if not version.is_confirmed}
+            for key in new.values():
+                self._files.confirm(key)
         objects = tuple(
             ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms) for key, version in found[:limit]
         )
@@ -222,8 +255,8 @@ class LocalStore:
         crc = checks.body_crc32c(key, body, crc32c)
         with translated(self.url, f"part {number} of {key}"):
             self._uploads.metadata_of(key, upload_id)
-            temporary = self._files.temporary(body)
-            return self._uploads.keep_part(key, upload_id, number, temporary, crc)
+            with self._files.temporary(body) as temporary:
+                return self._uploads.keep_part(key, upload_id, number, temporary, crc)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         _check(key)
@@ -234,9 +267,10 @@ class LocalStore:
                 paths = self._uploads.check_parts(key, upload_id, parts)
             except NotFound as gone:
                 raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
-            temporary, crc = self._files.joined(key, [(path, part) for path, part in zip(paths, parts, strict=True)])
-            info = self._publish(key, temporary, metadata, crc, OVERWRITE)
-            self._uploads.drop(upload_id)
+            with self._files.joined(key, list(zip(paths, parts, strict=True))) as (temporary, crc):
+                info = self._publish(key, temporary, metadata, crc, OVERWRITE)
+            with contextlib.suppress(OSError):  # the object is there; what stays can be listed and aborted
+                self._uploads.drop(upload_id)
         return info
 
     def abort_upload(self, key: str, upload_id: str) -> None:

@@ -15,22 +15,18 @@ from pathlib import Path
 
 from formats.buffers import views_of
 from offloader.clock import Clock
+from offloader.directories import make_directories
 from offloader.errors import AccessDenied, InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.store.base import Body
 
 __all__ = [
-    "RACES_MAX",
     "DirectoryLock",
-    "make_directories",
     "names_in",
     "remove_empty",
-    "sync_directory",
     "translated",
     "write_all",
 ]
 
-#: Tries of a step that a concurrent removal of empty directories can undo.
-RACES_MAX = 20
 _LOCK_POLL_S = 0.002
 
 _ERRNO_KINDS: Mapping[int, tuple[type[OffloaderError], str]] = {
@@ -70,7 +66,8 @@ class DirectoryLock:
         self._held = threading.local()
 
     def __enter__(self) -> None:
-        make_directories(self._path.parent)
+        if not self._path.parent.is_dir():
+            make_directories(self._path.parent)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             self._acquire(descriptor)
@@ -96,34 +93,6 @@ class DirectoryLock:
                         f"{self._path} is held by somebody else for {self._timeout_s} s", hint="try again"
                     ) from None
             self._clock.wait(never, _LOCK_POLL_S)
-
-
-def make_directories(path: Path) -> None:
-    """Makes ``path`` and what is above it, each durable: its parent is synced."""
-    if path.is_dir():
-        return
-    for _ in range(RACES_MAX):
-        try:
-            path.mkdir()
-        except FileNotFoundError:
-            make_directories(path.parent)
-            continue
-        except FileExistsError:
-            if not path.is_dir():
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
-            return
-        with contextlib.suppress(FileNotFoundError):
-            sync_directory(path.parent)
-        return
-
-
-def sync_directory(path: Path) -> None:
-    """Makes the names in ``path`` durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def names_in(directory: Path) -> list[str]:

@@ -14,20 +14,15 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from formats.checksum import crc32c
-from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
+from offloader.directories import RACES_MAX, make_directories, sync_directory, sync_name
+from offloader.errors import Corrupt, InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.store.base import Body, ByteRange, PartInfo
-from offloader.store.local_disk import (
-    RACES_MAX,
-    make_directories,
-    names_in,
-    remove_empty,
-    sync_directory,
-    write_all,
-)
+from offloader.store.local_disk import names_in, remove_empty, write_all
+from offloader.store.local_temporaries import Temporaries
 from offloader.store.receiver import Receiver
 
 __all__ = ["HIDDEN", "Version", "VersionedFiles"]
@@ -39,14 +34,19 @@ _COPY_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of one file."""
+    """One version of one file.
+
+    Attributes:
+        is_confirmed: whether its name is on the disk. Who wrote it keeps a second link until then.
+    """
 
     mtime_ns: int
     size_bytes: int
+    is_confirmed: bool = field(default=True, compare=False)
 
     @classmethod
     def of(cls, status: os.stat_result) -> Version:
-        return cls(status.st_mtime_ns, status.st_size)
+        return cls(status.st_mtime_ns, status.st_size, status.st_nlink == 1)
 
     @property
     def etag(self) -> str:
@@ -60,10 +60,10 @@ class Version:
 class VersionedFiles:
     """Objects as files below ``directory``, and their sidecars."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, temporaries: Temporaries) -> None:
         self._directory = directory
         self._meta = directory / HIDDEN / "meta"
-        self._temporaries = directory / HIDDEN / "tmp"
+        self._temporaries = temporaries
 
     def version(self, key: str) -> Version | None:
         """The object's version, ``None`` when there is none (a directory is none)."""
@@ -100,16 +100,19 @@ class VersionedFiles:
                 length -= len(piece)
             return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), Version.of(status)
 
-    def temporary(self, body: Body) -> Path:
-        """A new file holding ``body``, on the disk."""
-        with self._new_temporary() as (path, descriptor):
+    @contextlib.contextmanager
+    def temporary(self, body: Body) -> Iterator[Path]:
+        """A new file holding ``body``, on the disk; it goes with the context."""
+        with self._temporaries.new() as (path, descriptor):
             write_all(descriptor, body)
-        return path
+            os.fsync(descriptor)
+            yield path
 
-    def joined(self, key: str, parts: Sequence[tuple[Path, PartInfo]]) -> tuple[Path, int]:
+    @contextlib.contextmanager
+    def joined(self, key: str, parts: Sequence[tuple[Path, PartInfo]]) -> Iterator[tuple[Path, int]]:
         """A new file of ``parts`` in order, and its CRC-32C; each part's own is checked on the way."""
         total = 0
-        with self._new_temporary() as (path, descriptor):
+        with self._temporaries.new() as (path, descriptor):
             for part_path, part in parts:
                 found = 0
                 with part_path.open("rb", buffering=0) as source:
@@ -121,22 +124,27 @@ class VersionedFiles:
                         f"part {part.number} of {key} has CRC-32C {found:#010x}, expected {part.crc32c:#010x}",
                         hint="the part was damaged on the disk; upload it again",
                     )
-        return path, total
+            os.fsync(descriptor)
+            yield path, total
 
-    @contextlib.contextmanager
-    def _new_temporary(self) -> Iterator[tuple[Path, int]]:
-        make_directories(self._temporaries)
-        path = self._temporaries / secrets.token_hex(16)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    def confirm(self, key: str) -> None:
+        """Makes the object's name durable, for who relies on an object that another process hasn't confirmed yet."""
+        target = self._directory / key
+        with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+            sync_name(target)
+            with contextlib.suppress(PermissionError):  # above the root, where nothing is ours
+                sync_name(target.parent)
+
+    def _published(self, key: str, version: Version) -> Version:
+        """Confirms an object that is in its place since a moment ago."""
         try:
-            try:
-                yield path, descriptor
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+            self.confirm(key)
+        except OSError as error:
+            raise OutcomeUnknown(
+                f"{self._directory / key} was written, then its directory couldn't be synced: {error.strerror}",
+                hint="check the disk, and look before repeating it",
+            ) from error
+        return version
 
     def create(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int) -> Version | None:
         """Links ``temporary`` as ``key``; ``None`` when the key is taken. The link is the step that decides."""
@@ -144,7 +152,8 @@ class VersionedFiles:
         target = self._directory / key
         try:
             for _ in range(RACES_MAX):
-                make_directories(target.parent)
+                if not target.parent.is_dir():
+                    make_directories(target.parent)
                 try:
                     os.link(temporary, target)
                 except FileNotFoundError:
@@ -152,33 +161,37 @@ class VersionedFiles:
                 except FileExistsError:
                     if target.is_dir():
                         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
-                    break
-                sync_directory(target.parent)
-                return version
+                    sidecar.unlink(missing_ok=True)
+                    return None
+                break
+            else:
+                raise StoreUnavailable(f"{key}: its directory was removed {RACES_MAX} times", hint="try again")
         except BaseException:
             sidecar.unlink(missing_ok=True)
             raise
-        sidecar.unlink(missing_ok=True)
-        return None
+        return self._published(key, version)
 
     def replace(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int) -> Version:
         """Renames ``temporary`` to ``key``, whatever is there. The caller holds the lock."""
         old = self.version(key)
         version, sidecar = self._describe(key, temporary, metadata, crc)
         target = self._directory / key
+        staged = _second_link(temporary)
         try:
             for attempt in range(RACES_MAX):
-                make_directories(target.parent)
+                if not target.parent.is_dir():
+                    make_directories(target.parent)
                 try:
-                    temporary.replace(target)
+                    staged.replace(target)
                     break
                 except FileNotFoundError:
-                    if attempt == RACES_MAX - 1 or not temporary.exists():
+                    if attempt == RACES_MAX - 1 or not staged.exists():
                         raise
         except BaseException:
             sidecar.unlink(missing_ok=True)
+            staged.unlink(missing_ok=True)
             raise
-        sync_directory(target.parent)
+        self._published(key, version)
         if old is not None:
             self._sidecar_path(key, old).unlink(missing_ok=True)
         return version
@@ -230,7 +243,8 @@ class VersionedFiles:
             os.utime(temporary, ns=(status.st_atime_ns, base_ns + secrets.randbelow(1_000_000)))
             version = Version.of(temporary.stat())
             path = self._sidecar_path(key, version)
-            make_directories(path.parent)
+            if not path.parent.is_dir():
+                make_directories(path.parent)
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             except (FileExistsError, FileNotFoundError):
@@ -241,8 +255,22 @@ class VersionedFiles:
             finally:
                 os.close(descriptor)
             sync_directory(path.parent)
+            make_directories(path.parent)
             return version, path
         raise StoreUnavailable(f"{key}: no unused version in {RACES_MAX} draws", hint="try again")
+
+
+def _second_link(temporary: Path) -> Path:
+    """Another name of the file, by which it can be moved while the first one stays; where a file system has no hard
+    links, the same name: nobody can see there whether the move is confirmed."""
+    staged = temporary.with_name(f"{temporary.name}-staged")
+    try:
+        os.link(temporary, staged)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+            raise
+        return temporary
+    return staged
 
 
 def _receive(file: io.FileIO, length: int, into: Receiver) -> None:

@@ -14,9 +14,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from offloader.directories import make_directories, sync_directory
 from offloader.errors import Corrupt, InvalidCall, NotFound
 from offloader.store.base import PartInfo, UploadInfo
-from offloader.store.local_disk import make_directories, names_in, sync_directory
+from offloader.store.local_disk import names_in
+from offloader.store.local_temporaries import Temporaries
 
 __all__ = ["LocalUploads"]
 
@@ -25,21 +27,22 @@ _PART = re.compile(r"(\d{5})-([0-9a-f]+)-([0-9a-f]{8})-([0-9a-f]{16})\.part\Z")
 
 
 class LocalUploads:
-    """Uploads below ``directory``."""
+    """Uploads below ``directory``, described among ``temporaries`` first."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, temporaries: Temporaries) -> None:
         self._directory = directory
+        self._temporaries = temporaries
 
     def begin(self, key: str, upload_id: str, metadata: Mapping[str, str]) -> None:
         """The directory appears with its description in it, by a rename."""
-        making = self._directory / f"{upload_id}.new"
-        make_directories(making)
-        with (making / "upload.json").open("wb") as file:
-            file.write(json.dumps({"key": key, "metadata": dict(metadata)}).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(making)
-        making.rename(self._directory / upload_id)
+        make_directories(self._directory)
+        with self._temporaries.new_directory() as making:
+            with (making / "upload.json").open("wb") as file:
+                file.write(json.dumps({"key": key, "metadata": dict(metadata)}).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            sync_directory(making)
+            making.rename(self._directory / upload_id)
         sync_directory(self._directory)
 
     def is_there(self, key: str, upload_id: str) -> bool:
@@ -81,7 +84,6 @@ class LocalUploads:
         try:
             temporary.rename(path)
         except FileNotFoundError:
-            temporary.unlink(missing_ok=True)
             raise NotFound(f"{self._directory}: no upload {upload_id} of {key}") from None
         for name in names_in(directory):
             if name.startswith(f"{number:05d}-") and name != path.name:

@@ -100,10 +100,11 @@ def test_segment_whose_completion_cannot_be_looked_at_is_not_sent_again(
 def test_s3_completion_without_a_proof_whose_look_fails_is_an_unknown_outcome() -> None:
     body = b"<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>"
     part = PartInfo(1, '"0123456789abcdef0123456789abcdef"', 5, 1234)
-    keys: dict[str, Any] = {"access_key": "offloader", "secret_key": "secret"}
-    with ScriptedServer([Answer(200, body), Answer(403)]) as server:
-        place = {"endpoint_url": server.url, "region": "us-east-1"}
-        with closing(open_store("s3://bucket/root", settings=ONCE, **place, **keys)) as store:
-            error = outcome_of(lambda: store.complete_upload("k", "u", [part]))
-            assert isinstance(error, OutcomeUnknown)
-            assert "head of k failed: 403" in error.message
+    options: dict[str, Any] = {"access_key": "offloader", "secret_key": "secret", "region": "us-east-1"}
+    with (
+        ScriptedServer([Answer(200, body), Answer(403)]) as server,
+        closing(open_store("s3://bucket/root", endpoint_url=server.url, settings=ONCE, **options)) as store,
+    ):
+        error = outcome_of(lambda: store.complete_upload("k", "u", [part]))
+        assert isinstance(error, OutcomeUnknown)
+        assert "head of k failed: 403" in error.message

@@ -18,7 +18,8 @@ from formats.buffers import Pieces, views_of
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, OVERWRITE, IfMatch, PutMode, StoreOptions, open_store
-from offloader.store.probe import probe_conditional_puts, require_conditional_puts
+from offloader.store.metered import requests_of
+from offloader.store.probe import CREATES, ETAGS, probe_conditional_puts, require_conditional_puts
 from offloader.store.s3_body import BodyReader, sendable
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.servers import silent_server
@@ -282,6 +283,20 @@ def test_every_s3_server_we_test_with_keeps_its_promise(s3_place: Any) -> None:
     store = s3_place.open()
     assert require_conditional_puts(store, rounds=8).conditional
     assert all_keys(store) == []
+
+
+def test_store_that_ignores_one_condition_in_twenty_passes_less_than_once_in_a_thousand_starts() -> None:
+    assert 0.95 ** (CREATES + ETAGS) < 0.001
+
+
+def test_second_probe_of_a_bucket_by_one_process_asks_less(servers: Any) -> None:
+    place = servers.place("moto")
+    first, second = (place.open(region="not-probed-yet") for _ in range(2))
+    require_conditional_puts(first)
+    require_conditional_puts(second)
+    asked = requests_of(second)["put"].requests
+    assert asked < 20
+    assert requests_of(first)["put"].requests == asked + CREATES + ETAGS + 30
 
 
 def test_the_probe_finds_a_lie_about_etags() -> None:

@@ -18,6 +18,7 @@ import pytest
 from offloader.errors import OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable, Throttled
 from offloader.settings import LimitSettings, StoreSettings
 from offloader.store.base import CREATE, ObjectStore, PartInfo, open_store
+from offloader.store.gcs import DELETES_AT_ONCE_MAX
 from offloader.store.throttled import limits_of
 from offloader.testing.servers import Answer, ScriptedServer
 from tests.support.holding_proxy import HoldingProxy
@@ -185,6 +186,11 @@ class Connections:
             body += connection.recv(65536)
         return data
 
+    def refuse_more(self) -> None:
+        """Takes no connection from now on."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
     def _accept(self) -> None:
         for number in itertools.count():
             try:
@@ -205,8 +211,8 @@ class Connections:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        with contextlib.suppress(OSError):
+            self.refuse_more()
         for thread in self._threads:
             thread.join(PATIENCE_S)
 
@@ -291,3 +297,23 @@ def test_cloud_write_on_a_reused_connection_that_ends_is_sent_once(
             outcome = error
         assert len(server.requests) == 2
         assert isinstance(outcome, OutcomeUnknown)
+
+
+def test_gcs_delete_that_some_keys_never_reached_names_them() -> None:
+    """The server takes as many connections as keys are deleted at once, and no more."""
+    keys = [f"k{number:02d}" for number in range(DELETES_AT_ONCE_MAX + 1)]
+    everybody = threading.Barrier(DELETES_AT_ONCE_MAX)
+
+    def serve(server: Connections, connection: socket.socket, _: int) -> None:
+        server.read(connection)
+        if everybody.wait(PATIENCE_S) == 0:
+            server.refuse_more()
+        everybody.wait(PATIENCE_S)
+        connection.sendall(_DELETED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+
+    with Connections(serve) as server, closing(gcs(f"http://127.0.0.1:{server.port}")) as store:
+        try:
+            left = [failure.key for failure in store.delete(keys)]
+        except OffloaderError as error:
+            left = [type(error).__name__]
+        assert left == keys[-1:]

@@ -1,0 +1,71 @@
+"""Stores that keep a condition mostly: the start-up probe asks often enough to find out."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import uuid
+from typing import Any
+
+import pytest
+
+from offloader.errors import Unsupported
+from offloader.store.base import OVERWRITE, PutMode, open_store
+from offloader.store.probe import probe_conditional_puts, require_conditional_puts
+from offloader.testing.faulty_store import FaultyStore
+from offloader.testing.store_suite import all_keys
+from tests.support.holding_proxy import HoldingProxy
+
+
+class DroppingConditions(HoldingProxy):
+    """Drops the condition of every ``nth`` conditional PUT before the server sees it."""
+
+    def __init__(self, endpoint_url: str, nth: int) -> None:
+        super().__init__(endpoint_url)
+        self._turns = itertools.count(1)
+        self._nth = nth
+
+    def _sent(self, request: bytes) -> bytes:
+        head, _, body = request.partition(b"\r\n\r\n")
+        plain = re.sub(rb"(?i)\r\nif-(none-)?match: [^\r]*", b"", head)
+        if request.startswith(b"PUT ") and plain != head and next(self._turns) % self._nth == 0:
+            head = plain
+        return super()._sent(head + b"\r\n\r\n" + body)
+
+
+def test_store_that_ignores_one_condition_in_twenty_is_refused_for_writing(servers: Any) -> None:
+    place = servers.place("moto")  # it doesn't check signatures, which cover the conditions
+    with DroppingConditions(place.endpoint.url, 20) as proxy:
+        store = open_store(place.url, **{**place.options, "endpoint_url": proxy.url})
+        assert probe_conditional_puts(store).problems != ()
+        assert all_keys(store) == []
+    with DroppingConditions(place.endpoint.url, 20) as proxy:
+        store = open_store(place.url, **{**place.options, "endpoint_url": proxy.url})
+        with pytest.raises(Unsupported, match="can't be written safely: of 90 creates"):
+            require_conditional_puts(store)
+
+
+class Moody(FaultyStore):
+    """Ignores conditions of kinds that it is told, with a chance."""
+
+    def __init__(self, seed: int, chance: float, kinds: str) -> None:
+        super().__init__(open_store(f"memory://{uuid.uuid4().hex}"))
+        self._random, self._chance, self._kinds = random.Random(seed), chance, kinds
+
+    def put(self, key: str, body: Any, *, mode: PutMode = OVERWRITE, **more: Any) -> Any:
+        kind = "create" if mode.create_only else "etag" if mode.etag else ""
+        if kind and kind in self._kinds and self._random.random() < self._chance:
+            mode = OVERWRITE
+        return super().put(key, body, mode=mode, **more)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_probe_finds_conditions_that_are_ignored_now_and_then(seed: int) -> None:
+    assert not probe_conditional_puts(Moody(seed, 0.05, "create etag")).conditional
+
+
+@pytest.mark.parametrize("kinds", ["create", "etag"])
+def test_probe_finds_one_condition_that_is_ignored_now_and_then(kinds: str) -> None:
+    [problem] = probe_conditional_puts(Moody(1, 0.2, kinds), rounds=0).problems
+    assert ("creates" in problem) is (kinds == "create")
