@@ -246,7 +246,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _simulated:
         terminalreporter.section("simulations")
         counts = ", ".join(f"{count} {world}" for world, count in sorted(_simulated.items()))
-        terminalreporter.write_line(f"seeds: {counts}; to run them again: {SEEDS_VARIABLE}={os.environ[SEEDS_VARIABLE]}")
+        terminalreporter.write_line(
+            f"seeds: {counts}; to run them again: {SEEDS_VARIABLE}={os.environ[SEEDS_VARIABLE]}"
+        )
     if not _exercised:
         return
     terminalreporter.section("stores")

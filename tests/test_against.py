@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.support.against import How, listed_tests, main
 NEW = "tests/test_new.py"
 EARLIER = "def double(number):\n    if number > 9:\n        raise ValueError('too large')\n    return number\n"
 NOW = "def double(number, times=2):\n    return number * times\n\n\ndef triple(number):\n    return number * 3\n"
-TESTS = '''
+TESTS = """
 import pytest
 import offloader
 
@@ -43,7 +44,7 @@ def test_imports_what_is_new():
     from offloader import triple
 
     assert triple(1) == 3
-'''
+"""
 
 
 @pytest.fixture
@@ -62,7 +63,9 @@ def root(tmp_path: Path) -> Path:
     (root / "offloader/__init__.py").write_text(NOW)
     (root / "tests/test_old.py").unlink()
     (root / "tests/test_new.py").write_text(TESTS)
-    (root / "tests/test_import.py").write_text("from offloader import triple\n\n\ndef test_triple():\n    assert triple\n")
+    (root / "tests/test_import.py").write_text(
+        "from offloader import triple\n\n\ndef test_triple():\n    assert triple\n"
+    )
     return root
 
 
@@ -77,7 +80,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
     lines = capfd.readouterr().out.splitlines()
     return {
         line[15:]: (line[:13].strip(), after.strip())
-        for line, after in zip(lines, lines[1:], strict=False)
+        for line, after in pairwise(lines)
         if line.startswith(tuple(how.value for how in How))
     }
 

@@ -133,12 +133,12 @@ class StoreReconciliation:
     def _late_writes(self, stream: str, incarnation: UUID, first: ObjectInfo, old_ms: int) -> Leftover | None:
         """A manifest that holds only what was written after its stream was deleted; ``None``: it may be a lost one."""
         stopped = global_hold(self.store) is not None
-        swept = sweep_late_writes(
-            self.store, stream, incarnation, old_ms=old_ms, dry_run=stopped or not self.delete
-        )
+        swept = sweep_late_writes(self.store, stream, incarnation, old_ms=old_ms, dry_run=stopped or not self.delete)
         if swept is None:
             return None
-        found = _found(replace(first, key=manifest_prefix(stream, incarnation)), Place.OLD_MANIFEST, Reason.DEAD_MANIFEST)
+        found = _found(
+            replace(first, key=manifest_prefix(stream, incarnation)), Place.OLD_MANIFEST, Reason.DEAD_MANIFEST
+        )
         if stopped:
             return replace(found, objects=swept.objects, reason=Reason.HELD)
         outcome = Outcome.DELETED if self.delete else Outcome.DELETABLE

@@ -93,8 +93,8 @@ def remove_void(
 ) -> bool:
     """Removes a void that nobody needs; whether nothing is there any more.
 
-    A mark that an interrupted removal left becomes a void again where the void is needed after all: while the mark stands,
-    nobody can make the name anew.
+    A mark that an interrupted removal left becomes a void again where the void is needed after all: while the mark
+    stands, nobody can make the name anew.
 
     Args:
         clock: measures how long this takes.
