@@ -99,7 +99,7 @@ class StoreReconciliation:
                 yield _found(info, Place.UPLOAD, Reason.FOREIGN, upload.upload_id)
         names: set[str] = set()
         gone: set[str] = set()
-        manifests: dict[tuple[str, UUID], Leftover | None] = {}
+        late: dict[tuple[str, UUID], bool] = {}
         for info in listed(self.store, ""):
             if below.holds(info.key):
                 continue
@@ -121,11 +121,12 @@ class StoreReconciliation:
             elif place is not None:
                 self.needed.setdefault(place, Tally()).add(1, info.size_bytes)
             elif (manifest := _manifest_of(info.key)) is not None:
-                if manifest not in manifests:
-                    manifests[manifest] = self._late_writes(*manifest, info, old_ms)
-                    if manifests[manifest] is not None:
-                        yield manifests[manifest]
-                if manifests[manifest] is None:
+                if manifest not in late:
+                    swept = self._late_writes(*manifest, info, old_ms)
+                    late[manifest] = swept is not None
+                    if swept is not None:
+                        yield swept
+                if not late[manifest]:
                     yield _found(info, Place.OTHER, Reason.UNLISTED)
             else:
                 yield _found(info, Place.OTHER, Reason.FOREIGN)
