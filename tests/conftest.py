@@ -27,6 +27,8 @@ from services.pulsar.build import find_place
 from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket, running
 from services.toxiproxy import Toxiproxy
 from services.toxiproxy import toxiproxy as run_toxiproxy
+from tests.simulation.seeds import VARIABLE as SEEDS_VARIABLE
+from tests.simulation.seeds import first_seed
 from tests.support.lanes import Lanes, in_order_of_length
 
 if TYPE_CHECKING:
@@ -136,6 +138,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"OFFLOADER_REQUIRE_SERVICES: no such server: {', '.join(unknown)}")
     if hasattr(config, "workerinput"):
         return
+    os.environ.setdefault(SEEDS_VARIABLE, str(first_seed()))  # the same for all workers, whatever midnight does
     for name in _required:
         # Before the first test: building takes minutes, and a test has a time limit. What fails here fails its tests.
         with contextlib.suppress(Unavailable):
@@ -215,7 +218,18 @@ def exercises(record_property: Any) -> Any:
     return note
 
 
+@pytest.fixture
+def simulates(record_property: Any) -> Any:
+    """``simulates("topic", seeds)``: says at the end of the run how many seeds of that kind of world it had."""
+
+    def note(world: str, seeds: range) -> None:
+        record_property("simulated seeds", f"{len(seeds)} {world}")
+
+    return note
+
+
 _exercised: dict[str, int] = {}
+_simulated: dict[str, int] = {}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -223,9 +237,18 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         for name, value in report.user_properties:
             if name == "exercised store":
                 _exercised[str(value)] = _exercised.get(str(value), 0) + 1
+            elif name == "simulated seeds":
+                count, world = str(value).split()
+                _simulated[world] = _simulated.get(world, 0) + int(count)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if _simulated:
+        terminalreporter.section("simulations")
+        counts = ", ".join(f"{count} {world}" for world, count in sorted(_simulated.items()))
+        terminalreporter.write_line(
+            f"seeds: {counts}; to run them again: {SEEDS_VARIABLE}={os.environ[SEEDS_VARIABLE]}"
+        )
     if not _exercised:
         return
     terminalreporter.section("stores")

@@ -107,7 +107,7 @@ class StoreReconciliation:
                 yield _found(info, Place.UPLOAD, Reason.FOREIGN, upload.upload_id)
         names: set[str] = set()
         gone: set[str] = set()
-        manifests: dict[tuple[str, UUID], Leftover | None] = {}
+        late: dict[tuple[str, UUID], bool] = {}
         for info in listed(self.store, ""):
             if below.holds(info.key):
                 continue
@@ -129,11 +129,12 @@ class StoreReconciliation:
             elif place is not None:
                 self.needed.setdefault(place, Tally()).add(1, info.size_bytes)
             elif (manifest := _manifest_of(info.key)) is not None:
-                if manifest not in manifests:
-                    manifests[manifest] = self._late_writes(*manifest, info, old_ms)
-                    if manifests[manifest] is not None:
-                        yield manifests[manifest]
-                if manifests[manifest] is None:
+                if manifest not in late:
+                    swept = self._late_writes(*manifest, info, old_ms)
+                    late[manifest] = swept is not None
+                    if swept is not None:
+                        yield swept
+                if not late[manifest]:
                     yield _found(info, Place.OTHER, Reason.UNLISTED)
             else:
                 yield _found(info, Place.OTHER, Reason.FOREIGN)
@@ -141,12 +142,12 @@ class StoreReconciliation:
     def _late_writes(self, stream: str, incarnation: UUID, first: ObjectInfo, old_ms: int) -> Leftover | None:
         """A manifest that holds only what was written after its stream was deleted; ``None``: it may be a lost one."""
         stopped = global_hold(self.store) is not None
-        swept = sweep_late_writes(
-            self.store, stream, incarnation, old_ms=old_ms, dry_run=stopped or not self.delete
-        )
+        swept = sweep_late_writes(self.store, stream, incarnation, old_ms=old_ms, dry_run=stopped or not self.delete)
         if swept is None:
             return None
-        found = _found(replace(first, key=manifest_prefix(stream, incarnation)), Place.OLD_MANIFEST, Reason.DEAD_MANIFEST)
+        found = _found(
+            replace(first, key=manifest_prefix(stream, incarnation)), Place.OLD_MANIFEST, Reason.DEAD_MANIFEST
+        )
         if stopped:
             return replace(found, objects=swept.objects, reason=Reason.HELD)
         outcome = Outcome.DELETED if self.delete else Outcome.DELETABLE

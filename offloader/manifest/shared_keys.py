@@ -93,6 +93,9 @@ def remove_void(
 ) -> bool:
     """Removes a void that nobody needs; whether nothing is there any more.
 
+    A mark that an interrupted removal left becomes a void again where the void is needed after all: while the mark
+    stands, nobody can make the name anew.
+
     Args:
         clock: measures how long this takes.
         now_ms: the earlier of both clocks, for the age of a mark that somebody left.
@@ -104,10 +107,14 @@ def remove_void(
     data, info = read_shared(store, key)
     if info is None:
         return True
-    if data != VOID or (info.size_bytes and info.modified_ms > now_ms - MARK_MS_MIN) or not is_unused():
+    if data != VOID or (info.size_bytes and info.modified_ms > now_ms - MARK_MS_MIN):
         return False
-    began_s = clock.monotonic_s()
     try:
+        if not is_unused():
+            if info.size_bytes:
+                store.put(key, VOID, mode=IfMatch(info.etag))
+            return False
+        began_s = clock.monotonic_s()
         marked = store.put(key, b"gone " + entropy(6).hex()[:11].encode(), mode=IfMatch(info.etag))
         if not is_unused() or clock.monotonic_s() - began_s > REMOVAL_S_MAX:
             # Nobody writes below a name that can't be made, but who is late by days: then the void has to stay.

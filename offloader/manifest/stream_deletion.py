@@ -173,9 +173,9 @@ def sweep_late_writes(
 ) -> DeadIncarnation | None:
     """Deletes what a stalled process wrote into a manifest after its stream was deleted and its name forgotten.
 
-    A manifest without a boundary is one whose deletion was complete: the boundary is created before the first record and
-    deleted after the last. It stays nevertheless while a segment of the incarnation is left, because then boundary and
-    catalogue entry may both be lost, and `manifest rebuild` needs the records.
+    A manifest without a boundary is one whose deletion was complete: the boundary is created before the first record
+    and deleted after the last. It stays nevertheless while a segment of the incarnation is left, because then boundary
+    and catalogue entry may both be lost, and `manifest rebuild` needs the records.
 
     Args:
         incarnation: one that no catalogue entry names, and of whose stream there is no entry.

@@ -231,7 +231,7 @@ class RetentionCycle:
         )
         if not tail.offsets:
             return outcome
-        ruling, measure = policy or _LOOKING, RecordedCuts(own, records)
+        ruling, measure = policy or _LOOKING, RecordedCuts(own, records, past.known)
         decision = decide(
             Situation(
                 policy=ruling,

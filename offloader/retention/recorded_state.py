@@ -13,6 +13,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from formats.entries import Position
@@ -103,18 +104,21 @@ class RecordedCuts:
 
     Args:
         own: the stream as it is now.
-        records: its retention set, whose sizes are counted from the same place.
+        records: its retention set.
+        known: where the sizes of ``records`` are counted from, which may have been raised since ``own`` was counted.
     """
 
-    def __init__(self, own: OwnCuts, records: RetentionSet) -> None:
+    def __init__(self, own: OwnCuts, records: RetentionSet, known: Mapping[int, Known] = MappingProxyType({})) -> None:
         self._own = own
+        self._more = {n: _uncounted(own, n, at).payload_bytes for n, at in known.items() if n in own.partitions}
         self._records = [record for record in records.records if record.size_bytes is not None]
 
     def bytes_before(self, cut: Cut) -> int:
         """Payload bytes before a cut since the stream was created."""
         count = bisect_right(self._records, False, key=lambda record: not self._own.reaches(cut, record.cut))
         recorded = self._records[count - 1].size_bytes if count else 0
-        return max(self._own.bytes_before(cut), recorded or 0)
+        more = sum(self._more.get(segment.number, 0) for segment in cut.offsets)
+        return max(self._own.bytes_before(cut) + more, recorded or 0)
 
     def entries_before(self, cut: Cut) -> int:
         """Entries likewise."""

@@ -141,8 +141,8 @@ def truncate_stream(
 ) -> Truncation:
     """Lets a stream begin at ``before``, unless it begins later already.
 
-    A stream whose method is ``none`` and that has nothing offloaded loses its hot ledgers only. A forced truncation past
-    the committed end takes the stream from its writer, which goes on at the head when it opens the stream again.
+    A stream whose method is ``none`` and that has nothing offloaded loses its hot ledgers only. A forced truncation
+    past the committed end takes the stream from its writer, which goes on at the head when it opens the stream again.
 
     Args:
         log: of the stream; nobody else uses it.

@@ -76,8 +76,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=10_000, help="how many (default: 10,000)")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--tended", action="store_true", help="with --seed: as a world with retention and cleanup")
-    parser.add_argument("--topic", action="store_true", help="with --seed: as a world of a topic with partitions")
+    parser.add_argument("--tended", action="store_true", help="only worlds with retention and cleanup, of every seed")
+    parser.add_argument("--topic", action="store_true", help="only worlds of a topic with partitions, of every seed")
     parser.add_argument("--crash-call", type=int, help="with --seed: the first process dies at that storage call")
     parser.add_argument("--crash-after", action="store_true", help="... after it took effect")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
@@ -96,7 +96,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     seeds = range(options.first, options.first + options.seeds)
     count = 0
-    for some, world in ((seeds, ""), (seeds[::TENDED_EVERY], "tended"), (seeds[::TOPIC_EVERY], "topic")):
+    if options.tended or options.topic:
+        worlds = [(seeds, "topic" if options.topic else "tended")]
+    else:
+        worlds = [(seeds, ""), (seeds[::TENDED_EVERY], "tended"), (seeds[::TOPIC_EVERY], "topic")]
+    for some, world in worlds:
         for _, what in broken_seeds(some, processes=options.processes, world=world):
             count += 1
             _say(what)

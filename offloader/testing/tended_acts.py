@@ -11,7 +11,7 @@ from random import Random
 
 from formats.entries import Position
 from formats.manifest import Hold
-from offloader.cleanup.cycle import cleanup_stream
+from offloader.cleanup.cycle import cleanup_all, cleanup_stream
 from offloader.cleanup.reconciler import Reconciliation
 from offloader.cleanup.removal import remove_stream
 from offloader.cleanup.undo import undo_retirements
@@ -142,6 +142,17 @@ class TendedActs:
             dry_run=dry_run,
             entropy=self._random.randbytes,
         )
+
+    def clean_everything(self, store: ObjectStore) -> None:
+        """A round of cleanup of the whole store: also of names whose removal was interrupted.
+
+        Raises:
+            OffloaderError: a stream's couldn't be finished.
+        """
+        world = self.world
+        for report in cleanup_all(store, clock=world.clock, settings_of=lambda _: world.settings, allow_large=True):
+            if report.error is not None:
+                raise report.error
 
     def reconcile(self) -> None:
         """A search for orphans."""

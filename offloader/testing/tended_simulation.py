@@ -241,10 +241,7 @@ class TendedSimulation:
 
     def _tidy_up(self) -> None:
         acts, world = self.acts, self.world
-        for name, act in (
-            ("cleanup", lambda store: acts.clean(store, world.clock, allow_large=True)),
-            ("reconcile", acts.reconcile_everything),
-        ):
+        for name, act in (("cleanup", acts.clean_everything), ("reconcile", acts.reconcile_everything)):
             try:
                 act(world.quiet(name))
             except NotFound:

@@ -155,6 +155,23 @@ def test_a_removal_that_never_arrived_is_done_by_another_and_may_arrive_after_al
     bench.check_found(log)
 
 
+def test_a_mark_left_over_something_that_came_later_does_not_block_the_name() -> None:
+    """A reader took a lease while the removal was interrupted, and its lease outlives it by days."""
+    bench = Bench()
+    bench.schedule.start("D", bench.forget)
+    bench.schedule.until("D", "delete_if_match")
+    bench.schedule.step("D", Fate.IN_FLIGHT)
+    bench.memory.put(f"{STREAM}/leases/x", b"")
+    assert not bench.forget()
+    assert bench.memory.get(KEY)[0] != VOID, "the mark is somebody else's"
+    bench.clock.advance(MARK_S + 1)
+    assert not bench.forget()
+    assert bench.memory.get(KEY)[0] == VOID
+    log = bench.create()
+    bench.schedule.land()
+    bench.check_found(log)
+
+
 def test_who_is_slow_takes_the_mark_back() -> None:
     for number in range(1, 12):
         bench = Bench()

@@ -11,6 +11,7 @@ from formats.manifest import Hold
 from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.store_time import ClockSkew
+from offloader.manifest.stream_deletion import delete_stream
 from offloader.read.reader import open_reader
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.decision import OverrideReason, Rule
@@ -206,6 +207,23 @@ def test_a_subscriber_who_registers_while_it_is_decided_counts() -> None:
     RetentionCycle(Meddling(), clock=bench.clock, settings_of=lambda _: bench.settings).run(STREAM)
     assert seen
     assert bench.head() is None
+
+
+def test_min_is_kept_in_the_cycle_that_finds_a_partition_deleted() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(25))
+    names = [f"{TOPIC}-partition-{number}" for number in range(2)]
+    bench.grow(names[0], ledgers=3)
+    bench.grow(names[1], ledgers=6)
+    bench.run(TOPIC)
+    bench.subscribe("ann", TOPIC)
+    for _ in range(2):
+        delete_stream(bench.memory, names[1], clock=bench.clock, delete_objects=lambda _: None)
+        bench.clock.advance(25 * 3600)
+    bench.publish("ann", {0: Position(3, 0)}, TOPIC)
+    bench.grow(names[0])
+    bench.run(TOPIC)
+    head = bench.head(names[0])
+    assert head is None or head <= Position(2, 5), "4 ledgers of 10 KiB are there"
 
 
 def test_a_cycle_that_was_overtaken_by_another_leaves_recorded_sizes_as_they_are() -> None:

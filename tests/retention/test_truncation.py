@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -53,7 +54,7 @@ class Bench:
         for ledger in offloaded:
             self.writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
 
-    def truncate(self, ledger_id: int, entry_id: int, *, hot: bool = True, **how: bool) -> Truncation:
+    def truncate(self, ledger_id: int, entry_id: int, *, hot: bool = True, **how: Any) -> Truncation:
         return truncate_stream(
             ManifestLog(self.store, STREAM, clock=self.clock),
             Position(ledger_id, entry_id),
@@ -221,7 +222,7 @@ def test_a_stream_that_is_not_offloaded_yet_keeps_its_hot_ledgers_unless_forced(
     bench = Bench()
     store = MemoryStore(f"truncation-{next(_names)}", "", bench.clock)
 
-    def truncate(**how: bool) -> Truncation:
+    def truncate(**how: Any) -> Truncation:
         log = ManifestLog(store, STREAM, clock=bench.clock)
         return truncate_stream(log, Position(2, 5), clock=bench.clock, source=bench.hot, **how)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from formats.entries import Position
@@ -9,6 +11,7 @@ from offloader.testing.quiet_log import quiet_log
 from offloader.testing.simulated_world import InvariantBroken
 from offloader.testing.soak import broken_seeds, main
 from offloader.testing.tended_simulation import TendedSimulation, simulate_tended
+from tests.simulation.seeds import BROKEN_ONCE, seeds_of_part
 
 SEEDS = 250
 PARTS = 5
@@ -19,13 +22,19 @@ class _Seeds:
 
     part: int
 
-    def test_no_seed_breaks_an_invariant(self) -> None:
-        length = SEEDS // PARTS
-        assert list(broken_seeds(range(self.part * length, (self.part + 1) * length), world="tended")) == []
+    def test_no_seed_breaks_an_invariant(self, simulates: Callable[[str, range], None]) -> None:
+        seeds = seeds_of_part(self.part, PARTS, SEEDS)
+        simulates("tended", seeds)
+        assert list(broken_seeds(seeds, world="tended")) == []
 
 
 for _part in range(PARTS):
     globals()[f"TestTended{_part}"] = type(f"TestTended{_part}", (_Seeds,), {"part": _part})
+
+
+@pytest.mark.parametrize("seed", BROKEN_ONCE["tended"])
+def test_a_seed_that_broke_an_invariant_once_breaks_none(seed: int) -> None:
+    simulate_tended(seed)
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from formats.entries import Position
@@ -11,15 +13,22 @@ from offloader.testing.quiet_log import quiet_log
 from offloader.testing.simulated_world import InvariantBroken
 from offloader.testing.soak import broken_seeds, main
 from offloader.testing.topic_simulation import TopicSimulation, simulate_topic
+from tests.simulation.seeds import BROKEN_ONCE, seeds_of_part
 
 SEEDS = 48
 PARTS = 2
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_no_seed_breaks_an_invariant_of_topics(part: int) -> None:
-    length = SEEDS // PARTS
-    assert list(broken_seeds(range(part * length, (part + 1) * length), world="topic")) == []
+def test_no_seed_breaks_an_invariant_of_topics(part: int, simulates: Callable[[str, range], None]) -> None:
+    seeds = seeds_of_part(part, PARTS, SEEDS)
+    simulates("topic", seeds)
+    assert list(broken_seeds(seeds, world="topic")) == []
+
+
+@pytest.mark.parametrize("seed", BROKEN_ONCE["topic"])
+def test_a_seed_that_broke_an_invariant_of_topics_once_breaks_none(seed: int) -> None:
+    simulate_topic(seed)
 
 
 def test_the_same_seed_gives_the_same_trace_of_a_topic() -> None:

@@ -1,0 +1,33 @@
+"""Which seeds the tests of simulations run: other ones each day, and always those that once found something."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import UTC, date, datetime
+
+__all__ = ["BROKEN_ONCE", "SEEDS_OF_A_DAY_MAX", "VARIABLE", "first_seed", "seeds_of_part"]
+
+#: Names the first seed, so that a day's run can be repeated on another day.
+VARIABLE = "OFFLOADER_SEEDS_FIRST"
+#: How far the first seeds of two days are apart.
+SEEDS_OF_A_DAY_MAX = 10_000
+
+#: Kind of world -> seeds that broke an invariant, in the product or in the simulation itself.
+BROKEN_ONCE: Mapping[str, tuple[int, ...]] = {"tended": (4796, 7696, 1_000_696), "topic": (501, 2504, 7168, 1_000_772)}
+
+
+def first_seed(environment: Mapping[str, str] = os.environ, today: date | None = None) -> int:
+    """The first seed of a run: as the environment says, else of the day (UTC)."""
+    chosen = environment.get(VARIABLE)
+    if chosen:
+        return int(chosen)
+    day = today or datetime.now(UTC).date()
+    return day.toordinal() * SEEDS_OF_A_DAY_MAX
+
+
+def seeds_of_part(part: int, parts: int, seeds: int) -> range:
+    """The seeds of one of ``parts`` equal parts of a run."""
+    length = seeds // parts
+    start = first_seed() + part * length
+    return range(start, start + length)
