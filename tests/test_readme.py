@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
-from offloader.effective_settings import read_settings_file
+from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import ErrorKind
 from offloader.settings import Settings
 
@@ -121,6 +121,19 @@ def test_the_table_of_exit_codes_is_the_programs() -> None:
 def test_limits_are_the_settings() -> None:
     (mebibytes,) = re.findall(r"An entry is at most (\d+) MiB \(`entry_bytes_max`\)", TEXT)
     assert Settings().offload.entry_bytes_max == int(mebibytes) * 1024 * 1024
+
+
+def test_what_is_deleted_by_default_is_what_the_readme_says() -> None:
+    """Nothing from the store; hot copies after four hours; segments can be restored for a day."""
+    defaults = {name: each.value for name, each in SettingsFile().values_of("").items()}
+    (section,) = re.findall(r"^## What is deleted, and when\n(.*?)^## ", f"{TEXT}\n## ", re.M | re.S) or [""]
+    assert "Nothing is deleted from the object store unless you say so." in section
+    assert {name: defaults.get(name) for name in re.findall(r"`([a-z]+\.[a-z_]+)(?: = true)?`", section)} == {
+        "cleanup.delete": False,
+        "retention.policy": "none",
+        "offload.deletion_lag_minutes": 4 * 60,
+    }
+    assert defaults["cleanup.grace_hours"] == 24
 
 
 def test_links_inside_the_project_lead_somewhere() -> None:
