@@ -245,4 +245,8 @@ def _listener(address: ListenAddress) -> socket.socket:
 
 def _own_names(settings: Settings) -> Collection[str]:
     """By which others reach this process: those that the settings say, and the machine's, which a manifest names."""
-    return {*settings.access.hosts, urlsplit(settings.serve.url).hostname or "", socket.gethostname()} - {""}
+    try:
+        served = urlsplit(settings.serve.url).hostname or ""
+    except ValueError:
+        raise InvalidCall(f"serve.url: {settings.serve.url[:200]!r} is no URL", hint="http://host:port") from None
+    return {*settings.access.hosts, served, socket.gethostname()} - {""}
