@@ -36,7 +36,7 @@ CHECKPOINT_FORMAT = 1
 #: Bytes of the header. Most are dead rows, gaps, and segments that were replaced and aren't deleted yet.
 HEADER_BYTES_MAX = 32 * 1024 * 1024
 #: Ledgers in all runs together. A run of ledgers whose ids follow one another is small, however many there are.
-LEDGERS_MAX = 64 * 1024 * 1024
+LEDGERS_MAX = 8 * FILE_LEDGERS_MAX
 _HEADER_KEY = b"offloader.checkpoint"
 _RUN_NAME = re.compile(r"([0-9]{20})-([0-9a-f]{16})\.(segments|ledgers)\.parquet")
 
@@ -168,6 +168,7 @@ def encode_checkpoint(header: Checkpoint, segments: SegmentColumns) -> bytes:
         LimitExceeded: nobody could read it.
     """
     body = sealed({"format": CHECKPOINT_FORMAT, **to_json(header)}, bytes_max=HEADER_BYTES_MAX)
+    _require_ledgers(header, "")
     return encode_columns(segments, {_HEADER_KEY: body})
 
 
@@ -195,6 +196,10 @@ def _require_runs(header: Checkpoint, object_name: str) -> None:
         _require_rows(run, min(FILE_ROWS_MAX, run.object_bytes // ROW_BYTES_MIN), object_name)
     for run in header.ledger_runs:
         _require_rows(run, FILE_LEDGERS_MAX, object_name)
+    _require_ledgers(header, object_name)
+
+
+def _require_ledgers(header: Checkpoint, object_name: str) -> None:
     ledgers = sum(run.rows for run in header.ledger_runs)
     if ledgers > LEDGERS_MAX:
         raise LimitExceeded("ledgers", object_name=object_name, expected=f"at most {LEDGERS_MAX}", found=ledgers)

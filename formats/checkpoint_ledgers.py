@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -34,10 +34,12 @@ DELETED = 1
 HOT_RELEASED = 2
 
 _FORMAT_KEY, _FORMAT = b"offloader.format", b"1"
-#: Most ledgers of one file. Runs that are merged stay below half of it.
-FILE_LEDGERS_MAX = 4_194_304
-#: Rows that Arrow decodes at once.
+#: Most ledgers of one file: runs are merged as long as eight of them together stay below it.
+FILE_LEDGERS_MAX = 2_097_152
+#: Rows of a Parquet row group.
 GROUP_LEDGERS_MAX = 1_048_576
+#: Rows that are taken over at once.
+_BATCH_ROWS = 65_536
 #: A page ends at 1 MiB, but for the last numbers put into it.
 PAGE_BYTES_MAX = 2 * 1024 * 1024
 _SCHEMA = pa.schema(
@@ -112,7 +114,9 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
 
 def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
     """The ledger facts in a Parquet file of ``encode_ledgers``; raises ``FormatError``."""
-    require_sizes(data, _LIMITS, object_name=object_name)
+    rows = require_sizes(data, _LIMITS, object_name=object_name)
+    columns: dict[str, NDArray[Any]] = {name: np.empty(rows, np.int64) for name in ("ledger_id", "last_entry_id")}
+    columns["flags"] = np.empty(rows, np.uint8)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         found = (file.schema_arrow.metadata or {}).get(_FORMAT_KEY)
@@ -120,10 +124,16 @@ def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
             raise UnsupportedVersion("format", object_name=object_name, expected=_FORMAT, found=found)
         if not file.schema_arrow.equals(_SCHEMA):
             raise Inconsistent("columns", object_name=object_name, expected=_SCHEMA.names, found=file.schema_arrow)
-        table = file.read(use_threads=False)
-        columns = {name: table.column(name).to_numpy() for name in _SCHEMA.names}
+        start = 0
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+            for name in _SCHEMA.names:
+                columns[name][start : start + batch.num_rows] = batch.column(name).to_numpy()
+            start += batch.num_rows
+        if start != rows:
+            raise Inconsistent("rows", object_name=object_name, expected=rows, found=start)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise Inconsistent(f"not a table of ledgers: {error}", object_name=object_name) from error
-    if (np.diff(columns["ledger_id"]) <= 0).any():
+    ids = columns["ledger_id"]
+    if (ids[1:] <= ids[:-1]).any():
         raise Inconsistent("ledgers", object_name=object_name, expected="ascending ids")
     return LedgerColumns(**columns)

@@ -54,7 +54,9 @@ ANSWER_BYTES_MAX = 1024 * 1024
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Nothing that two readers of URLs could take for two hosts.
 _URL = re.compile(
-    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?/?", re.ASCII
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+    r"(?:/[A-Za-z0-9._~%-]+)*/?",
+    re.ASCII,
 )
 
 

@@ -7,6 +7,7 @@ with ``--read-only`` or ``--dry-run``.
 from __future__ import annotations
 
 import json as json_module
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -31,6 +32,8 @@ from offloader.store.probe import require_conditional_puts
 __all__ = ["run"]
 
 TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it
+#: Of hosts that the token may go to when the admin interface sends us on; between commas, with * for any letters.
+HOSTS_VARIABLE = "OFFLOADER_ADMIN_HOSTS"
 #: Back to the line's beginning, which becomes empty.
 _LINE_START = "\r\x1b[K"
 
@@ -177,7 +180,8 @@ def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
 
 
 def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
-    with AdminClient(admin_url, security=open_security(token_variable=TOKEN_VARIABLE)) as client:
+    hosts = [host.strip() for host in os.environ.get(HOSTS_VARIABLE, "").split(",") if host.strip()]
+    with AdminClient(admin_url, security=open_security(token_variable=TOKEN_VARIABLE), hosts=hosts) as client:
         names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]
         found = Workers(CONNECTIONS_MAX).in_order(partial(_ledgers, client, name) for name in names)
         return [topic for topic in found if topic is not None]

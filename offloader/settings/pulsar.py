@@ -19,6 +19,10 @@ class PulsarSettings:
 
     service_url: str = text("", "of brokers or proxies, `pulsar://broker:6650` or `pulsar+ssl://broker:6651`")
     admin_url: str = text("", "of the admin interface, `http://broker:8080` or `https://broker:8443`")
+    admin_hosts: tuple[str, ...] = texts(
+        "hosts of other brokers that the token may go to when `admin_url` sends us on, with * for any letters; "
+        "empty: none"
+    )
     token: str = text(
         "", "where the token is: `file:PATH` or `env:NAME`; empty: `env:OFFLOADER_PULSAR_TOKEN`, if it is set"
     )

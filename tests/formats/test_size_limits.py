@@ -8,11 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pytest
 
+from formats.checkpoint import Checkpoint, RowRange, RunRef, decode_checkpoint, encode_checkpoint, run_name
 from formats.checkpoint_columns import SegmentColumns
 from formats.checkpoint_parquet import decode_columns, encode_columns
 from formats.errors import FormatError, LimitExceeded
@@ -29,6 +31,7 @@ from formats.stream_names import STREAM_BYTES_MAX
 from offloader.clock import SystemClock
 from offloader.errors import InvalidCall
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.sealing import plan_checkpoint
 from offloader.manifest.segment_record import columns_of
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
@@ -152,3 +155,34 @@ def test_the_longest_name_that_a_stream_can_have_fits_into_its_catalogue_entry()
     name = "\x01" * STREAM_BYTES_MAX  # six bytes each in JSON
     entry = CatalogEntry(name, UUID(int=7), 2**62)
     assert decode_catalog_entry(encode_catalog_entry(entry)) == entry
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rows": 2**40}, "rows of a run"),
+        ({"rows": -1}, "rows of a run"),
+        ({"dead": (RowRange(0, 2**62),)}, "dead rows of a run"),
+        ({"dead": (RowRange(0, 9), RowRange(0, 9))}, "dead rows of a run"),
+        ({"name": run_name(40, 1, "ledgers")}, "names of runs"),
+    ],
+)
+def test_a_checkpoint_that_names_runs_as_they_cannot_be_is_refused(change: dict[str, Any], said: str) -> None:
+    """Room is made for the rows of runs before the runs are read, and for each row that is dead."""
+    header = checkpoint_header()
+    [run] = header.runs
+    body = encode_checkpoint(replace(header, runs=(replace(run, **change),)), columns_of([]))
+    with pytest.raises(FormatError, match=f"^{said}"):
+        decode_checkpoint(body)
+    assert decode_checkpoint(encode_checkpoint(header, columns_of([])))[0] == header
+
+
+def checkpoint_header() -> Checkpoint:
+    log = manifest_log()
+    log.open_epoch()
+    header, _ = decode_checkpoint(plan_checkpoint(log.state, lambda: 7).body)
+    return replace(
+        header,
+        runs=(RunRef(name=run_name(40, 1, "segments"), rows=10, object_bytes=1000, crc32c=5, dead=(RowRange(0, 9),)),),
+        ledger_runs=(RunRef(name=run_name(40, 1, "ledgers"), rows=10, object_bytes=1000, crc32c=5),),
+    )

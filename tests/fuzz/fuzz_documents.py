@@ -21,6 +21,7 @@ from formats.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from formats.checkpoint_columns import SegmentColumns
 from formats.checkpoint_ledgers import LedgerColumns, decode_ledgers, encode_ledgers
 from formats.checkpoint_parquet import decode_columns, encode_columns
+from formats.checksum import crc32c
 from formats.deletion_record import (
     AwaitedReaders,
     DeletionRecord,
@@ -43,6 +44,7 @@ from formats.errors import FormatError
 from formats.global_hold import GlobalHold, decode_global_hold, encode_global_hold
 from formats.lease import Lease, decode_lease, encode_lease
 from formats.manifest import (
+    BOUNDARY_BYTES_MAX,
     EDIT_KINDS,
     Boundary,
     CatalogEntry,
@@ -75,10 +77,13 @@ from offloader.retention.cuts import Cut
 from tests.fuzz import fuzz_objects
 from tests.fuzz.fuzz_engine import Outcome, Target, attempt
 from tests.fuzz.fuzz_mutation import made, mutate, mutate_json
+from tests.support.hostile_parquet import hostile_ledgers, hostile_lists, hostile_segments, lying_footer
 from tests.support.manifests import segment_edits
 
 GOLDEN = Path(__file__).resolve().parents[1] / "manifest" / "golden"
 INCARNATION = UUID(int=7)
+#: Numbers in a hostile file that is made anew each time; those in the corpus have sixty times as many.
+VALUES = 1_000_000
 LIMITS = fuzz_objects.LIMITS
 
 #: Type -> (encode, decode), of every document that is sealed JSON.
@@ -103,7 +108,14 @@ def document_seeds() -> list[bytes]:
     rng = random.Random(5)
     golden = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]
     others = [kind for kind in DOCUMENTS if kind is not Record]
-    return [*golden, *(DOCUMENTS[kind][0](made(kind, rng)) for kind in others for _ in range(3))]
+    long = [_with_spaces(sealed_bytes) for sealed_bytes in (encode_boundary(Boundary(1, 0, 0)),)]
+    return [*golden, *(DOCUMENTS[kind][0](made(kind, rng)) for kind in others for _ in range(3)), *long]
+
+
+def _with_spaces(document: bytes) -> bytes:
+    """The same JSON, longer than it may be, with its checksum."""
+    body = document[: document.rindex(b',"crc32c"')] + b" " * BOUNDARY_BYTES_MAX
+    return body + b',"crc32c":"%08x"}' % crc32c(body)
 
 
 def change_document(rng: random.Random, pool: list[bytes]) -> bytes:
@@ -221,7 +233,21 @@ def parquet_seeds() -> list[bytes]:
         seeds.append(encode_checkpoint(made(Checkpoint, rng), columns))
         ids = np.arange(rows, dtype=np.int64)
         seeds.append(encode_ledgers(LedgerColumns(ledger_id=ids, last_entry_id=ids, flags=ids.astype(np.uint8))))
-    return seeds
+    return [*seeds, *hostile_seeds()]
+
+
+def hostile_seeds() -> list[bytes]:
+    """What a few kilobytes may say of themselves: larger ones of these took hundreds of megabytes."""
+    lists = hostile_lists(VALUES, dictionary=True)
+    zeros = hostile_lists(VALUES, dictionary=False)
+    return [
+        hostile_segments(VALUES // 20),
+        hostile_segments(VALUES // 20, metadata={b"offloader.checkpoint": sealed({"format": 1})}),
+        lists,
+        lying_footer(lists, VALUES, said=5),
+        lying_footer(zeros, VALUES, said=5),
+        hostile_ledgers(VALUES, group_rows=VALUES),
+    ]
 
 
 def _segments(rows: int) -> SegmentColumns:

@@ -83,11 +83,34 @@ def test_topics_ledgers_and_namespaces(server: Server, client: AdminClient) -> N
     assert {token for _, token in server.asked} == {"Bearer secret"}
 
 
-def test_the_broker_that_owns_a_topic_gets_the_token_too(server: Server, client: AdminClient) -> None:
+def test_another_host_that_a_broker_sends_us_to_does_not_get_the_token(server: Server, client: AdminClient) -> None:
     other = f"http://localhost:{server.server_port}/elsewhere"
     server.answers = {LEDGERS: (307, b"", {"Location": other}), "/elsewhere": (200, BODY)}
-    client.ledgers("persistent://t/n/a b")
+    error: OffloaderError | None = None
+    try:
+        client.ledgers("persistent://t/n/a b")
+    except AccessDenied as refused:
+        error = refused
+    assert server.asked == [(LEDGERS, "Bearer secret")]
+    assert error is not None
+    assert "pulsar.admin_hosts" in error.hint
+
+
+@pytest.mark.parametrize("hosts", [["localhost"], ["other", "LOCAL*"]])
+def test_a_broker_that_the_settings_name_gets_the_token_too(server: Server, hosts: list[str]) -> None:
+    other = f"http://localhost:{server.server_port}/elsewhere"
+    server.answers = {LEDGERS: (307, b"", {"Location": other}), "/elsewhere": (200, BODY)}
+    with AdminClient(f"http://127.0.0.1:{server.server_port}/", security=SECRET, hosts=hosts) as client:
+        client.ledgers("persistent://t/n/a b")
     assert server.asked == [(LEDGERS, "Bearer secret"), ("/elsewhere", "Bearer secret")]
+
+
+def test_without_a_token_any_broker_may_be_asked(server: Server) -> None:
+    other = f"http://localhost:{server.server_port}/elsewhere"
+    server.answers = {LEDGERS: (307, b"", {"Location": other}), "/elsewhere": (200, BODY)}
+    with AdminClient(f"http://127.0.0.1:{server.server_port}/") as client:
+        client.ledgers("persistent://t/n/a b")
+    assert server.asked == [(LEDGERS, None), ("/elsewhere", None)]
 
 
 def test_brokers_that_name_each_other_for_ever_are_given_up(server: Server, client: AdminClient) -> None:

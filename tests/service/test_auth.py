@@ -164,6 +164,28 @@ def test_a_new_token_counts_before_the_old_one_goes(tmp_path: Path) -> None:
     assert guard.caller(f"Bearer {ADMIN}").role is Role.READ, "the tokens that were good stay"
 
 
+def test_a_token_may_speak_for_subscribers_with_a_role_and_without() -> None:
+    """Outside of the roles: it is no role's step, and none includes it."""
+    subscribers = {"billing": "env:WRITE", "search": "env:BOUND", "audit": "env:BOUND"}
+    environ = {**ENVIRON, "BOUND": "bound-token-0123456789"}
+    known = Credentials(tokens={Role.WRITE: ["env:WRITE"]}, subscriber_tokens=subscribers, environ=environ)
+    both, bound = known.of_token(WRITE), known.of_token(environ["BOUND"])
+    assert (both.role, both.subscribers) == (Role.WRITE, {"billing"})
+    assert (bound.role, bound.subscribers) == (None, {"search", "audit"})
+    bound.require(Role.ADMIN, subscriber="audit")
+    for caller, role, subscriber in ((bound, Role.READ, None), (both, Role.ADMIN, "search"), (both, Role.ADMIN, None)):
+        with pytest.raises(NotAllowed, match="this needs"):
+            caller.require(role, subscriber=subscriber)
+    with pytest.raises(NotAuthenticated):
+        Caller("anyone", None).require(Role.ADMIN, subscriber="audit")
+
+
+def test_a_subscribers_token_itself_never_stands_in_the_settings() -> None:
+    with pytest.raises(InvalidCall, match="a secret itself never stands here") as raised:
+        Settings.of({"access": {"subscriber_tokens": {"billing": READ}}})
+    assert READ not in str(raised.value)
+
+
 def test_every_problem_is_named_and_no_token_is(tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"secret-secret-\xff\n")

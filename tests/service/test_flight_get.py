@@ -205,6 +205,40 @@ def test_a_token_opens_what_its_role_allows(store: MemoryStore, tmp_path: Path) 
         assert not [token for token in tokens.values() if token in logged]
 
 
+def test_what_lets_data_go_needs_admin_or_the_subscribers_own_token(store: MemoryStore, tmp_path: Path) -> None:
+    tokens = {name: f"{name}-token-0123456789" for name in ("write", "admin", "bound")}
+    for name, token in tokens.items():
+        (tmp_path / name).write_text(token)
+    settings: dict[str, Any] = {f"access__{name}_tokens": [f"file:{tmp_path / name}"] for name in ("write", "admin")}
+    settings["access__subscriber_tokens"] = {"billing": f"file:{tmp_path / 'bound'}"}
+    with flight_door(store, **settings) as door:
+        producer = Producer(door.client(), {"stream": ORDERS}, options=bearing(tokens["write"]))
+        producer.send(EntryBatch.build(1, 0, [b"x"]).to_arrow())
+        producer.until(lambda said: said["durable"] == "1:0")
+        producer.end()
+        client = door.client()
+
+        def may(token: str, name: str, **body: Any) -> bool:
+            action = fl.Action(name, json.dumps({"stream": ORDERS, **body}).encode())
+            try:
+                return bool(list(client.do_action(action, bearing(tokens[token]))))
+            except fl.FlightUnauthorizedError:
+                return False
+
+        for name in ("billing", "search"):
+            assert not may("write", "subscribe", subscriber=name)
+            assert may("admin", "subscribe", subscriber=name)
+            assert not may("write", "publish", subscriber=name, at="1:0"), "it would say that somebody else has read"
+            assert may("admin", "publish", subscriber=name, at="1:0")
+        assert may("bound", "subscribe", subscriber="billing", generation=1)
+        assert may("bound", "publish", subscriber="billing", at="1:0", generation=1)
+        assert not may("bound", "publish", subscriber="search", at="1:0")
+        assert not may("bound", "status")
+        assert not may("bound", "truncate", before="1:0")
+        with pytest.raises(fl.FlightUnauthorizedError, match="has no role, this needs read"):
+            list(client.list_flights(options=bearing(tokens["bound"])))
+
+
 def test_off_loopback_it_refuses_to_start_without_authentication(store: MemoryStore) -> None:
     with (
         pytest.raises(InvalidCall, match="can be reached from other machines"),

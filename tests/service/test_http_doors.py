@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import signal
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,25 @@ def test_off_loopback_it_doesnt_start_without_authentication(tmp_path: Path) -> 
         url = f"http://127.0.0.1:{http.address.port}"
         assert ask(f"{url}{STREAM}").status == 200
         assert ask(f"{url}{STREAM}/pause", method="POST").status == 403
+
+
+def test_where_anyone_may_come_in_a_strange_name_in_host_is_refused_off_loopback_too(tmp_path: Path) -> None:
+    """A page whose name resolves to us reads what anyone may who reaches us: its visitor does."""
+    settings = {
+        "access": {"anonymous": "read", "hosts": ["offloader.example"]},
+        "serve": {"url": "http://Served.Example:80"},
+        "http": {"listen": "0.0.0.0:0"},
+    }
+    by_name = {"access": {"anonymous": "read"}, "http": settings["http"]}
+    with http_process(tmp_path, by_name) as (http, _):
+        url = f"http://127.0.0.1:{http.address.port}/v1/overview"
+        for host, status in (("evil.example", 421), ("evil.example:80", 421), ("10.1.2.3", 200), ("localhost", 200)):
+            assert ask(url, headers={"Host": host}).status == status, host
+    with http_process(tmp_path, settings) as (http, _):
+        url = f"http://127.0.0.1:{http.address.port}/v1/overview"
+        for name in ("offloader.example", "OFFLOADER.example:8750", "served.example", socket.gethostname()):
+            assert ask(url, headers={"Host": name}).status == 200, name
+        assert ask(url, headers={"Host": "example"}).status == 421
 
 
 def test_a_page_of_another_site_uses_nobodys_machine(tmp_path: Path) -> None:

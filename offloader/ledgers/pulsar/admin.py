@@ -7,7 +7,8 @@ change something make a broker look again at what may go (``trim``), or give a t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urljoin
@@ -48,6 +49,7 @@ class AdminClient:
     Args:
         url: of the admin interface, ``http://broker:8080``.
         security: its token is sent as a bearer token; its TLS checks ``https``.
+        hosts: other brokers that the token may go to when one sends us on, with * for any letters.
         clock: of deadlines.
         retries_max: of one call; for who doesn't try again by itself.
 
@@ -63,6 +65,7 @@ class AdminClient:
         url: str,
         *,
         security: Security | None = None,
+        hosts: Collection[str] = (),
         clock: Clock | None = None,
         retries_max: int = RETRIES_MAX,
     ) -> None:
@@ -70,6 +73,7 @@ class AdminClient:
             raise InvalidCall(f"{url!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
         self.url = url.rstrip("/")
         self._security = security or Security()
+        self._hosts = [_host_of(self.url), *(host.lower() for host in hosts)]
         self._clock = clock or SystemClock()
         # What is asked for here may be asked for twice, whatever the method.
         retries = urllib3.Retry(
@@ -210,12 +214,19 @@ class AdminClient:
         return answer.status, {name.lower(): value for name, value in answer.headers.items()}, body
 
     def _allowed(self, where: str, elsewhere: str) -> str:
-        """The broker that owns a topic is another one, and wants the token too, as with Pulsar's own tools."""
+        """The broker that owns a topic is another one, and wants the token too: it has it if its host is allowed."""
         safe = ("https://",) if where.startswith("https://") else ("http://", "https://")
         if not elsewhere.startswith(safe):
             raise AccessDenied(
                 f"{where} sends us on to {elsewhere[:200]}, where the token could be read on the way",
                 hint="give the brokers https addresses: webServicePortTls, and advertisedListeners",
+            )
+        host = _host_of(elsewhere)
+        if self._security.token is not None and not any(fnmatchcase(host, allowed) for allowed in self._hosts):
+            raise AccessDenied(
+                f"{where} sends us on to {elsewhere[:200]}, and nothing here says that {host[:100]} may have the token",
+                hint=f'if that is a broker of yours: pulsar.admin_hosts = ["{host[:100]}"], with * for any letters '
+                "(adopt: OFFLOADER_ADMIN_HOSTS); or give the admin URL of a proxy",
             )
         return elsewhere
 
@@ -245,6 +256,14 @@ class AdminClient:
     def _headers(self) -> dict[str, str]:
         token = self._token()
         return {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+
+
+def _host_of(url: str) -> str:
+    """As the library that connects reads it; empty: there is none."""
+    try:
+        return (urllib3.util.parse_url(url).host or "").lower()
+    except urllib3.exceptions.LocationParseError:
+        return ""
 
 
 def _path(topic: str) -> str:

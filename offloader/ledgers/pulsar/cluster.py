@@ -78,7 +78,9 @@ class PulsarCluster:
         security = security or security_of(settings)
         self.client = PulsarClient(settings.service_url, security=security, limits=limits, clock=self._clock)
         # Once more at once, for a connection that the other side had closed.
-        self.admin = admin or AdminClient(settings.admin_url, security=security, clock=self._clock, retries_max=1)
+        self.admin = admin or AdminClient(
+            settings.admin_url, security=security, hosts=settings.admin_hosts, clock=self._clock, retries_max=1
+        )
         self._workers = Workers(settings.workers_max, self._clock)
         self._readers = ReaderPool(self._reader_from, workers=self._workers, clock=self._clock)
         self._lock = threading.Lock()

@@ -60,6 +60,7 @@ class Gate:
         recorder: counts answers and refusals.
         is_page: paths that need nobody to be known: the page's own files.
         unsent_bytes: of all answers that clients haven't taken yet.
+        names: by which others reach the door, see ``HeadRules``.
     """
 
     def __init__(
@@ -73,10 +74,13 @@ class Gate:
         recorder: Recorder,
         is_page: Callable[[str], bool],
         unsent_bytes: Callable[[], int],
+        names: Collection[str] = (),
     ) -> None:
         self._app, self._guard, self._settings = app, guard, settings
         self._clock, self._recorder, self._unsent_bytes = clock, recorder, unsent_bytes
-        self._rules = HeadRules(settings, address, is_trusting=guard.anonymous is not None, is_page=is_page)
+        self._rules = HeadRules(
+            settings, address, is_trusting=guard.anonymous is not None, is_page=is_page, names=names
+        )
         self._working = {True: 0, False: 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

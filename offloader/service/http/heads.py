@@ -8,7 +8,7 @@ to us.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -75,14 +75,20 @@ class HeadRules:
         address: where the door is.
         is_trusting: whether somebody may do something there without being known.
         is_page: whether a path is one of the page's own files.
+        names: by which others reach it, beside IP addresses, ``localhost`` and the name in ``address``.
     """
 
     def __init__(
-        self, settings: HttpSettings, address: ListenAddress, *, is_trusting: bool, is_page: Callable[[str], bool]
+        self,
+        settings: HttpSettings,
+        address: ListenAddress,
+        *,
+        is_trusting: bool,
+        is_page: Callable[[str], bool],
+        names: Collection[str] = (),
     ) -> None:
-        self._settings, self._address, self._is_page = settings, address, is_page
-        # Off loopback a name of ours may be any that leads here.
-        self._knows_its_names = is_trusting and address.is_loopback
+        self._settings, self._is_page, self._is_trusting = settings, is_page, is_trusting
+        self._names = frozenset(name.lower() for name in (*names, address.host) if name)
 
     def is_open(self, path: str) -> bool:
         """Whether nobody has to be known for it."""
@@ -97,9 +103,10 @@ class HeadRules:
             return problem_document(400, "a header is there twice that can be there once")
         if "content-length" in head.headers and "transfer-encoding" in head.headers:
             return problem_document(400, "the body's length is said in two ways")
-        if self._knows_its_names and not is_our_host(head.headers.get("host", ""), self._address):
-            # Somebody's web page, whose name resolves to our address, would be anyone on this machine.
-            return problem_document(421, "the header Host names somebody else", hint="ask by this process's address")
+        if self._is_trusting and not is_our_host(head.headers.get("host", ""), self._names):
+            # A web page whose name resolves to our address may do what anyone may who reaches us.
+            hint = "ask by this process's address, or list the name in access.hosts"
+            return problem_document(421, "the header Host names somebody else", hint=hint)
         changes = head.method not in _READ_ONLY
         if is_other_site(head.headers) and (changes or not self.is_open(head.path)):
             return problem_document(403, "a web page of another site may ask for nothing here")
@@ -113,12 +120,12 @@ class HeadRules:
         return problem_document(413, f"a body of more than {self._settings.body_bytes_max} bytes")
 
 
-def is_our_host(host: str, address: ListenAddress) -> bool:
-    """Whether ``Host: host`` is an IP address, ``localhost``, or the name that we listen on."""
+def is_our_host(host: str, names: Collection[str]) -> bool:
+    """Whether ``Host: host`` is an IP address, ``localhost``, or one of ``names``, which are in small letters."""
     name = _name_of(f"http://{host}") if host else None
     if name is None:
         return False
-    if name in ("localhost", address.host.lower()):
+    if name == "localhost" or name in names:
         return True
     try:
         ipaddress.ip_address(name)

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from urllib.parse import urlsplit
 
 import anyio.to_thread
 from uvicorn.config import Config
@@ -84,6 +85,7 @@ class OffloadHttp:
             recorder=recorder,
             is_page=is_page,
             unsent_bytes=self._unsent_bytes,
+            names=_own_names(settings),
         )
         self._config = Config(
             gate,
@@ -239,3 +241,12 @@ def _listener(address: ListenAddress) -> socket.socket:
         ) from cause
     found.setblocking(False)
     return found
+
+
+def _own_names(settings: Settings) -> Collection[str]:
+    """By which others reach this process: those that the settings say, and the machine's, which a manifest names."""
+    try:
+        served = urlsplit(settings.serve.url).hostname or ""
+    except ValueError:
+        raise InvalidCall(f"serve.url: {settings.serve.url[:200]!r} is no URL", hint="http://host:port") from None
+    return {*settings.access.hosts, served, socket.gethostname()} - {""}
