@@ -16,7 +16,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
@@ -29,9 +29,12 @@ _log = logging.getLogger(__name__)
 
 #: The format, in the first bytes of each slot.
 _MAGIC = b"OAK1"
-#: magic, digest of the stream's name, the database's uuid, ledger, entry, owner.
-_FIELDS = struct.Struct("<4s16s16sqqq")
-_CRC = struct.Struct("<I")
+#: magic, digest of the stream's name, the database's uuid, owner (its bytes are in the order of the number), ledger,
+#: entry.
+_FIELDS = struct.Struct(">4s16s16sQqq")
+_OWNER_AT, _OWNER_BYTES = 36, 8
+_OWNER_SLICE = slice(_OWNER_AT, _OWNER_AT + _OWNER_BYTES)
+_CRC = struct.Struct(">I")
 SLOT_BYTES = _FIELDS.size + _CRC.size
 
 
@@ -53,7 +56,11 @@ class AckedEnd:
 
 
 def encode_slot(acked: AckedEnd) -> bytes:
-    fields = _FIELDS.pack(_MAGIC, acked.digest, acked.source_id.bytes, *acked.end, acked.owner)
+    return _slot(acked.digest, acked.source_id.bytes, acked.owner, acked.end)
+
+
+def _slot(digest: bytes, source_id: bytes, owner: int, end: Position) -> bytes:
+    fields = _FIELDS.pack(_MAGIC, digest, source_id, owner, end.ledger_id, end.entry_id)
     return fields + _CRC.pack(crc32c(fields))
 
 
@@ -61,7 +68,7 @@ def decode_slot(data: bytes) -> AckedEnd | None:
     """``None``: not a whole slot."""
     if len(data) != SLOT_BYTES or _CRC.unpack_from(data, _FIELDS.size)[0] != crc32c(data[: _FIELDS.size]):
         return None
-    magic, digest, source_id, ledger_id, entry_id, owner = _FIELDS.unpack_from(data)
+    magic, digest, source_id, owner, ledger_id, entry_id = _FIELDS.unpack_from(data)
     if magic != _MAGIC:
         return None
     return AckedEnd(digest, UUID(bytes=source_id), Position(ledger_id, entry_id), owner)
@@ -133,17 +140,15 @@ class AckedFile:
             os.pwrite(self._fd, encode_slot(acked), start)
         return AckedSlot(self, starts[0], acked)
 
-    def write_slot(self, start: int, acked: AckedEnd) -> None:
+    def write_slot(self, start: int, slot: bytes) -> None:
         """Writes one slot, unless a newer owner has it; nothing once the file is closed.
 
         Raises:
             OSError: it can't be written.
         """
         with self._lock:
-            if self._fd is not None:
-                found = decode_slot(os.pread(self._fd, SLOT_BYTES, start))
-                if found is None or found.owner <= acked.owner:
-                    os.pwrite(self._fd, encode_slot(acked), start)
+            if self._fd is not None and os.pread(self._fd, _OWNER_BYTES, start + _OWNER_AT) <= slot[_OWNER_SLICE]:
+                os.pwrite(self._fd, slot, start)
 
     def close(self) -> None:
         with self._lock:
@@ -164,7 +169,8 @@ class AckedSlot:
     """Where one owner's handle writes the acknowledged end. Calls come one at a time."""
 
     def __init__(self, file: AckedFile, start: int, acked: AckedEnd) -> None:
-        self._file, self._start, self._acked = file, start, acked
+        self._file, self._start = file, start
+        self._of_owner = acked.digest, acked.source_id.bytes, acked.owner
         self._is_failing = False
 
     def write(self, end: Position) -> None:
@@ -172,9 +178,8 @@ class AckedSlot:
 
         A failure is logged: the entries are durable whatever this file says.
         """
-        self._acked = replace(self._acked, end=end)
         try:
-            self._file.write_slot(self._start, self._acked)
+            self._file.write_slot(self._start, _slot(*self._of_owner, end))
         except OSError as error:
             if not self._is_failing:
                 _log.warning("%s: acknowledged ends can't be noted: %s", self._file.path, error)
