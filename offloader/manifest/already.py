@@ -26,10 +26,12 @@ from formats.manifest import (
     Record,
     Release,
     Replace,
+    ReserveLedgers,
     Restore,
     Resume,
     Retire,
     Rewrite,
+    SetAside,
     SetMethod,
     StreamDeleted,
     Truncate,
@@ -89,6 +91,7 @@ def _are_gone(state: ManifestState, edit: Release | Purged, _: Record) -> bool:
 
 _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
     OpenEpoch: lambda state, edit, record: state.epoch == edit.epoch and state.owner.nonce == record.writer.nonce,
+    ReserveLedgers: lambda state, edit, _: state.source is not None and state.source.reserved >= edit.reserved,
     LedgerClosed: lambda state, edit, _: state.closed_ledgers.get(edit.ledger_id) == edit.last_entry_id,
     Assign: _is_assigned,
     Offloaded: _is_offloaded,
@@ -99,6 +102,7 @@ _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
     Truncate: lambda state, edit, _: state.head is not None and state.head >= edit.head,
     LedgersDeleted: lambda state, edit, _: state.deleted_ledgers >= set(edit.ledger_ids),
     HotReleased: lambda state, edit, _: state.hot_released_ledgers >= set(edit.ledger_ids),
+    SetAside: lambda state, edit, _: state.aside_ledgers >= set(edit.ledger_ids),
     Retire: _is_retired,
     Purged: _are_gone,
     UndoRetire: _is_back,
