@@ -78,6 +78,11 @@ class LedgerTable:
                 return LedgerFact(*(getattr(part.columns, name).item(row) for name in LedgerFact._fields))
         return _NOTHING
 
+    def newest_id(self) -> int:
+        """The highest ledger that anything is known of; -1: none."""
+        ids = [*self.tail, *(int(part.columns.ledger_id[-1]) for part in self.sealed if len(part.columns))]
+        return max(ids, default=-1)
+
     def changed(self, facts: Mapping[int, LedgerFact]) -> LedgerTable:
         """The same facts, and ``facts`` for their ledgers."""
         return LedgerTable(self.sealed, {**self.tail, **facts})

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from formats.entries import Position
-from formats.manifest import Edit, HotReleased, LedgerClosed
+from formats.manifest import Edit, HotReleased
 from offloader.clock import Clock
 from offloader.errors import NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.checked_source import checked
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_record import is_at_root
+from offloader.manifest.source_check import closed_edit
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.workers import Timer, Workers
 from offloader.write.hot.confirmation import confirm_stored
@@ -92,12 +94,14 @@ def release_hot_ledgers(source: LedgerSource, log: ManifestLog, *, now_ms: int, 
     Safe to interrupt: what was recorded and not deleted is deleted at the next call. Takes no ownership.
 
     Raises:
+        SourceMismatch: the source isn't the one that the manifest knows; nothing was deleted.
         StoreUnavailable, OutcomeUnknown, EditRefused: the manifest can't be read or took no record; nothing was
             deleted.
     """
     done = ReleasedLedgers()
-    ledgers = source.ledgers()
+    source = checked(source, log)
     state = log.load()
+    ledgers = source.ledgers()
     due = [
         info
         for info in releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
@@ -107,7 +111,7 @@ def release_hot_ledgers(source: LedgerSource, log: ManifestLog, *, now_ms: int, 
     if fresh:
         known = state.closed_ledgers
         facts: list[Edit] = [
-            LedgerClosed(info.ledger_id, info.last_entry_id) for info in fresh if info.ledger_id not in known
+            closed_edit(info, source) for info in fresh if info.ledger_id not in known
         ]
         log.amend([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
     # What a truncation took from the stream goes too, if nobody has deleted it yet.

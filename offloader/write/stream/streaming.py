@@ -9,6 +9,7 @@ from __future__ import annotations
 from formats.entries import Position
 from offloader.errors import AccessDenied, BucketMissing, Closed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource, Subscription
+from offloader.manifest.checked_source import checked
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import StreamPaused
 from offloader.write.history.backfill import HistoryTools
@@ -47,7 +48,7 @@ class StreamOffload:
         tools: HistoryTools,
         take_over: bool = True,
     ) -> None:
-        self._source = source
+        self._source = source = checked(source, log)
         self._settings = tools.settings
         self._clock = tools.clock
         self._subscription: Subscription | None = None
