@@ -182,7 +182,7 @@ class Corrupt(OffloaderError):
 
 
 class SourceMismatch(OffloaderError):
-    """The hot tier isn't the one whose positions the manifest has, or lacks entries that it had. Nothing was deleted."""
+    """A hot tier isn't the one that acknowledged what was recorded of it, or has lost entries of it."""
 
     kind = ErrorKind.REPAIR_DATA
 

@@ -8,11 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
+from uuid import UUID
 
 from formats.entries import EntryBatch, Position
 
-__all__ = ["ClosedListener", "LedgerInfo", "LedgerSource", "Ledgers", "Listener", "Subscription", "newest_given"]
+__all__ = [
+    "ClosedListener",
+    "IdentifiedSource",
+    "LedgerInfo",
+    "LedgerSource",
+    "Ledgers",
+    "Listener",
+    "Subscription",
+    "WrappedSource",
+    "identified",
+    "newest_given",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +130,85 @@ class LedgerSource(Protocol):
     def delete(self, ledger_id: int) -> None:
         """Removes a closed ledger's entries; one that isn't there counts as removed."""
         ...
+
+
+@runtime_checkable
+class IdentifiedSource(Protocol):
+    """A hot tier that knows which one it is, for one stream. All methods are thread-safe.
+
+    A ``LedgerSource`` without this has only the facts of its ledgers. What is recorded is durable when the call
+    returns. A handle that another owner replaced raises ``Fenced``, one that may only read ``Unsupported``.
+    """
+
+    def source_id(self) -> UUID:
+        """The hot tier's own, made with it; a copy has the same one."""
+        ...
+
+    def has_start(self, token: str) -> bool:
+        """Whether ``record_start`` recorded this token in this hot tier for this stream.
+
+        A token that was found stays as long as this handle is used, however many starts are recorded after it.
+        """
+        ...
+
+    def record_start(self, token: str) -> None:
+        """Records the random token of a start, before the manifest gets it. Twice the same counts once."""
+        ...
+
+    def reached(self) -> Position | None:
+        """The newest position that was ever appended here, whether or not its ledger still exists."""
+        ...
+
+    def next_ledger(self) -> int:
+        """The lowest ledger id that this hot tier has neither used nor granted to any stream."""
+        ...
+
+    def grant_ledgers(self, first: int, end: int) -> None:
+        """New ledgers of this handle take their ids from ``first`` up to before ``end`` only.
+
+        The first grant of a handle begins a new ledger there. Later ones extend the range, or replace what is left of
+        it. Ids that the hot tier used or granted already are left out. While no id is left, the open ledger stays open
+        instead of rolling over.
+
+        Raises:
+            InvalidCall: an empty range, or ids that no ledger can have.
+            StoreUnavailable: every id of it is used or granted already: reserve from ``next_ledger`` on.
+        """
+        ...
+
+    def ledgers_left(self) -> int | None:
+        """Granted ids that no ledger has taken yet; ``None``: this handle takes any id above all others."""
+        ...
+
+    def seed_ledgers(self, above: int) -> None:
+        """Every new ledger of this hot tier gets an id above ``above``; an open one of this stream that hasn't is
+        closed (also a view that may delete can do this)."""
+        ...
+
+    def note_manifest(self, incarnation: UUID, record_id: int) -> None:
+        """Records how much of the manifest the stream's writer has seen; the newest word counts."""
+        ...
+
+    def noted_manifest(self) -> tuple[UUID, int] | None:
+        """What ``note_manifest`` recorded last."""
+        ...
+
+
+@runtime_checkable
+class WrappedSource(Protocol):
+    """A ``LedgerSource`` in front of another one."""
+
+    @property
+    def inner(self) -> LedgerSource: ...
+
+
+def identified(source: LedgerSource) -> IdentifiedSource | None:
+    """The source's identity, through whatever is in front of it; ``None``: it has none."""
+    while not isinstance(source, IdentifiedSource):
+        if not isinstance(source, WrappedSource):
+            return None
+        source = source.inner
+    return source
 
 
 class Ledgers(Protocol):

@@ -1,4 +1,4 @@
-"""The SQLite database under the embedded ledgers: connections, schema, error table.
+"""The SQLite database under the embedded ledgers: connections, transactions, error table.
 
 Owns how the file is opened, locked and made durable, and the translation of SQLite's errors. Must
 never know what an entry or a rollover is.
@@ -26,8 +26,8 @@ from offloader.errors import (
     OffloaderError,
     OutcomeUnknown,
     StoreUnavailable,
-    Unsupported,
 )
+from offloader.ledgers.schema import check_identity, prepare_schema
 
 __all__ = [
     "BUSY_TIMEOUT_S",
@@ -54,27 +54,8 @@ _WAL_PAGES = 4096
 _WAL_FILE_BYTES = 64 * 1024 * 1024
 #: What stays free on the disk beside the write-ahead log's fold, for what makes room again: deleting writes too.
 RESERVE_BYTES = 4 * 1024 * 1024
-#: Marks the file as ours ("offl"), so that no other program's database is taken for one.
-_APPLICATION_ID = 0x6F66666C
-_SCHEMA_VERSION = 1
 _COUNTS = ("page", "freelist")
 _FREE = "free some space and try again"
-_SCHEMA = (
-    """CREATE TABLE streams (
-        stream_id INTEGER PRIMARY KEY, stream TEXT NOT NULL UNIQUE, owner INTEGER NOT NULL,
-        released_ledger_id INTEGER NOT NULL DEFAULT -1, released_entry_id INTEGER NOT NULL DEFAULT -1)""",
-    """CREATE TABLE ledgers (
-        ledger_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL, entries INTEGER NOT NULL DEFAULT 0,
-        size_bytes INTEGER NOT NULL DEFAULT 0, created_ms INTEGER NOT NULL, closed_ms INTEGER)""",
-    "CREATE INDEX ledgers_of_stream ON ledgers (stream_id, ledger_id)",
-    # payload comes last: SQLite reads a row's columns from the front and skips overflow pages it doesn't need
-    """CREATE TABLE chunks (
-        ledger_id INTEGER NOT NULL, first_entry_id INTEGER NOT NULL, entries INTEGER NOT NULL,
-        first_time_ms INTEGER NOT NULL, crc INTEGER NOT NULL, lengths BLOB, times BLOB, payload BLOB NOT NULL)""",
-    "CREATE UNIQUE INDEX chunks_in_order ON chunks (ledger_id, first_entry_id)",
-    """CREATE TABLE notes (
-        stream_id INTEGER NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (stream_id, key))""",
-)
 
 
 def free_bytes(folder: str) -> int:
@@ -109,6 +90,8 @@ class Database:
         clock: for waiting while another process creates the same file.
         create: make the file and its directory when they aren't there.
         busy_timeout_s: how long a call waits for another process that writes.
+        free: what may still be written to a folder, for tests.
+        entropy: randomness of a new database's identity, for tests.
 
     Raises:
         NotFound: no such file and ``create`` is false.
@@ -127,8 +110,10 @@ class Database:
         create: bool = True,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
         free: Callable[[str], int] = free_bytes,
+        entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.path = path
+        self._entropy = entropy
         self._free = free
         # Asked for at each append, so paths are made once.
         self._folder, self._log = str(Path(path).absolute().parent), Path(f"{path}-wal")
@@ -281,6 +266,7 @@ class Database:
         try:
             connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
             connection.execute("PRAGMA secure_delete = OFF")
             connection.execute(f"PRAGMA cache_size = {-CACHE_BYTES // 1024}")
             connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
@@ -307,35 +293,20 @@ class Database:
 
     def _prepare_schema(self) -> None:
         connection = self._writer
-        self._check_identity(connection)
+        check_identity(connection, self.path)
         if not self._in_memory:
             self._switch_to_wal(connection)
         connection.execute("BEGIN IMMEDIATE")
         try:
-            if self._check_identity(connection) == 0:
-                for statement in _SCHEMA:
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+            is_changed = prepare_schema(connection, self.path, self._entropy)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-
-    def _check_identity(self, connection: sqlite3.Connection) -> int:
-        """The schema's version, 0 for an empty file."""
-        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        application = int(connection.execute("PRAGMA application_id").fetchone()[0])
-        tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-        if tables and application != _APPLICATION_ID:
-            raise InvalidCall(f"{self.path} is another program's SQLite database", hint="name a file of its own")
-        if version > _SCHEMA_VERSION:
-            raise Unsupported(
-                f"ledger database {self.path} has layout {version}, this release knows {_SCHEMA_VERSION}",
-                hint="use the release that wrote it, or a newer one",
-            )
-        return version
+        if is_changed and not self._in_memory:
+            # Out of the log, which may be cut by damage: which database this is must outlast that.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
         # SQLite doesn't wait for a lock here as it does elsewhere, so two first openers would collide

@@ -8,10 +8,15 @@ the open ledger in the same transaction.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.database import BUSY_TIMEOUT_S, Database, database_path
-from offloader.ledgers.stream import ENTRY_BYTES_MAX, NOTE_BYTES_MAX, EmbeddedStream
+from offloader.ledgers.given import ENTRY_BYTES_MAX
+from offloader.ledgers.handle import LEDGER_ID_MAX, raise_used
+from offloader.ledgers.stream import NOTE_BYTES_MAX, EmbeddedStream
 from offloader.settings import LedgerSettings
 
 __all__ = ["ENTRY_BYTES_MAX", "NOTE_BYTES_MAX", "STREAM_NAME_CHARS_MAX", "EmbeddedLedgers", "EmbeddedStream"]
@@ -29,6 +34,7 @@ class EmbeddedLedgers:
         clock: for the times of ledgers.
         create: make the database and its directory when they aren't there.
         busy_timeout_s: how long a call waits for another process that writes, before it fails.
+        entropy: randomness of a new database's identity, for tests.
 
     Raises:
         as ``offloader.ledgers.database.Database``.
@@ -42,11 +48,16 @@ class EmbeddedLedgers:
         clock: Clock | None = None,
         create: bool = True,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
+        entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self._settings = settings or LedgerSettings()
         self._clock = clock or SystemClock()
         self._database = Database(
-            database_path(url_or_path), clock=self._clock, create=create, busy_timeout_s=busy_timeout_s
+            database_path(url_or_path),
+            clock=self._clock,
+            create=create,
+            busy_timeout_s=busy_timeout_s,
+            entropy=entropy,
         )
 
     @property
@@ -59,20 +70,29 @@ class EmbeddedLedgers:
         """The database's file, or ``:memory:``."""
         return self._database.path
 
-    def open_stream(self, stream: str) -> EmbeddedStream:
+    def open_stream(self, stream: str, *, held: bool = False, above: int = 0) -> EmbeddedStream:
         """The stream, to append to; made when it isn't there.
 
         One transaction takes the next owner number, closes the open ledger (one without entries is removed) and
         opens a new one. Whoever owned the stream before is fenced.
 
+        Args:
+            held: no ledger is opened and nothing can be appended before ``grant_ledgers``.
+            above: new ledgers of the database get ids above this one.
+
         Raises:
-            InvalidCall: not a stream name.
+            InvalidCall: not a stream name, or no ledger id can be above ``above``.
         """
         _check_stream_name(stream)
+        if not 0 <= above < LEDGER_ID_MAX:
+            raise InvalidCall(f"stream {stream!r}: no ledger has an id above {above}")
         now_ms = self._clock.now_ms()
         with self._database.writing() as connection:
             connection.execute("INSERT OR IGNORE INTO streams (stream, owner) VALUES (?, 0)", (stream,))
-            connection.execute("UPDATE streams SET owner = owner + 1 WHERE stream = ?", (stream,))
+            connection.execute(
+                "UPDATE streams SET owner = owner + 1, ids_next = 0, ids_end = ? WHERE stream = ?",
+                (0 if held else None, stream),
+            )
             stream_id, owner = connection.execute(
                 "SELECT stream_id, owner FROM streams WHERE stream = ?", (stream,)
             ).fetchone()
@@ -82,14 +102,16 @@ class EmbeddedLedgers:
             connection.execute(
                 "UPDATE ledgers SET closed_ms = ? WHERE stream_id = ? AND closed_ms IS NULL", (now_ms, stream_id)
             )
-            connection.execute("INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (stream_id, now_ms))
+            raise_used(connection, above)
+            if not held:
+                connection.execute("INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (stream_id, now_ms))
         return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner)
 
     def view_stream(self, stream: str, *, may_delete: bool = False) -> EmbeddedStream:
         """The stream, to read only; takes no ownership and disturbs no owner.
 
         Args:
-            may_delete: closed ledgers can be deleted nevertheless.
+            may_delete: closed ledgers can be deleted and starts recorded nevertheless.
 
         Raises:
             NotFound: no such stream.

@@ -38,6 +38,11 @@ class FollowedStream:
         self._ended = -1
         self._is_heard = False
 
+    @property
+    def inner(self) -> EmbeddedStream:
+        """The view; one that may delete records starts too."""
+        return self._view
+
     def ledgers(self) -> list[LedgerInfo]:
         return self._view.ledgers()
 

@@ -6,7 +6,7 @@ Owns the statements that find ledgers and stored chunks. Must never change a row
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,14 @@ from offloader.ledgers.chunks import Chunk
 __all__ = [
     "READ_CHUNKS_MAX",
     "SELECT_LEDGER",
+    "StreamRow",
     "chunks_from",
     "find_ledger",
     "find_readable",
     "ledger_info",
-    "owner_and_newest",
+    "newest_given_out",
+    "newest_used",
+    "stream_row",
     "within",
 ]
 
@@ -31,8 +34,8 @@ READ_CHUNKS_MAX = 262_144
 _LEDGER = "ledger_id, closed_ms IS NOT NULL, entries, size_bytes, created_ms, closed_ms"
 SELECT_LEDGER = f"SELECT {_LEDGER} FROM ledgers WHERE stream_id = ?"  # noqa: S608 - constants
 # an open ledger is the newest one, so that an append needn't look at the others, nor ask twice
-_OWNER_AND_NEWEST = (
-    f"SELECT streams.owner, {_LEDGER} FROM streams LEFT JOIN ledgers "  # noqa: S608 - constants
+_STREAM_ROW = (
+    f"SELECT streams.owner, ids_next, ids_end, {_LEDGER} FROM streams LEFT JOIN ledgers "  # noqa: S608 - constants
     "ON ledger_id = (SELECT max(ledger_id) FROM ledgers WHERE stream_id = ?1) WHERE streams.stream_id = ?1"
 )
 # the casts make sure of the types: SQLite would hand out whatever damage put into a column
@@ -85,12 +88,53 @@ def chunks_from(connection: sqlite3.Connection, ledger_id: int, entry_id: int, m
     return chunks
 
 
-def owner_and_newest(connection: sqlite3.Connection, stream_id: int) -> tuple[int | None, LedgerInfo | None]:
-    """The stream's owner number (``None``: no such stream) and its newest ledger."""
-    row = connection.execute(_OWNER_AND_NEWEST, (stream_id,)).fetchone()
+class StreamRow(NamedTuple):
+    """What an append has to know of its stream.
+
+    Attributes:
+        owner: the number of the handle that may change it.
+        ids_next, ids_end: granted ledger ids that no ledger has taken yet; ``ids_end`` is ``None`` when the database
+            picks the ids.
+        open_ledger: the ledger that is appended to, if any.
+    """
+
+    owner: int
+    ids_next: int
+    ids_end: int | None
+    open_ledger: LedgerInfo | None
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether there is an id for a new ledger."""
+        return self.ids_end is None or self.ids_next < self.ids_end
+
+    def with_ids(self, ids_next: int, ids_end: int | None) -> StreamRow:
+        return self._replace(ids_next=ids_next, ids_end=ids_end)
+
+
+def stream_row(connection: sqlite3.Connection, stream_id: int) -> StreamRow | None:
+    """``None``: no such stream."""
+    row = connection.execute(_STREAM_ROW, (stream_id,)).fetchone()
     if row is None:
-        return None, None
-    return row[0], None if row[1] is None else ledger_info(row[1:])
+        return None
+    newest = None if row[3] is None else ledger_info(row[3:])
+    return StreamRow(row[0], row[1], row[2], None if newest is None or newest.closed else newest)
+
+
+def newest_given_out(connection: sqlite3.Connection, stream_id: int) -> Position | None:
+    """The newest position that was ever appended to a stream; deleted ledgers count."""
+    found = connection.execute(
+        "SELECT reached_ledger_id, reached_entry_id FROM streams WHERE stream_id = ?1 UNION ALL "
+        "SELECT max(ledger_id), entries - 1 FROM ledgers WHERE stream_id = ?1 AND entries > 0",
+        (stream_id,),
+    ).fetchall()
+    return max((Position(*row) for row in found if row[0] is not None and row[0] >= 0), default=None)
+
+
+def newest_used(connection: sqlite3.Connection) -> int:
+    """The highest ledger id that the database has used for any stream, or granted; 0: none."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ledgers'").fetchone()
+    return 0 if row is None else int(row[0])
 
 
 def find_ledger(connection: sqlite3.Connection, stream_id: int, ledger_id: int) -> LedgerInfo | None:

@@ -5,10 +5,8 @@ Owns appending, reading and deleting its ledgers. Must never know of segments or
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,20 +14,22 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.entries import EntryBatch, Position
-from formats.errors import FormatError, LimitExceeded
+from formats.errors import FormatError
 from offloader.clock import Clock
-from offloader.errors import Corrupt, Fenced, InvalidCall, LimitReached, Unsupported
+from offloader.errors import Corrupt, InvalidCall, LimitReached, StoreUnavailable, Unsupported
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
 from offloader.ledgers.chunks import cut_chunks, encode_chunk, join_chunks
 from offloader.ledgers.database import Database
-from offloader.ledgers.listening import Listeners, ListenerSubscription
+from offloader.ledgers.given import ENTRY_BYTES_MAX, given_batch
+from offloader.ledgers.handle import StreamHandle
+from offloader.ledgers.listening import ListenerSubscription
 from offloader.ledgers.queries import (
     SELECT_LEDGER,
+    StreamRow,
     chunks_from,
     find_ledger,
     find_readable,
     ledger_info,
-    owner_and_newest,
     within,
 )
 from offloader.ledgers.rollover import is_full, must_roll, room
@@ -37,13 +37,11 @@ from offloader.settings import LedgerSettings
 
 __all__ = ["ENTRY_BYTES_MAX", "NOTE_BYTES_MAX", "EmbeddedStream"]
 
-#: Largest entry: SQLite's limit for a row is just below 1 GB.
-ENTRY_BYTES_MAX = 512 * 1024 * 1024
 #: Largest note.
 NOTE_BYTES_MAX = 1024 * 1024
 
 
-class EmbeddedStream:
+class EmbeddedStream(StreamHandle):
     """One stream of an embedded database: a ``LedgerSource`` that can be appended to.
 
     Made by ``EmbeddedLedgers``. Ledger ids ascend over the whole database and are never used twice; a stream's
@@ -62,25 +60,8 @@ class EmbeddedStream:
         *,
         may_delete: bool = False,
     ) -> None:
-        self._may_delete = may_delete
-        self._database = database
+        super().__init__(database, clock, stream, stream_id, owner, may_delete=may_delete)
         self._settings = settings
-        self._clock = clock
-        self._stream = stream
-        self._stream_id = stream_id
-        self._owner = owner
-        self._append_lock = threading.Lock()
-        self._listeners = Listeners(stream)
-
-    @property
-    def stream(self) -> str:
-        """The stream's name."""
-        return self._stream
-
-    @property
-    def owner(self) -> int | None:
-        """The owner number this was opened under, ``None`` for a view."""
-        return self._owner
 
     # -- writing
 
@@ -109,13 +90,13 @@ class EmbeddedStream:
             OutcomeUnknown: the disk failed during the commit.
         """
         times = self._clock.now_ms() if publish_times_ms is None else publish_times_ms
-        given = self._given(payloads, times)
+        given = given_batch(payloads, times, where=f"append to stream {self._stream!r}")
         self._check_notes(notes or {})
         with self._append_lock:
-            with self._owning() as (connection, ledger):
+            with self._owning() as (connection, row):
                 if len(given):
                     self._database.require_room(connection, given.payload_bytes)
-                batches, closed = self._write(connection, ledger, given) if len(given) else ([], [])
+                batches, closed = self._write(connection, row, given) if len(given) else ([], [])
                 if notes:
                     self._write_notes(connection, notes)
             self._listeners.tell_all(batches, closed)
@@ -126,15 +107,21 @@ class EmbeddedStream:
 
         Returns:
             The ledger that was closed, ``None`` when there was nothing to close (no entries since the last one).
+
+        Raises:
+            StoreUnavailable: no id is granted for the next ledger; this one stays open.
         """
         with self._append_lock:
-            with self._owning() as (connection, ledger):
-                if ledger is None or ledger.entries == 0:
+            with self._owning() as (connection, row):
+                if row.open_ledger is None or row.open_ledger.entries == 0:
                     return None
-                connection.execute(
-                    "UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (self._clock.now_ms(), ledger.ledger_id)
-                )
-                closed = find_ledger(connection, self._stream_id, ledger.ledger_id)
+                if not row.may_begin:
+                    raise StoreUnavailable(
+                        f"stream {self._stream!r}: ledger {row.open_ledger.ledger_id} stays open: no id is granted for "
+                        "the next one",
+                        hint="try again when the object store answers",
+                    )
+                closed = self._end_ledger(connection, row.open_ledger)
             if closed is not None:
                 self._listeners.tell_closed(closed)
         return closed
@@ -147,7 +134,7 @@ class EmbeddedStream:
         Raises:
             InvalidCall: the ledger is still open.
         """
-        with self._database.writing() if self._may_delete else self._writing() as connection:
+        with self._changing() as connection:
             ledger = find_ledger(connection, self._stream_id, ledger_id)
             if ledger is None:
                 return
@@ -161,7 +148,7 @@ class EmbeddedStream:
 
     def release(self, position: Position) -> None:
         """Records that everything up to ``position`` is committed in the cold tier; never goes back."""
-        with self._writing() as connection:
+        with self._owning() as (connection, _):
             connection.execute(
                 "UPDATE streams SET released_ledger_id = ?1, released_entry_id = ?2 WHERE stream_id = ?3 "
                 "AND (released_ledger_id, released_entry_id) < (?1, ?2)",
@@ -171,7 +158,7 @@ class EmbeddedStream:
     def put_note(self, key: str, value: bytes) -> None:
         """Sets a small durable fact of the stream, replacing what it was."""
         self._check_notes({key: value})
-        with self._writing() as connection:
+        with self._owning() as (connection, _):
             self._write_notes(connection, {key: value})
 
     # -- reading
@@ -249,50 +236,26 @@ class EmbeddedStream:
 
     # -- inside a transaction
 
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        with self._owning() as (connection, _):
-            yield connection
-
-    @contextlib.contextmanager
-    def _owning(self) -> Iterator[tuple[sqlite3.Connection, LedgerInfo | None]]:
-        """A transaction of the stream's owner, and the open ledger; the check is part of it, so that nobody can get in
-        between."""
-        if self._owner is None:
-            raise Unsupported(
-                f"stream {self._stream!r} is open for reading only", hint="open it with open_stream to change it"
-            )
-        with self._database.writing() as connection:
-            owner, newest = owner_and_newest(connection, self._stream_id)
-            if owner != self._owner:
-                newer = "nobody" if owner is None else f"owner {owner}"
-                raise Fenced(
-                    f"stream {self._stream!r} in {self._database.path}: owner {self._owner} was replaced by {newer}",
-                    hint="another process opened the stream: stop writing here",
-                )
-            yield connection, None if newest is None or newest.closed else newest
-
     def _write(
-        self, connection: sqlite3.Connection, ledger: LedgerInfo | None, given: EntryBatch
+        self, connection: sqlite3.Connection, row: StreamRow, given: EntryBatch
     ) -> tuple[list[EntryBatch], list[LedgerInfo]]:
         """Puts entries into the open ledger and, as it fills up, the next ones; what was written, what was closed."""
         now_ms = self._clock.now_ms()
         written: list[EntryBatch] = []
         closed: list[LedgerInfo] = []
-        done = 0
+        ledger, done = row.open_ledger, 0
         while done < len(given):
-            if ledger is not None and must_roll(ledger, now_ms, self._settings):
+            # Without an id for the next ledger the open one takes what there is.
+            if ledger is not None and row.may_begin and must_roll(ledger, now_ms, self._settings):
                 connection.execute("UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (now_ms, ledger.ledger_id))
                 closed.append(replace(ledger, closed=True, closed_ms=now_ms))
                 ledger = None
             if ledger is None:
-                ledger_id = connection.execute(
-                    "INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (self._stream_id, now_ms)
-                ).lastrowid
-                ledger = LedgerInfo(ledger_id=ledger_id or 0, closed=False, entries=0, size_bytes=0, created_ms=now_ms)
+                ledger, row = self._begin_ledger(connection, row, now_ms)
             rest = given.slice(done, len(given))
-            part = _numbered(rest.slice(0, room(ledger, rest, self._settings)), ledger.ledger_id, ledger.entries)
-            ledger = self._write_part(connection, ledger, part, now_ms)
+            fitting = room(ledger, rest, self._settings) if row.may_begin else len(rest)
+            part = _numbered(rest.slice(0, fitting), ledger.ledger_id, ledger.entries)
+            ledger = self._write_part(connection, ledger, part, now_ms, may_close=row.may_begin)
             if ledger.closed:
                 closed.append(ledger)
             ledger = None if ledger.closed else ledger
@@ -301,9 +264,9 @@ class EmbeddedStream:
         return written, closed
 
     def _write_part(
-        self, connection: sqlite3.Connection, ledger: LedgerInfo, part: EntryBatch, now_ms: int
+        self, connection: sqlite3.Connection, ledger: LedgerInfo, part: EntryBatch, now_ms: int, *, may_close: bool
     ) -> LedgerInfo:
-        """Stores entries of one ledger; the ledger as it is then, closed when that filled it."""
+        """Stores entries of one ledger; the ledger as it is then, closed when that filled it and it may close."""
         connection.executemany(
             "INSERT INTO chunks (ledger_id, first_entry_id, entries, first_time_ms, crc, lengths, times, payload) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -316,7 +279,7 @@ class EmbeddedStream:
             size_bytes=ledger.size_bytes + part.payload_bytes,
             created_ms=ledger.created_ms,
         )
-        full = is_full(grown, self._settings)
+        full = may_close and is_full(grown, self._settings)
         connection.execute(
             "UPDATE ledgers SET entries = ?, size_bytes = ?, closed_ms = ? WHERE ledger_id = ?",
             (grown.entries, grown.size_bytes, now_ms if full else None, grown.ledger_id),
@@ -348,31 +311,6 @@ class EmbeddedStream:
                 raise LimitReached(
                     f"stream {self._stream!r}: note {key!r} has {len(value)} bytes, the limit is {NOTE_BYTES_MAX}"
                 )
-
-    def _given(
-        self, payloads: pa.Array | Sequence[bytes], publish_times_ms: Sequence[int] | NDArray[np.int64] | int
-    ) -> EntryBatch:
-        """The caller's entries as a batch that nobody else can change: the one copy that is written, kept for readers
-        that follow, and offered to the cold tier."""
-        hint = "give a list of bytes or an Arrow binary array, and as many whole numbers of milliseconds, or one"
-        where = f"append to stream {self._stream!r}"
-        if isinstance(payloads, (str, bytes, bytearray, memoryview)):
-            raise InvalidCall(f"{where}: one payload instead of several", hint=hint)
-        if isinstance(payloads, pa.ChunkedArray):
-            payloads = payloads.combine_chunks()
-        times = np.array(publish_times_ms)
-        if times.size and times.dtype.kind not in "iu":
-            raise InvalidCall(f"{where}: publish times of type {times.dtype}", hint=hint)
-        try:
-            count = len(payloads)
-            batch = EntryBatch.build(0, 0, payloads, np.full(count, times) if times.ndim == 0 else times)
-        except LimitExceeded as error:
-            raise LimitReached(f"{where}: {error}", hint="append it in several calls") from error
-        except (FormatError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-            raise InvalidCall(f"{where}: {error}", hint=hint) from error
-        if len(batch) and int(batch.lengths.max()) > ENTRY_BYTES_MAX:
-            raise LimitReached(f"{where}: an entry of {int(batch.lengths.max())} bytes, the limit is {ENTRY_BYTES_MAX}")
-        return batch.copy() if isinstance(payloads, pa.Array) else batch
 
 
 def _numbered(batch: EntryBatch, ledger_id: int, first_entry_id: int) -> EntryBatch:

@@ -55,6 +55,11 @@ class TailingSource:
         self._subscription = inner.subscribe(self._keep) if bytes_max else None
 
     @property
+    def inner(self) -> LedgerSource:
+        """The hot tier behind it."""
+        return self._inner
+
+    @property
     def held_bytes(self) -> int:
         """Bytes that kept entries take now, at most ``bytes_max``."""
         with self._lock:

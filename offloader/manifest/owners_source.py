@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from formats.entries import Position
 from formats.manifest import Edit, OpenEpoch, Record, ReserveLedgers
-from offloader.errors import OffloaderError
+from offloader.errors import OffloaderError, Unsupported
 from offloader.ledgers.base import IdentifiedSource
 from offloader.manifest.source_check import facts_now, first_free_ledger, require_same_source
 from offloader.manifest.state import ManifestState
@@ -42,6 +42,7 @@ class OwnersSource:
     def __init__(self, source: IdentifiedSource, token: str, *, reserve: bool, accept: Accept | None) -> None:
         self._source, self._token, self._reserves, self._accept = source, token, reserve, accept
         self._range: tuple[int, int] | None = None
+        self._can_grant, self._has_granted = True, False
 
     def check(self, state: ManifestState) -> Position | None:
         """How far the source reaches now.
@@ -75,7 +76,7 @@ class OwnersSource:
         """Reserves more ledger ids when few are left; what a record of ``edits`` says beside them."""
         if any(isinstance(edit, OpenEpoch) for edit in edits):
             return []
-        self._range, left = None, self._source.ledgers_left()
+        self._range, left = None, self._source.ledgers_left() if self._can_grant else None
         if left is None or left >= LEDGERS_LEFT_MIN:
             return []
         first = max(first_free_ledger(state), self._source.next_ledger())
@@ -94,11 +95,15 @@ class OwnersSource:
         (first, end), self._range = self._range, None
         try:
             self._source.grant_ledgers(first, end)
+        except Unsupported:
+            self._can_grant = False  # a view: the one who appends gives the ids
         except OffloaderError as error:
-            if self._source.ledgers_left() is None:
+            if self._reserves and not self._has_granted:
                 raise
             # The open ledger stays open meanwhile; a later record reserves again.
             _log.warning("stream %s: new ledger ids aren't taken: %s", state.stream, error)
+        else:
+            self._has_granted = True
 
 
 def own_edits(record: Record) -> tuple[Edit, ...]:

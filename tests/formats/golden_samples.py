@@ -403,7 +403,9 @@ def ledger_columns(*, facts: bool = False) -> LedgerColumns:
 def write_ledgers(path: Path) -> None:
     """A database as the embedded managed ledger writes it: two streams, rollovers, notes, a deleted ledger."""
     clock = ManualClock(MS, waits_pass=False)
-    ledgers = EmbeddedLedgers(str(path), settings=LedgerSettings(ledger_entries_max=50), clock=clock)
+    ledgers = EmbeddedLedgers(
+        str(path), settings=LedgerSettings(ledger_entries_max=50), clock=clock, entropy=lambda n: bytes(range(n))
+    )
     for stream in (STREAM, "other"):
         opened = ledgers.open_stream(stream)
         for number in range(6):
@@ -582,7 +584,7 @@ KINDS: Iterable[Kind] = (
         lambda _, d: encode_intent(decode_intent(d)),
     ),
     Kind("retention", 1, "formats.retention_state.RETENTION_FORMAT", retention, _retention_again),
-    Kind("ledgers", 1, "offloader.ledgers.database._SCHEMA_VERSION", database, _database_again),
+    Kind("ledgers", 2, "offloader.ledgers.schema._SCHEMA_VERSION", database, _database_again),
     Kind("replay", 1, "offloader.replay.progress._VERSION", progress, lambda _, d: _progress_again(d)),
     Kind("catalogue", 1, "offloader.store.catalogued._FORMAT", catalogue, lambda _, d: _catalogue_again(d)),
     Kind(

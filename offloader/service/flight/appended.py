@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from formats.entries import EntryBatch, Position
 from offloader.clock import Clock
 from offloader.errors import InvalidCall, LimitReached
-from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
+from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription
 from offloader.ledgers.embedded import EmbeddedStream
 from offloader.ledgers.pushed import Offered, PushNews
 from offloader.ledgers.tailing import TailingSource
@@ -113,6 +113,11 @@ class AppendedLedgers:
         self._tail.close()
 
     # -- LedgerSource
+
+    @property
+    def inner(self) -> LedgerSource:
+        """The hot tier behind it."""
+        return self._tail
 
     def ledgers(self) -> list[LedgerInfo]:
         return self._tail.ledgers()
