@@ -17,7 +17,7 @@ class CheckedSource:
     """A ``LedgerSource`` whose ``ledgers`` raises ``SourceMismatch`` where it contradicts the manifest.
 
     Whatever skips, releases, truncates or acknowledges entries lists the ledgers first, so none of it happens to a
-    source that isn't the stream's. Sources without an identity are passed through, but for ledgers set aside. Thread-safe.
+    source that isn't the stream's. Of sources without an identity only the ledgers set aside are left out. Thread-safe.
 
     Args:
         inner: the hot tier.

@@ -25,7 +25,8 @@ LEDGERS_RESERVED = 1000
 #: With fewer ids left the owner's next record reserves more.
 LEDGERS_LEFT_MIN = LEDGERS_RESERVED // 2
 
-#: What a record says when an operator accepts a source, from the view and the first ledger id that is free.
+#: What a record says when an operator accepts a source, from the view and a ledger id above all that anybody knows of;
+#: new ledgers get later ones.
 Accept = Callable[[ManifestState, int], Sequence[Edit]]
 
 
@@ -62,13 +63,16 @@ class OwnersSource:
         """
         self.check(state)
         self._source.record_start(self._token)
-        first = max(first_free_ledger(state), self._source.next_ledger())
+        next_ledger = self._source.next_ledger()
+        first = max(first_free_ledger(state), next_ledger)
+        said: Sequence[Edit] = []
+        if self._accept is not None:
+            said, first = self._accept(state, first), first + 1
         end = first + LEDGERS_RESERVED
         if self._reserves:
             self._range = first, end
-        elif first > self._source.next_ledger():
+        elif first > next_ledger:
             self._source.seed_ledgers(first - 1)
-        said = [] if self._accept is None else self._accept(state, first)
         reserved = end - 1 if self._reserves else None
         return [*said, OpenEpoch(state.epoch + 1, self._source.source_id(), self._token, reserved, bool(self._accept))]
 

@@ -29,6 +29,7 @@ __all__ = [
     "first_free_ledger",
     "first_not_held",
     "mismatch_error",
+    "newest_known",
     "require_same_ledgers",
     "require_same_source",
     "source_mismatch",
@@ -194,8 +195,9 @@ def with_facts(edits: Sequence[Edit], source: LedgerSource) -> list[Edit]:
     bare = {edit.ledger_id for edit in edits if isinstance(edit, LedgerClosed) and edit.created_ms == FACT_UNKNOWN}
     if not bare or identified(source) is None:
         return list(edits)
-    facts = {(info.ledger_id, info.last_entry_id): closed_edit(info, source) for info in source.ledgers() if info.closed}
+    closed = [info for info in source.ledgers() if info.closed]
+    told = {(info.ledger_id, info.last_entry_id): closed_edit(info, source) for info in closed}
     return [
-        facts.get((edit.ledger_id, edit.last_entry_id), edit) if isinstance(edit, LedgerClosed) else edit
+        told.get((edit.ledger_id, edit.last_entry_id), edit) if isinstance(edit, LedgerClosed) else edit
         for edit in edits
     ]

@@ -110,9 +110,7 @@ def release_hot_ledgers(source: LedgerSource, log: ManifestLog, *, now_ms: int, 
     fresh = [info for info in due if info.ledger_id not in state.hot_released_ledgers]
     if fresh:
         known = state.closed_ledgers
-        facts: list[Edit] = [
-            closed_edit(info, source) for info in fresh if info.ledger_id not in known
-        ]
+        facts: list[Edit] = [closed_edit(info, source) for info in fresh if info.ledger_id not in known]
         log.amend([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
     # What a truncation took from the stream goes too, if nobody has deleted it yet.
     gone = [info for info in ledgers if info.closed and info.ledger_id in state.deleted_ledgers and info not in due]

@@ -65,9 +65,16 @@ class StreamSteps:
     """
 
     def __init__(
-        self, source: LedgerSource, log: ManifestLog, *, make_handle: MakeHandle, tools: HistoryTools, take_over: bool
+        self,
+        source: LedgerSource,
+        log: ManifestLog,
+        *,
+        make_handle: MakeHandle,
+        tools: HistoryTools,
+        take_over: bool,
+        on_refused: Callable[[], None],
     ) -> None:
-        self._log, self._tools, self._make_handle = log, tools, make_handle
+        self._log, self._tools, self._make_handle, self._on_refused = log, tools, make_handle, on_refused
         settings, workers = tools.settings, tools.workers
         self._step_task = SerialTask(workers, self._step)
         schedule = self._step_task.schedule
@@ -187,6 +194,8 @@ class StreamSteps:
         except (EditRefused, Corrupt, SourceMismatch) as error:
             # The manifest or the hot tier is damaged, or is another one: trying again would read the same bytes.
             self.halt(error, abort=True)
+            if isinstance(error, EditRefused):
+                self._on_refused()
         except OffloaderError as error:
             self._retry_later(error)
         except BaseException as error:
