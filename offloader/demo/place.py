@@ -165,7 +165,7 @@ def clean(place: DemoPlace, store: ObjectStore) -> int:
         store.abort_upload(upload.key, upload.upload_id)
     try:
         for path in (place.ledgers_path, place.picture_path):
-            for suffix in ("-wal", "-shm", ""):
+            for suffix in ("-wal", "-shm", ".acked", ""):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
     except OSError as error:
         raise AccessDenied(f"{place.directory}: can't remove {path.name}: {error.strerror or error}") from error

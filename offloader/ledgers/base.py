@@ -20,6 +20,7 @@ __all__ = [
     "LedgerSource",
     "Ledgers",
     "Listener",
+    "LostRange",
     "Subscription",
     "WrappedSource",
     "identified",
@@ -61,6 +62,24 @@ class LedgerInfo:
     def last_entry_id(self) -> int:
         """-1 for an empty ledger."""
         return self.entries - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRange:
+    """Entries of a stream that a hot tier acknowledged and doesn't have.
+
+    Attributes:
+        stream: its name.
+        first, last: of the range; how many entries ledgers between them had isn't known.
+        source_id: the hot tier that acknowledged them.
+        is_other: whether that is another one than the one that was asked. Then ``first`` isn't known, and is 0:0.
+    """
+
+    stream: str
+    first: Position
+    last: Position
+    source_id: UUID
+    is_other: bool = False
 
 
 def newest_given(infos: Sequence[LedgerInfo]) -> Position | None:

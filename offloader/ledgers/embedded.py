@@ -8,18 +8,28 @@ the open ledger in the same transaction.
 
 from __future__ import annotations
 
+import logging
 import os
+import sqlite3
 from collections.abc import Callable
+from uuid import UUID
 
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, NotFound
+from offloader.ledgers.acked import AckedFile, AckedSlot
+from offloader.ledgers.base import LostRange
 from offloader.ledgers.database import BUSY_TIMEOUT_S, Database, database_path
 from offloader.ledgers.given import ENTRY_BYTES_MAX
-from offloader.ledgers.handle import LEDGER_ID_MAX, raise_used
+from offloader.ledgers.handle import LEDGER_ID_MAX
+from offloader.ledgers.losses import accept_lost, find_lost, refused
+from offloader.ledgers.queries import newest_given_out, raise_used, source_id_of
+from offloader.ledgers.schema import check_entries, check_links
 from offloader.ledgers.stream import NOTE_BYTES_MAX, EmbeddedStream
 from offloader.settings import LedgerSettings
 
 __all__ = ["ENTRY_BYTES_MAX", "NOTE_BYTES_MAX", "STREAM_NAME_CHARS_MAX", "EmbeddedLedgers", "EmbeddedStream"]
+
+_log = logging.getLogger(__name__)
 
 #: Longest stream name.
 STREAM_NAME_CHARS_MAX = 1024
@@ -37,7 +47,7 @@ class EmbeddedLedgers:
         entropy: randomness of a new database's identity, for tests.
 
     Raises:
-        as ``offloader.ledgers.database.Database``.
+        as ``offloader.ledgers.database.Database``; ``Corrupt``: ledgers, streams and entries don't belong together.
     """
 
     def __init__(
@@ -59,6 +69,19 @@ class EmbeddedLedgers:
             busy_timeout_s=busy_timeout_s,
             entropy=entropy,
         )
+        # A database in memory is gone with its process, and nothing outlasts it.
+        in_memory = self._database.path == ":memory:"
+        self._acked = None if in_memory else AckedFile(f"{self._database.path}.acked")
+        try:
+            with self._database.reading() as connection:
+                check_links(connection, self.path)
+            for lost in self.losses():
+                _log.warning(
+                    "%s", refused(self.path, lost), extra={"event": "acknowledged_lost", "stream": lost.stream}
+                )
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def settings(self) -> LedgerSettings:
@@ -82,6 +105,8 @@ class EmbeddedLedgers:
 
         Raises:
             InvalidCall: not a stream name, or no ledger id can be above ``above``.
+            SourceMismatch: the database lacks entries that were acknowledged; ``accept_loss`` goes on without them.
+            Corrupt: a ledger of the stream isn't what was written.
         """
         _check_stream_name(stream)
         if not 0 <= above < LEDGER_ID_MAX:
@@ -96,6 +121,8 @@ class EmbeddedLedgers:
             stream_id, owner = connection.execute(
                 "SELECT stream_id, owner FROM streams WHERE stream = ?", (stream,)
             ).fetchone()
+            check_entries(connection, self.path, stream_id)
+            slot = self._acked_slot(connection, stream, stream_id, owner)
             connection.execute(
                 "DELETE FROM ledgers WHERE stream_id = ? AND closed_ms IS NULL AND entries = 0", (stream_id,)
             )
@@ -105,7 +132,85 @@ class EmbeddedLedgers:
             raise_used(connection, above)
             if not held:
                 connection.execute("INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (stream_id, now_ms))
-        return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner)
+        return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner, acked=slot)
+
+    def losses(self) -> list[LostRange]:
+        """What the database lacks of what it acknowledged; its streams can be read and not be appended to.
+
+        Only of streams that the database knows: what it forgot altogether is found by ``open_stream``.
+        """
+        if self._acked is None:
+            return []
+        with self._database.translated("reading its acknowledged ends"):
+            self._acked.load()
+        acked = {stream: self._acked.of_stream(stream) for stream in self.streams()}
+        with self._database.reading() as connection:
+            source_id = source_id_of(connection)
+            found = [
+                find_lost(connection, stream, stream_id, acked.get(stream, ()), source_id)
+                for stream, stream_id in connection.execute("SELECT stream, stream_id FROM streams ORDER BY stream")
+            ]
+        return [lost for lost in found if lost is not None]
+
+    def accept_loss(self, stream: str, *, dry_run: bool = False) -> list[LostRange]:
+        """Goes on without entries that were acknowledged and are gone, so that the stream can be opened again.
+
+        Their positions stay used. The ledger that the last one was in lists them as lost (``LedgerInfo.lost``).
+
+        Args:
+            dry_run: change nothing.
+
+        Returns:
+            What is lost; nothing when the database has everything that was acknowledged, and then nothing is changed.
+        """
+        _check_stream_name(stream)
+        if self._acked is None:
+            return []
+        with self._database.writing() as connection:
+            self._acked.load()
+            row = connection.execute("SELECT stream_id FROM streams WHERE stream = ?", (stream,)).fetchone()
+            source_id = source_id_of(connection)
+            acked = self._acked.of_stream(stream)
+            lost = find_lost(connection, stream, None if row is None else row[0], acked, source_id)
+            if lost is None or dry_run:
+                return [] if lost is None else [lost]
+            connection.execute("INSERT OR IGNORE INTO streams (stream, owner) VALUES (?, 0)", (stream,))
+            connection.execute("UPDATE streams SET owner = owner + 1 WHERE stream = ?", (stream,))
+            stream_id, owner = connection.execute(
+                "SELECT stream_id, owner FROM streams WHERE stream = ?", (stream,)
+            ).fetchone()
+            accept_lost(connection, stream_id, lost, self._clock.now_ms())
+            reached = newest_given_out(connection, stream_id)
+        # Now the database has it: a crash before this asks the operator once more.
+        self._acked.replace(stream, UUID(bytes=source_id), reached, owner)
+        _log.warning(
+            "stream %s: accepted that entries from %s up to %s are lost", stream, lost.first, lost.last,
+            extra={"event": "loss_accepted", "stream": stream},
+        )  # fmt: skip
+        return [lost]
+
+    def _acked_slot(self, connection: sqlite3.Connection, stream: str, stream_id: int, owner: int) -> AckedSlot | None:
+        """Where a new owner notes what it acknowledges; its ledgers get ids above all that were ever noted.
+
+        Raises:
+            SourceMismatch: the database lacks what was acknowledged.
+        """
+        if self._acked is None:
+            return None
+        source_id = source_id_of(connection)
+        if not self._acked.load():
+            if connection.execute("SELECT has_acked_file FROM identity").fetchone()[0]:
+                _log.warning(
+                    "%s is gone: whether ledger database %s has everything that it acknowledged can't be told from it",
+                    self._acked.path, self.path, extra={"event": "acked_file_gone"},
+                )  # fmt: skip
+            self._acked.make()
+            connection.execute("UPDATE identity SET has_acked_file = 1")
+        lost = find_lost(connection, stream, stream_id, self._acked.of_stream(stream), source_id)
+        if lost is not None:
+            raise refused(self.path, lost)
+        raise_used(connection, self._acked.newest_ledger)
+        return self._acked.replace(stream, UUID(bytes=source_id), newest_given_out(connection, stream_id), owner)
 
     def view_stream(self, stream: str, *, may_delete: bool = False) -> EmbeddedStream:
         """The stream, to read only; takes no ownership and disturbs no owner.
@@ -115,9 +220,12 @@ class EmbeddedLedgers:
 
         Raises:
             NotFound: no such stream.
+            Corrupt: a ledger of the stream isn't what was written.
         """
         with self._database.reading() as connection:
             row = connection.execute("SELECT stream_id FROM streams WHERE stream = ?", (stream,)).fetchone()
+            if row is not None:
+                check_entries(connection, self.path, row[0])
         if row is None:
             known = self.streams()
             raise NotFound(
@@ -140,6 +248,8 @@ class EmbeddedLedgers:
     def close(self) -> None:
         """Closes the database; open ledgers stay open until their stream is opened again."""
         self._database.close()
+        if self._acked is not None:
+            self._acked.close()
 
 
 def _check_stream_name(stream: str) -> None:

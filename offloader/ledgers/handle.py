@@ -15,9 +15,9 @@ from offloader.errors import Fenced, InvalidCall, StoreUnavailable, Unsupported
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.database import Database
 from offloader.ledgers.listening import Listeners
-from offloader.ledgers.queries import StreamRow, newest_given_out, newest_used, stream_row
+from offloader.ledgers.queries import StreamRow, newest_given_out, newest_used, raise_used, source_id_of, stream_row
 
-__all__ = ["LEDGER_ID_MAX", "STARTS_KEPT", "StreamHandle", "raise_used"]
+__all__ = ["LEDGER_ID_MAX", "STARTS_KEPT", "StreamHandle"]
 
 #: Newest starts whose tokens a stream keeps, beside the one that was asked for: a crash loop between a start and its
 #: record in the manifest must not push out the token that the manifest has, nor fill the disk.
@@ -61,7 +61,7 @@ class StreamHandle:
     def source_id(self) -> UUID:
         """The database's own uuid, made with it."""
         with self._database.reading() as connection:
-            return UUID(bytes=connection.execute("SELECT source_id FROM identity").fetchone()[0])
+            return UUID(bytes=source_id_of(connection))
 
     def has_start(self, token: str) -> bool:
         """Whether ``record_start`` recorded this token in this database for this stream; if so, it stays."""
@@ -236,12 +236,3 @@ class StreamHandle:
                     hint="another process opened the stream: stop writing here",
                 )
             yield connection, row
-
-
-def raise_used(connection: sqlite3.Connection, ledger_id: int) -> None:
-    """Every ledger id that the database picks later is above ``ledger_id``."""
-    connection.execute(
-        "INSERT INTO sqlite_sequence (name, seq) SELECT 'ledgers', 0 "
-        "WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'ledgers')"
-    )
-    connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'ledgers'", (ledger_id,))

@@ -1,6 +1,6 @@
 """What the embedded ledgers ask of their database.
 
-Owns the statements that find ledgers and stored chunks. Must never change a row.
+Owns the statements that find ledgers and stored chunks, and the database's highest ledger id.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ __all__ = [
     "ledger_info",
     "newest_given_out",
     "newest_used",
+    "raise_used",
+    "source_id_of",
     "stream_row",
     "within",
 ]
@@ -31,7 +33,7 @@ __all__ = [
 #: Rows that one read takes in at most, so that entries without bytes don't make it endless.
 READ_CHUNKS_MAX = 262_144
 #: Of one stream, to be ordered or narrowed down.
-_LEDGER = "ledger_id, closed_ms IS NOT NULL, entries, size_bytes, created_ms, closed_ms"
+_LEDGER = "ledger_id, closed_ms IS NOT NULL, entries, size_bytes, created_ms, closed_ms, lost_entries"
 SELECT_LEDGER = f"SELECT {_LEDGER} FROM ledgers WHERE stream_id = ?"  # noqa: S608 - constants
 # an open ledger is the newest one, so that an append needn't look at the others, nor ask twice
 _STREAM_ROW = (
@@ -52,7 +54,7 @@ def find_readable(connection: sqlite3.Connection, stream_id: int, start: Positio
     ledger_id, entry_id = (max(min(number, _INT64_MAX), 0) for number in start)
     row = connection.execute(
         "SELECT ledger_id FROM ledgers WHERE stream_id = ?1 AND ledger_id >= ?2 "
-        "AND entries > CASE ledger_id WHEN ?3 THEN ?4 ELSE 0 END ORDER BY ledger_id LIMIT 1",
+        "AND entries - lost_entries > CASE ledger_id WHEN ?3 THEN ?4 ELSE 0 END ORDER BY ledger_id LIMIT 1",
         (stream_id, ledger_id, ledger_id, entry_id if start.ledger_id == ledger_id else 0),
     ).fetchone()
     if row is None:
@@ -131,10 +133,24 @@ def newest_given_out(connection: sqlite3.Connection, stream_id: int) -> Position
     return max((Position(*row) for row in found if row[0] is not None and row[0] >= 0), default=None)
 
 
+def source_id_of(connection: sqlite3.Connection) -> bytes:
+    """The database's uuid."""
+    return bytes(connection.execute("SELECT source_id FROM identity").fetchone()[0])
+
+
 def newest_used(connection: sqlite3.Connection) -> int:
     """The highest ledger id that the database has used for any stream, or granted; 0: none."""
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ledgers'").fetchone()
     return 0 if row is None else int(row[0])
+
+
+def raise_used(connection: sqlite3.Connection, ledger_id: int) -> None:
+    """Every ledger id that the database picks later is above ``ledger_id``."""
+    connection.execute(
+        "INSERT INTO sqlite_sequence (name, seq) SELECT 'ledgers', 0 "
+        "WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'ledgers')"
+    )
+    connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'ledgers'", (ledger_id,))
 
 
 def find_ledger(connection: sqlite3.Connection, stream_id: int, ledger_id: int) -> LedgerInfo | None:
@@ -143,7 +159,7 @@ def find_ledger(connection: sqlite3.Connection, stream_id: int, ledger_id: int) 
 
 
 def ledger_info(row: tuple[Any, ...]) -> LedgerInfo:
-    ledger_id, closed, entries, size_bytes, created_ms, closed_ms = row
+    ledger_id, closed, entries, size_bytes, created_ms, closed_ms, lost = row
     return LedgerInfo(
         ledger_id=ledger_id,
         closed=bool(closed),
@@ -151,4 +167,5 @@ def ledger_info(row: tuple[Any, ...]) -> LedgerInfo:
         size_bytes=size_bytes,
         created_ms=created_ms,
         closed_ms=closed_ms,
+        lost=((entries - lost, entries - 1),) if lost else (),
     )

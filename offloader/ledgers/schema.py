@@ -6,12 +6,12 @@ A database of any earlier version is migrated at its first opening, in the trans
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from offloader.errors import Corrupt, InvalidCall, Unsupported
 
-__all__ = ["check_identity", "check_links", "prepare_schema"]
+__all__ = ["check_entries", "check_identity", "check_links", "prepare_schema"]
 
 #: Marks the file as ours ("offl"), so that no other program's database is taken for one.
 _APPLICATION_ID = 0x6F66666C
@@ -47,22 +47,20 @@ _VERSION_2 = (
     "ALTER TABLE streams ADD COLUMN ids_end INTEGER",
     "ALTER TABLE streams ADD COLUMN manifest_incarnation BLOB",
     "ALTER TABLE streams ADD COLUMN manifest_record_id INTEGER",
+    # lost_entries: the last ones of entries, acknowledged, gone, and accepted as lost.
     """CREATE TABLE linked_ledgers (
         ledger_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL REFERENCES streams,
         entries INTEGER NOT NULL DEFAULT 0, size_bytes INTEGER NOT NULL DEFAULT 0, created_ms INTEGER NOT NULL,
-        closed_ms INTEGER)""",
+        closed_ms INTEGER, lost_entries INTEGER NOT NULL DEFAULT 0)""",
     "INSERT INTO sqlite_sequence (name, seq) SELECT 'linked_ledgers', seq FROM sqlite_sequence WHERE name = 'ledgers'",
-    "INSERT INTO linked_ledgers SELECT ledger_id, stream_id, entries, size_bytes, created_ms, closed_ms FROM ledgers",
+    """INSERT INTO linked_ledgers (ledger_id, stream_id, entries, size_bytes, created_ms, closed_ms)
+        SELECT ledger_id, stream_id, entries, size_bytes, created_ms, closed_ms FROM ledgers""",
     "DROP TABLE ledgers",
     "ALTER TABLE linked_ledgers RENAME TO ledgers",
     "CREATE INDEX ledgers_of_stream ON ledgers (stream_id, ledger_id)",
     """CREATE TABLE starts (
         start_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL REFERENCES streams,
         token TEXT NOT NULL, UNIQUE (stream_id, token))""",
-    # Runs of entries that were acknowledged, are gone, and were accepted as lost; they count in ledgers.entries.
-    """CREATE TABLE losses (
-        ledger_id INTEGER NOT NULL REFERENCES ledgers ON DELETE CASCADE, first_entry_id INTEGER NOT NULL,
-        last_entry_id INTEGER NOT NULL, PRIMARY KEY (ledger_id, first_entry_id))""",
     "UPDATE streams SET ledgers_held = (SELECT count(*) FROM ledgers WHERE ledgers.stream_id = streams.stream_id)",
     """CREATE TRIGGER ledger_made AFTER INSERT ON ledgers BEGIN
         UPDATE streams SET ledgers_held = ledgers_held + 1 WHERE stream_id = NEW.stream_id; END""",
@@ -70,6 +68,26 @@ _VERSION_2 = (
         UPDATE streams SET ledgers_held = ledgers_held - 1 WHERE stream_id = OLD.stream_id;
         UPDATE streams SET reached_ledger_id = OLD.ledger_id, reached_entry_id = OLD.entries - 1
             WHERE stream_id = OLD.stream_id AND OLD.entries > 0 AND reached_ledger_id < OLD.ledger_id; END""",
+)
+_ORPHANED_LEDGER = (
+    "SELECT ledger_id, stream_id FROM ledgers WHERE stream_id NOT IN (SELECT stream_id FROM streams) LIMIT 1"
+)
+_LEDGERS_HELD = (
+    "SELECT stream, found, ledgers_held FROM (SELECT stream, ledgers_held, (SELECT count(*) FROM ledgers "
+    "WHERE ledgers.stream_id = streams.stream_id) AS found FROM streams) WHERE found != ledgers_held LIMIT 1"
+)
+# Jumps from one ledger to the next one in the index, whatever number of chunks each has.
+_ORPHANED_CHUNK = (
+    "WITH RECURSIVE stored (ledger_id) AS (SELECT min(ledger_id) FROM chunks UNION ALL "
+    "SELECT (SELECT min(ledger_id) FROM chunks WHERE ledger_id > stored.ledger_id) FROM stored "
+    "WHERE stored.ledger_id IS NOT NULL) SELECT ledger_id FROM stored WHERE ledger_id IS NOT NULL "
+    "AND ledger_id NOT IN (SELECT ledger_id FROM ledgers) LIMIT 1"
+)
+_ENTRIES_STORED = (
+    "SELECT ledger_id, listed, stored FROM (SELECT ledger_id, entries - lost_entries AS listed, "
+    "coalesce((SELECT first_entry_id + chunks.entries FROM chunks WHERE chunks.ledger_id = ledgers.ledger_id "
+    "ORDER BY first_entry_id DESC LIMIT 1), 0) AS stored FROM ledgers WHERE stream_id = ?) "
+    "WHERE listed != stored LIMIT 1"
 )
 _RESTORE = "restore the database from a copy, or begin a new one and read what the object store has"
 
@@ -81,7 +99,7 @@ def check_identity(connection: sqlite3.Connection, path: str) -> int:
         InvalidCall: another program's database.
         Unsupported: written by a newer release.
     """
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    version = _version(connection)
     application = int(connection.execute("PRAGMA application_id").fetchone()[0])
     tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
     if tables and application != _APPLICATION_ID:
@@ -113,20 +131,36 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
 
 
 def check_links(connection: sqlite3.Connection, path: str) -> None:
-    """Finds ledgers that belong to no stream.
+    """Finds ledgers that belong to no stream, ledgers that a stream misses, and entries that belong to no ledger.
 
     Raises:
-        Corrupt: names the ledger and what doesn't fit.
+        Corrupt: names the first of them.
     """
-    orphan = connection.execute(
-        "SELECT ledger_id, stream_id FROM ledgers WHERE stream_id NOT IN (SELECT stream_id FROM streams) LIMIT 1"
-    ).fetchone()
-    if orphan is not None:
-        raise Corrupt(
-            f"ledger database {path} is damaged: ledger {orphan[0]} belongs to stream number {orphan[1]}, "
-            "which doesn't exist",
-            hint=_RESTORE,
-        )
+    checks = [(_ORPHANED_LEDGER, "ledger {} belongs to stream number {}, which doesn't exist")]
+    if _version(connection) >= 2:
+        checks.append((_LEDGERS_HELD, "stream {} has {} ledgers of {}: a ledger of it belongs to another stream"))
+    checks.append((_ORPHANED_CHUNK, "there are entries of ledger {}, which doesn't exist"))
+    _check(connection, path, checks)
+
+
+def check_entries(connection: sqlite3.Connection, path: str, stream_id: int) -> None:
+    """Finds a ledger of a stream that has more or fewer entries than were stored in it.
+
+    Raises:
+        Corrupt: names the ledger.
+    """
+    _check(connection, path, [(_ENTRIES_STORED, "ledger {} has {} entries, and {} are stored")], stream_id)
+
+
+def _check(connection: sqlite3.Connection, path: str, checks: Sequence[tuple[str, str]], *values: int) -> None:
+    for query, what in checks:
+        found = connection.execute(query, values).fetchone()
+        if found is not None:
+            raise Corrupt(f"ledger database {path} is damaged: {what.format(*found)}", hint=_RESTORE)
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def _execute(connection: sqlite3.Connection, statements: tuple[str, ...]) -> None:

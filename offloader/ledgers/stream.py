@@ -17,6 +17,7 @@ from formats.entries import EntryBatch, Position
 from formats.errors import FormatError
 from offloader.clock import Clock
 from offloader.errors import Corrupt, InvalidCall, LimitReached, StoreUnavailable, Unsupported
+from offloader.ledgers.acked import AckedSlot
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
 from offloader.ledgers.chunks import cut_chunks, encode_chunk, join_chunks
 from offloader.ledgers.database import Database
@@ -59,9 +60,11 @@ class EmbeddedStream(StreamHandle):
         owner: int | None,
         *,
         may_delete: bool = False,
+        acked: AckedSlot | None = None,
     ) -> None:
         super().__init__(database, clock, stream, stream_id, owner, may_delete=may_delete)
         self._settings = settings
+        self._acked = acked
 
     # -- writing
 
@@ -99,6 +102,8 @@ class EmbeddedStream(StreamHandle):
                 batches, closed = self._write(connection, row, given) if len(given) else ([], [])
                 if notes:
                     self._write_notes(connection, notes)
+            if batches and self._acked is not None:
+                self._acked.write(batches[-1].last)
             self._listeners.tell_all(batches, closed)
         return batches
 
@@ -197,7 +202,7 @@ class EmbeddedStream(StreamHandle):
 
     def last_position(self) -> Position | None:
         """The last entry that exists, ``None`` when there is none."""
-        return self._edge("max", "entries - 1")
+        return self._edge("max", "entries - lost_entries - 1")
 
     def released_position(self) -> Position | None:
         """What ``release`` recorded last, ``None`` before that."""
@@ -298,7 +303,7 @@ class EmbeddedStream(StreamHandle):
     def _edge(self, end: str, entry_id: str) -> Position | None:
         with self._database.reading() as connection:
             row = connection.execute(
-                f"SELECT {end}(ledger_id), {entry_id} FROM ledgers WHERE stream_id = ? AND entries > 0",  # noqa: S608 - constants
+                f"SELECT {end}(ledger_id), {entry_id} FROM ledgers WHERE stream_id = ? AND entries > lost_entries",  # noqa: S608 - constants
                 (self._stream_id,),
             ).fetchone()
         return None if row[0] is None else Position(*row)

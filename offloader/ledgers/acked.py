@@ -1,0 +1,193 @@
+"""The acknowledged end of each stream, in a file beside its ledger database.
+
+SQLite's write-ahead log ends at the first frame that is damaged, so that a database alone can't know that it lost
+acknowledged entries. This file is written after each commit, in place and without a sync of its own: it survives a
+killed process, and after a power cut it can only be too low.
+
+The file is an array of 64-byte slots. A slot names the stream by a digest and the database by its uuid, so that neither
+a database that was made anew nor one that was moved here is taken for the one that acknowledged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+from formats.checksum import crc32c
+from formats.entries import Position
+
+__all__ = ["SLOT_BYTES", "AckedEnd", "AckedFile", "AckedSlot", "decode_slot", "digest_of", "encode_slot"]
+
+_log = logging.getLogger(__name__)
+
+#: The format, in the first bytes of each slot.
+_MAGIC = b"OAK1"
+#: magic, digest of the stream's name, the database's uuid, owner (its bytes are in the order of the number), ledger,
+#: entry.
+_FIELDS = struct.Struct(">4s16s16sQqq")
+_OWNER_AT, _OWNER_BYTES = 36, 8
+_OWNER_SLICE = slice(_OWNER_AT, _OWNER_AT + _OWNER_BYTES)
+_CRC = struct.Struct(">I")
+SLOT_BYTES = _FIELDS.size + _CRC.size
+
+
+@dataclass(frozen=True, slots=True)
+class AckedEnd:
+    """What one slot says.
+
+    Attributes:
+        digest: of the stream's name.
+        source_id: the database that acknowledged.
+        end: the newest acknowledged position; -1:-1 when nothing was appended yet.
+        owner: the handle that wrote it.
+    """
+
+    digest: bytes
+    source_id: UUID
+    end: Position
+    owner: int
+
+
+def encode_slot(acked: AckedEnd) -> bytes:
+    return _slot(acked.digest, acked.source_id.bytes, acked.owner, acked.end)
+
+
+def _slot(digest: bytes, source_id: bytes, owner: int, end: Position) -> bytes:
+    fields = _FIELDS.pack(_MAGIC, digest, source_id, owner, end.ledger_id, end.entry_id)
+    return fields + _CRC.pack(crc32c(fields))
+
+
+def decode_slot(data: bytes) -> AckedEnd | None:
+    """``None``: not a whole slot."""
+    if len(data) != SLOT_BYTES or _CRC.unpack_from(data, _FIELDS.size)[0] != crc32c(data[: _FIELDS.size]):
+        return None
+    magic, digest, source_id, owner, ledger_id, entry_id = _FIELDS.unpack_from(data)
+    if magic != _MAGIC:
+        return None
+    return AckedEnd(digest, UUID(bytes=source_id), Position(ledger_id, entry_id), owner)
+
+
+class AckedFile:
+    """All slots of one database's file. Slots are made inside a write transaction of the database, one at a time."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        #: Held while the file is written or closed: a closed file's number is soon another file's.
+        self._lock = threading.Lock()
+        self._fd: int | None = None
+        self._slots: dict[bytes, list[int]] = {}
+        self._known_bytes = 0
+        #: The highest ledger id of any slot.
+        self.newest_ledger = 0
+
+    def load(self) -> bool:
+        """Reads the slots that were added since the last call; whether the file is there.
+
+        Raises:
+            OSError: it can't be read.
+        """
+        if self._fd is None:
+            try:
+                self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+        size = os.fstat(self._fd).st_size // SLOT_BYTES * SLOT_BYTES
+        data = os.pread(self._fd, max(0, size - self._known_bytes), self._known_bytes)
+        for start in range(0, len(data) // SLOT_BYTES * SLOT_BYTES, SLOT_BYTES):
+            found = decode_slot(data[start : start + SLOT_BYTES])
+            if found is None:
+                _log.warning("%s: the slot at byte %d is damaged and isn't used", self.path, self._known_bytes + start)
+                continue
+            self._slots.setdefault(found.digest, []).append(self._known_bytes + start)
+            self.newest_ledger = max(self.newest_ledger, found.end.ledger_id)
+        self._known_bytes += len(data) // SLOT_BYTES * SLOT_BYTES
+        return True
+
+    def digests(self) -> set[bytes]:
+        """Of all streams that have a slot."""
+        return set(self._slots)
+
+    def of_stream(self, stream: str) -> list[AckedEnd]:
+        """What the slots of a stream say now; more than one only if two processes or a damaged slot made it so."""
+        return list(self._of(digest_of(stream)))
+
+    def make(self) -> None:
+        """Makes the file; durable, so that its absence later says something."""
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.fsync(self._fd)
+        folder = os.open(Path(self.path).absolute().parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def replace(self, stream: str, source_id: UUID, end: Position | None, owner: int) -> AckedSlot:
+        """Lets all slots of a stream, or a new one, say this; the slot that its owner goes on with."""
+        assert self._fd is not None, "made or loaded before"
+        acked = AckedEnd(digest_of(stream), source_id, end or Position(-1, -1), owner)
+        starts = self._slots.setdefault(acked.digest, [])
+        if not starts:
+            starts.append(self._known_bytes)
+            self._known_bytes += SLOT_BYTES
+        for start in starts:
+            os.pwrite(self._fd, encode_slot(acked), start)
+        return AckedSlot(self, starts[0], acked)
+
+    def write_slot(self, start: int, slot: bytes) -> None:
+        """Writes one slot, unless a newer owner has it; nothing once the file is closed.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        with self._lock:
+            if self._fd is not None and os.pread(self._fd, _OWNER_BYTES, start + _OWNER_AT) <= slot[_OWNER_SLICE]:
+                os.pwrite(self._fd, slot, start)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+    def _of(self, digest: bytes) -> Iterator[AckedEnd]:
+        if self._fd is None:
+            return
+        for start in self._slots.get(digest, ()):
+            found = decode_slot(os.pread(self._fd, SLOT_BYTES, start))
+            if found is not None and found.digest == digest:
+                yield found
+
+
+class AckedSlot:
+    """Where one owner's handle writes the acknowledged end. Calls come one at a time."""
+
+    def __init__(self, file: AckedFile, start: int, acked: AckedEnd) -> None:
+        self._file, self._start = file, start
+        self._of_owner = acked.digest, acked.source_id.bytes, acked.owner
+        self._is_failing = False
+
+    def write(self, end: Position) -> None:
+        """Notes that everything up to ``end`` is acknowledged.
+
+        A failure is logged: the entries are durable whatever this file says.
+        """
+        try:
+            self._file.write_slot(self._start, _slot(*self._of_owner, end))
+        except OSError as error:
+            if not self._is_failing:
+                _log.warning("%s: acknowledged ends can't be noted: %s", self._file.path, error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+
+def digest_of(stream: str) -> bytes:
+    """16 bytes that stand for a stream's name."""
+    return hashlib.sha256(stream.encode()).digest()[:16]

@@ -1,0 +1,143 @@
+"""Acknowledged entries that a database loses are named before anything is added, above all by damage to its log."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from offloader.errors import Corrupt, OffloaderError
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.settings import LedgerSettings
+from tests.ledgers.ledger_cases import read_all
+
+FLIPS = 120
+Found = list[tuple[Position, bytes, int]]
+
+
+class Killed:
+    """What a process that was killed left of a database with one or more streams."""
+
+    def __init__(self, folder: Path, streams: tuple[str, ...] = ("s",), *, folded: bool = True) -> None:
+        self.folder = folder / "killed"
+        self.acknowledged: dict[str, Found] = {}
+        live = folder / "live"
+        live.mkdir(parents=True)
+        ledgers = EmbeddedLedgers(str(live / "l.db"), settings=LedgerSettings(ledger_entries_max=40))
+        opened = {name: ledgers.open_stream(name) for name in streams}
+        for number in range(24):
+            if number == 12 and folded:
+                connection = sqlite3.connect(live / "l.db")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                connection.close()
+            for name, stream in opened.items():
+                stream.append([f"{name} {number}.{each}".encode() * (1 + 40 * each) for each in range(5)], number)
+        for name, stream in opened.items():
+            self.acknowledged[name] = read_all(stream)
+        shutil.copytree(live, self.folder)
+        ledgers.close()
+
+    @property
+    def log_bytes(self) -> int:
+        return (self.folder / "l.db-wal").stat().st_size
+
+    def copy(self, folder: Path) -> str:
+        shutil.copytree(self.folder, folder)
+        return str(folder / "l.db")
+
+    def flipped(self, folder: Path, at: int) -> str:
+        """A copy with one bit of the log flipped."""
+        path = self.copy(folder)
+        log = Path(f"{path}-wal")
+        data = bytearray(log.read_bytes())
+        data[at] ^= 1 << at % 8
+        log.write_bytes(data)
+        return path
+
+
+def shorter(path: str) -> None:
+    """The database without what is in its log."""
+    Path(f"{path}-wal").unlink()
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Killed:
+    return Killed(tmp_path)
+
+
+@pytest.mark.parametrize("folded", [True, False])
+def test_a_flipped_bit_in_the_log_is_never_silent(tmp_path: Path, folded: bool) -> None:
+    """Either everything acknowledged is there, or the stream is refused by name."""
+    killed = Killed(tmp_path, folded=folded)
+    silent, refused = [], list[str]()
+    for number in range(FLIPS):
+        at = number * killed.log_bytes // FLIPS
+        path = killed.flipped(tmp_path / f"flip-{folded}-{number}", at)
+        try:
+            ledgers = EmbeddedLedgers(path)
+            stream = ledgers.open_stream("s")
+        except OffloaderError as error:
+            refused.append(str(error))
+            continue
+        if read_all(stream) != killed.acknowledged["s"]:
+            silent.append(at)
+        ledgers.close()
+        shutil.rmtree(Path(path).parent)
+    assert silent == []
+    assert len(refused) > FLIPS // 4, "otherwise the flips hit nothing"
+    assert all("l.db" in error for error in refused)
+
+
+def test_a_position_is_not_used_again_after_the_log_was_cut(killed: Killed, tmp_path: Path) -> None:
+    path = killed.copy(tmp_path / "cut")
+    shorter(path)
+    ledgers = EmbeddedLedgers(path)
+    try:
+        stream = ledgers.open_stream("s")
+    except OffloaderError:
+        ledgers.close()
+        return
+    written = [entry.position for batch in stream.append([b"new"] * 100) for entry in batch.entries()]
+    ledgers.close()
+    assert not set(written) & {position for position, _, _ in killed.acknowledged["s"]}
+
+
+@pytest.mark.parametrize("change", ["stream_id = 99", "stream_id = (SELECT stream_id FROM streams WHERE stream = 't')"])
+def test_a_ledger_that_was_given_to_another_stream_is_missed_at_open(tmp_path: Path, change: str) -> None:
+    for number in range(3):
+        path = Killed(tmp_path / f"{number}", ("s", "t")).copy(tmp_path / f"changed {number}")
+        connection = sqlite3.connect(path)
+        [*ledger_ids] = connection.execute("SELECT ledger_id FROM ledgers WHERE stream_id = 1 AND entries > 0")
+        with connection:
+            connection.execute(f"UPDATE ledgers SET {change} WHERE ledger_id = ?", ledger_ids[number])
+        connection.close()
+        with pytest.raises(Corrupt, match="ledger"):
+            EmbeddedLedgers(path).view_stream("s")
+
+
+@pytest.mark.parametrize("change", ["entries = entries - 1", "entries = 0", "entries = entries + 3"])
+def test_a_ledger_of_another_length_than_its_entries_is_named_at_open(killed: Killed, change: str) -> None:
+    path = str(killed.folder / "l.db")
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(f"UPDATE ledgers SET {change} WHERE entries = 40")
+    connection.close()
+    ledgers = EmbeddedLedgers(path)
+    with pytest.raises(Corrupt, match=r"ledger 1 has .* entries, and 40 are stored"):
+        ledgers.open_stream("s")
+    with pytest.raises(Corrupt, match=r"ledger 1 has .* entries, and 40 are stored"):
+        ledgers.view_stream("s")
+    ledgers.close()
+
+
+def test_entries_of_no_ledger_are_named_at_open(killed: Killed) -> None:
+    path = str(killed.folder / "l.db")
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute("UPDATE chunks SET ledger_id = 77 WHERE ledger_id = 2")
+    connection.close()
+    with pytest.raises(Corrupt, match="there are entries of ledger 77"):
+        EmbeddedLedgers(path)
