@@ -108,10 +108,12 @@ def _contradiction(state: ManifestState, info: LedgerInfo, fact: LedgerFact) -> 
     if fact.flags & DELETED:
         return ""
     past = Position(info.ledger_id, info.entries), Position(info.ledger_id, _ENTRY_ID_MAX)
-    held = next(iter(state.offloaded(*past)), None)
-    if held is None:
-        return ""
-    return f"ledger {info.ledger_id} has {info.entries} entries, and segment {held.uuid} holds {held.begin}..{held.end}"
+    for held in state.offloaded(*past):
+        spans = () if held.summary is None else held.summary.ledgers
+        last = max((span.last_entry_id for span in spans if span.ledger_id == info.ledger_id), default=-1)
+        if last >= info.entries:
+            return f"ledger {info.ledger_id} has {info.entries} entries, and segment {held.uuid} holds entry {last} of it"
+    return ""
 
 
 def require_same_source(state: ManifestState, source: IdentifiedSource) -> SourceFacts:

@@ -207,3 +207,40 @@ def test_the_refusal_names_what_the_manifest_has_what_the_source_is_and_the_ways
     assert str(newest) in str(caught.value)
     for way in ("accept-source", "new_source", "another stream"):
         assert way in str(caught.value)
+
+
+def command(*arguments: str) -> dict[str, object]:
+    """What a command prints with ``--json``; it succeeds."""
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert main([*arguments, "--json"]) == 0
+    found: dict[str, object] = json.loads(printed.getvalue())
+    return found
+
+
+class StoredPlace(Place):
+    """With a store that another process, as a command, sees too."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.url = f"file://{folder}/store"
+        self.store = open_store(self.url, create=True, clock=SystemClock())
+
+    def accept(self, *options: str, name: str = "ledgers") -> dict[str, object]:
+        database = f"sqlite:///{self.folder}/{name}/ledgers.db"
+        return command("accept-source", STREAM, "--store", self.url, "--ledgers", database, *options)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[StoredPlace]:
+    made = StoredPlace(tmp_path)
+    yield made
+    for each in made.opened:
+        each.close(drain=False)
+
+
+def contents(place: Place, name: str = "ledgers", last: Position = Position(2**40, 0)) -> list[bytes]:
+    with closing(EmbeddedLedgers(str(place.folder / name / "ledgers.db"))) as database:
+        view = database.view_stream(STREAM)
+        with open_reader(place.store, STREAM, source=view) as reader:
+            return [entry.payload for entry in reader.read_until_end()]

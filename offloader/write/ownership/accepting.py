@@ -5,7 +5,7 @@ The rules are those of docs/MANIFEST.md, "Which hot tier". Deletes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -25,10 +25,11 @@ from offloader.manifest.source_check import (
 )
 from offloader.manifest.state import ManifestState, follows
 from offloader.settings import OffloadSettings
+from offloader.write.hot.holes import find_holes
 from offloader.write.ownership.takeover import settle_leftover
 from offloader.write.segment.assignment import part_bytes_for
 
-__all__ = ["REPLACED", "Acceptance", "accept_source", "plan_acceptance"]
+__all__ = ["REPLACED", "Acceptance", "accept_loss", "accept_source", "plan_acceptance"]
 
 #: Reason of the gap that an accepted source leaves.
 REPLACED = "the ledger database was replaced, and these entries aren't in the one that was accepted"
@@ -109,11 +110,7 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
     ends[first_ledger] = -1
     held = [(s.begin, s.end) for s in state.segments.in_order(reached) if s.status is not SegmentStatus.ASSIGNED]
     held += [(gap.first, gap.last) for gap in state.gaps if gap.last > reached]
-    held += [
-        (Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id))
-        for info in kept
-        if Position(info.ledger_id, info.last_entry_id) > reached
-    ]
+    held += [each for info in kept for each in _there(info) if each[1] > reached]
     found: list[Gap] = []
     goes_on = any(info.ledger_id >= first_ledger for info in kept)
     for begin, end in [*sorted((b, e or b) for b, e in held), *(() if goes_on else [(Position(first_ledger, 0),) * 2])]:
@@ -122,6 +119,15 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
             found.append(Gap(Position(reached.ledger_id, reached.entry_id + 1), last, REPLACED))
         reached = max(reached, end)
     return found
+
+
+def _there(info: LedgerInfo) -> Iterator[tuple[Position, Position]]:
+    """The runs of a ledger's entries that its source hasn't lost."""
+    at = 0
+    for first, last in (*info.lost, (info.entries, info.entries)):
+        if at < first:
+            yield Position(info.ledger_id, at), Position(info.ledger_id, first - 1)
+        at = last + 1
 
 
 def accept_source(
@@ -170,6 +176,23 @@ def accept_source(
 
     log.open_epoch(identity, reserve=reserve, accept=accepted)
     return replace(done, adopted=tuple(adopted), record_id=log.state.record_id)
+
+
+def accept_loss(log: ManifestLog, source: LedgerSource, *, settings: OffloadSettings, clock: Clock) -> Acceptance:
+    """Records what a ledger database has lost of a stream, once the database itself goes on without it.
+
+    Raises: as ``accept_source``.
+    """
+    identity = identified(source)
+    if identity is None:
+        raise InvalidCall(f"stream {log.stream}: this hot tier has no identity that could be accepted")
+    state = log.load()
+    if _mismatch(state, identity, source):
+        return accept_source(log, source, settings=settings, clock=clock)
+    infos = [info for info in source.ledgers() if info.ledger_id not in state.aside_ledgers]
+    holes = find_holes(state, infos)
+    done = Acceptance(stream=log.stream, why="", source=identity.source_id(), gaps=tuple(holes.gaps))
+    return replace(done, record_id=log.amend([*holes.ends, *holes.gaps]).record_id) if holes.gaps else done
 
 
 def _mismatch(state: ManifestState, identity: IdentifiedSource, source: LedgerSource) -> str:

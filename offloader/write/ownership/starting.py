@@ -47,7 +47,7 @@ def open_source(
     if settings.method == "none":
         return _not_offloaded(database, log, settings, clock, new_source=new_source)
     log.load(create=True)
-    source = database.open_stream(log.stream, held=True)
+    source = _opened(database, log.stream, new_source=new_source, held=True)
     try:
         start(log, source)
     except SourceMismatch:
@@ -55,6 +55,18 @@ def open_source(
             raise
         _accept(log, source, settings, clock)
     return source
+
+
+def _opened(
+    database: EmbeddedLedgers, stream: str, *, new_source: bool, held: bool = False, above: int = 0
+) -> EmbeddedStream:
+    try:
+        return database.open_stream(stream, held=held, above=above)
+    except SourceMismatch:
+        if not new_source:
+            raise
+        database.accept_loss(stream)
+        return database.open_stream(stream, held=held, above=above)
 
 
 def start(log: ManifestLog, source: LedgerSource) -> None:
@@ -68,12 +80,13 @@ def _not_offloaded(
 ) -> EmbeddedStream:
     """Takes no epoch from whoever offloads the stream beside the one who appends."""
     try:
-        if read_entry(log.store, log.stream) is None:
-            return database.open_stream(log.stream)
-        state = log.load()
+        state = None if read_entry(log.store, log.stream) is None else log.load()
     except NotFound:
-        return database.open_stream(log.stream)
-    source = database.open_stream(log.stream, above=max(first_free_ledger(state) - 1, 0))
+        state = None
+    above = 0 if state is None else max(first_free_ledger(state) - 1, 0)
+    source = _opened(database, log.stream, new_source=new_source, above=above)
+    if state is None:
+        return source
     try:
         checked(source, log).ledgers()
     except SourceMismatch:
