@@ -6,7 +6,7 @@ record was folded before that or never was: it looks. Must never be used to skip
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from formats.manifest import (
@@ -40,7 +40,7 @@ from formats.manifest import (
 from offloader.manifest.segment_record import SegmentStatus
 from offloader.manifest.state import ManifestState
 
-__all__ = ["says_already"]
+__all__ = ["say_already", "says_already"]
 
 
 def says_already(state: ManifestState, record: Record) -> bool:
@@ -48,6 +48,12 @@ def says_already(state: ManifestState, record: Record) -> bool:
     if record.incarnation != state.incarnation or record.epoch != state.epoch or record.record_id > state.record_id:
         return False
     return all(_SAYS[type(edit)](state, edit, record) for edit in record.edits)
+
+
+def say_already(state: ManifestState, edits: Sequence[Edit]) -> bool:
+    """Whether all that an owner wants to commit is so in ``state``, which has its epoch."""
+    writer = Record(state.record_id, state.incarnation, state.epoch, state.owner, 0, (), state.totals())
+    return all(_SAYS[type(edit)](state, edit, writer) for edit in edits)
 
 
 def _is_retired(state: ManifestState, edit: Retire, record: Record) -> bool:

@@ -42,7 +42,7 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.ledgers.base import IdentifiedSource
-from offloader.manifest.already import says_already
+from offloader.manifest.already import say_already, says_already
 from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.boundary import create_boundary, read_boundary
 from offloader.manifest.catalog import create_entry, list_streams, read_entry
@@ -231,11 +231,18 @@ class ManifestLog:
         try:
             return self._commit(requirement, edits)
         except EditRefused as error:
+            # Read back before it is believed: the view may be an old one, or a record that was refused may have landed.
+            known = self.state.record_id
+            self.load()
             try:
                 self.state.check(requirement)
             except EditRefused as fenced:
                 raise Fenced(fenced.message, hint="this writer stops and deletes nothing") from error
-            raise
+            if say_already(self.state, edits):
+                return self.state
+            if self.state.record_id == known:
+                raise
+            return self._commit(requirement, edits)
 
     def amend(self, edits: Sequence[Edit]) -> ManifestState:
         """Commits edits as somebody who isn't the owner: retention, cleanup, commands.

@@ -112,7 +112,9 @@ def _contradiction(state: ManifestState, info: LedgerInfo, fact: LedgerFact) -> 
         spans = () if held.summary is None else held.summary.ledgers
         last = max((span.last_entry_id for span in spans if span.ledger_id == info.ledger_id), default=-1)
         if last >= info.entries:
-            return f"ledger {info.ledger_id} has {info.entries} entries, and segment {held.uuid} holds entry {last} of it"
+            return (
+                f"ledger {info.ledger_id} has {info.entries} entries, and segment {held.uuid} holds entry {last} of it"
+            )
     return ""
 
 

@@ -5,20 +5,25 @@ The rules are those of docs/MANIFEST.md, "Which hot tier". The tests go through 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, redirect_stdout, suppress
+from io import StringIO
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from formats.entries import Position
+from offloader.cli.main import main
 from offloader.clock import SystemClock
-from offloader.errors import ErrorKind, OffloaderError
+from offloader.errors import ErrorKind, Fenced, OffloaderError
+from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.read.reader import open_reader
 from offloader.settings import Settings
+from offloader.store.base import ObjectStore, open_store
 from offloader.store.memory import MemoryStore
 
 STREAM = "public/default/persistent/orders"
@@ -29,7 +34,7 @@ class Place:
     """A store, and a folder with the ledger database of one stream."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = MemoryStore(f"identity-{next(_names)}", "", SystemClock())
+        self.store: ObjectStore = MemoryStore(f"identity-{next(_names)}", "", SystemClock())
         self.folder = folder
         self.opened: list[ManagedLedger] = []
 
@@ -103,8 +108,6 @@ def use(place: Place, name: str = "ledgers", **options: object) -> tuple[list[tu
 
 def lost_entries(place: Place, acknowledged: list[tuple[Position, bytes]], name: str = "ledgers") -> list[bytes]:
     """Acknowledged entries that reading their positions, in either tier, doesn't give."""
-    from offloader.ledgers.embedded import EmbeddedLedgers
-
     database = EmbeddedLedgers(str(place.folder / name / "ledgers.db"))
     try:
         hot = {}
@@ -239,8 +242,117 @@ def stored(tmp_path: Path) -> Iterator[StoredPlace]:
         each.close(drain=False)
 
 
-def contents(place: Place, name: str = "ledgers", last: Position = Position(2**40, 0)) -> list[bytes]:
+def readable(place: Place, name: str = "ledgers") -> list[bytes]:
+    """Everything that reading both tiers gives."""
     with closing(EmbeddedLedgers(str(place.folder / name / "ledgers.db"))) as database:
-        view = database.view_stream(STREAM)
-        with open_reader(place.store, STREAM, source=view) as reader:
-            return [entry.payload for entry in reader.read_until_end()]
+        with open_reader(place.store, STREAM, source=database.view_stream(STREAM)) as reader:
+            return [entry.payload for batch in reader.scan() for entry in batch.entries()]
+
+
+def payloads(*parts: list[tuple[Position, bytes]]) -> list[bytes]:
+    return [payload for part in parts for _, payload in part]
+
+
+def test_a_lost_database_is_replaced_by_command_and_what_is_missing_is_named(stored: StoredPlace) -> None:
+    with stored.open() as stream:
+        old = offloaded(stream, "old")
+        stream.pause()
+        missing = append(stream, "missing", 5)
+    with stored.open():
+        pass  # its record tells how far the database reached
+    stored.lose()
+    with pytest.raises(OffloaderError):
+        stored.open()
+
+    planned = stored.accept("--dry-run")
+    done = stored.accept()
+    with stored.open() as stream:
+        stream.resume()
+        new = offloaded(stream, "new")
+
+    for said in (planned, done):
+        [gap] = said["missing"]  # type: ignore[misc]
+        assert gap["first"] == str(missing[0][0])
+    assert planned["record"] is None
+    assert done["record"] is not None
+    assert new[0][0] > missing[-1][0], "no position is given twice"
+    assert readable(stored) == payloads(old, new)
+
+
+def test_a_database_is_replaced_by_its_backup_and_positions_are_never_given_twice(stored: StoredPlace) -> None:
+    with stored.open() as stream:
+        early = append(stream, "early")
+    stored.copy("ledgers", "backup")
+    with stored.open() as stream:
+        old = offloaded(stream, "old")
+    stored.copy("backup", "ledgers")
+
+    with stored.open(new_source=True) as stream:
+        new = offloaded(stream, "new")
+        stream.close_ledger()
+        stream.release_hot()
+
+    assert new[0][0] > old[-1][0]
+    assert readable(stored) == payloads(early, old, new)
+    assert stored.accept()["mismatch"] == "", "it is the stream's by now"
+
+
+def test_another_database_with_ledgers_of_the_same_ids_is_left_aside_for_ever(stored: StoredPlace) -> None:
+    """Same ids, same lengths: no fact but the database's identity tells them apart."""
+    with stored.open() as stream:
+        old = offloaded(stream, "old")
+        stream.close_ledger()
+    with closing(EmbeddedLedgers(str(stored.folder / "two" / "ledgers.db"))) as database:
+        # Somebody appends who has no store at hand.
+        strange = database.open_stream(STREAM).append([b"strange %d" % number for number in range(30)])
+    assert strange[0].first == Position(1, 0)
+
+    done = stored.accept(name="two")
+    with stored.open("two") as stream:
+        new = offloaded(stream, "new")
+        stream.close_ledger()
+        stream.release_hot()
+        stream.truncate(new[-1][0])
+        kept = [info.ledger_id for info in stream.ledgers()]
+
+    assert done["aside"] == [1]
+    assert 1 in kept, "it isn't deleted"
+    assert readable(stored, "two") == [new[-1][1]]
+    assert old[-1][0] < new[0][0]
+
+
+def test_a_restart_a_standby_with_the_same_database_and_a_moved_file_are_the_same_source(stored: StoredPlace) -> None:
+    with stored.open() as stream:
+        first = offloaded(stream, "first")
+    active = stored.open()
+    second = append(active, "second")
+    with stored.open() as standby:
+        with pytest.raises(Fenced):
+            append(active, "nothing")
+        third = offloaded(standby, "third")
+    active.close(drain=False)
+    (stored.folder / "ledgers").rename(stored.folder / "moved")
+
+    with stored.open("moved") as stream:
+        fourth = offloaded(stream, "fourth")
+
+    assert readable(stored, "moved") == payloads(first, second, third, fourth)
+
+
+def test_every_start_gives_ledger_ids_above_all_earlier_ones(place: Place) -> None:
+    """Restored within one start: neither the uuid nor the newest token tells, only that ids are never given again."""
+    with place.open() as stream:
+        append(stream, "one", 3)
+        place.copy("ledgers", "backup")
+        taken = append(stream, "two", 3)
+    for part in ("ledgers.db", "ledgers.db-wal", "ledgers.db-shm"):
+        (place.folder / "ledgers" / part).unlink(missing_ok=True)
+        if (place.folder / "backup" / part).exists():
+            shutil.copy(place.folder / "backup" / part, place.folder / "ledgers" / part)
+    (place.folder / "ledgers" / "ledgers.db.acked").unlink(missing_ok=True)
+
+    again: list[tuple[Position, bytes]] = []
+    with suppress(OffloaderError):
+        again = append(place.open(), "three", 3)
+
+    assert not {position for position, _ in taken} & {position for position, _ in again}

@@ -78,7 +78,7 @@ def plan_acceptance(
         # No ledger of another database is one that the manifest has, whatever their lengths.
         newest = first_free_ledger(state) - 1
         aside |= {info.ledger_id for info in ledgers if info.ledger_id <= newest}
-    aside -= state.aside_ledgers
+    aside = {each for each in aside if each not in state.aside_ledgers}
     kept = [
         info
         for info in ledgers
