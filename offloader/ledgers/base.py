@@ -42,6 +42,8 @@ class LedgerInfo:
         holes: runs of ids, first and last, ascending, that the source stores and will never give to anybody (a broker's
             markers, aborted transactions); they count in ``entries``.
         lost: runs of ids that the source lists and has no more itself (a broker whose bookies lost them); likewise.
+        is_exact: whether ``size_bytes`` and ``created_ms`` are the ledger's own, the same at each look. False: the
+            source has seen a part of it only, and nothing of this may be compared with what is recorded.
     """
 
     ledger_id: int
@@ -52,6 +54,7 @@ class LedgerInfo:
     closed_ms: int | None = None
     holes: tuple[tuple[int, int], ...] = ()
     lost: tuple[tuple[int, int], ...] = ()
+    is_exact: bool = True
 
     @property
     def not_given(self) -> tuple[tuple[int, int], ...]:

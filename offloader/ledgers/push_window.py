@@ -8,10 +8,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from formats.entries import EntryBatch, Position
 from offloader.ledgers.tailing import CHUNK_BYTES, kept_bytes
 
-__all__ = ["PushMemory", "PushWindow"]
+__all__ = ["PushMemory", "PushWindow", "first_difference"]
 
 
 class PushMemory:
@@ -92,6 +95,19 @@ class PushWindow:
         """The batch that holds the first entry at or after ``start``."""
         return next((batch for batch in self._batches if batch.last >= start), None)
 
+    def other_entry(self, batch: EntryBatch) -> Position | None:
+        """The first entry of ``batch`` that is held with other bytes."""
+        for held in self._batches:
+            first = max(held.first.entry_id, batch.first.entry_id)
+            count = min(held.last.entry_id, batch.last.entry_id) + 1 - first
+            if held.ledger_id != batch.ledger_id or count <= 0:
+                continue
+            ours, theirs = (each.payloads.slice(first - each.first.entry_id, count) for each in (held, batch))
+            at = first_difference(ours, theirs)
+            if at is not None:
+                return Position(held.ledger_id, first + at)
+        return None
+
     def drop_up_to(self, position: Position) -> Position | None:
         """Lets go of whole batches up to ``position``; the newest entry of them, ``None``: there were none."""
         last: Position | None = None
@@ -108,3 +124,10 @@ class PushWindow:
     def _give_back(self, size_bytes: int) -> None:
         self.held_bytes -= size_bytes
         self._memory.give_back(size_bytes)
+
+
+def first_difference(one: pa.BinaryArray, other: pa.BinaryArray) -> int | None:
+    """The number of the first value that isn't the same in two arrays of one length."""
+    if one.equals(other):
+        return None
+    return int(pc.index(pc.not_equal(one, other), True).as_py())

@@ -12,15 +12,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from formats.entries import EntryBatch, Position
 from offloader.clock import Clock
-from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.errors import SourceMismatch, StoreUnavailable
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
 from offloader.ledgers.listening import Listeners, ListenerSubscription
+from offloader.ledgers.push_news import Offered, Pushed, PushNews
 from offloader.ledgers.push_order import LedgerEnd, NotNext, Piece, new_pieces, new_size
 from offloader.ledgers.push_window import PushMemory, PushWindow
 from offloader.ledgers.tailing import kept_bytes
@@ -32,42 +33,6 @@ __all__ = ["Offered", "PushNews", "Pushed", "PushedLedgers"]
 _PROMISED_FACTOR = 4
 #: Longest sleep of who waits for room or news before they look again whether the stream was stopped.
 _WAIT_S_MAX = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """What became of entries, as the one who offloads them knows it.
-
-    Attributes:
-        offered: the newest that a segment took; goes back when one failed.
-        committed: the newest that is durable.
-        error: why the stream was stopped, ``None``: it wasn't.
-    """
-
-    offered: Position | None = None
-    committed: Position | None = None
-    error: OffloaderError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PushNews:
-    """What a broker wants to know.
-
-    Attributes:
-        taken: the newest entry that needn't be pushed again as it stands: go on after it. Goes back when it has to be.
-        durable: the newest entry that is committed in the cold tier: the broker's copy up to it may go.
-    """
-
-    taken: Position | None
-    durable: Position | None
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """What became of one push: entries taken, and entries that were there already."""
-
-    taken: int
-    repeated: int
 
 
 class PushedLedgers:
@@ -174,6 +139,7 @@ class PushedLedgers:
 
         Raises:
             NotNext, InvalidCall: as ``new_pieces``; nothing was taken.
+            SourceMismatch: an entry that is held has other bytes; nothing was taken.
             StoreUnavailable: no room within that time.
             what stopped the stream: Fenced, Corrupt, Closed and others.
         """
@@ -181,6 +147,7 @@ class PushedLedgers:
         given = sum(map(len, batches))
         self.news()  # what an earlier owner's segment brought may be ahead of the broker
         with self._changed:
+            self._require_same(batches)
             turns = self._turns
             try:
                 pieces = new_pieces(self.stream, self._end, self._closed, batches, ends)
@@ -264,6 +231,7 @@ class PushedLedgers:
             size_bytes=0,
             created_ms=self._clock.now_ms(),
             closed_ms=self._clock.now_ms() if last == committed.entry_id else None,
+            is_exact=False,
         )
         self._ledgers[info.ledger_id] = info
         if last is not None:
@@ -306,6 +274,15 @@ class PushedLedgers:
     def _is_owed(self) -> bool:
         return self._promised is not None and (self._end is None or self._end < self._promised)
 
+    def _require_same(self, batches: Sequence[EntryBatch]) -> None:
+        for batch in batches:
+            other = None if self._end is None or batch.first > self._end else self._window.other_entry(batch)
+            if other is not None:
+                raise SourceMismatch(
+                    f"stream {self.stream}: {other} was pushed again with other bytes: this is another log",
+                    hint="nothing was taken: go on with the log that was pushed before, or push to another stream",
+                )
+
     def _append(self, piece: Piece) -> list[LedgerInfo]:
         closed: list[LedgerInfo] = []
         if piece.closed is not None:
@@ -315,7 +292,12 @@ class PushedLedgers:
         if batch is None:
             return closed
         info = self._ledgers.get(batch.ledger_id) or LedgerInfo(
-            ledger_id=batch.ledger_id, closed=False, entries=0, size_bytes=0, created_ms=self._clock.now_ms()
+            ledger_id=batch.ledger_id,
+            closed=False,
+            entries=0,
+            size_bytes=0,
+            created_ms=self._clock.now_ms(),
+            is_exact=False,
         )
         self._ledgers[batch.ledger_id] = replace(
             info, entries=batch.last.entry_id + 1, size_bytes=info.size_bytes + batch.payload_bytes

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
+from uuid import UUID
 
 from formats.entries import Position
 from offloader.errors import InvalidCall
@@ -76,6 +77,11 @@ class Fields:
         value = self._take(name, None, required=False)
         return None if value is None else self._made(name, value, Position.parse, "a position, LEDGER:ENTRY")
 
+    def uuid(self, name: str) -> UUID | None:
+        """A uuid as text."""
+        value = self._take(name, None, required=False)
+        return None if value is None else self._made(name, value, UUID, "a uuid")
+
     def any(self, name: str) -> object:
         """Whatever is there, ``None``: nothing is."""
         return self._take(name, None, required=False)
@@ -132,11 +138,16 @@ class PutRequest:
         stream: its name.
         mode: ``push``: the broker has ledgers, and says which entry is which; ``append``: the sidecar has them.
         producer: who sends, so that the same one can come back before its last call is over; may be empty.
+        source: push: which log the entries are of, made with it; ``None``: the producer doesn't say.
+        last, crc32: push: the newest entry that the producer heard to be durable, and its payload's CRC-32 (zlib's).
     """
 
     stream: str
     mode: Literal["push", "append"]
     producer: str = ""
+    source: UUID | None = None
+    last: Position | None = None
+    crc32: int | None = None
 
 
 def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
@@ -154,10 +165,15 @@ def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
     fields = fields_of(command or b"", "descriptor")
     stream, mode = fields.text("stream"), fields.text("mode", "push")
     producer = fields.text("producer", "", chars_max=PRODUCER_CHARS_MAX)
+    source, last, crc32 = fields.uuid("source"), fields.position("last"), fields.whole("crc32")
     fields.end()
     if mode not in ("push", "append"):
         raise InvalidCall(f"descriptor: mode {ascii(mode)[:40]} is neither push nor append")
-    return PutRequest(stream, "push" if mode == "push" else "append", producer)
+    if mode == "append" and (source is not None or last is not None or crc32 is not None):
+        raise InvalidCall("descriptor: source, last and crc32 are of a push: the ledgers of an append are here")
+    if (last is None) != (crc32 is None) or (crc32 is not None and crc32 >= 2**32):
+        raise InvalidCall("descriptor: last names an entry and crc32 the CRC-32 of its payload: both, or neither")
+    return PutRequest(stream, "push" if mode == "push" else "append", producer, source, last, crc32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from offloader.service.flight.answers import Answers
 from offloader.service.flight.appended import AppendedLedgers
 from offloader.service.flight.columns import pushed_batches, require_columns, sent_payloads
 from offloader.service.flight.messages import Answer, BatchNote, batch_note
+from offloader.service.flight.proof import Proof
 from offloader.service.flight.seats import Seat
 from offloader.settings import FlightSettings
 
@@ -29,22 +30,26 @@ def take_batches(
 
     Raises:
         InvalidCall, LimitReached: a batch is wrong; nothing of it was taken, all before it was.
+        SourceMismatch: what is pushed isn't the log that is stored; nothing of the batch was taken.
         StoreUnavailable: no room for it in time.
         Closed: the seat is somebody else's. Fenced, Corrupt and others: the stream was stopped.
     """
     stream = seat.stream
     require_columns(reader.schema, stream.mode)
     source = stream.source
-    with Answers(writer, source, seat.trouble) as answers:
-        if isinstance(source, PushedLedgers):
-            _take_pushed(seat, source, reader, answers, settings)
-        else:
+    if isinstance(source, AppendedLedgers):
+        with Answers(writer, source, seat.trouble) as answers:
             _take_appended(seat, source, reader, answers, settings)
+        return
+    assert seat.proof is not None, "a seat at a pushed stream has one"
+    with Answers(writer, seat.proof, seat.trouble) as answers:
+        _take_pushed(seat, source, seat.proof, reader, answers, settings)
 
 
 def _take_pushed(
     seat: Seat,
     source: PushedLedgers,
+    proof: Proof,
     reader: fl.MetadataRecordBatchReader,
     answers: Answers,
     settings: FlightSettings,
@@ -56,6 +61,7 @@ def _take_pushed(
             batches = pushed_batches(
                 data, bytes_max=settings.batch_bytes_max, entry_bytes_max=seat.stream.entry_bytes_max
             )
+            proof.compare(batches)
         pushed = source.push(batches, note.ends, within_s=settings.wait_seconds_max, is_wanted=lambda: seat.is_held)
         seat.require_held()
         answers.write(Answer(batch=number, entries=pushed.taken, repeated=pushed.repeated))

@@ -9,7 +9,9 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
+from uuid import UUID
 
 from formats.entries import ENTRY_HEADER_BYTES
 from offloader import errors
@@ -18,10 +20,12 @@ from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.ledgers.push_window import PushMemory
 from offloader.ledgers.pushed import Offered, PushedLedgers
+from offloader.ledgers.pushed_source import IdentifiedLedgers
 from offloader.read.streams import load_stream
 from offloader.service.feeds import StreamControl, Streams
 from offloader.service.flight.appended import AppendedLedgers
 from offloader.service.flight.messages import PutRequest
+from offloader.service.flight.proof import Proof, another_log
 from offloader.settings import FlightSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.write.stream.status import Mode
@@ -44,6 +48,7 @@ class FlightStream:
         settings: its effective ones.
         seat: who sends now, ``None``: nobody.
         left_s: when the last one left, by the monotonic clock.
+        is_warned: whether it was said that its producer doesn't name its log.
     """
 
     name: str
@@ -53,6 +58,7 @@ class FlightStream:
     settings: Settings
     seat: Seat | None = None
     left_s: float = 0.0
+    is_warned: bool = False
 
     @property
     def entry_bytes_max(self) -> int:
@@ -77,10 +83,16 @@ class FlightStream:
 
 
 class Seat:
-    """A producer at a stream, for as long as its call is open."""
+    """A producer at a stream, for as long as its call is open.
 
-    def __init__(self, stream: FlightStream, producer: str, peer: str, clock: Clock) -> None:
-        self.stream, self.producer, self.peer = stream, producer, peer
+    Attributes:
+        proof: whether what it pushes is what is stored; ``None``: it appends.
+    """
+
+    def __init__(
+        self, stream: FlightStream, producer: str, peer: str, clock: Clock, proof: Proof | None = None
+    ) -> None:
+        self.stream, self.producer, self.peer, self.proof = stream, producer, peer, proof
         self._clock = clock
         self._moved_by: str = ""
 
@@ -113,6 +125,8 @@ class Seat:
 
     def leave(self) -> None:
         """The call has ended."""
+        if self.proof is not None:
+            self.proof.close()
         if self.is_held:
             self.stream.seat = None
             self.stream.left_s = self._clock.monotonic_s()
@@ -164,24 +178,49 @@ class Seats:
             InvalidCall: no stream's name; somebody else sits there; it is offloaded by another method, or sent in the
                 other mode.
             LimitReached: too many streams.
+            SourceMismatch: what is stored is of another log than the producer's.
             Closed: the process is stopping.
             StoreUnavailable, Corrupt: the stream's manifest can't be read.
         """
         with self._opening[hash(request.stream) % _OPENING_LOCKS]:
             stream = self.find(request.stream)
             if stream is not None:
+                log = stream.source.source_id() if isinstance(stream.source, IdentifiedLedgers) else None
+                _require_log(request, log)
                 self._free(stream, request, peer)
-                if stream.offered().error is not None or stream.mode != request.mode:
+                is_new_log = request.source is not None and log is None
+                if stream.offered().error is not None or stream.mode != request.mode or is_new_log:
                     # A stopped one begins again from the manifest: who is connected is the one to offload it.
                     self._wind_down(stream, drain=stream.offered().error is None)
                     stream = None
             if stream is None:
                 stream = self._open(request)
-            seat = stream.seat = Seat(stream, request.producer, peer, self._clock)
+            proof = self._proof(stream, request)
+            seat = stream.seat = Seat(stream, request.producer, peer, self._clock, proof)
             if self._closing:
                 seat.take_away("the process is stopping")
                 raise Closed("the process is stopping", hint="try again later")
             return seat
+
+    def _proof(self, stream: FlightStream, request: PutRequest) -> Proof | None:
+        """Raises ``SourceMismatch`` when the producer's log isn't the one that is stored."""
+        if isinstance(stream.source, AppendedLedgers):
+            return None
+        proof = Proof(stream.source, self._store, stream.settings.read, is_named=request.source is not None)
+        if request.last is not None and request.crc32 is not None:
+            try:
+                proof.begin(request.last, request.crc32)
+            except BaseException:
+                proof.close()
+                raise
+        if request.source is None and not stream.is_warned:
+            stream.is_warned = True
+            _log.warning(
+                "stream %s: its producer doesn't name its log (source): whether a log that begins anew is another one "
+                "is only found where it pushes again what is durable", stream.name,
+                extra={"event": "flight_no_source", "stream": stream.name},
+            )  # fmt: skip
+        return proof
 
     def open_appended(self) -> None:
         """Opens every stream of the ledger database: what was appended before the last end may not be offloaded yet."""
@@ -227,8 +266,8 @@ class Seats:
             is_full = len(self._held) >= self._settings.streams_max
         if is_full:
             self._close_one()
-        open_source = self._pushed if request.mode == "push" else self._appended
-        source = open_source(request.stream, settings)
+        source: PushedLedgers | AppendedLedgers
+        source = self._pushed(request, settings) if request.mode == "push" else self._appended(request.stream, settings)
         try:
             control = self._streams.add(request.stream, source, feed=FEED)
         except BaseException:
@@ -240,14 +279,19 @@ class Seats:
             self._held[request.stream] = stream
         return stream
 
-    def _pushed(self, name: str, settings: Settings) -> PushedLedgers:
+    def _pushed(self, request: PutRequest, settings: Settings) -> PushedLedgers:
+        name = request.stream
         if settings.offload.method != "streaming":
             raise InvalidCall(
                 f"stream {name}: its method is {settings.offload.method}, and what is pushed needs streaming",
                 hint="set offload.method, or append instead of pushing",
             )
         state = load_stream(self._store, name, may_be_absent=True)
-        return PushedLedgers(
+        # A manifest that knows its hot tier has it as ``source``.
+        known = getattr(state, "source", None)
+        _require_log(request, None if known is None else known.uuid)
+        kind = PushedLedgers if request.source is None else partial(IdentifiedLedgers, source=request.source)
+        return kind(
             name,
             committed=state.committed_end(),
             closed=dict(state.closed_ledgers),
@@ -279,6 +323,12 @@ class Seats:
         stream.source.end()
         with self._lock:
             self._held.pop(stream.name, None)
+
+
+def _require_log(request: PutRequest, log: UUID | None) -> None:
+    """Raises ``SourceMismatch`` when the producer names another log than the one that is known."""
+    if request.source is not None and log is not None and request.source != log:
+        raise another_log(request.stream, f"it sends log {request.source}", known=log)
 
 
 def _error_of(kind: str, text: str) -> OffloaderError:
