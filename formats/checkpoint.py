@@ -16,12 +16,13 @@ from formats.checkpoint_ledgers import FILE_LEDGERS_MAX
 from formats.checkpoint_parquet import FILE_ROWS_MAX, ROW_BYTES_MIN, decode_file, encode_columns
 from formats.entries import Position
 from formats.errors import Inconsistent, LimitExceeded
-from formats.manifest import Gap, Totals, Writer
+from formats.manifest import FACT_UNKNOWN, Gap, Totals, Writer
 from formats.sealed_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
 
 __all__ = [
     "AssignedSegment",
     "Checkpoint",
+    "KnownSource",
     "LedgerRow",
     "ReplacedSegment",
     "RowRange",
@@ -69,11 +70,30 @@ class RunRef:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """What is known of a ledger; ``last_entry_id``: -1 empty, -2 not known to be closed."""
+    """What is known of a ledger; ``last_entry_id``: -1 empty, -2 not known to be closed; others: ``FACT_UNKNOWN``."""
 
     ledger_id: int
     last_entry_id: int
     flags: int
+    payload_bytes: int = field(default=FACT_UNKNOWN, metadata=ABSENT_BY_DEFAULT)
+    created_ms: int = field(default=FACT_UNKNOWN, metadata=ABSENT_BY_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownSource:
+    """The ledger database that a stream's positions belong to.
+
+    Attributes:
+        uuid: of the database.
+        token: of the newest start; the database has it.
+        reserved: no ledger id up to here is given to a later start.
+        reach: the newest position that the source had when its owner wrote last; ``None``: it was empty.
+    """
+
+    uuid: UUID
+    token: str
+    reserved: int
+    reach: Position | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +140,7 @@ class Checkpoint:
         replaced: segments whose entries are in others, and whose objects aren't deleted yet.
         committed_from: where the run begins that ends at ``committed_end``, while ranges in front of it aren't all
             there; ``None``: with the first range there is.
+        source: the ledger database that the stream's positions belong to; ``None``: none is known.
     """
 
     record_id: int
@@ -145,6 +166,7 @@ class Checkpoint:
     ledger_runs: tuple[RunRef, ...]
     ledgers: tuple[LedgerRow, ...]
     committed_from: Position | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
+    source: KnownSource | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
 
 
 def run_name(record_id: int, nonce: int, content: str) -> str:

@@ -15,9 +15,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from formats.errors import Inconsistent, UnsupportedVersion
+from formats.manifest_edits import FACT_UNKNOWN
 from formats.parquet_sizes import ColumnLimits, require_sizes
 
 __all__ = [
+    "ASIDE",
     "DELETED",
     "FILE_LEDGERS_MAX",
     "HOT_RELEASED",
@@ -32,6 +34,8 @@ LAST_UNKNOWN = -2
 #: Bits of ``flags``.
 DELETED = 1
 HOT_RELEASED = 2
+#: Of an accepted source whose ledger contradicts the manifest: nothing touches its hot copy.
+ASIDE = 4
 
 _FORMAT_KEY, _FORMAT = b"offloader.format", b"1"
 #: Most ledgers of one file: runs are merged as long as eight of them together stay below it.
@@ -50,8 +54,14 @@ _SCHEMA = pa.schema(
     ],
     metadata={_FORMAT_KEY: _FORMAT},
 )
+#: With columns that a file has only if any of its ledgers has such a fact: earlier releases read the others.
+_FACTS = ("payload_bytes", "created_ms")
+_SCHEMA_WITH_FACTS = pa.schema(
+    [*_SCHEMA, *(pa.field(name, pa.int64(), nullable=False) for name in _FACTS)], metadata={_FORMAT_KEY: _FORMAT}
+)
+
 _LIMITS = ColumnLimits(
-    columns=len(_SCHEMA),
+    columns=(len(_SCHEMA), len(_SCHEMA_WITH_FACTS)),
     rows_max=FILE_LEDGERS_MAX,
     group_rows_max=GROUP_LEDGERS_MAX,
     page_bytes_max=PAGE_BYTES_MAX,
@@ -65,12 +75,15 @@ class LedgerColumns:
     Attributes:
         ledger_id: int64.
         last_entry_id: int64; -1 the ledger is empty, ``LAST_UNKNOWN`` it isn't known to be closed.
-        flags: uint8, of ``DELETED`` and ``HOT_RELEASED``.
+        flags: uint8, of ``DELETED``, ``HOT_RELEASED`` and ``ASIDE``.
+        payload_bytes, created_ms: int64, ``FACT_UNKNOWN`` where the source didn't tell.
     """
 
     ledger_id: NDArray[np.int64]
     last_entry_id: NDArray[np.int64]
     flags: NDArray[np.uint8]
+    payload_bytes: NDArray[np.int64]
+    created_ms: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.ledger_id)
@@ -87,7 +100,14 @@ class LedgerColumns:
             ledger_id=np.concatenate([part.ledger_id for part in parts])[newest],
             last_entry_id=np.concatenate([part.last_entry_id for part in parts])[newest],
             flags=np.concatenate([part.flags for part in parts])[newest],
+            payload_bytes=np.concatenate([part.payload_bytes for part in parts])[newest],
+            created_ms=np.concatenate([part.created_ms for part in parts])[newest],
         )
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether any source told more than where its ledger ends."""
+        return bool((self.payload_bytes != FACT_UNKNOWN).any() or (self.created_ms != FACT_UNKNOWN).any())
 
 
 def encode_ledgers(ledgers: LedgerColumns) -> bytes:
@@ -96,11 +116,12 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
     Raises:
         LimitExceeded: nobody could read it.
     """
-    arrays = [pa.array(getattr(ledgers, name), type=_SCHEMA.field(name).type) for name in _SCHEMA.names]
+    schema = _SCHEMA_WITH_FACTS if ledgers.has_facts else _SCHEMA
+    arrays = [pa.array(getattr(ledgers, name), type=schema.field(name).type) for name in schema.names]
     sink = pa.BufferOutputStream()
-    wide = ["ledger_id", "last_entry_id"]
+    wide = [name for name in schema.names if name != "flags"]
     pq.write_table(
-        pa.Table.from_arrays(arrays, schema=_SCHEMA),
+        pa.Table.from_arrays(arrays, schema=schema),
         sink,
         use_dictionary=["flags"],
         column_encoding=dict.fromkeys(wide, "DELTA_BINARY_PACKED"),
@@ -115,18 +136,22 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
 def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
     """The ledger facts in a Parquet file of ``encode_ledgers``; raises ``FormatError``."""
     rows = require_sizes(data, _LIMITS, object_name=object_name)
-    columns: dict[str, NDArray[Any]] = {name: np.empty(rows, np.int64) for name in ("ledger_id", "last_entry_id")}
-    columns["flags"] = np.empty(rows, np.uint8)
+    columns: dict[str, NDArray[Any]] = {
+        "ledger_id": np.empty(rows, np.int64),
+        "last_entry_id": np.empty(rows, np.int64),
+        "flags": np.empty(rows, np.uint8),
+        **{name: np.full(rows, FACT_UNKNOWN, np.int64) for name in _FACTS},
+    }
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         found = (file.schema_arrow.metadata or {}).get(_FORMAT_KEY)
         if found != _FORMAT:
             raise UnsupportedVersion("format", object_name=object_name, expected=_FORMAT, found=found)
-        if not file.schema_arrow.equals(_SCHEMA):
+        if not any(map(file.schema_arrow.equals, (_SCHEMA, _SCHEMA_WITH_FACTS))):
             raise Inconsistent("columns", object_name=object_name, expected=_SCHEMA.names, found=file.schema_arrow)
         start = 0
         for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-            for name in _SCHEMA.names:
+            for name in batch.schema.names:
                 columns[name][start : start + batch.num_rows] = batch.column(name).to_numpy()
             start += batch.num_rows
         if start != rows:

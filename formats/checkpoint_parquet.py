@@ -143,7 +143,7 @@ def _limits_of(data: bytes) -> ColumnLimits:
     """What a file of these bytes may become."""
     span_values_max = SPAN_VALUES_MIN + SPAN_VALUES_PER_BYTE * len(data)
     return ColumnLimits(
-        columns=len(_SCHEMA),
+        columns=(len(_SCHEMA),),
         rows_max=min(FILE_ROWS_MAX, len(data) // ROW_BYTES_MIN),
         group_rows_max=ROW_GROUP_ROWS,
         page_bytes_max=PAGE_BYTES_MIN + 8 * span_values_max,

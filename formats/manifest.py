@@ -7,7 +7,7 @@ Owns their JSON layouts, which are final and versioned. Must never decide whethe
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 from uuid import UUID
 
@@ -15,6 +15,7 @@ from formats.entries import Position
 from formats.errors import Inconsistent, UnsupportedVersion
 from formats.manifest_edits import (
     EDIT_KINDS,
+    FACT_UNKNOWN,
     Adopt,
     Assign,
     Edit,
@@ -30,17 +31,19 @@ from formats.manifest_edits import (
     Purged,
     Release,
     Replace,
+    ReserveLedgers,
     Restore,
     Resume,
     Retire,
     Rewrite,
     Rewritten,
+    SetAside,
     SetMethod,
     StreamDeleted,
     Truncate,
     UndoRetire,
 )
-from formats.sealed_json import from_json, opened, sealed, to_json
+from formats.sealed_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
 
 __all__ = [
     "BOUNDARY_BYTES_MAX",
@@ -48,6 +51,7 @@ __all__ = [
     "CATALOG_BYTES_MAX",
     "CATALOG_FORMAT",
     "EDIT_KINDS",
+    "FACT_UNKNOWN",
     "RECORD_BYTES_MAX",
     "RECORD_FORMAT",
     "Adopt",
@@ -68,11 +72,13 @@ __all__ = [
     "Record",
     "Release",
     "Replace",
+    "ReserveLedgers",
     "Restore",
     "Resume",
     "Retire",
     "Rewrite",
     "Rewritten",
+    "SetAside",
     "SetMethod",
     "StreamDeleted",
     "Totals",
@@ -122,7 +128,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One numbered, immutable step of a stream's manifest."""
+    """One numbered, immutable step of a stream's manifest.
+
+    ``source_end``: the newest position that the owner's source had before this record; ``None``: the record isn't the
+    owner's, or its source is empty or has no identity.
+    """
 
     record_id: int
     incarnation: UUID
@@ -131,6 +141,7 @@ class Record:
     time_ms: int
     edits: tuple[Edit, ...]
     totals: Totals
+    source_end: Position | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,17 @@ that is ``offloader.manifest.apply``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 from uuid import UUID
 
 from formats.entries import Position
+from formats.sealed_json import ABSENT_BY_DEFAULT
 from formats.segment import SegmentSummary
 
 __all__ = [
     "EDIT_KINDS",
+    "FACT_UNKNOWN",
     "Adopt",
     "Assign",
     "Edit",
@@ -31,16 +33,22 @@ __all__ = [
     "Purged",
     "Release",
     "Replace",
+    "ReserveLedgers",
     "Restore",
     "Resume",
     "Retire",
     "Rewrite",
     "Rewritten",
+    "SetAside",
     "SetMethod",
     "StreamDeleted",
     "Truncate",
     "UndoRetire",
 ]
+
+
+#: ``payload_bytes`` or ``created_ms`` of a ledger whose source doesn't tell them.
+FACT_UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +60,45 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class OpenEpoch(Edit):
-    """A writer took the stream; lower epochs are fenced from here on."""
+    """A writer took the stream; lower epochs are fenced from here on.
+
+    Attributes:
+        source: uuid of the ledger database that the writer offloads; ``None``: it has no identity, or the writer
+            offloads none. The one that was known stays the stream's then.
+        token: random; the database has it since before this record.
+        reserved: no ledger id up to here is given to a later start; ``None``: nothing more is reserved.
+        accepted: an operator declared this source the stream's, whatever was known of the one before.
+    """
 
     kind = "open_epoch"
     epoch: int
+    source: UUID | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
+    token: str = field(default="", metadata=ABSENT_BY_DEFAULT)
+    reserved: int | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
+    accepted: bool = field(default=False, metadata=ABSENT_BY_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveLedgers(Edit):
+    """The source may give ledger ids up to ``reserved``, and no later start gives them again."""
+
+    kind = "reserve_ledgers"
+    reserved: int
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerClosed(Edit):
-    """A fact from the source: ``ledger_id`` ends at ``last_entry_id`` (-1: it is empty)."""
+    """A fact from the source: ``ledger_id`` ends at ``last_entry_id`` (-1: it is empty).
+
+    ``payload_bytes`` and ``created_ms`` show whether a ledger of that id is still the same one; ``FACT_UNKNOWN``: the
+    source doesn't tell.
+    """
 
     kind = "ledger_closed"
     ledger_id: int
     last_entry_id: int
+    payload_bytes: int = field(default=FACT_UNKNOWN, metadata=ABSENT_BY_DEFAULT)
+    created_ms: int = field(default=FACT_UNKNOWN, metadata=ABSENT_BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +183,14 @@ class HotReleased(Edit):
     """The hot copies of these ledgers may go; nothing in the cold tier becomes deletable."""
 
     kind = "hot_released"
+    ledger_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside(Edit):
+    """These ledgers of an accepted source contradict the manifest: they are never offloaded, released or deleted."""
+
+    kind = "set_aside"
     ledger_ids: tuple[int, ...]
 
 

@@ -53,7 +53,7 @@ class ColumnLimits:
     """What the columns of a file may be.
 
     Attributes:
-        columns: how many there are, leaves counted.
+        columns: how many there may be, leaves counted.
         rows_max: rows of the file.
         group_rows_max: rows of a row group, which is what is decoded at once.
         list_values_max: values of all lists; columns that are no lists have as many values as there are rows.
@@ -61,7 +61,7 @@ class ColumnLimits:
         lists: which of the columns are lists, by their numbers.
     """
 
-    columns: int
+    columns: tuple[int, ...]
     rows_max: int
     group_rows_max: int
     page_bytes_max: int
@@ -114,7 +114,7 @@ class _Sizes:
     def _group(self, group: _Fields) -> None:
         rows, columns = group[_GROUP_ROWS], group[_GROUP_COLUMNS]
         self._bounded("rows of a row group", rows, self._limits.group_rows_max)
-        if len(columns) != self._limits.columns:
+        if len(columns) not in self._limits.columns:
             raise Inconsistent(
                 "columns of a row group", object_name=self._name, expected=self._limits.columns, found=len(columns)
             )

@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 from formats.entries import EntryBatch, Position
 from offloader.clock import Clock, SystemClock
 from offloader.effective_settings import settings_for
-from offloader.errors import InvalidCall, OffloaderError
+from offloader.errors import InvalidCall
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.ledgers.payloads import require_small
 from offloader.ledgers.tailing import TailingSource
 from offloader.manifest.catalog import read_entry, require_free_name
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.state import StreamPaused
 from offloader.read.reader import Entries, open_reader
 from offloader.retention.truncation import Truncation, truncate_stream
 from offloader.settings import LedgerSettings, Settings
@@ -35,11 +34,11 @@ from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
 from offloader.store.retrying import require_store_settings
 from offloader.stream_names import require_stream_name
-from offloader.write.history.ledger_trigger import LedgerTrigger
+from offloader.write.by_method import MethodOffload
 from offloader.write.hot.release import HotRelease
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.ownership.starting import open_source
 from offloader.write.stream.status import StreamStatus
-from offloader.write.stream.streaming import StreamOffload
 
 __all__ = ["ManagedLedger", "open_managed_ledger"]
 
@@ -52,10 +51,12 @@ def open_managed_ledger(
     settings: Settings | str | Path | None = None,
     clock: Clock | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
+    new_source: bool = False,
 ) -> ManagedLedger:
     """A stream to append to, whose entries go into ``store`` while they are written.
 
-    Takes the stream: who had it open before is fenced at its next append.
+    Takes the stream: who had it open before is fenced at its next append. Of a stream that is offloaded nothing can be
+    appended before its manifest knows of this start.
 
     Args:
         stream: its name, levels separated by ``/``.
@@ -63,8 +64,11 @@ def open_managed_ledger(
         store: the object store of the cold tier.
         settings: sizes and limits, or a settings file; ``offload.method`` of them says how the stream is offloaded.
         clock, entropy: time and randomness, for tests.
+        new_source: go on with this database although the manifest knows another one, or an older copy of it: what is
+            missing becomes a gap, and ledgers that contradict are left aside.
 
     Raises:
+        SourceMismatch: the database isn't the one that the manifest knows, or lacks entries that it had.
         InvalidCall: a name that the store can't take; unknown, contradictory or ineffective settings.
         Unsupported: the store can't create an object exactly once, and ``store.single_writer`` isn't set.
         StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
@@ -78,19 +82,24 @@ def open_managed_ledger(
         # Two writers that both "win" would lose entries: found out before anything is written.
         problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
         require_free_name(store, stream)
+    offloader: LedgerOffloader | None = None
     own = EmbeddedLedgers(ledgers, settings=settings.ledgers, clock=clock) if isinstance(ledgers, str) else None
     try:
         database = own or ledgers
         assert isinstance(database, EmbeddedLedgers)
         _require_ledger_settings(database, settings.ledgers)
-        source = database.open_stream(stream)
-        # Before the offload: what it hears of is in the cache when it looks there.
-        tail = TailingSource(source, settings.offload.tail_cache_bytes_max)
         offloader = LedgerOffloader(
             store, settings, clock=clock, entropy=entropy, observe=True, store_problems=problems
         )
-        offload = offloader.offload_stream(tail, stream) if settings.offload.method == "streaming" else None
+        log = offloader.owners_log(stream)
+        source = open_source(database, log, settings=settings.offload, clock=clock, new_source=new_source)
+        # Before the offload: what it hears of is in the cache when it looks there.
+        tail = TailingSource(source, settings.offload.tail_cache_bytes_max)
+        offload = MethodOffload(offloader, tail, stream, settings.offload.method)
+        offload.begin(log)
     except BaseException:
+        if offloader is not None:
+            offloader.close()
         if own is not None:
             own.close()
         raise
@@ -112,7 +121,7 @@ class _Parts:
     store: ObjectStore
     settings: Settings
     offloader: LedgerOffloader
-    offload: StreamOffload | None
+    offload: MethodOffload
     own_database: EmbeddedLedgers | None
     hot_release: HotRelease
     #: For what isn't the owner's: truncations.
@@ -127,11 +136,6 @@ class ManagedLedger:
         self._parts = parts
         self._closed = False
         self._switching = threading.Lock()
-        self._method = parts.settings.offload.method
-        self._offload = parts.offload
-        self._trigger: LedgerTrigger | None = None
-        if self._method == "ledger":
-            self._trigger = parts.offloader.offload_closed_ledgers(parts.tail, parts.stream)
 
     @property
     def stream(self) -> str:
@@ -191,20 +195,12 @@ class ManagedLedger:
             StreamPaused: somebody paused the stream.
             StoreUnavailable: not committed in time; nothing is lost.
         """
-        if self._offload is not None:
-            return self._offload.offload(until, timeout_s=timeout_s)
-        if self._method == "none":
-            raise InvalidCall(f"stream {self.stream} isn't offloaded: its method is none")
-        assert self._trigger is not None, "the ledger method has one"
-        result = self._trigger.offload()
-        if result.errors:
-            raise result.errors[0]
-        return result.committed
+        return self._parts.offload.offload(until, timeout_s=timeout_s)
 
     @property
     def method(self) -> str:
         """How the stream is offloaded now: ``streaming``, ``ledger`` or ``none``."""
-        return self._method
+        return self._parts.offload.method
 
     def set_method(self, method: str) -> None:
         """Offloads by another method from here on, while it is appended to; nothing is re-sent, nothing is lost.
@@ -222,19 +218,20 @@ class ManagedLedger:
         if method not in ("streaming", "ledger", "none"):
             raise InvalidCall(f"stream {self.stream}: no method {method!r}", hint="streaming, ledger or none")
         with self._switching:
-            if method == self._method:
+            offload = self._parts.offload
+            if method == offload.method:
                 return
             if method != "none":
                 require_conditional_puts(self._parts.store, single_writer=self._parts.settings.store.single_writer)
-            if self._offload is not None:
+            if offload.method == "streaming":
                 self._parts.source.close_ledger()
-                self._offload.offload()
-            self._end()
+                offload.offload()
+            offload.end()
             try:
                 self._parts.offloader.history.switch(self.stream, method)
-                self._method = method
+                offload.method = method
             finally:
-                self._begin()  # by the old method when the manifest took no record
+                offload.begin()  # by the old method when the manifest took no record
 
     def truncate(self, before: Position, *, force: bool = False) -> Truncation:
         """Lets the stream begin at ``before``: what comes earlier isn't readable any more, in neither tier.
@@ -253,11 +250,11 @@ class ManagedLedger:
         """
         with self._switching:
             is_recorded = read_entry(self._parts.store, self.stream) is not None
-            if self._method == "none" and is_recorded:
+            if self.method == "none" and is_recorded:
                 # The manifest must not promise what nobody is going to offload.
                 self._parts.offloader.history.switch(self.stream, "none")
             if force:
-                self._end()
+                self._parts.offload.end()
             try:
                 return truncate_stream(
                     self._parts.log,
@@ -266,11 +263,11 @@ class ManagedLedger:
                     source=self._parts.tail,
                     force=force,
                     take_over=True,
-                    method=self._method,
+                    method=self.method,
                 )
             finally:
                 if force:
-                    self._begin()
+                    self._parts.offload.begin()
 
     def pause(self, reason: str = "") -> bool:
         """Stops offloading until ``resume``, whoever does it; appends and reads go on. False: it was paused.
@@ -291,26 +288,8 @@ class ManagedLedger:
         return self._look_after(self._parts.offloader.history.resume(self.stream))
 
     def _look_after(self, changed: bool) -> bool:
-        for each in (self._offload, self._trigger):
-            if each is not None:
-                each.look_again()
+        self._parts.offload.look_again()
         return changed
-
-    def _begin(self) -> None:
-        """Starts what brings entries into the cold tier by the method as it is now."""
-        if self._method == "streaming":
-            self._offload = self._parts.offloader.offload_stream(self._parts.tail, self.stream)
-        elif self._method == "ledger":
-            self._trigger = self._parts.offloader.offload_closed_ledgers(self._parts.tail, self.stream)
-
-    def _end(self) -> None:
-        if self._offload is not None:
-            self._offload.stop()
-            self._offload = None
-        if self._trigger is not None:
-            self._trigger.stop()
-            self._trigger.wait()
-            self._trigger = None
 
     def release_hot(self) -> list[int]:
         """Deletes now the hot copies that the deletion lag lets go (this also happens by itself); their ledgers.
@@ -334,8 +313,7 @@ class ManagedLedger:
 
     def status(self) -> StreamStatus | None:
         """What the streaming offload is doing; ``None`` with another method."""
-        offload = self._offload
-        return None if offload is None else offload.status()
+        return self._parts.offload.status()
 
     def get_note(self, key: str) -> bytes | None:
         """A fact recorded with ``append_batch(notes=...)``."""
@@ -354,18 +332,7 @@ class ManagedLedger:
         if self._closed:
             return
         self._closed = True
-        failure: OffloaderError | None = None
-        if self._offload is not None:
-            try:
-                if drain:
-                    self._offload.offload()
-            except StreamPaused:
-                pass  # as somebody wants it: what isn't offloaded is the hot tier's
-            except OffloaderError as error:
-                failure = error
-            self._offload.stop()
-        if self._trigger is not None:
-            self._trigger.stop()
+        failure = self._parts.offload.close(drain=drain)
         self._parts.hot_release.stop()
         self._parts.offloader.close()
         self._parts.tail.close()

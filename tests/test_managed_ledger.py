@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,9 +19,11 @@ from offloader.ledgers.embedded import EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
+from offloader.store.around import AroundStore, Request
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.readback import stored_entries
+from tests.support.waiting import eventually
 
 STREAM = "public/default/persistent/orders"
 _names = count()
@@ -262,3 +265,36 @@ def test_a_closed_stream_keeps_no_entries_in_memory(bench: Bench) -> None:
     assert topic._parts.tail.held_bytes > 0
     topic.close()
     assert topic._parts.tail.held_bytes == 0
+
+
+class _Contradicting(AroundStore):
+    """Takes the next record that a stream writes, and says that it didn't."""
+
+    armed = False
+
+    def around(self, request: Request, call: Callable[[], Any]) -> Any:
+        answer = call()
+        if self.armed and request.verb == "put" and request.key.endswith(".json"):
+            self.armed = False
+            raise StoreUnavailable(f"{request.key} wasn't written, says a gateway that has passed it on")
+        return answer
+
+
+@pytest.mark.parametrize("at", ["assign", "end"])
+def test_a_stream_goes_on_after_a_record_that_was_refused_and_is_there(tmp_path: Path, at: str) -> None:
+    """Before the manifest is said to contradict, it is read back; what still contradicts is begun anew."""
+    store = _Contradicting(MemoryStore(f"managed-{next(_names)}", "", SystemClock()))
+    ledgers = f"sqlite:///{tmp_path}/ledgers.db"
+    expected: list[tuple[Position, bytes]] = []
+    with open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=settings()) as topic:
+        for number in range(3):
+            if at == "end" and number == 1:
+                position = topic.append(b"assigned")
+                expected.append((position, b"assigned"))
+                eventually(lambda: load_manifest(store, STREAM).assigned())
+            store.armed = number == 1
+            for batch in topic.append_batch([b"%d" % number] * 10):
+                expected += [(entry.position, entry.payload) for entry in batch.entries()]
+            topic.offload(timeout_s=20)
+
+    assert stored_entries(store, STREAM) == expected

@@ -41,6 +41,8 @@ VERBS = {
     "replay": "Send a stream's messages to a Pulsar topic.",
     "verify": "Check a stream's objects against its manifest.",
     "inspect": "Show one object, header by header.",
+    "accept-source": "Go on with another ledger database.",
+    "accept-loss": "Go on without entries that a ledger database has lost.",
     "truncate": "Let a stream begin later.",
     "retention": "Decide what may be deleted; list who still needs a stream.",
     "cleanup": "Delete what no stream needs any more.",

@@ -97,7 +97,7 @@ def run(
     require_ledgers(ledgers)
     with closing(EmbeddedLedgers(ledgers, create=False)) as database:
         # A view: who appends to the stream isn't disturbed.
-        source = database.view_stream(stream)
+        source = database.view_stream(stream, may_delete=not dry_run)
         method = method_by_hand(state, file)
         infos = source.ledgers()
         if size_threshold and method == "streaming":

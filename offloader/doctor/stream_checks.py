@@ -6,7 +6,7 @@ Owns that look. Must never open an epoch, nor load more manifests than it says.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 
 from formats.entries import Position
 from offloader.clock import Clock
@@ -14,7 +14,8 @@ from offloader.doctor.findings import Finding, fine, problem, warning
 from offloader.effective_settings import SettingsFile
 from offloader.errors import NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest.checked_source import CheckedSource
 from offloader.manifest.log import list_streams
 from offloader.manifest.state import ManifestState
 from offloader.read.streams import load_stream
@@ -38,33 +39,34 @@ class StreamChecks:
     def run(self) -> Iterator[Finding]:
         stored = list(list_streams(self._store))
         ledgers = self._file.settings_of("").serve.ledgers
-        hot: dict[str, list[LedgerInfo]] = {}
-        if ledgers:
-            try:
-                with closing(EmbeddedLedgers(ledgers, create=False)) as database:
-                    hot = {name: database.view_stream(name).ledgers() for name in database.streams()[:STREAMS_MAX]}
-            except NotFound:
-                pass  # nobody has appended yet
-        names = sorted({*stored, *hot})
-        troubles = 0
-        for name in names[:STREAMS_MAX]:
-            for finding in self._of(name, hot.get(name)):
-                troubles += 1
-                yield finding
+        with ExitStack() as stack:
+            hot: dict[str, EmbeddedStream] = {}
+            if ledgers:
+                with suppress(NotFound):  # nobody has appended yet
+                    database = stack.enter_context(closing(EmbeddedLedgers(ledgers, create=False)))
+                    hot = {name: database.view_stream(name) for name in database.streams()[:STREAMS_MAX]}
+            names = sorted({*stored, *hot})
+            troubles = 0
+            for name in names[:STREAMS_MAX]:
+                for finding in self._of(name, hot.get(name)):
+                    troubles += 1
+                    yield finding
         rest = f"; {len(names) - STREAMS_MAX} more weren't looked at" if len(names) > STREAMS_MAX else ""
         if not troubles:
             yield fine("streams", f"{len(names)} streams, nothing keeps them from being offloaded{rest}")
         elif rest:
             yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` says how far those are")
 
-    def _of(self, name: str, infos: list[LedgerInfo] | None) -> Iterator[Finding]:
+    def _of(self, name: str, source: EmbeddedStream | None) -> Iterator[Finding]:
         check, settings = f"stream {name}", self._file.settings_of(name)
         try:
             state = load_stream(self._store, name, may_be_absent=True)
+            # Listed after the manifest was read, and compared with it.
+            infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
         except OffloaderError as error:
             yield problem(check, error)
             return
-        waiting = _entries_after(infos or [], state.committed_end())
+        waiting = _entries_after(infos, state.committed_end())
         if state.paused:
             yield warning(check, f"paused{_waits(waiting)}", f"`offloader resume {name}` lets it go on")
         elif settings.offload.method == "none" and (waiting or state.record_id):

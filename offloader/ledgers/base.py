@@ -245,8 +245,11 @@ class Ledgers(Protocol):
         """Names of all streams, ascending."""
         ...
 
-    def view_stream(self, stream: str) -> LedgerSource:
+    def view_stream(self, stream: str, *, may_delete: bool = False) -> LedgerSource:
         """The stream, to read only; disturbs no owner.
+
+        Args:
+            may_delete: closed ledgers can be deleted and starts recorded nevertheless: for who opens an epoch.
 
         Raises:
             NotFound: no such stream.

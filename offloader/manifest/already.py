@@ -6,7 +6,7 @@ record was folded before that or never was: it looks. Must never be used to skip
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from formats.manifest import (
@@ -26,10 +26,12 @@ from formats.manifest import (
     Record,
     Release,
     Replace,
+    ReserveLedgers,
     Restore,
     Resume,
     Retire,
     Rewrite,
+    SetAside,
     SetMethod,
     StreamDeleted,
     Truncate,
@@ -38,7 +40,7 @@ from formats.manifest import (
 from offloader.manifest.segment_record import SegmentStatus
 from offloader.manifest.state import ManifestState
 
-__all__ = ["says_already"]
+__all__ = ["say_already", "says_already"]
 
 
 def says_already(state: ManifestState, record: Record) -> bool:
@@ -46,6 +48,12 @@ def says_already(state: ManifestState, record: Record) -> bool:
     if record.incarnation != state.incarnation or record.epoch != state.epoch or record.record_id > state.record_id:
         return False
     return all(_SAYS[type(edit)](state, edit, record) for edit in record.edits)
+
+
+def say_already(state: ManifestState, edits: Sequence[Edit]) -> bool:
+    """Whether all that an owner wants to commit is so in ``state``, which has its epoch."""
+    writer = Record(state.record_id, state.incarnation, state.epoch, state.owner, 0, (), state.totals())
+    return all(_SAYS[type(edit)](state, edit, writer) for edit in edits)
 
 
 def _is_retired(state: ManifestState, edit: Retire, record: Record) -> bool:
@@ -89,6 +97,7 @@ def _are_gone(state: ManifestState, edit: Release | Purged, _: Record) -> bool:
 
 _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
     OpenEpoch: lambda state, edit, record: state.epoch == edit.epoch and state.owner.nonce == record.writer.nonce,
+    ReserveLedgers: lambda state, edit, _: state.source is not None and state.source.reserved >= edit.reserved,
     LedgerClosed: lambda state, edit, _: state.closed_ledgers.get(edit.ledger_id) == edit.last_entry_id,
     Assign: _is_assigned,
     Offloaded: _is_offloaded,
@@ -99,6 +108,7 @@ _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
     Truncate: lambda state, edit, _: state.head is not None and state.head >= edit.head,
     LedgersDeleted: lambda state, edit, _: state.deleted_ledgers >= set(edit.ledger_ids),
     HotReleased: lambda state, edit, _: state.hot_released_ledgers >= set(edit.ledger_ids),
+    SetAside: lambda state, edit, _: state.aside_ledgers >= set(edit.ledger_ids),
     Retire: _is_retired,
     Purged: _are_gone,
     UndoRetire: _is_back,

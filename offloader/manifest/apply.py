@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from formats.checkpoint_ledgers import DELETED, HOT_RELEASED, LAST_UNKNOWN
+from formats.checkpoint_ledgers import ASIDE, DELETED, HOT_RELEASED, LAST_UNKNOWN
 from formats.entries import Position
 from formats.manifest import (
     Adopt,
@@ -31,16 +31,19 @@ from formats.manifest import (
     Record,
     Release,
     Replace,
+    ReserveLedgers,
     Restore,
     Resume,
     Retire,
     Rewrite,
+    SetAside,
     SetMethod,
     StreamDeleted,
     Truncate,
     UndoRetire,
 )
 from offloader.manifest.draft import Draft, first_of
+from offloader.manifest.known_source import closed_fact, open_source, reach_source, reserve
 from offloader.manifest.ledger_table import follows
 from offloader.manifest.replacing import promise, replace_segments, without_promise
 from offloader.manifest.restoring import restore_range
@@ -68,6 +71,7 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
     if draft.now("epoch") != state.epoch:
         draft.changes["owner"] = record.writer
     draft.changes.update(writer=record.writer, time_ms=record.time_ms)
+    reach_source(draft, record.source_end)
     after = draft.state()
     if after.epoch != record.epoch:
         raise EditRefused(
@@ -103,12 +107,16 @@ class _Rules(Draft):
         if edit.epoch != self.now("epoch") + 1:
             raise self.refused(edit, f"epoch {edit.epoch} doesn't follow {self.now('epoch')}")
         self.changes["epoch"] = edit.epoch
+        open_source(self, edit)
+
+    def reserve_ledgers(self, edit: ReserveLedgers) -> None:
+        reserve(self, edit, edit.reserved)
 
     def ledger_closed(self, edit: LedgerClosed) -> None:
         fact = self.fact(edit.ledger_id)
         if fact.last_entry_id not in (LAST_UNKNOWN, edit.last_entry_id) or edit.last_entry_id < -1:
             raise self.refused(edit, f"ledger {edit.ledger_id} ended at {fact.last_entry_id}, now {edit.last_entry_id}")
-        self.facts[edit.ledger_id] = fact._replace(last_entry_id=edit.last_entry_id)
+        self.facts[edit.ledger_id] = closed_fact(self, edit, fact)
 
     def assign(self, edit: Assign) -> None:
         if self.now("paused"):
@@ -287,6 +295,9 @@ class _Rules(Draft):
     def restore(self, edit: Restore) -> None:
         restore_range(self, edit)
 
+    def set_aside(self, edit: SetAside) -> None:
+        self.mark(edit.ledger_ids, ASIDE)
+
     def _retired_by(self, edit: Edit, uuid: UUID, retire_record: int) -> SegmentRecord:
         # Naming the record keeps a sweeper with an old list of leases from purging what was undone and retired again.
         segment = self.segment(edit, uuid, SegmentStatus.RETIRED)
@@ -325,6 +336,8 @@ class _Rules(Draft):
 
 _HANDLERS: Mapping[type[Edit], Callable[[_Rules, Any], None]] = {
     OpenEpoch: _Rules.open_epoch,
+    ReserveLedgers: _Rules.reserve_ledgers,
+    SetAside: _Rules.set_aside,
     LedgerClosed: _Rules.ledger_closed,
     Assign: _Rules.assign,
     Offloaded: _Rules.offloaded,

@@ -7,7 +7,7 @@ from functools import partial
 
 from formats.checkpoint_ledgers import LAST_UNKNOWN
 from formats.entries import Position
-from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.base import LedgerSource, WrappedSource
 from offloader.ledgers.known import ComparedSource, KnownLedger, KnownLedgers
 from offloader.manifest.state import ManifestState, SegmentRecord
 
@@ -30,6 +30,8 @@ def compare_source(source: LedgerSource, state: ManifestState) -> None:
 
     Raises: as ``ComparedSource.require_same``.
     """
+    while isinstance(source, WrappedSource) and not isinstance(source, ComparedSource):
+        source = source.inner
     if isinstance(source, ComparedSource):
         source.require_same(partial(known_ledgers, state))
 

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.checkpoint import RunRef
-from formats.checkpoint_ledgers import DELETED, HOT_RELEASED, LAST_UNKNOWN, LedgerColumns
+from formats.checkpoint_ledgers import ASIDE, DELETED, HOT_RELEASED, LAST_UNKNOWN, LedgerColumns
 from formats.entries import Position
+from formats.manifest import FACT_UNKNOWN
 
 __all__ = ["ClosedLedgers", "FlaggedLedgers", "LedgerFact", "LedgerTable", "SealedLedgers", "follows"]
 
@@ -26,6 +27,8 @@ class LedgerFact(NamedTuple):
 
     last_entry_id: int = LAST_UNKNOWN
     flags: int = 0
+    payload_bytes: int = FACT_UNKNOWN
+    created_ms: int = FACT_UNKNOWN
 
 
 _NOTHING = LedgerFact()
@@ -72,8 +75,13 @@ class LedgerTable:
         for part in reversed(self.sealed):
             row = part.row_of(ledger_id)
             if row is not None:
-                return LedgerFact(part.columns.last_entry_id.item(row), part.columns.flags.item(row))
+                return LedgerFact(*(getattr(part.columns, name).item(row) for name in LedgerFact._fields))
         return _NOTHING
+
+    def newest_id(self) -> int:
+        """The highest ledger that anything is known of; -1: none."""
+        ids = [*self.tail, *(int(part.columns.ledger_id[-1]) for part in self.sealed if len(part.columns))]
+        return max(ids, default=-1)
 
     def changed(self, facts: Mapping[int, LedgerFact]) -> LedgerTable:
         """The same facts, and ``facts`` for their ledgers."""
@@ -86,6 +94,8 @@ class LedgerTable:
             ledger_id=np.array([ledger_id for ledger_id, _ in rows], dtype=np.int64),
             last_entry_id=np.array([fact.last_entry_id for _, fact in rows], dtype=np.int64),
             flags=np.array([fact.flags for _, fact in rows], dtype=np.uint8),
+            payload_bytes=np.array([fact.payload_bytes for _, fact in rows], dtype=np.int64),
+            created_ms=np.array([fact.created_ms for _, fact in rows], dtype=np.int64),
         )
 
     def merged(self) -> LedgerColumns:
@@ -94,7 +104,7 @@ class LedgerTable:
 
     def _all(self) -> tuple[Any, ...]:
         merged = self.merged()
-        return merged.ledger_id, merged.last_entry_id, merged.flags
+        return merged.ledger_id, merged.last_entry_id, merged.flags, merged.payload_bytes, merged.created_ms
 
     @property
     def closed(self) -> ClosedLedgers:
@@ -107,6 +117,10 @@ class LedgerTable:
     @property
     def hot_released(self) -> FlaggedLedgers:
         return FlaggedLedgers(self, HOT_RELEASED)
+
+    @property
+    def aside(self) -> FlaggedLedgers:
+        return FlaggedLedgers(self, ASIDE)
 
     def follow(self, ends: tuple[Int64s, Int64s], begins: tuple[Int64s, Int64s]) -> NDArray[np.bool_]:
         """For n pairs, whether no entry can lie between an end and a begin: ``follows``, in columns.

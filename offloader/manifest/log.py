@@ -43,12 +43,14 @@ from offloader.errors import (
     PreconditionFailed,
     StoreUnavailable,
 )
-from offloader.manifest.already import says_already
+from offloader.ledgers.base import IdentifiedSource
+from offloader.manifest.already import say_already, says_already
 from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.boundary import create_boundary, read_boundary
 from offloader.manifest.catalog import create_entry, list_streams, read_entry
 from offloader.manifest.checkpointer import checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
+from offloader.manifest.owners_source import Accept, OwnersSource, own_edits
 from offloader.manifest.shortening import Shortening
 from offloader.manifest.state import EditRefused, ManifestState, Requirement
 from offloader.settings import ManifestSettings
@@ -108,6 +110,7 @@ class ManifestLog:
         self._state = None if incarnation is None else ManifestState(stream=stream, incarnation=incarnation)
         self._loaded = False
         self._epoch: int | None = None
+        self._source: OwnersSource | None = None
         self._in_doubt: tuple[Record, bytes] | None = None
         self._shortening = Shortening(store, entropy, self._settings, run_aside=checkpoint_aside)
 
@@ -173,27 +176,50 @@ class ManifestLog:
         if read_entry(self.store, self.stream) != entry:
             raise NotFound(f"stream {self.stream} was deleted meanwhile", hint="open it again to create it anew")
 
-    def open_epoch(self) -> int:
+    def open_epoch(
+        self, source: IdentifiedSource | None = None, *, reserve: bool = False, accept: Accept | None = None
+    ) -> int:
         """Takes the stream: commits the next epoch, which fences whoever had the one before.
 
         Begins with the view as it was loaded last: when that is old, another record has the number already, or the
         boundary has passed it, and the view is loaded anew.
 
+        Args:
+            source: what this writer offloads. It is compared with the manifest before, and again after every record
+                that came in between: so that nobody with another one slips in.
+            reserve, accept: see ``OwnersSource``.
+
         Raises:
+            SourceMismatch: ``source`` isn't the stream's.
             OutcomeUnknown, StoreUnavailable: the store doesn't tell; call again.
         """
-        for attempt in range(CONFLICTS_MAX):
+        opened = self._opened_in_doubt()
+        owners = None
+        if source is not None and opened is None:
+            owners = OwnersSource(source, self._entropy(16).hex(), reserve=reserve, accept=accept)
+        for attempt in range(0 if opened is not None else CONFLICTS_MAX):
             state = self.load(create=True) if attempt or not self._loaded else self.state
             if state.stream_deleted:
                 raise NotFound(f"stream {self.stream} was deleted", hint="wait until its deletion is complete")
-            wanted = state.epoch + 1
+            edits = [OpenEpoch(state.epoch + 1)] if owners is None else owners.opening(state)
+            self._source = owners
             try:
-                self._commit(Requirement(incarnation=state.incarnation, epoch=state.epoch), [OpenEpoch(wanted)])
+                self._commit(Requirement(incarnation=state.incarnation, epoch=state.epoch), edits)
             except EditRefused:
                 continue  # another writer opened an epoch in between: ours is the one after it
-            self._epoch = wanted
-            return wanted
-        raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} other writers opened epochs meanwhile")
+            opened = state.epoch + 1
+            break
+        if opened is None:
+            raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} other writers opened epochs meanwhile")
+        self._epoch = opened
+        return opened
+
+    def _opened_in_doubt(self) -> int | None:
+        """The epoch that an earlier call opened, which didn't hear of it."""
+        with self._lock:
+            settled = self._settle()
+            opened = settled is not None and any(isinstance(edit, OpenEpoch) for edit in settled.edits)
+            return self.state.epoch if settled is not None and opened and settled.epoch == self.state.epoch else None
 
     def commit(self, edits: Sequence[Edit]) -> ManifestState:
         """Commits edits as the owner of the epoch this log opened.
@@ -209,11 +235,18 @@ class ManifestLog:
         try:
             return self._commit(requirement, edits)
         except EditRefused as error:
+            # Read back before it is believed: the view may be an old one, or a record that was refused may have landed.
+            known = self.state.record_id
+            self.load()
             try:
                 self.state.check(requirement)
             except EditRefused as fenced:
                 raise Fenced(fenced.message, hint="this writer stops and deletes nothing") from error
-            raise
+            if say_already(self.state, edits):
+                return self.state
+            if self.state.record_id == known:
+                raise
+            return self._commit(requirement, edits)
 
     def amend(self, edits: Sequence[Edit]) -> ManifestState:
         """Commits edits as somebody who isn't the owner: retention, cleanup, commands.
@@ -259,11 +292,12 @@ class ManifestLog:
     def _commit(self, requirement: Requirement, edits: Sequence[Edit]) -> ManifestState:
         with self._lock:
             settled = self._settle()
-            if settled is not None and settled.edits == tuple(edits):
+            owners = self._source if requirement.epoch is not None else None
+            if settled is not None and own_edits(settled) == tuple(edits):
                 return self.state  # the caller repeats what turned out to be committed already
             for _ in range(CONFLICTS_MAX):
                 self.state.check(requirement)
-                record = self._record(edits)
+                record = self._record(edits, owners)
                 if self._create(record, self._encoded(record)):
                     return self.state
             raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} records of other writers came first")
@@ -282,8 +316,12 @@ class ManifestLog:
                 hint="commit fewer at once; nothing was changed",
             ) from error
 
-    def _record(self, edits: Sequence[Edit]) -> Record:
+    def _record(self, edits: Sequence[Edit], owners: OwnersSource | None) -> Record:
         state = self.state
+        source_end = None
+        if owners is not None:
+            source_end = owners.check(state)
+            edits = [*edits, *owners.extension(state, edits)]
         record_id = state.record_id + 1
         after = apply_edits(state, edits, record_id=record_id)
         return Record(
@@ -295,6 +333,7 @@ class ManifestLog:
             time_ms=max(self._clock.now_ms(), state.time_ms),
             edits=tuple(edits),
             totals=after.totals(),
+            source_end=source_end,
         )
 
     def _settle(self) -> Record | None:
@@ -311,9 +350,10 @@ class ManifestLog:
         """
         self._in_doubt = (record, body)
         try:
-            if self._put(record, body, repeated=repeated):
-                return self._confirm(record)
-            return self._look_for(record)
+            is_ours = self._confirm(record) if self._put(record, body, repeated=repeated) else self._look_for(record)
+            if is_ours and self._source is not None:
+                self._source.committed(self.state)
+            return is_ours
         except OutcomeUnknown:
             raise
         except OffloaderError as error:

@@ -121,7 +121,10 @@ def restored(
     sealed = [SealedSegments(c, _rows_of(ref), ref) for c, ref in zip(runs, header.runs, strict=True)]
     if len(own):
         sealed.append(SealedSegments(own))
-    facts = {row.ledger_id: LedgerFact(row.last_entry_id, row.flags) for row in header.ledgers}
+    facts = {
+        row.ledger_id: LedgerFact(row.last_entry_id, row.flags, row.payload_bytes, row.created_ms)
+        for row in header.ledgers
+    }
     totals = header.totals
     return ManifestState(
         stream=stream,
@@ -146,6 +149,7 @@ def restored(
         paused=header.paused,
         held=header.held,
         stream_deleted=header.stream_deleted,
+        source=header.source,
     )
 
 
@@ -167,6 +171,7 @@ def _header(state: ManifestState, runs: Sequence[RunRef], ledger_runs: Sequence[
         paused=state.paused,
         held=state.held,
         stream_deleted=state.stream_deleted,
+        source=state.source,
         gaps=state.gaps,
         rewrites=state.rewrites,
         replaced=state.replaced,

@@ -9,7 +9,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from formats.checkpoint import AssignedSegment, ReplacedSegment
+from formats.checkpoint import AssignedSegment, KnownSource, ReplacedSegment
 from formats.entries import Position
 from formats.manifest import Gap, Totals, Writer
 from offloader.errors import ErrorKind, OffloaderError
@@ -94,6 +94,7 @@ class ManifestState:
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
         head: what lies before it is truncated.
         paused: no segment may be assigned.
+        source: the ledger database that the stream's positions belong to; ``None``: none is known.
         checkpoint_id: the checkpoint that the sealed parts' runs belong to, 0 for none; says nothing of the stream.
     """
 
@@ -118,6 +119,7 @@ class ManifestState:
     paused: bool = False
     held: bool = False
     stream_deleted: bool = False
+    source: KnownSource | None = None
     checkpoint_id: int = field(default=0, compare=False)
 
     def check(self, requirement: Requirement) -> None:
@@ -146,6 +148,11 @@ class ManifestState:
     def hot_released_ledgers(self) -> Set[int]:
         """Ledgers whose hot copies may go."""
         return self.ledgers.hot_released
+
+    @property
+    def aside_ledgers(self) -> Set[int]:
+        """Ledgers of the hot tier that are left alone: they contradict what is known of those ids."""
+        return self.ledgers.aside
 
     def offloaded(self, first: Position | None = None, last: Position | None = None) -> SegmentSlice:
         """Readable segments, in the stream's order; with bounds only those with a position in ``first`` .. ``last``.

@@ -20,9 +20,11 @@ from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavail
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.catalog import read_entry
+from offloader.manifest.checked_source import checked
 from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.owners import require_takeable
+from offloader.manifest.source_check import closed_edit, first_not_held
 from offloader.manifest.state import EditRefused, ManifestState, follows
 
 __all__ = ["TRUNCATED", "Truncation", "plan_truncation", "truncate_stream"]
@@ -46,7 +48,8 @@ class Truncation:
         gaps: entries that were in no offloaded segment and are given up; only when forced.
         failed: segments that were on their way and are given up; only when forced.
         hot_ledgers: ledgers of the hot tier that lie wholly before the head: they go, or are gone.
-        hot_kept: of those the ones that couldn't be deleted, and why; the next truncation tries again.
+        hot_kept: others before the head that stay, and why: they couldn't be deleted, and the next truncation tries
+            again, or nothing else has all of their entries.
         segments, entries, object_bytes: of the offloaded segments that lie wholly before the head.
         record_id: the record that says so; ``None``: nothing was written: planned only, or the head was there already,
             or the stream has no manifest.
@@ -79,7 +82,12 @@ class Truncation:
 
 
 def plan_truncation(
-    state: ManifestState, before: Position, ledgers: Sequence[LedgerInfo] = (), *, force: bool = False
+    state: ManifestState,
+    before: Position,
+    ledgers: Sequence[LedgerInfo] = (),
+    *,
+    force: bool = False,
+    source: LedgerSource | None = None,
 ) -> Truncation:
     """What truncating a stream before a position changes; pure.
 
@@ -88,6 +96,7 @@ def plan_truncation(
         before: the first position that stays; a head that is later stays where it is.
         ledgers: the hot tier's, ascending; empty: nobody asked it.
         force: also past the committed end: what isn't offloaded up to there is given up.
+        source: whose the ledgers are: it decides what is recorded of their ends.
 
     Raises:
         InvalidCall: no position, or nobody knows of entries up to it.
@@ -96,15 +105,18 @@ def plan_truncation(
     if before.ledger_id < 0 or before.entry_id < 0:
         raise InvalidCall(f"{before} is no position", hint="LEDGER:ENTRY, both 0 or more")
     head = before if state.head is None else max(before, state.head)
-    closed = _new_facts(state, ledgers, head)
+    closed = _new_facts(state, ledgers, head, source)
     ends = {**state.closed_ledgers, **{fact.ledger_id: fact.last_entry_id for fact in closed}}
+    before_head = [info for info in ledgers if info.closed and _is_before(info.ledger_id, head, ends)]
+    stay = {} if force or state.method == "none" else _not_held_ledgers(state, before_head)
     plan = Truncation(
         stream=state.stream,
         head=head,
         head_before=state.head,
-        ledgers=tuple(sorted(_gone(state, ledgers, head, ends))),
+        ledgers=tuple(sorted(_gone(state, ledgers, head, ends) - stay.keys())),
         closed=tuple(closed),
-        hot_ledgers=tuple(info.ledger_id for info in ledgers if info.closed and _is_before(info.ledger_id, head, ends)),
+        hot_ledgers=tuple(info.ledger_id for info in before_head if info.ledger_id not in stay),
+        hot_kept=tuple(stay.items()),
     )
     end = state.committed_end()
     is_offloaded = end is not None and (head <= end or follows(end, head, ends))
@@ -155,11 +167,14 @@ def truncate_stream(
 
     Raises:
         NotFound: no such stream, neither in the store nor in the hot tier, or it was deleted since ``log`` was loaded.
+        SourceMismatch: the hot tier isn't the one that the manifest knows; nothing was changed.
         InvalidCall, EditRefused: as ``plan_truncation``.
         Fenced: forced, and a living writer has the stream.
         StoreUnavailable, OutcomeUnknown: call it again.
     """
     require_no_global_hold(log.store)
+    if source is not None:
+        source = checked(source, log)
     if read_entry(log.store, log.stream) is None:
         plan = _planned_without_manifest(log, before, source, force=force, method=method)
         if dry_run:
@@ -172,7 +187,7 @@ def truncate_stream(
         state = log.load()
         if state.stream_deleted:
             raise NotFound(f"stream {log.stream} was deleted")
-        plan = plan_truncation(state, before, [] if source is None else source.ledgers(), force=force)
+        plan = plan_truncation(state, before, [] if source is None else source.ledgers(), force=force, source=source)
         if dry_run:
             return plan
         if not plan.edits():
@@ -181,7 +196,8 @@ def truncate_stream(
             require_takeable(state, clock.now_ms(), takeover_after_s, take_over=take_over)
             # Whoever writes is fenced first: it can't assign into what is given up here.
             log.open_epoch()
-            plan = plan_truncation(log.state, before, [] if source is None else source.ledgers(), force=force)
+            ledgers = [] if source is None else source.ledgers()
+            plan = plan_truncation(log.state, before, ledgers, force=force, source=source)
             state = log.commit(plan.edits())
         else:
             try:
@@ -192,11 +208,24 @@ def truncate_stream(
     raise StoreUnavailable(f"stream {log.stream}: others changed its manifest {ATTEMPTS_MAX} times meanwhile")
 
 
-def _new_facts(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position) -> list[LedgerClosed]:
+def _not_held_ledgers(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[int, OffloaderError]:
+    """Ledgers with entries that nothing holds but their hot copies, and what to say of each: they stay."""
+    marked = state.deleted_ledgers
+    found: dict[int, OffloaderError] = {}
+    for info in ledgers:
+        missing = None if info.ledger_id in marked else first_not_held(state, info)
+        if missing is not None:
+            found[info.ledger_id] = EditRefused(f"{missing} was never offloaded", hint="say --force to give it up")
+    return found
+
+
+def _new_facts(
+    state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position, source: LedgerSource | None
+) -> list[LedgerClosed]:
     """What the source knows of ledgers up to the head and the manifest doesn't."""
     known = state.closed_ledgers
     return [
-        LedgerClosed(info.ledger_id, info.last_entry_id)
+        closed_edit(info, source)
         for info in ledgers
         if info.closed and info.ledger_id <= head.ledger_id and info.ledger_id not in known
     ]
@@ -289,7 +318,7 @@ def _with_hot_gone(plan: Truncation, state: ManifestState | None, source: Ledger
                 source.delete(info.ledger_id)
             except OffloaderError as error:
                 kept.append((info.ledger_id, error))
-    return replace(plan, hot_ledgers=tuple(gone), hot_kept=tuple(kept))
+    return replace(plan, hot_ledgers=tuple(gone), hot_kept=(*plan.hot_kept, *kept))
 
 
 def _after(position: Position) -> Position:

@@ -13,7 +13,7 @@ from typing import Any
 
 from formats.entries import Position
 from offloader.clock import Clock
-from offloader.errors import Closed, Fenced, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.errors import Closed, Fenced, InvalidCall, OffloaderError, SourceMismatch, StoreUnavailable
 from offloader.ledgers.base import LedgerSource, newest_given
 from offloader.settings import Settings
 from offloader.status_document import idle_document
@@ -300,11 +300,12 @@ class ServedStream:
         again: it looks itself whether its successor is gone, and its feed says when it is its turn."""
         offload, trigger = self._offload, self._trigger
         if offload is None:
-            return None if trigger is None else trigger.fenced
+            return None if trigger is None else trigger.stopped_by
         status = offload.status()
         if status.mode is not Mode.STOPPED or status.error_kind in (Closed.__name__, Fenced.__name__):
             return None
-        return StoreUnavailable(status.error)
+        kind = SourceMismatch if status.error_kind == SourceMismatch.__name__ else StoreUnavailable
+        return kind(status.error)
 
     def _after_failure(self, error: OffloaderError) -> None:
         with self._lock:

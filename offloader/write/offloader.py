@@ -279,26 +279,23 @@ class LedgerOffloader:
         *,
         take_over: bool = True,
         settings: OffloadSettings | None = None,
+        log: ManifestLog | None = None,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> StreamOffload:
         """Starts offloading a stream as its owner; the manifest decides where it goes on.
 
         Args:
             source: the stream's hot tier.
             stream: its name.
+            log: of ``owners_log``, with an epoch that was opened for this source; ``None``: one is opened as soon as
+                there is something to offload.
+            on_refused: called when the stream stops because the manifest refused what it had to say.
             take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
             settings: of the stream; default: those of the process. What all streams share (workers, memory, segments
                 of history at once) is the process's all the same.
         """
         tools = self._tools_of(settings)
-        log = ManifestLog(
-            self.store,
-            stream,
-            clock=self._clock,
-            entropy=self._entropy,
-            settings=self.settings.manifest,
-            checkpoint_aside=self._workers.submit,
-            writer_url=tools.writer_url,
-        )
+        log = log or self.owners_log(stream)
         driver = dict(self.store.driver_metadata)
 
         def make_handle(
@@ -317,7 +314,9 @@ class LedgerOffloader:
                 settings=tools.settings,
             )
 
-        offload = StreamOffload(source, log, make_handle=make_handle, tools=tools, take_over=take_over)
+        offload = StreamOffload(
+            source, log, make_handle=make_handle, tools=tools, take_over=take_over, on_refused=on_refused
+        )
         try:
             offload.start()
         except BaseException:
@@ -327,6 +326,22 @@ class LedgerOffloader:
         if self._observe:
             self.observation.start(self._observers.call_after)
         return offload
+
+    def owners_log(self, stream: str) -> ManifestLog:
+        """The manifest of a stream that is to be offloaded here."""
+        return ManifestLog(
+            self.store,
+            stream,
+            clock=self._clock,
+            entropy=self._entropy,
+            settings=self.settings.manifest,
+            checkpoint_aside=self._workers.submit,
+            writer_url=self._tools.writer_url,
+        )
+
+    def call_after(self, wait_s: float, call: Callable[[], None]) -> None:
+        """Runs ``call`` on a worker after a while."""
+        self._workers.call_after(wait_s, call)
 
     def offload_ledgers(self, source: LedgerSource, stream: str) -> Position | None:
         """The ledger method: every closed ledger that isn't offloaded yet, in order; the committed end then.

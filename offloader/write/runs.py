@@ -11,11 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 from uuid import UUID
 
 from formats.entries import Position
-from formats.manifest import Gap, LedgerClosed, Pause, Resume, SetMethod
+from formats.manifest import Gap, Pause, Resume, SetMethod
 from formats.segment import SegmentSummary
 from offloader.errors import Closed, Fenced, NotFound, Unsupported
 from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.checked_source import checked
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.source_check import closed_edit
 from offloader.manifest.state import ManifestState, StreamPaused
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
@@ -91,11 +93,12 @@ class HistoryRuns:
             StoreUnavailable, OutcomeUnknown: the manifest can't be read or takes no commit.
         """
         log = self._log(stream)
+        source, settings = checked(source, log), self._tools.settings
+        state = log.load(create=True)
         ledgers = [info for info in source.ledgers() if info.entries]
         if ledgers:
             newest = Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id)
             last = newest if last is None else min(last, newest)
-        state, settings = log.load(create=True), self._tools.settings
         start = start_of_history(state, ledgers, settings, last=last, given_up=_promised(state))
         on_plan(start.plan)
         result = HistoryResult(committed=state.committed_end())
@@ -149,8 +152,9 @@ class HistoryRuns:
         Raises: as ``backfill``.
         """
         log = self._log(stream)
-        ledgers = source.ledgers()
+        source = checked(source, log)
         state = log.load(create=True)
+        ledgers = source.ledgers()
         thresholds = {"threshold_bytes": threshold_bytes, "threshold_seconds": threshold_seconds}
         plan = self._plan_of_ledgers(state, ledgers, _promised(state), last, **thresholds)
         on_plan(plan)
@@ -225,10 +229,11 @@ class HistoryRuns:
         A ledger that was offloaded while it was open is known to be whole only then.
         """
         log = self._log(stream)
+        source = checked(source, log)
         state = log.load()
         end, known = state.committed_end(), state.closed_ledgers
         facts = [
-            LedgerClosed(info.ledger_id, info.last_entry_id)
+            closed_edit(info, source)
             for info in source.ledgers()
             if info.closed and end is not None and Position(info.ledger_id, info.last_entry_id) <= end
             if info.ledger_id not in known

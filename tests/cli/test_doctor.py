@@ -229,3 +229,26 @@ def test_doors_that_are_not_safe_are_a_problem(tmp_path: Path, capsys: pytest.Ca
     config.write_text('[flight]\nlisten = "127.0.0.1:8815"\n')
     code, rows = doctor(capsys, "--config", str(config), "--store", store, "--read-only")
     assert (code, rows["flight.listen"]["outcome"]) == (0, "ok")
+
+
+def test_a_ledger_database_that_the_manifest_does_not_know_is_a_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, ledgers = f"file://{tmp_path}/store", f"sqlite:///{tmp_path}/ledgers.db"
+    with open_managed_ledger(STREAM, ledgers=ledgers, store=open_store(url)) as topic:
+        topic.append(b"x")
+        topic.offload()
+    for path in tmp_path.glob("ledgers.db*"):
+        path.unlink()
+    database = EmbeddedLedgers(ledgers)
+    database.open_stream(STREAM).append([b"y"])
+    database.close()
+    config = tmp_path / "offloader.toml"
+    config.write_text(f'streaming_offload = true\n[serve]\nstore = "{url}"\nledgers = "{ledgers}"\n')
+
+    code, rows = doctor(capsys, "--config", str(config))
+
+    assert code != 0
+    assert rows[f"stream {STREAM}"]["outcome"] == "problem"
+    assert "another database" in rows[f"stream {STREAM}"]["what"]
+    assert f"offloader accept-source {STREAM}" in rows[f"stream {STREAM}"]["hint"]

@@ -19,6 +19,7 @@ import numpy as np
 from formats.checkpoint import (
     AssignedSegment,
     Checkpoint,
+    KnownSource,
     LedgerRow,
     ReplacedSegment,
     RowRange,
@@ -29,6 +30,7 @@ from formats.checkpoint import (
 )
 from formats.checkpoint_columns import NUMBER_COLUMNS, SegmentColumns
 from formats.checkpoint_ledgers import (
+    ASIDE,
     DELETED,
     HOT_RELEASED,
     LAST_UNKNOWN,
@@ -50,6 +52,7 @@ from formats.entries import Position
 from formats.global_hold import GlobalHold, decode_global_hold, encode_global_hold
 from formats.lease import Lease, decode_lease, encode_lease
 from formats.manifest import (
+    FACT_UNKNOWN,
     Adopt,
     Assign,
     Boundary,
@@ -68,11 +71,13 @@ from formats.manifest import (
     Record,
     Release,
     Replace,
+    ReserveLedgers,
     Restore,
     Resume,
     Retire,
     Rewrite,
     Rewritten,
+    SetAside,
     SetMethod,
     StreamDeleted,
     Totals,
@@ -146,7 +151,10 @@ PLAIN = replace(
 )  # fmt: skip
 EDITS: Mapping[str, Edit] = {
     "open_epoch": OpenEpoch(3),
+    "open_epoch-source": OpenEpoch(3, UUIDS[6], "0123456789abcdef0123456789abcdef", 1_000, True),
+    "reserve_ledgers": ReserveLedgers(2_000),
     "ledger_closed": LedgerClosed(7, 149),
+    "ledger_closed-facts": LedgerClosed(7, 149, 54_000, MS),
     "ledger_closed-empty": LedgerClosed(8, -1),
     "assign": Assign(UUIDS[0], 2, Position(7, 100), None, MS, DRIVER),
     "assign-history": Assign(UUIDS[1], 1, Position(7, 0), Position(7, 99), MS, {}),
@@ -159,6 +167,7 @@ EDITS: Mapping[str, Edit] = {
     "truncate": Truncate(Position(9, 0)),
     "ledgers_deleted": LedgersDeleted((7, 8)),
     "hot_released": HotReleased((7,)),
+    "set_aside": SetAside((3, 7)),
     "retire": Retire((UUIDS[0],)),
     "purged": Purged((UUIDS[0], UUIDS[1]), 41),
     "undo_retire": UndoRetire((UUIDS[1],), 41),
@@ -183,11 +192,17 @@ CUT = (CutRow(0, Position(7, 5)), CutRow(1, Position(8, -1)))
 def records() -> dict[str, bytes]:
     """A record for each edit, and one of several."""
     made = {name: _record((edit,), NO_TOTALS if name == "open_epoch" else TOTALS) for name, edit in EDITS.items()}
-    return made | {"several": _record(tuple(EDITS.values())[:6], TOTALS)}
+    several = tuple(edit for name, edit in EDITS.items() if name not in _WITH_SOURCE)[:6]
+    with_source = tuple(EDITS[name] for name in _WITH_SOURCE)
+    return made | {"several": _record(several, TOTALS), "source_end": _record(with_source, TOTALS, Position(9, 40))}
 
 
-def _record(edits: tuple[Edit, ...], totals: Totals) -> bytes:
-    return encode_record(Record(42, INCARNATION, 3, WRITER, MS, edits, totals))
+#: What later releases say of the hot tier.
+_WITH_SOURCE = ("open_epoch-source", "reserve_ledgers", "ledger_closed-facts")
+
+
+def _record(edits: tuple[Edit, ...], totals: Totals, source_end: Position | None = None) -> bytes:
+    return encode_record(Record(42, INCARNATION, 3, WRITER, MS, edits, totals, source_end))
 
 
 def deletions() -> dict[str, bytes]:
@@ -361,17 +376,28 @@ def checkpoints() -> dict[str, bytes]:
         held=False, stream_deleted=True, gaps=(), assigned=(), rewrites=(), replaced=(), runs=(), ledger_runs=(),
         ledgers=(), committed_from=None,
     )  # fmt: skip
+    source = KnownSource(uuid=UUIDS[6], token="ab" * 16, reserved=1_000, reach=Position(9, 40))
+    with_source = replace(full, source=source, ledgers=(LedgerRow(7, 149, ASIDE, 54_000, MS),))
     return {
+        "source": encode_checkpoint(with_source, segment_columns(7)),
+        "source-empty": encode_checkpoint(replace(bare, source=replace(source, reach=None)), segment_columns(0)),
         "full": encode_checkpoint(full, segment_columns(7)),
         "bare": encode_checkpoint(bare, segment_columns(0)),
     }
 
 
-def ledger_columns() -> LedgerColumns:
+def ledger_columns(*, facts: bool = False) -> LedgerColumns:
     """A hundred ledgers of every kind."""
     number = np.arange(100)
     last = np.where(number % 3 == 0, -1, np.where(number % 7 == 0, LAST_UNKNOWN, 1000 + number))
-    return LedgerColumns(ledger_id=5 * number, last_entry_id=last.astype(np.int64), flags=(number % 4).astype(np.uint8))
+    unknown = np.full(100, FACT_UNKNOWN, np.int64)
+    return LedgerColumns(
+        ledger_id=5 * number,
+        last_entry_id=last.astype(np.int64),
+        flags=(number % (8 if facts else 4)).astype(np.uint8),
+        payload_bytes=np.where(number % 2, 2**33 + number, -1) if facts else unknown,
+        created_ms=np.where(number % 3, MS + number, -1) if facts else unknown,
+    )
 
 
 def write_ledgers(path: Path) -> None:
@@ -528,7 +554,10 @@ KINDS: Iterable[Kind] = (
         "ledger-run",
         1,
         "formats.checkpoint_ledgers._FORMAT",
-        lambda: {"ledgers": encode_ledgers(ledger_columns())},
+        lambda: {
+            "ledgers": encode_ledgers(ledger_columns()),
+            "ledgers-facts": encode_ledgers(ledger_columns(facts=True)),
+        },
         lambda _, d: encode_ledgers(decode_ledgers(d)),
         is_parquet=True,
     ),

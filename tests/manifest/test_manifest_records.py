@@ -34,11 +34,13 @@ from formats.manifest import (
     Record,
     Release,
     Replace,
+    ReserveLedgers,
     Restore,
     Resume,
     Retire,
     Rewrite,
     Rewritten,
+    SetAside,
     SetMethod,
     StreamDeleted,
     Totals,
@@ -104,6 +106,13 @@ EDITS: tuple[Edit, ...] = (
 
 #: Kinds that came after the golden record was written.
 LATER_EDITS = (Restore(Position(7, 400), (5,)), Restore(None, (5, 6)))
+#: Kinds and fields that tell of the hot tier; those of one written before read as before.
+SOURCE_EDITS = (
+    OpenEpoch(3, UUID_A, "00ff" * 8, 1_000, True),
+    ReserveLedgers(2_000),
+    LedgerClosed(9, 4, 5, 1_700_000_000_000),
+    SetAside((5, 6)),
+)
 
 RECORD = Record(
     record_id=42,
@@ -117,11 +126,13 @@ RECORD = Record(
 
 
 def test_the_sample_record_holds_every_kind_of_edit() -> None:
-    assert {type(edit) for edit in (*EDITS, *LATER_EDITS)} == set(EDIT_KINDS.values())
+    assert {type(edit) for edit in (*EDITS, *LATER_EDITS, *SOURCE_EDITS)} == set(EDIT_KINDS.values())
 
 
 def test_a_record_comes_back_as_it_was() -> None:
     assert decode_record(encode_record(RECORD)) == RECORD
+    with_source = replace(RECORD, edits=SOURCE_EDITS, source_end=Position(9, 40))
+    assert decode_record(encode_record(with_source)) == with_source
 
 
 def test_the_format_is_the_one_of_the_golden_record() -> None:

@@ -142,3 +142,29 @@ def test_what_is_appended_until_the_end_is_drained(store: MemoryStore, database:
         append(database, "a/b/one")
         assert assembled.process.stop() == 0
     assert stored(store, "a/b/one") == 20
+
+
+@pytest.mark.parametrize("method", ["streaming", "ledger"])
+def test_another_database_is_named_and_nothing_of_it_counts_as_offloaded_until_it_is_accepted(
+    store: MemoryStore, tmp_path: Path, method: str
+) -> None:
+    name = "a/b/orders"
+    with closing(EmbeddedLedgers(str(tmp_path / "one.db"))) as one:
+        first = one.open_stream(name)
+        first.append([b"old"] * 10)
+        first.close_ledger()
+        with serving(store, file_of(offload__method=method), EmbeddedFeed(one.path, clock=SystemClock())):
+            eventually(lambda: stored(store, name) == 10)
+    with closing(EmbeddedLedgers(str(tmp_path / "two.db"))) as two:
+        again = two.open_stream(name)
+        again.append([b"new"] * 10)
+        again.close_ledger()
+        feed = EmbeddedFeed(two.path, clock=SystemClock())
+        with serving(store, file_of(offload__method=method), feed) as assembled:
+            eventually(lambda: any(each.where == f"stream {name}" for each in assembled.process.problems()))
+            found = [each for each in assembled.process.problems() if each.where == f"stream {name}"]
+            said = " ".join(f"{each.what} {each.hint}" for each in found)
+        assert "isn't the one its manifest knows" in said
+        assert "accept-source" in said
+        assert len(again.ledgers()) >= 1, "nothing was deleted"
+    assert {entry for _, entry in stored_entries(store, name)} == {b"old"}

@@ -306,7 +306,7 @@ class _Run:
     def _offloaded(self, stream: str) -> Backfilled:
         settings = Settings() if self._config is None else self._config.settings_of(stream)
         store = self._executors.store
-        source = self._hot.view_stream(stream)
+        source = self._hot.view_stream(stream, may_delete=not self._dry_run)
         state = load_stream(store, stream, may_be_absent=True)
         try:
             method = method_by_hand(state, self._config)

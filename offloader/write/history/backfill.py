@@ -15,6 +15,7 @@ from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.clock import Clock
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.source_check import with_facts
 from offloader.manifest.state import ManifestState
 from offloader.settings import OffloadSettings
 from offloader.workers import Workers
@@ -255,7 +256,7 @@ class HistoryTools:
             clock=self.clock,
             entropy=self.entropy,
             commits=commits,
-            first_edits=first_edits,
+            first_edits=with_facts(first_edits, source),
             segments_max=segments_max,
             attempts_max=attempts_max,
             acknowledges=acknowledges,
@@ -282,7 +283,7 @@ class OwnedStream:
         self._tools = tools
         self._source = source
         self._acknowledges = acknowledges
-        self._commits = Commits(log, tools.driver, tools.clock)
+        self._commits = Commits(log, source, tools.driver, tools.clock)
         ownership = Ownership(log, source, tools.settings, tools.clock, take_over=take_over, acknowledges=acknowledges)
         ownership.take(self._commits)
         self.given_up = ownership.given_up

@@ -24,6 +24,7 @@ from offloader.clock import Clock
 from offloader.errors import Fenced, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.source_check import closed_edit
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.settings import OffloadSettings
 from offloader.workers import SerialTask, Workers
@@ -106,7 +107,7 @@ class HistoryOffload:
         self._stopped = False
 
         # Touched by steps only.
-        self._commits = commits or Commits(log, driver, clock)
+        self._commits = commits or Commits(log, source, driver, clock)
         self._first_edits = list(first_edits)
         self._ledgers: Sequence[LedgerInfo] = ()
         self._running: list[_Attempt] = []
@@ -306,7 +307,7 @@ class HistoryOffload:
             return []
         known, newest = self._log.state.closed_ledgers, max(ends).ledger_id
         infos = [info for info in self._ledgers if self._facts_to < info.ledger_id <= newest and info.closed]
-        return [LedgerClosed(i.ledger_id, i.last_entry_id) for i in infos if i.ledger_id not in known]
+        return [closed_edit(info, self._source) for info in infos if info.ledger_id not in known]
 
     def _attempt(self, planned: PlannedSegment, number: int) -> _Attempt:
         uuid = new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._entropy(8), "big"))

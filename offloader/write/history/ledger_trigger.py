@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from formats.entries import Position
 from offloader.clock import Clock
-from offloader.errors import Fenced, OffloaderError
+from offloader.errors import Fenced, OffloaderError, SourceMismatch
 from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription
 from offloader.manifest.state import StreamPaused
 from offloader.settings import OffloadSettings
@@ -56,8 +56,8 @@ class LedgerTrigger:
         self._timer: Timer | None = None
         self._subscription: Subscription | None = None
         self._committed: Position | None = None
-        #: Why it stopped by itself: somebody else took the stream.
-        self.fenced: Fenced | None = None
+        #: Why it stopped by itself: somebody else took the stream, or the hot tier isn't the stream's.
+        self.stopped_by: Fenced | SourceMismatch | None = None
 
     def start(self) -> None:
         """Begins to look."""
@@ -99,9 +99,9 @@ class LedgerTrigger:
             self._timer = self._workers.call_after(LOOK_S, self._task.schedule)
         try:
             self._run_what_is_due()
-        except Fenced as error:
+        except (Fenced, SourceMismatch) as error:
             _log.warning("%s; the ledger method stops here", error)
-            self.fenced = error
+            self.stopped_by = error
             self.stop()
         except StreamPaused as error:
             _log.info("offloading closed ledgers: %s; looks again in %g s", error, LOOK_S)

@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from formats.entries import Position
-from formats.manifest import Edit, Gap, HotReleased, LedgerClosed
+from formats.manifest import Edit, Gap, HotReleased
 from offloader.clock import Clock
 from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.checked_source import checked
 from offloader.manifest.known_ledgers import compare_source
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_record import is_at_root
+from offloader.manifest.source_check import closed_edit
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.workers import Timer, Workers
 from offloader.write.hot.confirmation import confirm_stored
@@ -121,6 +123,7 @@ def release_hot_ledgers(
             deleted.
     """
     done = ReleasedLedgers()
+    source = checked(source, log)
     # The manifest first: what is recorded after the list was made isn't missing in it.
     state = log.load()
     compare_source(source, state)
@@ -133,9 +136,7 @@ def release_hot_ledgers(
     fresh = [info for info in due if info.ledger_id not in state.hot_released_ledgers]
     if fresh:
         known = state.closed_ledgers
-        facts: list[Edit] = [
-            LedgerClosed(info.ledger_id, info.last_entry_id) for info in fresh if info.ledger_id not in known
-        ]
+        facts: list[Edit] = [closed_edit(info, source) for info in fresh if info.ledger_id not in known]
         log.amend([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
     # What a truncation took from the stream goes too, if nobody has deleted it yet.
     gone = [info for info in ledgers if info.closed and info.ledger_id in state.deleted_ledgers and info not in due]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from formats.entries import Position
 from formats.manifest import Failed, Offloaded
 from offloader.clock import Clock
-from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.base import LedgerSource, identified
 from offloader.manifest.known_ledgers import compare_source
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.owners import require_takeable
@@ -53,7 +53,8 @@ class Ownership:
         self._clock = clock
         self._take_over = take_over
         self._acknowledges = acknowledges
-        self._epoch_open = False
+        # A start that waits for its epoch has opened it before anything is appended.
+        self._epoch_open = log.epoch is not None
         self.loaded = self._is_fresh = False
         self.held = False
         self.given_up: list[Failed] = []
@@ -73,6 +74,17 @@ class Ownership:
             self.loaded = True
         return self._log.state
 
+    def load_checked(self) -> ManifestState:
+        """As ``load``; its source was compared with the manifest, too.
+
+        Raises:
+            SourceMismatch: it isn't the stream's.
+        """
+        state = self.load()
+        if identified(self._source) is not None:
+            self._source.ledgers()
+        return state
+
     def take(self, commits: Commits) -> None:
         """Opens an epoch, which fences whoever had the stream, and settles what they left unfinished.
 
@@ -89,7 +101,7 @@ class Ownership:
             require_takeable(
                 state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self._take_over
             )
-            self._log.open_epoch()
+            self._log.open_epoch(identified(self._source))
             self._epoch_open = True
         # An earlier epoch's rewrite can't be finished any more; the segments it was to replace are still there.
         given_up = [Failed(each.uuid, "its owner was replaced") for each in self._log.state.rewrites]

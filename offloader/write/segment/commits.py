@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from formats.entries import Position
-from formats.manifest import Assign, Edit, Failed, Gap, LedgerClosed, Offloaded
+from formats.manifest import Assign, Edit, Failed, Gap, Offloaded
 from formats.segment import Layout, SegmentSummary
 from offloader.clock import Clock
 from offloader.errors import OffloaderError, OutcomeUnknown
+from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.source_check import closed_edit
 from offloader.manifest.state import ManifestState
 from offloader.store.observed import recorder_of
 from offloader.write.segment.announce import announce
@@ -29,19 +31,21 @@ class Commits:
 
     Args:
         log: the stream's manifest.
+        source: the hot tier that facts about ledgers are of.
         driver: recorded with each segment: where its objects are.
         clock: for the times in the records.
     """
 
-    def __init__(self, log: ManifestLog, driver: Mapping[str, str], clock: Clock) -> None:
+    def __init__(self, log: ManifestLog, source: LedgerSource, driver: Mapping[str, str], clock: Clock) -> None:
         self._log = log
+        self._source = source
         self._driver = dict(driver)
         self._clock = clock
         self._recorder = recorder_of(log.store)
         self._pending: tuple[Sequence[Edit], _Then] | None = None
 
     def first(
-        self, segment: WritingSegment, given_up: Sequence[Failed], closed: Mapping[int, int], then: _Then
+        self, segment: WritingSegment, given_up: Sequence[Failed], closed: Sequence[LedgerInfo], then: _Then
     ) -> None:
         """Assigns a segment, in one record with the failure of those whose range it takes over."""
         self.commit([*given_up, *self._closed(segment.begin, closed), self._assign(segment)], then)
@@ -51,7 +55,7 @@ class Commits:
         segment: WritingSegment,
         summary: SegmentSummary,
         following: WritingSegment | None,
-        closed: Mapping[int, int],
+        closed: Sequence[LedgerInfo],
         then: _Then,
     ) -> None:
         """Ends a segment and, when entries are waiting, assigns the next: one record."""
@@ -61,7 +65,7 @@ class Commits:
         newest = following.begin if following is not None else summary.end
         self.commit([*self._closed(newest, closed), *edits], then)
 
-    def passed(self, gap: Gap, given_up: Sequence[Failed], closed: Mapping[int, int], then: _Then) -> None:
+    def passed(self, gap: Gap, given_up: Sequence[Failed], closed: Sequence[LedgerInfo], then: _Then) -> None:
         """Records a gap, in one record with the failure of what was assigned there."""
         self.commit([*given_up, *self._closed(gap.first, closed), gap], then)
 
@@ -95,7 +99,8 @@ class Commits:
     def _assign(self, segment: WritingSegment) -> Assign:
         return Assign(segment.handle.uuid, int(Layout.V2), segment.begin, None, self._clock.now_ms(), self._driver)
 
-    def _closed(self, newest: Position, closed: Mapping[int, int]) -> list[Edit]:
+    def _closed(self, newest: Position, closed: Sequence[LedgerInfo]) -> list[Edit]:
         """The source's facts about ledgers before ``newest``, all that the manifest lacks."""
         known = self._log.state.closed_ledgers
-        return [LedgerClosed(i, last) for i, last in sorted(closed.items()) if i < newest.ledger_id and i not in known]
+        new = [info for info in closed if info.ledger_id < newest.ledger_id and info.ledger_id not in known]
+        return [closed_edit(info, self._source) for info in sorted(new, key=lambda info: info.ledger_id)]

@@ -5,7 +5,7 @@ Owns which segment an entry goes to, and what was offered last. Must never do I/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
@@ -156,9 +156,17 @@ class SegmentQueue:
         """Drops facts that the manifest has by now."""
         self._ledgers = {key: info for key, info in self._ledgers.items() if key >= ledger_id}
 
+    def leave(self, ledger_ids: Set[int]) -> None:
+        """Drops what was learnt of ledgers that aren't the stream's."""
+        self._ledgers = {key: info for key, info in self._ledgers.items() if key not in ledger_ids}
+
+    def closed_infos(self) -> list[LedgerInfo]:
+        """What was learnt of the closed ones."""
+        return [info for info in self._ledgers.values() if info.closed]
+
     def closed_ledgers(self) -> dict[int, int]:
         """Ledger id -> last entry id of the closed ones."""
-        return {info.ledger_id: info.last_entry_id for info in self._ledgers.values() if info.closed}
+        return {info.ledger_id: info.last_entry_id for info in self.closed_infos()}
 
     def wait_for_room(self, size_bytes: int) -> bool:
         """Whether reading up to ``size_bytes`` more from the hot tier makes sense now; else the buffer tells when."""

@@ -105,7 +105,7 @@ class CatchUp:
         with self._shared.lock:
             if self._shared.queue.first is not None:
                 return  # closed by now, and committed first
-            closed = self._shared.queue.closed_ledgers()
+            closed = self._shared.queue.closed_infos()
             if self._shared.queue.offered != self._hole_after:
                 self.hole = None  # what came before it failed: it is read again, and may be gone too by now
         if self.hole is None:

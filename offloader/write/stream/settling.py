@@ -12,7 +12,7 @@ from formats.manifest import Failed
 from formats.segment import SegmentSummary
 from offloader.clock import Clock
 from offloader.errors import Closed, StoreUnavailable
-from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.state import ManifestState
 from offloader.write.hot.reading import CATCH_UP_READ_BYTES
 from offloader.write.segment.commits import Commits
@@ -141,6 +141,6 @@ class Settling:
         if close:
             segment.handle.close()
 
-    def _closed_ledgers(self) -> dict[int, int]:
+    def _closed_ledgers(self) -> list[LedgerInfo]:
         with self._shared.lock:
-            return self._shared.queue.closed_ledgers()
+            return self._shared.queue.closed_infos()

@@ -6,6 +6,7 @@ Owns the lock around it. Must never be held during I/O, nor decide anything.
 from __future__ import annotations
 
 import threading
+from collections.abc import Set
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import OffloaderError
@@ -96,6 +97,11 @@ class StreamState:
         """Drops what was known of earlier ledgers: the manifest has it by now."""
         self.queue.forget_before(ledger_id)
         self.heard = {each for each in self.heard if each >= ledger_id}
+
+    def leave(self, ledger_ids: Set[int]) -> None:
+        """Drops what was known of ledgers that the manifest has set aside."""
+        self.queue.leave(ledger_ids)
+        self.heard = {each for each in self.heard if each not in ledger_ids}
 
     def moved_on(self, state: ManifestState) -> None:
         """A record made more of the stream readable; the last trouble is over."""

@@ -29,7 +29,7 @@ from formats.keys import new_segment_uuid
 from formats.manifest import Failed, Gap
 from formats.segment import SegmentSummary
 from offloader.backoff import Backoff
-from offloader.errors import Closed, Corrupt, Fenced, OffloaderError, StoreUnavailable
+from offloader.errors import Closed, Corrupt, Fenced, OffloaderError, SourceMismatch, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
@@ -65,9 +65,16 @@ class StreamSteps:
     """
 
     def __init__(
-        self, source: LedgerSource, log: ManifestLog, *, make_handle: MakeHandle, tools: HistoryTools, take_over: bool
+        self,
+        source: LedgerSource,
+        log: ManifestLog,
+        *,
+        make_handle: MakeHandle,
+        tools: HistoryTools,
+        take_over: bool,
+        on_refused: Callable[[], None],
     ) -> None:
-        self._log, self._tools, self._make_handle = log, tools, make_handle
+        self._log, self._tools, self._make_handle, self._on_refused = log, tools, make_handle, on_refused
         settings, workers = tools.settings, tools.workers
         self._step_task = SerialTask(workers, self._step)
         schedule = self._step_task.schedule
@@ -77,7 +84,7 @@ class StreamSteps:
         self._backoff = Backoff(workers, settings.retry_seconds_max, schedule)
 
         # Touched by steps only.
-        self._commits = Commits(log, tools.driver, tools.clock)
+        self._commits = Commits(log, source, tools.driver, tools.clock)
         self._ownership = Ownership(log, source, settings, tools.clock, take_over=take_over)
         self._revival = Revival(
             log.stream, self._ownership, settings, workers, tail=lambda: self.shared.tail, reopen=self.reopen
@@ -184,9 +191,11 @@ class StreamSteps:
             self._lose(error)
         except StreamPaused:
             self._step_task.schedule()  # the view has it by now: the next step rests
-        except (EditRefused, Corrupt) as error:
-            # Corrupt: the manifest or the hot tier is damaged, trying again would read the same bytes.
+        except (EditRefused, Corrupt, SourceMismatch) as error:
+            # The manifest or the hot tier is damaged, or is another one: trying again would read the same bytes.
             self.halt(error, abort=True)
+            if isinstance(error, EditRefused):
+                self._on_refused()
         except OffloaderError as error:
             self._retry_later(error)
         except BaseException as error:
@@ -215,8 +224,10 @@ class StreamSteps:
         """Opens an epoch when there is something to offload, and settles what the last owner left unfinished."""
         if self._ownership.held:
             return True
-        state, shared = self._ownership.load(), self.shared
+        # Compared before anything counts as offloaded already.
+        state, shared = self._ownership.load_checked(), self.shared
         with shared.lock:
+            shared.leave(state.aside_ledgers)
             if shared.queue.first is None:
                 shared.committed = shared.queue.go_on_after_committed(state)
             if not shared.is_behind:

@@ -6,9 +6,12 @@ appends.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from formats.entries import Position
 from offloader.errors import AccessDenied, BucketMissing, Closed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource, Subscription
+from offloader.manifest.checked_source import checked
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import StreamPaused
 from offloader.write.history.backfill import HistoryTools
@@ -36,6 +39,7 @@ class StreamOffload:
         tools: of the process: its workers, memory, clock, settings.
         take_over: take the stream from an owner that gives signs of life. On by default, because a source made this
             writer the active one. A command that isn't told to leaves it off.
+        on_refused: called when the stream stops because the manifest refused what it had to say.
     """
 
     def __init__(
@@ -46,12 +50,15 @@ class StreamOffload:
         make_handle: MakeHandle,
         tools: HistoryTools,
         take_over: bool = True,
+        on_refused: Callable[[], None] = lambda: None,
     ) -> None:
-        self._source = source
+        self._source = source = checked(source, log)
         self._settings = tools.settings
         self._clock = tools.clock
         self._subscription: Subscription | None = None
-        self._steps = StreamSteps(source, log, make_handle=make_handle, tools=tools, take_over=take_over)
+        self._steps = StreamSteps(
+            source, log, make_handle=make_handle, tools=tools, take_over=take_over, on_refused=on_refused
+        )
         self._shared = self._steps.shared
 
     @property

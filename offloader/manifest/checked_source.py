@@ -1,0 +1,66 @@
+"""A hot tier as its manifest allows it to be used: checked whenever it is listed, without the ledgers set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from formats.entries import EntryBatch, Position
+from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription, identified
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.source_check import require_same_ledgers, require_same_source
+from offloader.manifest.state import ManifestState
+
+__all__ = ["CheckedSource", "checked"]
+
+
+class CheckedSource:
+    """A ``LedgerSource`` whose ``ledgers`` raises ``SourceMismatch`` where it contradicts the manifest.
+
+    Whatever skips, releases, truncates or acknowledges entries lists the ledgers first, so none of it happens to a
+    source that isn't the stream's. Of sources without an identity only the ledgers set aside are left out. Thread-safe.
+
+    Args:
+        inner: the hot tier.
+        view: the manifest as it was loaded last, ``None`` before that: then nothing can be compared.
+    """
+
+    def __init__(self, inner: LedgerSource, view: Callable[[], ManifestState | None]) -> None:
+        self._inner, self._view = inner, view
+        self._identity = identified(inner)
+
+    @property
+    def inner(self) -> LedgerSource:
+        return self._inner
+
+    def ledgers(self) -> list[LedgerInfo]:
+        # The view first: an entry that is recorded after the list was made isn't missing in it.
+        state = self._view()
+        infos = self._inner.ledgers()
+        if state is None:
+            return infos
+        if self._identity is not None:
+            require_same_source(state, self._identity)
+            require_same_ledgers(state, infos)
+        aside = state.aside_ledgers
+        return [info for info in infos if info.ledger_id not in aside]
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        state = self._view()
+        batch = self._inner.read(start, max_bytes)
+        while batch is not None and state is not None and batch.ledger_id in state.aside_ledgers:
+            batch = self._inner.read(Position(batch.ledger_id + 1, 0), max_bytes)
+        return batch
+
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
+        return self._inner.subscribe(listener, closed)
+
+    def release(self, position: Position) -> None:
+        self._inner.release(position)
+
+    def delete(self, ledger_id: int) -> None:
+        self._inner.delete(ledger_id)
+
+
+def checked(source: LedgerSource, log: ManifestLog) -> CheckedSource:
+    """A stream's source, compared with the view that ``log`` has."""
+    return CheckedSource(source, lambda: log.state if log.is_loaded else None)

@@ -1,0 +1,358 @@
+"""A ledger database that isn't the one the manifest knows: nothing of it is taken for what is offloaded already.
+
+The rules are those of docs/MANIFEST.md, "Which hot tier". The tests go through the interfaces that applications use.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, redirect_stdout, suppress
+from io import StringIO
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from offloader.cli.main import main
+from offloader.clock import SystemClock
+from offloader.errors import ErrorKind, Fenced, OffloaderError
+from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+from offloader.read.reader import open_reader
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore, open_store
+from offloader.store.memory import MemoryStore
+
+STREAM = "public/default/persistent/orders"
+_names = count()
+
+
+class Place:
+    """A store, and a folder with the ledger database of one stream."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store: ObjectStore = MemoryStore(f"identity-{next(_names)}", "", SystemClock())
+        self.folder = folder
+        self.opened: list[ManagedLedger] = []
+
+    def open(self, name: str = "ledgers", *, method: str = "streaming", **options: object) -> ManagedLedger:
+        """The stream over a database; hot copies may go as soon as they are offloaded, but only on request."""
+        settings = Settings.of({"offload": {"method": method, "deletion_lag_minutes": 0, "block_bytes": 1024}})
+        opened = open_managed_ledger(
+            STREAM,
+            ledgers=str(self.folder / name / "ledgers.db"),
+            store=self.store,
+            settings=settings,
+            **options,  # type: ignore[arg-type]
+        )
+        self.opened.append(opened)
+        return opened
+
+    def lose(self, name: str = "ledgers") -> None:
+        shutil.rmtree(self.folder / name)
+
+    def copy(self, source: str, target: str) -> None:
+        shutil.rmtree(self.folder / target, ignore_errors=True)
+        shutil.copytree(self.folder / source, self.folder / target)
+
+    def stored(self, first: Position, last: Position) -> list[bytes]:
+        with open_reader(self.store, STREAM) as reader:
+            return [entry.payload for entry in reader.read(first, last)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    for each in made.opened:
+        each.close(drain=False)
+
+
+def append(stream: ManagedLedger, word: str, entries: int = 30) -> list[tuple[Position, bytes]]:
+    """Entries that say which they are, and where they are now."""
+    payloads = [f"{word} {number}".encode() for number in range(entries)]
+    positions = [entry.position for batch in stream.append_batch(payloads) for entry in batch.entries()]
+    return list(zip(positions, payloads, strict=True))
+
+
+def offloaded(stream: ManagedLedger, word: str, entries: int = 30) -> list[tuple[Position, bytes]]:
+    found = append(stream, word, entries)
+    stream.offload()
+    return found
+
+
+def use(place: Place, name: str = "ledgers", **options: object) -> tuple[list[tuple[Position, bytes]], str]:
+    """What a program does that knows nothing of a loss: opens, appends, offloads, lets hot copies go.
+
+    Returns:
+        What was acknowledged to it, and the name of the error that it met.
+    """
+    acknowledged: list[tuple[Position, bytes]] = []
+    stream = None
+    try:
+        stream = place.open(name, **options)
+        acknowledged = append(stream, "new")
+        stream.close_ledger()
+        stream.offload()
+        stream.release_hot()
+    except OffloaderError as error:
+        return acknowledged, type(error).__name__
+    finally:
+        if stream is not None:
+            stream.close(drain=False)
+    return acknowledged, ""
+
+
+def lost_entries(place: Place, acknowledged: list[tuple[Position, bytes]], name: str = "ledgers") -> list[bytes]:
+    """Acknowledged entries that reading their positions, in either tier, doesn't give."""
+    database = EmbeddedLedgers(str(place.folder / name / "ledgers.db"))
+    try:
+        hot = {}
+        if STREAM in database.streams():
+            view, at = database.view_stream(STREAM), Position(0, 0)
+            while (batch := view.read(at, 1 << 20)) is not None:
+                hot |= {entry.position: entry.payload for entry in batch.entries()}
+                at = Position(batch.last.ledger_id, batch.last.entry_id + 1)
+    finally:
+        database.close()
+    missing = []
+    for position, payload in acknowledged:
+        if hot.get(position) == payload:
+            continue
+        try:
+            found = place.stored(position, position)
+        except OffloaderError:
+            found = []
+        if found != [payload]:
+            missing.append(payload)
+    return missing
+
+
+@pytest.mark.parametrize("method", ["streaming", "ledger"])
+def test_a_lost_database_is_refused_by_name_and_no_entry_is_acknowledged(place: Place, method: str) -> None:
+    with place.open(method=method) as stream:
+        append(stream, "old")
+        stream.close_ledger()
+        stream.offload()
+        stream.release_hot()
+    place.lose()
+
+    acknowledged, error = use(place, method=method)
+
+    assert lost_entries(place, acknowledged) == []
+    assert (error, acknowledged) == ("SourceMismatch", [])
+
+
+@pytest.mark.parametrize("method", ["streaming", "ledger"])
+def test_an_older_backup_is_refused_by_name_and_no_entry_is_acknowledged(place: Place, method: str) -> None:
+    with place.open(method=method) as stream:
+        append(stream, "early")
+    place.copy("ledgers", "backup")
+    with place.open(method=method) as stream:
+        append(stream, "old")
+        stream.close_ledger()
+        stream.offload()
+    place.copy("backup", "ledgers")
+
+    acknowledged, error = use(place, method=method)
+
+    assert lost_entries(place, acknowledged) == []
+    assert (error, acknowledged) == ("SourceMismatch", [])
+
+
+@pytest.mark.parametrize("method", ["streaming", "ledger"])
+def test_a_second_database_for_the_same_stream_is_refused_by_name(place: Place, method: str) -> None:
+    with place.open("one", method=method) as stream:
+        append(stream, "old")
+        stream.close_ledger()
+        stream.offload()
+
+    acknowledged, error = use(place, "two", method=method)
+
+    assert lost_entries(place, acknowledged, "two") == []
+    assert (error, acknowledged) == ("SourceMismatch", [])
+
+
+def test_a_truncation_at_the_unchanged_head_deletes_no_ledger_of_another_database(place: Place) -> None:
+    with place.open() as stream:
+        old = offloaded(stream, "old")
+        stream.close_ledger()
+        later = offloaded(stream, "later")
+        stream.truncate(later[0][0])
+    place.lose()
+
+    acknowledged: list[tuple[Position, bytes]] = []
+    with suppress(OffloaderError):
+        stream = place.open()
+        acknowledged = append(stream, "new", len(old))
+        stream.close_ledger()
+        append(stream, "newer", 5)
+        stream.truncate(later[0][0])
+
+    assert lost_entries(place, acknowledged) == []
+
+
+def test_the_refusal_names_what_the_manifest_has_what_the_source_is_and_the_ways_on(place: Place) -> None:
+    with place.open() as stream:
+        newest = offloaded(stream, "old")[-1][0]
+    place.lose()
+
+    with pytest.raises(OffloaderError) as caught:
+        place.open()
+
+    assert type(caught.value).__name__ == "SourceMismatch"
+    assert not caught.value.retryable
+    assert caught.value.kind is ErrorKind.REPAIR_DATA
+    assert STREAM in str(caught.value)
+    assert str(newest) in str(caught.value)
+    for way in ("accept-source", "new_source", "another stream"):
+        assert way in str(caught.value)
+
+
+def command(*arguments: str) -> dict[str, object]:
+    """What a command prints with ``--json``; it succeeds."""
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert main([*arguments, "--json"]) == 0
+    found: dict[str, object] = json.loads(printed.getvalue())
+    return found
+
+
+class StoredPlace(Place):
+    """With a store that another process, as a command, sees too."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.url = f"file://{folder}/store"
+        self.store = open_store(self.url, create=True, clock=SystemClock())
+
+    def accept(self, *options: str, name: str = "ledgers") -> dict[str, object]:
+        database = f"sqlite:///{self.folder}/{name}/ledgers.db"
+        return command("accept-source", STREAM, "--store", self.url, "--ledgers", database, *options)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[StoredPlace]:
+    made = StoredPlace(tmp_path)
+    yield made
+    for each in made.opened:
+        each.close(drain=False)
+
+
+def readable(place: Place, name: str = "ledgers") -> list[bytes]:
+    """Everything that reading both tiers gives."""
+    with closing(EmbeddedLedgers(str(place.folder / name / "ledgers.db"))) as database:
+        with open_reader(place.store, STREAM, source=database.view_stream(STREAM)) as reader:
+            return [entry.payload for batch in reader.scan() for entry in batch.entries()]
+
+
+def payloads(*parts: list[tuple[Position, bytes]]) -> list[bytes]:
+    return [payload for part in parts for _, payload in part]
+
+
+def test_a_lost_database_is_replaced_by_command_and_what_is_missing_is_named(stored: StoredPlace) -> None:
+    with stored.open() as stream:
+        old = offloaded(stream, "old")
+        stream.pause()
+        missing = append(stream, "missing", 5)
+    with stored.open():
+        pass  # its record tells how far the database reached
+    stored.lose()
+    with pytest.raises(OffloaderError):
+        stored.open()
+
+    planned = stored.accept("--dry-run")
+    done = stored.accept()
+    with stored.open() as stream:
+        stream.resume()
+        new = offloaded(stream, "new")
+
+    for said in (planned, done):
+        [gap] = said["missing"]  # type: ignore[misc]
+        assert gap["first"] == str(missing[0][0])
+    assert planned["record"] is None
+    assert done["record"] is not None
+    assert new[0][0] > missing[-1][0], "no position is given twice"
+    assert readable(stored) == payloads(old, new)
+
+
+def test_a_database_is_replaced_by_its_backup_and_positions_are_never_given_twice(stored: StoredPlace) -> None:
+    with stored.open() as stream:
+        early = append(stream, "early")
+    stored.copy("ledgers", "backup")
+    with stored.open() as stream:
+        old = offloaded(stream, "old")
+    stored.copy("backup", "ledgers")
+
+    with stored.open(new_source=True) as stream:
+        new = offloaded(stream, "new")
+        stream.close_ledger()
+        stream.release_hot()
+
+    assert new[0][0] > old[-1][0]
+    assert readable(stored) == payloads(early, old, new)
+    assert stored.accept()["mismatch"] == "", "it is the stream's by now"
+
+
+def test_another_database_with_ledgers_of_the_same_ids_is_left_aside_for_ever(stored: StoredPlace) -> None:
+    """Same ids, same lengths: no fact but the database's identity tells them apart."""
+    with stored.open() as stream:
+        old = offloaded(stream, "old")
+        stream.close_ledger()
+    with closing(EmbeddedLedgers(str(stored.folder / "two" / "ledgers.db"))) as database:
+        # Somebody appends who has no store at hand.
+        strange = database.open_stream(STREAM).append([b"strange %d" % number for number in range(30)])
+    assert strange[0].first == Position(1, 0)
+
+    done = stored.accept(name="two")
+    with stored.open("two") as stream:
+        new = offloaded(stream, "new")
+        stream.close_ledger()
+        stream.release_hot()
+        stream.truncate(new[-1][0])
+        kept = [info.ledger_id for info in stream.ledgers()]
+
+    assert done["aside"] == [1]
+    assert 1 in kept, "it isn't deleted"
+    assert readable(stored, "two") == [new[-1][1]]
+    assert old[-1][0] < new[0][0]
+
+
+def test_a_restart_a_standby_with_the_same_database_and_a_moved_file_are_the_same_source(stored: StoredPlace) -> None:
+    with stored.open() as stream:
+        first = offloaded(stream, "first")
+    active = stored.open()
+    second = append(active, "second")
+    with stored.open() as standby:
+        with pytest.raises(Fenced):
+            append(active, "nothing")
+        third = offloaded(standby, "third")
+    active.close(drain=False)
+    (stored.folder / "ledgers").rename(stored.folder / "moved")
+
+    with stored.open("moved") as stream:
+        fourth = offloaded(stream, "fourth")
+
+    assert readable(stored, "moved") == payloads(first, second, third, fourth)
+
+
+def test_every_start_gives_ledger_ids_above_all_earlier_ones(place: Place) -> None:
+    """Restored within one start: neither the uuid nor the newest token tells, only that ids are never given again."""
+    with place.open() as stream:
+        append(stream, "one", 3)
+        place.copy("ledgers", "backup")
+        taken = append(stream, "two", 3)
+    for part in ("ledgers.db", "ledgers.db-wal", "ledgers.db-shm"):
+        (place.folder / "ledgers" / part).unlink(missing_ok=True)
+        if (place.folder / "backup" / part).exists():
+            shutil.copy(place.folder / "backup" / part, place.folder / "ledgers" / part)
+    (place.folder / "ledgers" / "ledgers.db.acked").unlink(missing_ok=True)
+
+    again: list[tuple[Position, bytes]] = []
+    with suppress(OffloaderError):
+        again = append(place.open(), "three", 3)
+
+    assert not {position for position, _ in taken} & {position for position, _ in again}
