@@ -7,6 +7,7 @@ Owns the catalogue's entries. Must never take one for that of another incarnatio
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from uuid import UUID
 
 from formats.errors import FormatError
@@ -14,7 +15,7 @@ from formats.keys import catalog_key, catalog_prefix, stream_of_catalog_key, str
 from formats.manifest import CatalogEntry, decode_catalog_entry, encode_catalog_entry
 from formats.stream_names import levels_above
 from offloader.clock import Clock
-from offloader.errors import Corrupt, PreconditionFailed, StoreUnavailable
+from offloader.errors import Corrupt, PreconditionFailed, StoreUnavailable, Unsupported
 from offloader.manifest.objects import unlisted_incarnation
 from offloader.manifest.shared_keys import VOID, is_void_size, let_go, mode_of_new, read_shared, remove_void
 from offloader.manifest.unreadable import REBUILD, unreadable
@@ -69,11 +70,15 @@ def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False
 def require_free_name(store: ObjectStore, stream: str) -> None:
     """Refuses a name that no stream of the store has, and none can get: before an entry is taken that can't be kept.
 
+    A catalogue entry that can't be read is one: what is appended to such a stream stays in its hot tier.
+
     Raises:
         InvalidCall: as ``create_entry``.
+        StoreUnavailable: the store doesn't answer.
     """
-    if read_entry(store, stream) is None:
-        _require_own_level(store, stream)
+    with suppress(Corrupt, Unsupported):
+        if read_entry(store, stream) is None:
+            _require_own_level(store, stream)
 
 
 def is_released(store: ObjectStore, stream: str) -> bool:
