@@ -205,6 +205,26 @@ def test_a_token_opens_what_its_role_allows(store: MemoryStore, tmp_path: Path) 
         assert not [token for token in tokens.values() if token in logged]
 
 
+def test_a_token_that_brings_entries_says_nothing_for_subscribers(store: MemoryStore, tmp_path: Path) -> None:
+    tokens = {role: f"{role}-token-0123456789" for role in ("write", "admin")}
+    for role, token in tokens.items():
+        (tmp_path / role).write_text(token)
+    settings: dict[str, Any] = {f"access__{role}_tokens": [f"file:{tmp_path / role}"] for role in tokens}
+    with flight_door(store, **settings) as door:
+        producer = Producer(door.client(), {"stream": ORDERS}, options=bearing(tokens["write"]))
+        producer.send(EntryBatch.build(1, 0, [b"x"]).to_arrow())
+        producer.until(lambda said: said["durable"] == "1:0")
+        producer.end()
+        subscribe, publish = (
+            fl.Action(name, json.dumps({"stream": ORDERS, "subscriber": "billing", **more}).encode())
+            for name, more in (("subscribe", {}), ("publish", {"at": "latest"}))
+        )
+        assert list(door.client().do_action(subscribe, bearing(tokens["admin"])))
+        with pytest.raises(fl.FlightUnauthorizedError, match="this needs admin"):
+            list(door.client().do_action(publish, bearing(tokens["write"])))
+        assert list(door.client().do_action(publish, bearing(tokens["admin"])))
+
+
 def test_what_lets_data_go_needs_admin_or_the_subscribers_own_token(store: MemoryStore, tmp_path: Path) -> None:
     tokens = {name: f"{name}-token-0123456789" for name in ("write", "admin", "bound")}
     for name, token in tokens.items():
