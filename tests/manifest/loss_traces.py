@@ -2,7 +2,7 @@
 
 Each file in ``model_traces/losses`` is the shortest way to a loss without the rule that it is named after, one line a
 step: ``actor: what it does``. Processes follow the order of the lines as in ``test_model_traces``. This module reads
-the files and carries out what nobody's request does: what the operator does to database files, and what the store loses.
+the files and carries out what no process requests: what the operator does to database files, and what the store loses.
 """
 
 from __future__ import annotations
