@@ -52,3 +52,5 @@ def test_a_partition_that_is_truncated_alone_is_noticed_and_named(capsys: pytest
     world.erase()
     assert main(["--topic", "--seed", "0"]) == 0
     assert "seed 0: all invariants hold" in capsys.readouterr().out
+    assert main(["--topic", "--first", "1", "--seeds", "2", "--processes", "1"]) == 0
+    assert "2 seeds, 0 broken" in capsys.readouterr().out
