@@ -29,6 +29,8 @@ class LedgerInfo:
         holes: runs of ids, first and last, ascending, that the source stores and will never give to anybody (a broker's
             markers, aborted transactions); they count in ``entries``.
         lost: runs of ids that the source lists and has no more itself (a broker whose bookies lost them); likewise.
+        unconfirmed: runs of ids that the source lists, gives to nobody and doesn't explain: lost, for all anybody knows;
+            likewise.
     """
 
     ledger_id: int
@@ -39,11 +41,14 @@ class LedgerInfo:
     closed_ms: int | None = None
     holes: tuple[tuple[int, int], ...] = ()
     lost: tuple[tuple[int, int], ...] = ()
+    unconfirmed: tuple[tuple[int, int], ...] = ()
 
     @property
     def not_given(self) -> tuple[tuple[int, int], ...]:
         """All runs that can't be read, ascending."""
-        return self.holes if not self.lost else tuple(sorted((*self.holes, *self.lost)))
+        if not (self.lost or self.unconfirmed):
+            return self.holes
+        return tuple(sorted((*self.holes, *self.lost, *self.unconfirmed)))
 
     @property
     def last_entry_id(self) -> int:

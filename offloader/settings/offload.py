@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offloader.settings.fields import KIB, MIB, choice, setting
+from offloader.settings.fields import KIB, MIB, choice, flag, setting
 
 __all__ = ["LedgerSettings", "OffloadSettings"]
 
@@ -54,6 +54,9 @@ class OffloadSettings:
         "time after which the hot copy of an offloaded ledger is deleted; -1: never",
         low=-1,
         high=10 * 365 * 24 * 60,
+    )
+    release_with_gaps: bool = flag(
+        False, "whether the hot copy of a ledger also goes when entries of it were lost or are unconfirmed"
     )
     tail_cache_bytes_max: int = setting(
         8 * MIB, "newest entries kept in memory for a stream that catches up", low=0, high=2**40

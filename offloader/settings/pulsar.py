@@ -53,6 +53,12 @@ class PulsarSettings:
         "what to do when entries were gone before they were offloaded: record the gap and go on, or block",
         ("record", "block"),
     )
+    entries_asked_max: int = setting(
+        1000,
+        "entries of one run that wasn't delivered about which the admin interface is asked; the others are unconfirmed",
+        low=1,
+        high=1_000_000,
+    )
     trim: bool = flag(True, "ask the broker at once to delete what was given up; else it does when it likes")
     receive_bytes_max: int = setting(128 * MIB, "received and not taken yet, all topics together", low=MIB, high=2**40)
     connect_seconds_max: float = setting(10.0, "to connect to a broker", low=0.1, high=600)

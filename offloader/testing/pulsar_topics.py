@@ -6,7 +6,7 @@ Owns what is stored and who gets it. Must never touch a socket: that is ``offloa
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote_plus
@@ -96,6 +96,8 @@ class FakeTopic:
         lies: position -> the one that is said instead.
         skips: position -> how often it is still passed over, though it is there like any other.
         lost: positions that are listed, and that the bookies don't have any more.
+        read_batch: as many entries as it reads at once; it passes over all of them where the first one is lost, but
+            over no more than the reader has permits for.
 
     Besides clients that speak the protocol, a test may hold subscriptions itself: ``subscribe``, ``acknowledge``.
     """
@@ -106,6 +108,7 @@ class FakeTopic:
         self.lies: dict[Position, Position] = {}
         self.skips: dict[Position, int] = {}
         self.lost: set[Position] = set()
+        self.read_batch = 1
         self._markers: dict[Position, int] = {}
         self._broker = broker
         self._lock = threading.RLock()
@@ -115,11 +118,18 @@ class FakeTopic:
 
     def append(self, entry: bytes, messages: int = 1) -> Position:
         """Stores an entry and sends it on."""
-        with self._lock:
-            position, self._next = self._next, Position(self._next.ledger_id, self._next.entry_id + 1)
-            self.entries.append((position, entry, messages))
-            self._send_all()
+        [position] = self.append_all([entry], messages)
         return position
+
+    def append_all(self, entries: Sequence[bytes], messages: int = 1) -> list[Position]:
+        """Stores entries before it sends the first one on."""
+        with self._lock:
+            begin = self._next
+            positions = [Position(begin.ledger_id, begin.entry_id + number) for number in range(len(entries))]
+            self._next = Position(begin.ledger_id, begin.entry_id + len(entries))
+            self.entries.extend((position, entry, messages) for position, entry in zip(positions, entries, strict=True))
+            self._send_all()
+        return positions
 
     def append_marker(self, kind: int = TRANSACTION_COMMITTED) -> Position:
         """Stores an entry that no client ever gets; ``kind``: what brokers call the marker's type."""
@@ -363,7 +373,11 @@ class FakeTopic:
             while found.consumers and found.consumers[0].permits > 0 and found.sent < len(self.entries):
                 position, entry, messages = self.entries[found.sent]
                 found.sent += 1
-                if not messages or position in self.lost or self._is_skipped(position):
+                if position in self.lost:
+                    batch = self.entries[found.sent : found.sent + min(self.read_batch, found.consumers[0].permits) - 1]
+                    found.sent += sum(each[0].ledger_id == position.ledger_id for each in batch)
+                    continue
+                if not messages or self._is_skipped(position):
                     continue
                 found.consumers[0].permits -= messages
                 said = message_id(self.lies.get(position, position))

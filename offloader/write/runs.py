@@ -283,6 +283,7 @@ class HistoryRuns:
             source,
             self._log(stream),
             lag_minutes=self._tools.settings.deletion_lag_minutes,
+            with_gaps=self._tools.settings.release_with_gaps,
             workers=self._tools.workers,
             clock=self._tools.clock,
         )

@@ -120,6 +120,7 @@ class PulsarCluster:
                 workers=self._workers,
                 clock=self._clock,
                 bytes_max=self._topic_bytes,
+                entries_asked_max=self.settings.entries_asked_max,
                 retry_s_max=self.settings.retry_seconds_max,
                 trims=self.settings.trim,
                 changed=changed,

@@ -25,7 +25,9 @@ class EntryFate(enum.Enum):
     LOST = "lost"
     #: It is there like any other: whoever didn't get it has to get it yet.
     READABLE = "readable"
-    #: This broker, or this token, doesn't let anybody know.
+    #: This token may not ask.
+    DENIED = "denied"
+    #: This broker, or what stands before it, has no answer to this question.
     UNKNOWN = "unknown"
 
 
@@ -46,4 +48,6 @@ def fate_of(status: int, headers: Mapping[str, str], body: bytes) -> EntryFate |
     reason = body.decode(errors="replace").lower()
     if (status == 404 and _NO_ENTRY in reason) or (status == 500 and _NOT_RECOVERABLE in reason):
         return EntryFate.LOST
-    return EntryFate.UNKNOWN if status in (401, 403, 404, 405, 412) else None
+    if status in (401, 403):
+        return EntryFate.DENIED
+    return EntryFate.UNKNOWN if status in (404, 405, 412) else None

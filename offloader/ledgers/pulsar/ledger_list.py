@@ -1,4 +1,4 @@
-"""Which ledgers a topic has, as its broker says, and which of their entries it never gives to anybody, or has lost.
+"""Which ledgers a topic has, as its broker says, and which of their entries no reader gets, and why.
 
 Owns how long an answer counts, and the proof of every jump between two entries that were read one after the other. Must
 never take an answer from before something was seen for an answer about it.
@@ -14,13 +14,16 @@ from formats.entries import Position
 from offloader.clock import Clock
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.pulsar.entry_fate import EntryFate
+from offloader.ledgers.pulsar.second_look import NotGiven, PassedOver
 from offloader.ledgers.pulsar.topic_stats import TopicInternals
 
 __all__ = ["LedgerList", "first_from", "newest_of"]
 
 #: How long an answer counts while nothing casts doubt on it, the newest entry least: that one is always asked for.
 AGE_S_MAX = 10.0
-#: Runs of entries that are never given, kept per topic; the oldest ledgers' go first: by then the manifest has them.
+#: Runs of entries that no reader gets, kept per topic and fate; the oldest ledgers' go first: by then the manifest has
+#: them.
 RUNS_MAX = 100_000
 
 _NO_LEDGER = Position(-1, -1)
@@ -66,7 +69,7 @@ class LedgerList:
         topic: its name, for errors.
         ask: the broker's admin interface, for the topic's internal statistics.
         ask_last: the broker, for the newest entry that it would give to somebody.
-        is_lost: a second look at entries that it lists and didn't give: ``SecondLook.is_lost``.
+        look: at entries that it lists and didn't give: ``SecondLook.look``.
         clock: of ages and times.
     """
 
@@ -76,18 +79,17 @@ class LedgerList:
         *,
         ask: Callable[[], TopicInternals],
         ask_last: Callable[[], Position | None],
-        is_lost: Callable[[int, int, int, Position], bool],
+        look: Callable[[int, int, int, Position], Sequence[NotGiven]],
         clock: Clock,
     ) -> None:
         self.topic = topic
-        self._ask, self._ask_last, self._is_lost, self._clock = ask, ask_last, is_lost, clock
+        self._ask, self._ask_last, self._look, self._clock = ask, ask_last, look, clock
         self._asking = threading.Lock()
         self._lock = threading.Lock()
         self._answer: _Answer | None = None
         self._doubts = 0
         self._delivered = _NO_LEDGER
-        self._holes: _Runs = {}
-        self._lost: _Runs = {}
+        self._runs: dict[EntryFate, _Runs] = {EntryFate.UNDELIVERED: {}, EntryFate.LOST: {}, EntryFate.UNKNOWN: {}}
         self._closed_ms: dict[int, int] = {}
         self._gone: set[int] = set()
         #: What was made of an answer last, and of what; and how often what is added to answers changed.
@@ -137,21 +139,21 @@ class LedgerList:
         with self._lock:
             self._changes += 1
             self._gone.add(ledger_id)
-            self._holes.pop(ledger_id, None)
-            self._lost.pop(ledger_id, None)
+            for runs in self._runs.values():
+                runs.pop(ledger_id, None)
             self._closed_ms.pop(ledger_id, None)
 
     def follow(self, before: Position | None, begin: Position) -> list[LedgerInfo]:
         """Accounts for what lies between two entries that a reader got one after the other, ``None``: the topic's
-        beginning. What the broker lists there and didn't give is never given to anybody, or was lost by the broker.
+        beginning. What the broker lists there and didn't give no reader gets; ``infos`` tell why.
 
         Returns:
             The closed ledgers from ``before`` on that end before ``begin``.
 
         Raises:
             Corrupt: the broker gave an entry that it doesn't list.
-            PassedOver: it gives to others what it didn't give here.
-            What asking raises: nothing was decided.
+            PassedOver: it gives to others what it didn't give here; to be read again from ``first_from`` on.
+            What asking raises: to be tried again.
         """
         if before is not None and before.ledger_id == begin.ledger_id and begin.entry_id == before.entry_id + 1:
             self.delivered(begin)
@@ -169,12 +171,20 @@ class LedgerList:
                 if each <= begin.ledger_id and (before is None or each >= before.ledger_id)
             ]
             runs = [run for info in passed for run in self._unknown(info, before, begin)]
-        looked_at = [(run, self._is_lost(*run, begin)) for run in runs]
+        for ledger_id, first, last in runs:
+            pieces = self._look(ledger_id, first, last, begin)
+            with self._lock:
+                for piece in pieces:
+                    self._add(self._runs[piece.fate], ledger_id, piece.first, piece.last)
+            if pieces[-1].last < last:
+                there = Position(ledger_id, pieces[-1].last + 1)
+                raise PassedOver(
+                    f"{self.topic}: the broker has {there}, and passed over it with the entries before it",
+                    hint="it is read again from there",
+                )
         with self._lock:
-            for run, is_lost in looked_at:
-                self._add(self._lost if is_lost else self._holes, *run)
             self._delivered = max(self._delivered, begin)
-            return [self._with_holes(info) for info in passed if info.ledger_id < begin.ledger_id]
+            return [self._with_runs(info) for info in passed if info.ledger_id < begin.ledger_id]
 
     def _current(self) -> _Answer:
         with self._asking:
@@ -226,22 +236,24 @@ class LedgerList:
                 created_ms=0,
                 closed_ms=self._closed_ms[ledger_id] if closed else None,
             )
-            found.append(self._with_holes(info))
+            found.append(self._with_runs(info))
         return found
 
-    def _with_holes(self, info: LedgerInfo) -> LedgerInfo:
-        holes, lost = (
-            tuple(run for run in kind.get(info.ledger_id, ()) if run[1] < info.entries)
-            for kind in (self._holes, self._lost)
+    def _with_runs(self, info: LedgerInfo) -> LedgerInfo:
+        holes, lost, unconfirmed = (
+            tuple(run for run in self._runs[fate].get(info.ledger_id, ()) if run[1] < info.entries)
+            for fate in (EntryFate.UNDELIVERED, EntryFate.LOST, EntryFate.UNKNOWN)
         )
-        return replace(info, holes=holes, lost=lost) if holes or lost else info
+        if not (holes or lost or unconfirmed):
+            return info
+        return replace(info, holes=holes, lost=lost, unconfirmed=unconfirmed)
 
     def _unknown(self, info: LedgerInfo, before: Position | None, begin: Position) -> Iterator[tuple[int, int, int]]:
         """Ledger, first and last entry of each run of one ledger between two entries that isn't accounted for."""
         ledger_id = info.ledger_id
         first = before.entry_id + 1 if before is not None and ledger_id == before.ledger_id else 0
         end = begin.entry_id if ledger_id == begin.ledger_id else info.entries
-        known = sorted((*self._holes.get(ledger_id, ()), *self._lost.get(ledger_id, ())))
+        known = sorted(run for runs in self._runs.values() for run in runs.get(ledger_id, ()))
         for run_first, run_last in (*known, (end, end)):
             if first < min(run_first, end):
                 yield ledger_id, first, min(run_first, end) - 1

@@ -17,7 +17,7 @@ from offloader.errors import BeyondEnd, Closed, Corrupt, OffloaderError
 from offloader.ledgers.listening import Listeners
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.delivered import batches_of
-from offloader.ledgers.pulsar.ledger_list import LedgerList
+from offloader.ledgers.pulsar.ledger_list import LedgerList, first_from
 from offloader.ledgers.pulsar.second_look import PassedOver
 from offloader.ledgers.pulsar.window import LiveWindow
 from offloader.workers import SerialTask, Workers
@@ -152,7 +152,7 @@ class LiveFeed:
             if self._reader is None:
                 assert self._begin is not None, "nobody asked for anything"
                 self._last = self._begin if self._begin != EARLIEST else None
-                self._reader = self._open_reader(self._begin, self._last, self._task.schedule)
+                self._reader = self._open_reader(self._start(self._begin), self._last, self._task.schedule)
             self._untold.extend(batches_of(self._reader.take()))
         if not self._untold:
             return False
@@ -170,6 +170,16 @@ class LiveFeed:
             with self._lock:
                 self._window.taken()
         return True
+
+    def _start(self, begin: Position) -> Position:
+        """Behind entries after ``begin`` that no reader gets, where some are known: with them a broker passes over
+        others, which a reader that begins there gets."""
+        infos = self._ledgers.known()
+        first = first_from(infos, Position(begin.ledger_id, begin.entry_id + 1))
+        if first is None:
+            return begin
+        passed = (info for info in infos if begin.ledger_id <= info.ledger_id <= first.ledger_id)
+        return first if any(info.not_given for info in passed) else begin
 
     def _trouble(self, error: OffloaderError) -> None:
         if isinstance(error, FOR_GOOD):

@@ -1,12 +1,14 @@
-"""A second look at entries that a broker lists and didn't give: whether nobody gets them, or they came to grief.
+"""A second look at entries that a broker lists and didn't give: markers, lost entries, or entries without explanation.
 
-Owns that question to the broker. Must never call an entry undelivered because it was passed over once, nor lost because
-something didn't answer.
+Owns that question to the broker. Must never call an entry undelivered unless the broker says so of that entry, nor lost
+because something didn't answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 from formats.entries import Position
 from offloader.clock import Clock
@@ -14,10 +16,8 @@ from offloader.errors import StoreUnavailable
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.entry_fate import EntryFate
 
-__all__ = ["PassedOver", "SecondLook"]
+__all__ = ["NotGiven", "PassedOver", "SecondLook"]
 
-#: Entries of a run that the broker is asked about one by one; of a longer one so many, its first and last among them.
-ENTRIES_ASKED_MAX = 16
 #: Longest wait for the first entry of the reading that is repeated.
 READ_S_MAX = 15.0
 
@@ -26,16 +26,26 @@ class PassedOver(StoreUnavailable):
     """A reader was not given what another one gets: what it brought can't be believed, read again."""
 
 
+class NotGiven(NamedTuple):
+    """Entries ``first`` to ``last`` of a ledger that no reader gets: ``UNDELIVERED``, ``LOST`` or ``UNKNOWN``."""
+
+    fate: EntryFate
+    first: int
+    last: int
+
+
 class SecondLook:
     """Of one topic. Thread-safe.
 
-    A run of entries is undelivered when the broker says so of each of them, or when a second reader, which begins with
-    the run's first entry, is given the same next entry as the first one was, and nothing that is known of the run
-    speaks against it.
+    The broker is asked about each entry of a run. Unless it says of all of them that nobody gets them, a second reader
+    begins with the run's first entry. No reader gets the entries that it isn't given either; each of them counts as what
+    the broker said of it. Behind a lost entry a broker also passes over entries that it has: a reader that begins with
+    them gets them.
 
     Args:
         topic: its name, for errors.
         fate_of: the broker's admin interface, of one entry.
+        asked_max: entries of a run that are asked about, its first ones; the others are unknown.
         open_reader: a reader of the topic that begins at a position.
         clock: of waits.
     """
@@ -45,39 +55,44 @@ class SecondLook:
         topic: str,
         *,
         fate_of: Callable[[Position], EntryFate],
+        asked_max: int,
         open_reader: Callable[[Position], Consumer],
         clock: Clock,
     ) -> None:
         self._topic, self._fate_of, self._open_reader, self._clock = topic, fate_of, open_reader, clock
+        self._asked_max = asked_max
 
-    def is_lost(self, ledger_id: int, first: int, last: int, following: Position) -> bool:
-        """Whether a run was lost by the broker; else nobody ever gets it.
+    def look(self, ledger_id: int, first: int, last: int, following: Position) -> list[NotGiven]:
+        """The beginning of a run, as far as no reader gets it, in pieces of one fate each, ascending. The rest of it, if
+        there is one, is to be read from its first entry on.
 
         Args:
             ledger_id, first, last: entries that the broker lists and didn't give.
             following: what it gave next.
 
         Raises:
-            PassedOver: it gives some of them to a second reader.
-            StoreUnavailable: it didn't answer, or it has them and gives them to nobody: nothing was decided.
+            PassedOver: it gives the first of them to a second reader.
+            StoreUnavailable: it didn't answer, or it has the first of them and gives it to nobody: nothing was decided.
         """
-        asked = _spread(first, last)
-        fates = {each: self._fate_of(Position(ledger_id, each)) for each in asked}
-        if len(asked) == last + 1 - first and set(fates.values()) == {EntryFate.UNDELIVERED}:
-            return False
-        self._read_again(Position(ledger_id, first), following)
-        if EntryFate.LOST in fates.values():
-            return True
-        there = next((each for each, fate in fates.items() if fate is EntryFate.READABLE), None)
-        if there is not None:
+        asked = range(first, min(last + 1, first + self._asked_max))
+        fates = [self._fate_of(Position(ledger_id, each)) for each in asked]
+        if set(fates) == {EntryFate.UNDELIVERED} and asked[-1] == last:
+            return [NotGiven(EntryFate.UNDELIVERED, first, last)]
+        came = self._read_again(Position(ledger_id, first), following)
+        if fates[0] is EntryFate.READABLE:
             raise StoreUnavailable(
-                f"{self._topic}: the broker has {ledger_id}:{there}, which is neither a marker nor part of an aborted "
+                f"{self._topic}: the broker has {ledger_id}:{first}, which is neither a marker nor part of an aborted "
                 f"transaction, and goes on at {following} without giving it",
                 hint="nothing is given up meanwhile; has the namespace an entry filter that works on readers?",
             )
-        return False
+        if came.ledger_id == ledger_id:
+            last = min(last, came.entry_id - 1)
+        if EntryFate.READABLE in fates:
+            last = min(last, first + fates.index(EntryFate.READABLE) - 1)
+        return _pieces(first, last, fates)
 
-    def _read_again(self, first: Position, following: Position) -> None:
+    def _read_again(self, first: Position, following: Position) -> Position:
+        """What a second reader gets first, behind ``first``."""
         reader = self._open_reader(first)
         try:
             deadline_s = self._clock.monotonic_s() + READ_S_MAX
@@ -88,15 +103,23 @@ class SecondLook:
             reader.close()
         if not came:
             raise StoreUnavailable(f"{self._topic}: the broker gave nothing from {first} on when it was asked again")
-        if came[0].position != following:
+        position = came[0].position
+        if not first < position <= following:
             raise PassedOver(
                 f"{self._topic}: the broker went on at {following} after it was asked for {first}, and the second time "
-                f"at {came[0].position}",
+                f"at {position}",
                 hint="it is read again from there",
             )
+        return position
 
 
-def _spread(first: int, last: int) -> list[int]:
-    """Numbers from ``first`` to ``last``, all of them if they are few."""
-    steps = min(last - first, ENTRIES_ASKED_MAX - 1)
-    return [first + (last - first) * step // steps for step in range(steps + 1)] if steps else [first]
+def _pieces(first: int, last: int, fates: Sequence[EntryFate]) -> list[NotGiven]:
+    """Of ``first`` to ``last``; those that weren't asked about are unknown."""
+    unasked = last + 1 - first - len(fates)
+    known = [EntryFate.UNKNOWN if each is EntryFate.DENIED else each for each in fates[: last + 1 - first]]
+    found: list[NotGiven] = []
+    for fate, run in groupby([*known, *[EntryFate.UNKNOWN] * unasked]):
+        count = len(list(run))
+        found.append(NotGiven(fate, first, first + count - 1))
+        first += count
+    return found

@@ -55,6 +55,7 @@ class PulsarSource:
         workers: of the cluster.
         clock: of ages.
         bytes_max: how much of this topic may wait in memory now.
+        entries_asked_max: as ``asked_max`` of ``SecondLook``.
         retry_s_max: longest wait before something is tried again.
         trims: whether the broker is asked to look at once what it may delete.
         changed: called on a worker when ``active`` or ``problem`` may have changed.
@@ -74,6 +75,7 @@ class PulsarSource:
         workers: Workers,
         clock: Clock,
         bytes_max: Callable[[], int],
+        entries_asked_max: int,
         retry_s_max: float,
         trims: bool,
         changed: Callable[[PulsarSource], object],
@@ -95,9 +97,15 @@ class PulsarSource:
             changed=lambda: changed(self),
         )
         self._fence = Fence(self._standing, subscription, trim=(lambda: admin.trim(topic)) if trims else None)
-        look = SecondLook(topic, fate_of=partial(admin.fate, topic), open_reader=read_again, clock=clock)
+        look = SecondLook(
+            topic,
+            fate_of=partial(admin.fate, topic),
+            asked_max=entries_asked_max,
+            open_reader=read_again,
+            clock=clock,
+        )
         self._ledgers = LedgerList(
-            topic, ask=self._ask, ask_last=self._standing.last_position, is_lost=look.is_lost, clock=clock
+            topic, ask=self._ask, ask_last=self._standing.last_position, look=look.look, clock=clock
         )
         self._listeners = Listeners(self.stream)
         self._live = LiveFeed(

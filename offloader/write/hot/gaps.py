@@ -14,7 +14,7 @@ from formats.manifest import Gap
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.write.hot.holes import HARMLESS, LOST, NOT_DELIVERED
+from offloader.write.hot.holes import HARMLESS, UNCONFIRMED, why_not_given
 from offloader.write.hot.reading import HotRead
 
 __all__ = ["allowed_gaps", "blocked_at", "gap_before", "proven_gap", "require_recording"]
@@ -74,8 +74,7 @@ def _not_given(info: LedgerInfo, position: Position) -> Gap | None:
     """From ``position`` to the end of the run that the source never gives and that holds it."""
     for first, last in info.not_given:
         if first <= position.entry_id <= last:
-            reason = LOST if (first, last) in info.lost else NOT_DELIVERED
-            return Gap(position, Position(info.ledger_id, last), reason)
+            return Gap(position, Position(info.ledger_id, last), why_not_given(info, (first, last)))
     return None
 
 
@@ -140,14 +139,17 @@ def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | Non
 
 def blocked_at(stream: str, gap: Gap) -> Corrupt:
     """What a stream stops with at a gap that isn't to be recorded."""
+    remedy = "restore the hot tier"
+    if gap.reason == UNCONFIRMED:
+        remedy = "let the source confirm them (doctor names the missing permission) and start again"
     return Corrupt(
         f"stream {stream}: entries {gap.first} up to {_end_of(gap)} are gone: {gap.reason}",
-        hint="nothing was committed beyond them: restore the hot tier, or set on_gap = record to go on without",
+        hint=f"nothing was committed beyond them: {remedy}, or set on_gap = record to go on without",
     )
 
 
 def require_recording(stream: str, gap: Gap, policy: str) -> None:
-    """Says that a gap is about to be recorded; loudly, where something was lost.
+    """Logs that a gap is about to be recorded: an error where something was lost, a warning where it may be.
 
     Args:
         policy: the setting ``on_gap``.
@@ -158,6 +160,8 @@ def require_recording(stream: str, gap: Gap, policy: str) -> None:
     if policy == "block" and gap.reason not in HARMLESS:
         raise blocked_at(stream, gap)
     level = logging.INFO if gap.reason in HARMLESS else logging.ERROR
+    if gap.reason == UNCONFIRMED:
+        level = logging.WARNING
     _log.log(level, "stream %s: recording a gap from %s up to %s: %s", stream, gap.first, _end_of(gap), gap.reason)
 
 

@@ -21,7 +21,18 @@ from offloader.manifest.state import ManifestState
 from offloader.write.hot.coverage import uncovered
 from offloader.write.hot.split import HistoryRange
 
-__all__ = ["BEFORE_HEAD", "HARMLESS", "LOST", "NOT_DELIVERED", "NOT_GIVEN", "Holes", "find_holes"]
+__all__ = [
+    "BEFORE_HEAD",
+    "DOUBTFUL",
+    "HARMLESS",
+    "LOST",
+    "NOT_DELIVERED",
+    "NOT_GIVEN",
+    "UNCONFIRMED",
+    "Holes",
+    "find_holes",
+    "why_not_given",
+]
 
 #: Why there is nothing before a head that moved on while the stream wasn't offloaded: nobody has to be asked for it.
 BEFORE_HEAD = "truncated while the stream wasn't offloaded"
@@ -29,8 +40,12 @@ BEFORE_HEAD = "truncated while the stream wasn't offloaded"
 NOT_DELIVERED = "not delivered: the source stores them and gives them to nobody (markers, aborted transactions)"
 #: Why there is nothing where a source lists entries that it has lost itself.
 LOST = "lost by the source: it lists them, and can't give them to anybody any more"
+#: Why there is nothing where a source lists entries, gives them to nobody and doesn't explain it.
+UNCONFIRMED = "unconfirmed: the source lists them, gives them to nobody, and doesn't say that they are harmless"
+#: Gaps where a ledger is listed and acknowledged entries are gone, or may be.
+DOUBTFUL = (LOST, UNCONFIRMED)
 #: Gaps where a ledger is listed.
-NOT_GIVEN = (NOT_DELIVERED, LOST)
+NOT_GIVEN = (NOT_DELIVERED, *DOUBTFUL)
 #: Gaps that no policy blocks at: nothing was lost.
 HARMLESS = (BEFORE_HEAD, NOT_DELIVERED)
 
@@ -46,6 +61,13 @@ class Holes:
 
     gaps: list[Gap]
     ends: list[LedgerClosed]
+
+
+def why_not_given(info: LedgerInfo, run: tuple[int, int]) -> str:
+    """The reason of a gap for one of a ledger's runs ``not_given``."""
+    if run in info.lost:
+        return LOST
+    return UNCONFIRMED if run in info.unconfirmed else NOT_DELIVERED
 
 
 def find_holes(
@@ -150,7 +172,7 @@ def _not_given(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[Hist
         for first, last in info.not_given if info.ledger_id not in state.deleted_ledgers else ():
             begin, end = max(low, Position(info.ledger_id, first)), Position(info.ledger_id, last)
             if begin <= end and not any(gap.first <= end and gap.last >= begin for gap in state.gaps):
-                found[HistoryRange(begin, end)] = LOST if (first, last) in info.lost else NOT_DELIVERED
+                found[HistoryRange(begin, end)] = why_not_given(info, (first, last))
     return found
 
 

@@ -1,7 +1,8 @@
 """Deleting hot copies of ledgers whose every entry is in the cold tier, after the deletion lag.
 
 Owns that decision and its order: proven in the store, recorded as released, then deleted, again until it is done. Must
-never let go of a ledger with an entry that no offloaded segment holds, nor delete anything on doubt.
+never let go of a ledger with an entry that no offloaded segment holds, nor delete anything on doubt: a ledger of which
+entries were lost, or may be, stays unless a setting says otherwise.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from formats.entries import Position
-from formats.manifest import Edit, HotReleased, LedgerClosed
+from formats.manifest import Edit, Gap, HotReleased, LedgerClosed
 from offloader.clock import Clock
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_record import is_at_root
@@ -24,9 +25,16 @@ from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.workers import Timer, Workers
 from offloader.write.hot.confirmation import confirm_stored
 from offloader.write.hot.coverage import uncovered_ranges
-from offloader.write.hot.holes import NOT_GIVEN
+from offloader.write.hot.holes import DOUBTFUL, NOT_GIVEN
 
-__all__ = ["HotRelease", "ReleasedLedgers", "holding_segments", "releasable_ledgers", "release_hot_ledgers"]
+__all__ = [
+    "HotRelease",
+    "ReleasedLedgers",
+    "doubtful_gap",
+    "holding_segments",
+    "releasable_ledgers",
+    "release_hot_ledgers",
+]
 
 _log = logging.getLogger("offloader.hot_release")
 
@@ -53,7 +61,7 @@ def holding_segments(state: ManifestState, info: LedgerInfo) -> Sequence[Segment
     don't."""
     first, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
     segments = state.offloaded(first, last)
-    # What nobody ever gets needn't be held, nor what the source itself has no more and the policy lets go of.
+    # What nobody gets can't be held; whether the ledger may go without it is ``doubtful_gap``'s question.
     held = [(gap.first, gap.last) for gap in state.gaps if gap.reason in NOT_GIVEN and first <= gap.first <= last]
     held = sorted([*held, *((segment.begin, segment.end or last) for segment in segments)])
     missing = uncovered_ranges([info], held)
@@ -63,7 +71,8 @@ def holding_segments(state: ManifestState, info: LedgerInfo) -> Sequence[Segment
 def releasable_ledgers(
     state: ManifestState, ledgers: Sequence[LedgerInfo], *, now_ms: int, lag_ms: int
 ) -> list[LedgerInfo]:
-    """Closed ledgers, every entry of which has been in the cold tier for ``lag_ms`` or longer, ascending.
+    """Closed ledgers, every entry of which that anybody can get has been in the cold tier for ``lag_ms`` or longer,
+    ascending; those with a ``doubtful_gap`` too.
 
     Args:
         state: the manifest.
@@ -84,12 +93,26 @@ def releasable_ledgers(
     return found
 
 
-def release_hot_ledgers(source: LedgerSource, log: ManifestLog, *, now_ms: int, lag_ms: int) -> ReleasedLedgers:
+def doubtful_gap(state: ManifestState, info: LedgerInfo) -> Gap | None:
+    """The first recorded gap of a ledger whose entries the source lost, or doesn't explain: its hot copy is the only
+    place where they may still be found."""
+    first, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+    found = (gap for gap in state.gaps if gap.reason in DOUBTFUL and gap.first <= last and gap.last >= first)
+    return next(found, None)
+
+
+def release_hot_ledgers(
+    source: LedgerSource, log: ManifestLog, *, now_ms: int, lag_ms: int, with_gaps: bool = False
+) -> ReleasedLedgers:
     """Deletes the hot copies that may go: HEAD of every object, the record, then the deletions.
 
     Ledgers that are gone from the stream go as well, whatever was offloaded of them.
 
     Safe to interrupt: what was recorded and not deleted is deleted at the next call. Takes no ownership.
+
+    Args:
+        now_ms, lag_ms: as for ``releasable_ledgers``.
+        with_gaps: whether ledgers with a ``doubtful_gap`` go too; else they are among the errors.
 
     Raises:
         StoreUnavailable, OutcomeUnknown, EditRefused: the manifest can't be read or took no record; nothing was
@@ -98,11 +121,11 @@ def release_hot_ledgers(source: LedgerSource, log: ManifestLog, *, now_ms: int, 
     done = ReleasedLedgers()
     ledgers = source.ledgers()
     state = log.load()
-    due = [
-        info
-        for info in releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
-        if _is_confirmed(log, state, info, done)
-    ]
+    able = releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
+    kept = {} if with_gaps else {i.ledger_id: gap for i in able if (gap := doubtful_gap(state, i)) is not None}
+    if kept:
+        done.errors.append(_kept_for_gaps(kept))
+    due = [info for info in able if info.ledger_id not in kept and _is_confirmed(log, state, info, done)]
     fresh = [info for info in due if info.ledger_id not in state.hot_released_ledgers]
     if fresh:
         known = state.closed_ledgers
@@ -120,6 +143,15 @@ def release_hot_ledgers(source: LedgerSource, log: ManifestLog, *, now_ms: int, 
         else:
             done.deleted.append(info.ledger_id)
     return done
+
+
+def _kept_for_gaps(kept: Mapping[int, Gap]) -> Corrupt:
+    ledger_id, gap = next(iter(kept.items()))
+    others = f", and {len(kept) - 1} other ledgers with such gaps" if len(kept) > 1 else ""
+    return Corrupt(
+        f"ledger {ledger_id} has a gap from {gap.first} up to {gap.last}{others}: {gap.reason}",
+        hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
+    )
 
 
 def _is_confirmed(log: ManifestLog, state: ManifestState, info: LedgerInfo, done: ReleasedLedgers) -> bool:
@@ -145,6 +177,7 @@ class HotRelease:
         source: the hot tier.
         log: a manifest log of its own.
         lag_minutes: negative: does nothing.
+        with_gaps: as for ``release_hot_ledgers``.
     """
 
     def __init__(
@@ -153,9 +186,11 @@ class HotRelease:
         log: ManifestLog,
         *,
         lag_minutes: float,
+        with_gaps: bool = False,
         workers: Workers,
         clock: Clock,
     ) -> None:
+        self._with_gaps = with_gaps
         self._source, self._log, self._workers, self._clock = source, log, workers, clock
         self._lag_ms = int(lag_minutes * _MS_PER_MINUTE) if lag_minutes >= 0 else -1
         self._lock = threading.Lock()
@@ -182,7 +217,9 @@ class HotRelease:
         old = [i for i in self._source.ledgers() if i.closed and (i.closed_ms or now_ms) + self._lag_ms <= now_ms]
         if self._lag_ms < 0 or not old:
             return ReleasedLedgers()
-        return release_hot_ledgers(self._source, self._log, now_ms=now_ms, lag_ms=self._lag_ms)
+        return release_hot_ledgers(
+            self._source, self._log, now_ms=now_ms, lag_ms=self._lag_ms, with_gaps=self._with_gaps
+        )
 
     def _tick(self) -> None:
         errors: list[OffloaderError] = []

@@ -1,0 +1,127 @@
+"""Entries that a broker passes over and doesn't explain: recorded by policy, with a warning, and the hot copy stays."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from formats.entries import Position
+from offloader.manifest.log import load_manifest
+from offloader.service.assembly import Assembled
+from tests.support.pulsar_cluster import Cluster, S, fake_cluster
+from tests.support.served import settings_file
+from tests.support.waiting import eventually
+
+#: Closed ledgers of the topic, each of ten entries.
+LEDGERS = 3
+MISSING = Position(2, 4)
+OURS = "offloader"
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    with fake_cluster() as made:
+        yield made
+
+
+def with_a_missing_entry(cluster: Cluster, answer: tuple[int, bytes] | None) -> None:
+    """A topic whose second ledger lacks an entry. The broker passes over it, as with autoSkipNonRecoverableData.
+
+    Args:
+        answer: of the admin interface about that entry, instead of the truth.
+    """
+    topic = cluster.make("one")
+    for _ in range(1, LEDGERS):
+        cluster.fill("one")
+        topic.roll()
+    cluster.fill("one", 5)
+    topic.lost.add(MISSING)
+    if answer is not None:
+        path = f"/admin/v2/persistent/t/n/one/ledger/{MISSING.ledger_id}/entry/{MISSING.entry_id}"
+        cluster.admin.answers[path] = answer
+
+
+def is_stored(cluster: Cluster) -> bool:
+    """Whether all that the broker gives is in the cold tier."""
+    cold = [position for position, _ in cluster.cold("one")]
+    return cold[-1:] == [Position(LEDGERS + 1, 4)] and len(cold) == 10 * LEDGERS + 5 - 1
+
+
+def hot_ledgers(cluster: Cluster) -> list[int]:
+    """What the broker hasn't deleted."""
+    return sorted({position.ledger_id for position, _, _ in cluster.topics["one"].entries})
+
+
+def errors_of(assembled: Assembled) -> str:
+    return "\n".join(each["message"] for each in assembled.view.errors(stream=f"{S}one"))
+
+
+AT_ONCE: dict[str, Any] = {"offload__deletion_lag_minutes": 0.0}
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 412, 200])
+def test_an_unconfirmed_loss_is_recorded_under_a_reason_of_its_own_with_a_warning(
+    cluster: Cluster, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_a_missing_entry(cluster, (status, b""))
+    with cluster.serve():
+        eventually(lambda: is_stored(cluster))
+    [gap] = load_manifest(cluster.store, f"{S}one").gaps
+    assert (gap.first, gap.last) == (MISSING, MISSING)
+    assert gap.reason.startswith("unconfirmed: ")
+    [said] = [each for each in caplog.records if "recording a gap" in each.getMessage()]
+    assert said.levelno == logging.WARNING
+    assert "unconfirmed" in said.getMessage()
+
+
+@pytest.mark.parametrize(("answer", "reason"), [((403, b""), "unconfirmed: "), (None, "lost by the source: ")])
+def test_the_policy_block_stops_at_it_and_goes_on_when_it_is_changed(
+    cluster: Cluster, answer: tuple[int, bytes] | None, reason: str
+) -> None:
+    with_a_missing_entry(cluster, answer)
+    with cluster.serve(on_gap="block", offload=AT_ONCE) as assembled:
+        eventually(lambda: cluster.cold("one")[-1:] and reason in errors_of(assembled))
+        assert cluster.cold("one")[-1][0] == Position(2, 3)
+        assert load_manifest(cluster.store, f"{S}one").gaps == ()
+        names = {f"pulsar__{name}": value for name, value in cluster.names(on_gap="record").items()}
+        assembled.process.reload(settings_file(**names, **AT_ONCE))
+        eventually(lambda: is_stored(cluster))
+
+
+@pytest.mark.parametrize(("answer", "reason"), [((403, b""), "unconfirmed: "), (None, "lost by the source: ")])
+def test_the_hot_copy_of_a_ledger_with_a_loss_stays(
+    cluster: Cluster, answer: tuple[int, bytes] | None, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_a_missing_entry(cluster, answer)
+    with cluster.serve(offload=AT_ONCE):
+        eventually(lambda: is_stored(cluster))
+        eventually(lambda: "hot copies stay for now: ledger 2" in caplog.text)
+        eventually(lambda: hot_ledgers(cluster) == [2, 3, 4])
+        # A second look changes nothing.
+        caplog.clear()
+        eventually(lambda: "hot copies stay for now: ledger 2" in caplog.text)
+    assert reason in caplog.text
+    assert "offload.release_with_gaps" in caplog.text
+    assert hot_ledgers(cluster) == [2, 3, 4]
+    assert cluster.topics["one"].mark_delete(OURS) is None, "nothing behind the first ledger is acknowledged"
+
+
+def test_the_hot_copy_of_a_ledger_with_a_loss_goes_when_the_setting_says_so(cluster: Cluster) -> None:
+    with_a_missing_entry(cluster, (403, b""))
+    with cluster.serve(offload={**AT_ONCE, "offload__release_with_gaps": True}):
+        eventually(lambda: is_stored(cluster))
+        eventually(lambda: hot_ledgers(cluster) == [4])
+
+
+def test_markers_that_the_broker_confirms_keep_no_ledger(cluster: Cluster) -> None:
+    topic = cluster.make("one")
+    topic.append_marker()
+    cluster.fill("one", 3)
+    topic.roll()
+    cluster.fill("one", 2)
+    with cluster.serve(on_gap="block", offload=AT_ONCE):
+        eventually(lambda: cluster.cold("one")[-1:] == [(topic.entries[-1][0], topic.entries[-1][1])])
+        eventually(lambda: hot_ledgers(cluster) == [3])
