@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from formats.entries import Position
 from offloader.clock import Clock
 from offloader.doctor.findings import Finding, fine, problem, warning
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import AccessDenied, NotFound, OffloaderError
 from offloader.ledgers.pulsar.cluster import PulsarCluster
+from offloader.ledgers.pulsar.entry_fate import EntryFate
 from offloader.ledgers.pulsar.policies import policy_warnings
 from offloader.ledgers.pulsar.topic_patterns import TopicPatterns
+from offloader.ledgers.pulsar.topic_stats import TopicInternals
 from offloader.ledgers.pulsar.topic_survey import survey
 from offloader.settings import PulsarSettings
 
@@ -53,6 +56,7 @@ class PulsarChecks:
             topics = sorted(topic for each in look.topics.values() for topic in each)
             if topics:
                 yield from self._found(cluster, topics)
+                yield from _entries(cluster, topics[:TOPICS_LOOKED_AT_MAX])
             elif failure is None:
                 hint = "check names and patterns, or let somebody produce: new topics are looked for while it serves"
                 yield warning("pulsar topics", "pulsar.topics means no topic that is there", hint=hint)
@@ -85,6 +89,47 @@ class PulsarChecks:
             yield warning("pulsar subscriptions", what, hint=hint)
         else:
             yield fine("pulsar subscriptions", f"{len(looked_at)} topics have the subscription {name}")
+
+
+def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
+    """Whether the admin interface explains single entries, as it is asked to for those that aren't delivered."""
+    check, asked = "pulsar entries", 0
+    without = "until then entries that aren't delivered count as unconfirmed (pulsar.on_gap), and their ledgers stay"
+    for topic in topics:
+        try:
+            newest = _newest_entry(cluster.admin.internals(topic))
+            if newest is None:
+                continue
+            fate = cluster.admin.fate(topic, newest)
+        except NotFound:
+            continue  # deleted since, or a partition that nobody has used yet
+        except OffloaderError as error:
+            yield problem(check, error)
+            return
+        asked += 1
+        if fate is EntryFate.DENIED:
+            namespace = topic.removeprefix("persistent://").rpartition("/")[0]
+            what = f"{cluster.admin.url}: the token lacks the permission to look at entries of {topic}"
+            hint = f"grant its role the action consume on namespace {namespace}; {without}"
+            yield problem(check, AccessDenied(what, hint=hint))
+            return
+        if fate is EntryFate.UNKNOWN:
+            what = f"{cluster.admin.url} doesn't explain entries of {topic}"
+            hint = f"let GET .../ledger/L/entry/E and its X-Pulsar headers pass, of a broker 2.11 or later; {without}"
+            yield warning(check, what, hint=hint)
+            return
+    if asked:
+        yield fine(check, f"{cluster.admin.url} explains single entries of {asked} topics")
+
+
+def _newest_entry(internals: TopicInternals) -> Position | None:
+    """The newest one that is listed."""
+    ledgers = internals.ledgers.ledgers
+    for ledger in reversed(ledgers):
+        entries = max(ledger.entries, internals.open_entries) if ledger is ledgers[-1] else ledger.entries
+        if entries:
+            return Position(ledger.ledger_id, entries - 1)
+    return None
 
 
 def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[Finding]:

@@ -58,6 +58,7 @@ class FakeAdmin:
         policies: namespace -> its policies; a namespace with topics is there anyway.
         asked: method and path of each request.
         answers: path -> (status, body) instead of the truth, while they are there.
+        refuses_entries: status of each answer about a single entry; 0: it tells the truth.
         is_up: else every connection is closed without an answer.
         hold: while it isn't set, nothing is answered.
     """
@@ -74,6 +75,7 @@ class FakeAdmin:
         self.policies: dict[str, Mapping[str, Any]] = {}
         self.asked: list[tuple[str, str]] = []
         self.answers: dict[str, tuple[int, bytes]] = {}
+        self.refuses_entries = 0
         self.is_up = True
         self.hold = threading.Event()
         self.hold.set()
@@ -166,6 +168,8 @@ class FakeAdmin:
     def _entry(self, method: str, parts: list[str]) -> tuple[int, Mapping[str, str], bytes] | None:
         match method, parts:
             case "GET", ["persistent", tenant, name, topic, "ledger", ledger_id, "entry", entry_id]:
+                if self.refuses_entries:
+                    return self.refuses_entries, {}, b""
                 with self._lock:
                     found = self._topics.get(f"{_PERSISTENT}{tenant}/{name}/{topic}")
                 return None if found is None else found.entry(Position(int(ledger_id), int(entry_id)))

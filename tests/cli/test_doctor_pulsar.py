@@ -31,6 +31,10 @@ def found(bench: PulsarBench) -> dict[str, tuple[Outcome, str, ErrorKind | None]
     return {each.check: (each.outcome, each.what, each.kind) for each in checks.run()}
 
 
+def hints(bench: PulsarBench) -> str:
+    return "\n".join(each.hint for each in PulsarChecks(bench.settings, clock=SystemClock()).run())
+
+
 def test_all_is_well(bench: PulsarBench) -> None:
     bench.topic.subscribe(NAME)
     findings = found(bench)
@@ -70,6 +74,36 @@ def test_a_wrong_token_and_topics_that_are_not_there(bench: PulsarBench) -> None
     findings = found(bench)
     assert findings["pulsar broker"][2] is ErrorKind.DENIED
     assert findings["pulsar topics"][0] is Outcome.WARNING
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_token_that_may_not_look_at_entries_is_named_with_the_permission_it_lacks(
+    bench: PulsarBench, status: int
+) -> None:
+    bench.fill(3)
+    bench.admin.answers["/admin/v2/persistent/public/default/orders/ledger/1/entry/2"] = status, b""
+    findings = found(bench)
+    outcome, what, kind = findings.get("pulsar entries", (Outcome.OK, "", None))
+    assert (outcome, kind) == (Outcome.PROBLEM, ErrorKind.DENIED)
+    assert f"the token lacks the permission to look at entries of {bench.topic.name}" in what
+    assert "the action consume on namespace public/default" in hints(bench)
+
+
+@pytest.mark.parametrize("answer", [(200, b"no headers"), (404, b""), (405, b""), (412, b"")])
+def test_an_admin_interface_that_does_not_explain_entries_is_a_warning(
+    bench: PulsarBench, answer: tuple[int, bytes]
+) -> None:
+    bench.fill(3)
+    bench.admin.answers["/admin/v2/persistent/public/default/orders/ledger/1/entry/2"] = answer
+    outcome, what, _ = found(bench).get("pulsar entries", (Outcome.OK, "", None))
+    assert (outcome, "doesn't explain entries" in what) == (Outcome.WARNING, True)
+
+
+def test_an_admin_interface_that_explains_entries_is_fine(bench: PulsarBench) -> None:
+    bench.fill(2)
+    bench.topic.append_marker()
+    outcome, what, _ = found(bench).get("pulsar entries", (Outcome.PROBLEM, "", None))
+    assert (outcome, "explains single entries of 1 topics" in what) == (Outcome.OK, True)
 
 
 def test_the_command_has_them(bench: PulsarBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ Each becomes a gap of its kind, or none; what is left is in the cold tier, byte 
 
 from __future__ import annotations
 
+import logging
 import urllib.error
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from services.pulsar.broker import Broker
 from tests.interop.broker_topics import command, topic_of
 from tests.interop.pulsar_offloading import OffloadingProcess
 from tests.support.readback import stored_entries
+from tests.support.refusing_admin import RefusingAdmin
 from tests.support.waiting import eventually
 
 #: Its ledgers are deleted as soon as nobody needs them.
@@ -66,14 +68,20 @@ class Topic:
     def gaps(self) -> list[tuple[Position, Position, str]]:
         return [(gap.first, gap.last, gap.reason) for gap in load_manifest(self.store, self.stream).gaps]
 
+    def mark_delete(self) -> Position:
+        """Up to where our subscription is acknowledged."""
+        with AdminClient(self.broker.admin_url) as admin:
+            return admin.internals(self.name).cursors["offloader"].mark_delete
+
     def close(self) -> None:
         self._client.close()
 
 
 @contextmanager
-def offloading(topic: Topic) -> Iterator[OffloadingProcess]:
+def offloading(topic: Topic, admin_url: str = "") -> Iterator[OffloadingProcess]:
     """A process that works on the topic; it has brought up what there is when the block begins."""
-    process = OffloadingProcess(topic.broker.service_url, topic.broker.admin_url, topic.store, [topic.name])
+    admin_url = admin_url or topic.broker.admin_url
+    process = OffloadingProcess(topic.broker.service_url, admin_url, topic.store, [topic.name])
     try:
         eventually(lambda: process.offload(topic.name))
         yield process
@@ -141,6 +149,53 @@ def test_a_ledger_that_the_bookies_lost_is_no_marker(
     with offloading(topic):
         assert topic.stored() == left
         assert topic.gaps() == [(Position(lost, 0), Position(lost, 299), LOST)]
+
+
+@pytest.mark.parametrize("status", [403, 405])
+def test_a_lost_ledger_that_the_admin_interface_may_not_explain_is_unconfirmed(
+    new_topic: Callable[[str], Topic],
+    exercises: Callable[[str], None],
+    caplog: pytest.LogCaptureFixture,
+    status: int,
+) -> None:
+    exercises("pulsar")
+    topic = new_topic(topic_of(f"unexplained-{status}"))
+    topic.send(700)
+    first, lost, last = topic.ledgers()
+    topic.broker.forget(lost)
+    topic.command("PUT", "unload")
+    left = topic.hot(first, *range(300)) + topic.hot(last, *range(100))
+    with RefusingAdmin(topic.broker.admin_url, "/entry/", status) as admin, offloading(topic, admin.url) as process:
+        assert topic.stored() == left
+        [(begin, end, reason)] = topic.gaps()
+        assert (begin, end) == (Position(lost, 0), Position(lost, 299))
+        assert reason.startswith("unconfirmed: ")
+        assert admin.refused > 0
+        [said] = [each for each in caplog.records if "recording a gap" in each.getMessage()]
+        assert said.levelno == logging.WARNING
+        # The ledgers behind it wait, too: an acknowledgement counts for everything before it.
+        source = process.sources[topic.name]
+        released = process.offloader.history.hot_release(source, topic.stream).look()
+        assert released.deleted == [first, last]
+        assert [f"ledger {lost} has a gap" in str(error) for error in released.errors] == [True]
+        assert topic.mark_delete() == Position(first, 299)
+
+
+def test_the_hot_copy_of_a_ledger_that_the_bookies_lost_stays(
+    new_topic: Callable[[str], Topic], exercises: Callable[[str], None]
+) -> None:
+    exercises("pulsar")
+    topic = new_topic(topic_of("kept"))
+    topic.send(700)
+    first, lost, last = topic.ledgers()
+    topic.broker.forget(lost)
+    topic.command("PUT", "unload")
+    with offloading(topic) as process:
+        source = process.sources[topic.name]
+        released = process.offloader.history.hot_release(source, topic.stream).look()
+        assert released.deleted == [first, last]
+        assert [f"ledger {lost} has a gap" in str(error) for error in released.errors] == [True]
+        assert topic.mark_delete() == Position(first, 299)
 
 
 def test_what_was_acknowledged_behind_our_back_is_offloaded_while_it_is_stored(

@@ -110,6 +110,8 @@ class World:
             self.expire: 1,
             self.restart_broker: 1,
             self.lose_admin: 1,
+            self.lose_entries: 1,
+            self.hide_fates: 1,
             self.fail_store: 2,
             self.crash: 1,
             self.stand_by: 1,
@@ -151,6 +153,16 @@ class World:
 
     def lose_admin(self) -> None:
         self.bench.admin.is_up = not self.bench.admin.is_up
+
+    def lose_entries(self) -> None:
+        """The bookies lose some; the broker passes over them, and over what it wanted to read with them."""
+        entries = [position for position in self.ever if position not in self.topic.lost]
+        self.topic.lost |= set(self.random.sample(entries, min(len(entries), self.random.randint(1, 3))))
+        self.topic.read_batch = self.random.randint(1, 5)
+
+    def hide_fates(self) -> None:
+        """The admin interface lets nobody ask about entries, or it does again."""
+        self.bench.admin.refuses_entries = self.random.choice([0, 401, 403, 404, 405, 412])
 
     def fail_store(self) -> None:
         faults = [Fault(call=1, calls=self.random.randint(1, 8), error=StoreUnavailable)]
@@ -201,7 +213,7 @@ class World:
         def is_done() -> bool:
             for process in self.processes:
                 if process.follow() and process.stream is not None and process.source.active:
-                    newest = max(position for position in self.ever if position not in self.markers)
+                    newest = max(set(self.ever) - self.markers - self.topic.lost)
                     try:
                         committed = process.stream.offload(timeout_s=2)
                     except OffloaderError as error:
@@ -225,7 +237,7 @@ class World:
         assert all(self.ever[position] == entry for position, entry in found), "byte for byte"
         harmless = [gap for gap in state.gaps if gap.reason == NOT_DELIVERED]
         lost = [gap for gap in state.gaps if gap.reason != NOT_DELIVERED]
-        still_there = {position for position, _, messages in self.topic.entries if messages}
+        still_there = {position for position, _, messages in self.topic.entries if messages} - self.topic.lost
         readable = set(positions)
         for position in self.ever:
             in_gap = any(gap.first <= position <= gap.last for gap in lost)

@@ -19,6 +19,7 @@ from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.delivered import batches_of
 from offloader.ledgers.pulsar.ledger_list import LedgerList, first_from
+from offloader.ledgers.pulsar.second_look import PassedOver
 from offloader.ledgers.pulsar.window import leading_bytes
 from offloader.workers import Timer, Workers
 
@@ -39,6 +40,7 @@ class _Reader:
     Attributes:
         last: the newest entry it brought.
         next_start: what would be asked for next, if it is read on.
+        is_spent: it passed over entries that another reader gets, and isn't read on.
     """
 
     ledgers: LedgerList
@@ -47,6 +49,7 @@ class _Reader:
     next_start: Position
     kept: deque[EntryBatch] = field(default_factory=deque)
     idle_since_s: float = 0.0
+    is_spent: bool = False
 
 
 class ReaderPool:
@@ -162,16 +165,22 @@ class ReaderPool:
             batches = [batch for batch in batches_of(reader.consumer.take(left_s)) if batch.last >= target]
             for batch in batches:
                 # All of what came is accounted for at once: who comes for it finds each hole known.
-                reader.ledgers.follow(reader.last, batch.first)
+                try:
+                    reader.ledgers.follow(reader.last, batch.first)
+                except PassedOver:
+                    if not reader.kept:
+                        raise
+                    reader.is_spent = True  # what came before is good
+                    return
                 reader.last = batch.last
-            reader.kept.extend(batches)
+                reader.kept.append(batch)
             if batches:
                 return
 
     def _give_back(self, reader: _Reader) -> None:
         with self._lock:
             self._busy -= 1
-            is_over = self._is_closed
+            is_over = self._is_closed or reader.is_spent
             if not is_over:
                 reader.idle_since_s = self._clock.monotonic_s()
                 self._idle.append(reader)
