@@ -29,7 +29,7 @@ class LedgerInfo:
         holes: runs of ids, first and last, ascending, that the source stores and will never give to anybody (a broker's
             markers, aborted transactions); they count in ``entries``.
         lost: runs of ids that the source lists and has no more itself (a broker whose bookies lost them); likewise.
-        unconfirmed: runs of ids that the source lists, gives to nobody and doesn't explain: lost, for all anybody knows;
+        unconfirmed: runs of ids that the source lists, gives to nobody and doesn't explain, so that they may be lost;
             likewise.
     """
 

@@ -178,7 +178,8 @@ def test_a_lost_ledger_that_the_admin_interface_may_not_explain_is_unconfirmed(
         released = process.offloader.history.hot_release(source, topic.stream).look()
         assert released.deleted == [first, last]
         assert [f"ledger {lost} has a gap" in str(error) for error in released.errors] == [True]
-        assert topic.mark_delete() == Position(first, 299)
+        # The broker itself moves subscriptions over a ledger that it has lost as a whole.
+        assert Position(first, 299) <= topic.mark_delete() < Position(last, 0)
 
 
 def test_the_hot_copy_of_a_ledger_that_the_bookies_lost_stays(
@@ -195,7 +196,8 @@ def test_the_hot_copy_of_a_ledger_that_the_bookies_lost_stays(
         released = process.offloader.history.hot_release(source, topic.stream).look()
         assert released.deleted == [first, last]
         assert [f"ledger {lost} has a gap" in str(error) for error in released.errors] == [True]
-        assert topic.mark_delete() == Position(first, 299)
+        # The broker itself moves subscriptions over a ledger that it has lost as a whole.
+        assert Position(first, 299) <= topic.mark_delete() < Position(last, 0)
 
 
 def test_what_was_acknowledged_behind_our_back_is_offloaded_while_it_is_stored(

@@ -37,10 +37,9 @@ class NotGiven(NamedTuple):
 class SecondLook:
     """Of one topic. Thread-safe.
 
-    The broker is asked about each entry of a run. Unless it says of all of them that nobody gets them, a second reader
-    begins with the run's first entry. No reader gets the entries that it isn't given either; each of them counts as what
-    the broker said of it. Behind a lost entry a broker also passes over entries that it has: a reader that begins with
-    them gets them.
+    The broker is asked about each entry of a run. Unless all of them are markers or aborted, a second reader begins with
+    the run's first entry. Entries that it isn't given either count as the broker said of each. Behind a lost entry a
+    broker also passes over entries that it has: a reader that begins with them gets them.
 
     Args:
         topic: its name, for errors.
@@ -63,8 +62,9 @@ class SecondLook:
         self._asked_max = asked_max
 
     def look(self, ledger_id: int, first: int, last: int, following: Position) -> list[NotGiven]:
-        """The beginning of a run, as far as no reader gets it, in pieces of one fate each, ascending. The rest of it, if
-        there is one, is to be read from its first entry on.
+        """The beginning of a run, as far as no reader gets it, in pieces of one fate each, ascending.
+
+        The rest of the run, if there is one, is to be read from its first entry on.
 
         Args:
             ledger_id, first, last: entries that the broker lists and didn't give.
