@@ -28,6 +28,7 @@ __all__ = [
     "OffloaderError",
     "OutcomeUnknown",
     "PreconditionFailed",
+    "SourceMismatch",
     "StoreUnavailable",
     "Throttled",
     "Trimmed",
@@ -176,6 +177,12 @@ class Fenced(OffloaderError):
 
 class Corrupt(OffloaderError):
     """Stored bytes are damaged: object, range, expected and found are in the message."""
+
+    kind = ErrorKind.REPAIR_DATA
+
+
+class SourceMismatch(OffloaderError):
+    """A hot tier isn't the one that acknowledged what was recorded of it, or has lost entries of it."""
 
     kind = ErrorKind.REPAIR_DATA
 

@@ -124,12 +124,8 @@ def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
 
 def _newest_entry(internals: TopicInternals) -> Position | None:
     """The newest one that is listed."""
-    ledgers = internals.ledgers.ledgers
-    for ledger in reversed(ledgers):
-        entries = max(ledger.entries, internals.open_entries) if ledger is ledgers[-1] else ledger.entries
-        if entries:
-            return Position(ledger.ledger_id, entries - 1)
-    return None
+    filled = [Position(ledger_id, entries - 1) for ledger_id, entries in internals.stored() if entries]
+    return filled[-1] if filled else None
 
 
 def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[Finding]:

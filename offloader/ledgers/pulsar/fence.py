@@ -114,11 +114,9 @@ class Fence:
 
 def _entries_between(internals: TopicInternals, after: Position, upto: Position) -> bool:
     """Whether the broker lists an entry behind ``after``, up to ``upto``."""
-    newest = internals.ledgers.ledgers[-1].ledger_id if internals.ledgers.ledgers else -1
-    for ledger in internals.ledgers.ledgers:
-        entries = max(ledger.entries, internals.open_entries) if ledger.ledger_id == newest else ledger.entries
-        first = after.entry_id + 1 if ledger.ledger_id == after.ledger_id else 0
-        last = min(entries - 1, upto.entry_id) if ledger.ledger_id == upto.ledger_id else entries - 1
-        if after.ledger_id <= ledger.ledger_id <= upto.ledger_id and first <= last:
+    for ledger_id, entries in internals.stored():
+        first = after.entry_id + 1 if ledger_id == after.ledger_id else 0
+        last = min(entries - 1, upto.entry_id) if ledger_id == upto.ledger_id else entries - 1
+        if after.ledger_id <= ledger_id <= upto.ledger_id and first <= last:
             return True
     return False

@@ -37,7 +37,7 @@ class NotGiven(NamedTuple):
 class SecondLook:
     """Of one topic. Thread-safe.
 
-    The broker is asked about each entry of a run. Unless all of them are markers or aborted, a second reader begins with
+    The broker is asked about each entry of a run. Unless it calls all of them undelivered, a second reader begins with
     the run's first entry. Entries that it isn't given either count as the broker said of each. Behind a lost entry a
     broker also passes over entries that it has: a reader that begins with them gets them.
 

@@ -14,19 +14,22 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from formats.entries import EntryBatch, Position
 from offloader.clock import Clock
-from offloader.errors import Fenced, OffloaderError, StoreUnavailable
+from offloader.errors import Fenced, OffloaderError, SourceMismatch, StoreUnavailable
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
+from offloader.ledgers.known import AskKnown
 from offloader.ledgers.listening import Listeners
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
+from offloader.ledgers.pulsar.contradiction import contradiction
 from offloader.ledgers.pulsar.fence import Fence
 from offloader.ledgers.pulsar.ledger_list import LedgerList, first_from, newest_of
-from offloader.ledgers.pulsar.live import FOR_GOOD, LiveFeed, OpenReader
+from offloader.ledgers.pulsar.live import EARLIEST, FOR_GOOD, LiveFeed, OpenReader
 from offloader.ledgers.pulsar.readers import ReaderPool
 from offloader.ledgers.pulsar.second_look import SecondLook
 from offloader.ledgers.pulsar.standing import Standing
@@ -87,6 +90,8 @@ class PulsarSource:
         self._lock = threading.Lock()
         self._is_closed = False
         self._failure: OffloaderError | None = None
+        self._read_again = read_again
+        self._known: AskKnown | None = None
         self._standing = Standing(
             client,
             topic,
@@ -115,7 +120,7 @@ class PulsarSource:
             workers=workers,
             bytes_max=bytes_max,
             retry_s_max=retry_s_max,
-            failed=self._fail,
+            failed=self._break,
         )
 
     @property
@@ -205,7 +210,8 @@ class PulsarSource:
         except OffloaderError as error:
             self._ledgers.doubt()
             if isinstance(error, FOR_GOOD):
-                self._fail(error)
+                self._break(error)
+                self._require_usable()
             raise
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
@@ -244,11 +250,56 @@ class PulsarSource:
 
         Raises:
             StoreUnavailable: try again later.
+            SourceMismatch: as ``require_same``, which was told what is known.
         """
         self._require_usable()
         self._ledgers.doubt()
+        if self._known is not None:
+            self.require_same(self._known)
         for gone in self._fence.give_up(ledger_id, self._ledgers.infos()):
             self._ledgers.gave_up(gone)
+
+    # -- ComparedSource
+
+    def require_same(self, known: AskKnown) -> None:
+        """As ``ComparedSource``. A contradiction counts when the owning broker is asked again and it is still there;
+        then the topic stops. What is known is compared again before a ledger is given up.
+
+        Raises: as ``ComparedSource``, and as ``ledgers``.
+        """
+        self._require_usable()
+        self._known = known
+        if _contradiction(self._ledgers.internals(), known) is None:
+            return
+        self._ledgers.doubt()
+        owners = self._newest_of_owner()
+        internals = self._ledgers.internals()
+        why = _contradiction(internals, known)
+        if why is None:
+            return
+        stored = internals.stored()
+        if owners is not None and owners.ledger_id > stored[-1][0]:
+            raise StoreUnavailable(
+                f"{self.topic}: the admin interface lists ledgers up to {stored[-1][0]}, and the owning broker has "
+                f"{owners}: the list is older than that",
+                hint="nothing is deleted meanwhile; it is asked again",
+            )
+        error = SourceMismatch(
+            f"{self.topic}: its ledgers aren't those that the manifest knows: {why}; the cluster was made anew, or "
+            "restored from an older copy. Nothing was deleted",
+            hint="restore the cluster's metadata and ledgers; or offload this topic into another store or prefix, "
+            "which leaves readable what is here, and start again",
+        )
+        self._fail(error)
+        raise error
+
+    def _newest_of_owner(self) -> Position | None:
+        """The newest entry that the broker has which owns the topic now, found and connected to for this."""
+        reader = self._read_again(EARLIEST)
+        try:
+            return reader.last_position()
+        finally:
+            reader.close()
 
     # -- the rest
 
@@ -263,6 +314,13 @@ class PulsarSource:
         if self._failure is not None:
             raise self._failure
 
+    def _break(self, error: OffloaderError) -> None:
+        """What the broker gave can't be. Because it is another cluster's, if that is so."""
+        if self._known is not None:
+            with suppress(OffloaderError):
+                self.require_same(self._known)
+        self._fail(error)
+
     def _fail(self, error: OffloaderError) -> None:
         """Something that waiting doesn't mend: this topic stops, others go on."""
         with self._lock:
@@ -272,6 +330,11 @@ class PulsarSource:
         _log.error("%s: %s; nothing of it is read any more", self.topic, error)
         self._live.end()
         self._changed(self)
+
+
+def _contradiction(internals: TopicInternals, known: AskKnown) -> str | None:
+    stored = internals.stored()
+    return contradiction(stored, known([ledger_id for ledger_id, _ in stored]))
 
 
 class _Heard:

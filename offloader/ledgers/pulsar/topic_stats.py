@@ -61,6 +61,14 @@ class TopicInternals:
     cursors: Mapping[str, Cursor]
     newest_ledger_created_ms: int | None = None
 
+    def stored(self) -> list[tuple[int, int]]:
+        """All ledgers, ascending, and how many entries each has, the open one too."""
+        found = [(each.ledger_id, each.entries) for each in self.ledgers.ledgers]
+        if found:
+            ledger_id, entries = found[-1]
+            found[-1] = ledger_id, max(entries, self.open_entries)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionState:

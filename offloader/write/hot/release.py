@@ -19,6 +19,7 @@ from formats.manifest import Edit, Gap, HotReleased, LedgerClosed
 from offloader.clock import Clock
 from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.known_ledgers import compare_source
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_record import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -115,12 +116,15 @@ def release_hot_ledgers(
         with_gaps: whether ledgers with a ``doubtful_gap`` go too; else they are among the errors.
 
     Raises:
+        SourceMismatch: the source isn't the one that the manifest knows; nothing was deleted.
         StoreUnavailable, OutcomeUnknown, EditRefused: the manifest can't be read or took no record; nothing was
             deleted.
     """
     done = ReleasedLedgers()
-    ledgers = source.ledgers()
+    # The manifest first: what is recorded after the list was made isn't missing in it.
     state = log.load()
+    compare_source(source, state)
+    ledgers = source.ledgers()
     able = releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
     kept = {} if with_gaps else {i.ledger_id: gap for i in able if (gap := doubtful_gap(state, i)) is not None}
     if kept:

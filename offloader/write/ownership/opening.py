@@ -9,6 +9,7 @@ from formats.entries import Position
 from formats.manifest import Failed, Offloaded
 from offloader.clock import Clock
 from offloader.ledgers.base import LedgerSource
+from offloader.manifest.known_ledgers import compare_source
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.owners import require_takeable
 from offloader.manifest.state import ManifestState
@@ -60,10 +61,15 @@ class Ownership:
         self._silent_since_s = 0.0
 
     def load(self) -> ManifestState:
-        """The manifest as it is; made when it isn't there."""
+        """The manifest as it is; made when it isn't there. Its source is compared with it.
+
+        Raises:
+            SourceMismatch: the source isn't the one that the manifest knows.
+        """
         self._is_fresh = not self.loaded
         if not self.loaded:
             self._log.load(create=True)
+            compare_source(self._source, self._log.state)
             self.loaded = True
         return self._log.state
 
