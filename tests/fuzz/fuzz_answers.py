@@ -19,8 +19,10 @@ from offloader.clock import SystemClock
 from offloader.errors import AccessDenied, InvalidCall, OffloaderError
 from offloader.ledgers.pulsar.addresses import parse_service_url
 from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.entry_fate import EntryFate
 from offloader.ledgers.pulsar.ledger_list import LedgerList, first_from, newest_of
 from offloader.ledgers.pulsar.policies import policy_warnings
+from offloader.ledgers.pulsar.second_look import NotGiven
 from offloader.ledgers.pulsar.topic_patterns import TopicPatterns
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.retention.cuts import Cut
@@ -31,6 +33,7 @@ from tests.fuzz.fuzz_mutation import mutate, mutate_json, mutate_text
 
 TOPIC = "persistent://public/default/orders"
 TOKEN = "fuzzed-secret-0123456789-abcdef"
+FATES = (EntryFate.UNDELIVERED, EntryFate.LOST, EntryFate.UNKNOWN)
 READABLE = Position(9, 4)
 
 
@@ -103,7 +106,7 @@ def _listed(admin: AdminClient) -> bool:
         TOPIC,
         ask=lambda: admin.internals(TOPIC),
         ask_last=lambda: READABLE,
-        is_lost=lambda ledger_id, *_: ledger_id % 2 == 1,
+        look=lambda ledger_id, first, last, _: [NotGiven(FATES[ledger_id % len(FATES)], first, last)],
         clock=SystemClock(),
     )
     infos = ledgers.infos()

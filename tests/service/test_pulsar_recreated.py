@@ -70,12 +70,13 @@ def stays_as_it_is(cluster: Cluster, topic: FakeTopic, before: list[tuple[Positi
         ((5, 6, 11), "ledger 5 has 10 entries, and the manifest knows of no such ledger there"),
     ],
 )
+@pytest.mark.parametrize("method", ["streaming", "ledger"])
 def test_a_cluster_that_was_made_anew_is_refused_and_nothing_of_it_is_deleted(
-    cluster: Cluster, ledgers: tuple[int, ...], said: str
+    cluster: Cluster, ledgers: tuple[int, ...], said: str, method: str
 ) -> None:
     before = offloaded(cluster, 1, 4, 9)
     topic = made_anew(cluster, *ledgers)
-    with cluster.serve(offload=AT_ONCE) as assembled:
+    with cluster.serve(offload={**AT_ONCE, "offload__method": method}) as assembled:
         eventually(lambda: said in whats(assembled) or is_acknowledged(topic))
         stays_as_it_is(cluster, topic, before)
         assert said in whats(assembled)

@@ -152,7 +152,9 @@ class LiveFeed:
             if self._reader is None:
                 assert self._begin is not None, "nobody asked for anything"
                 self._last = self._begin if self._begin != EARLIEST else None
-                self._reader = self._open_reader(self._start(self._begin), self._last, self._task.schedule)
+                start = self._start(self._begin)
+                after = self._last if start == self._begin else None  # a reader begins there, if it is given
+                self._reader = self._open_reader(start, after, self._task.schedule)
             self._untold.extend(batches_of(self._reader.take()))
         if not self._untold:
             return False

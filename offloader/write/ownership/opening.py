@@ -93,11 +93,13 @@ class Ownership:
         Raises:
             Fenced: a living owner has the stream, and ``take_over`` is off; or the source says that this writer isn't
                 the active one.
+            SourceMismatch: as ``load``.
         """
         if not self._epoch_open:
             # What this step has just read says as much about the owner as another look.
             state = self._log.state if self._is_fresh else self._log.load(create=True)
             self._is_fresh = False
+            compare_source(self._source, state)
             require_takeable(
                 state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self._take_over
             )
