@@ -122,5 +122,6 @@ def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
         raise Inconsistent(f"not a table of ledgers: {error}", object_name=object_name) from error
     if (np.diff(columns["ledger_id"]) <= 0).any():
         raise Inconsistent("ledgers", object_name=object_name, expected="ascending ids")
-    unknown = {name: np.full(len(table), FACT_UNKNOWN, np.int64) for name in _FACTS if name not in columns}
-    return LedgerColumns(**columns, **unknown)
+    for name in _FACTS:
+        columns.setdefault(name, np.full(len(table), FACT_UNKNOWN, np.int64))
+    return LedgerColumns(**columns)
