@@ -91,7 +91,7 @@ def open_managed_ledger(
         offloader = LedgerOffloader(
             store, settings, clock=clock, entropy=entropy, observe=True, store_problems=problems
         )
-        log = offloader.owners_log(stream)
+        log = offloader.history.owners_log(stream)
         source = open_source(database, log, settings=settings.offload, clock=clock, new_source=new_source)
         # Before the offload: what it hears of is in the cache when it looks there.
         tail = TailingSource(source, settings.offload.tail_cache_bytes_max)

@@ -181,9 +181,6 @@ class ManifestLog:
     ) -> int:
         """Takes the stream: commits the next epoch, which fences whoever had the one before.
 
-        Begins with the view as it was loaded last: when that is old, another record has the number already, or the
-        boundary has passed it, and the view is loaded anew.
-
         Args:
             source: what this writer offloads. It is compared with the manifest before, and again after every record
                 that came in between: so that nobody with another one slips in.
@@ -193,33 +190,33 @@ class ManifestLog:
             SourceMismatch: ``source`` isn't the stream's.
             OutcomeUnknown, StoreUnavailable: the store doesn't tell; call again.
         """
-        opened = self._opened_in_doubt()
-        owners = None
-        if source is not None and opened is None:
-            owners = OwnersSource(source, self._entropy(16).hex(), reserve=reserve, accept=accept)
-        for attempt in range(0 if opened is not None else CONFLICTS_MAX):
+        if (settled := self._opened_in_doubt()) is not None:
+            return settled
+        token = self._entropy(16).hex() if source is not None else ""
+        owners = None if source is None else OwnersSource(source, token, reserve=reserve, accept=accept)
+        for attempt in range(CONFLICTS_MAX):
             state = self.load(create=True) if attempt or not self._loaded else self.state
             if state.stream_deleted:
                 raise NotFound(f"stream {self.stream} was deleted", hint="wait until its deletion is complete")
-            edits = [OpenEpoch(state.epoch + 1)] if owners is None else owners.opening(state)
+            wanted = state.epoch + 1
+            edits = [OpenEpoch(wanted)] if owners is None else owners.opening(state)
             self._source = owners
             try:
                 self._commit(Requirement(incarnation=state.incarnation, epoch=state.epoch), edits)
             except EditRefused:
                 continue  # another writer opened an epoch in between: ours is the one after it
-            opened = state.epoch + 1
-            break
-        if opened is None:
-            raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} other writers opened epochs meanwhile")
-        self._epoch = opened
-        return opened
+            self._epoch = wanted
+            return wanted
+        raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} other writers opened epochs meanwhile")
 
     def _opened_in_doubt(self) -> int | None:
-        """The epoch that an earlier call opened, which didn't hear of it."""
+        """The epoch that an earlier call opened without hearing of it."""
         with self._lock:
             settled = self._settle()
-            opened = settled is not None and any(isinstance(edit, OpenEpoch) for edit in settled.edits)
-            return self.state.epoch if settled is not None and opened and settled.epoch == self.state.epoch else None
+        if settled is None or settled.epoch != self.state.epoch or not isinstance(settled.edits[-1], OpenEpoch):
+            return None
+        self._epoch = settled.epoch
+        return settled.epoch
 
     def commit(self, edits: Sequence[Edit]) -> ManifestState:
         """Commits edits as the owner of the epoch this log opened.
@@ -318,10 +315,7 @@ class ManifestLog:
 
     def _record(self, edits: Sequence[Edit], owners: OwnersSource | None) -> Record:
         state = self.state
-        source_end = None
-        if owners is not None:
-            source_end = owners.check(state)
-            edits = [*edits, *owners.extension(state, edits)]
+        source_end, edits = (None, edits) if owners is None else owners.recorded(state, edits)
         record_id = state.record_id + 1
         after = apply_edits(state, edits, record_id=record_id)
         return Record(

@@ -76,8 +76,16 @@ class OwnersSource:
         reserved = end - 1 if self._reserves else None
         return [*said, OpenEpoch(state.epoch + 1, self._source.source_id(), self._token, reserved, bool(self._accept))]
 
-    def extension(self, state: ManifestState, edits: Sequence[Edit]) -> list[Edit]:
-        """Reserves more ledger ids when few are left; what a record of ``edits`` says beside them."""
+    def recorded(self, state: ManifestState, edits: Sequence[Edit]) -> tuple[Position | None, Sequence[Edit]]:
+        """How far the source reaches, and the edits of a record that is to follow ``state``.
+
+        Raises:
+            SourceMismatch: as ``check``.
+        """
+        return self.check(state), [*edits, *self._extension(state, edits)]
+
+    def _extension(self, state: ManifestState, edits: Sequence[Edit]) -> list[Edit]:
+        """Reserves more ledger ids when few are left."""
         if any(isinstance(edit, OpenEpoch) for edit in edits):
             return []
         self._range, left = None, self._source.ledgers_left() if self._can_grant else None

@@ -158,8 +158,8 @@ def mismatch_error(state: ManifestState, why: str) -> SourceMismatch:
 
 def newest_known(state: ManifestState) -> Position | None:
     """The newest position that the manifest knows of."""
-    known = [each for each in (state.newest_end, state.source and state.source.reach) if each is not None]
-    return max(known, default=None)
+    reach = None if state.source is None else state.source.reach
+    return max((each for each in (state.newest_end, reach) if each is not None), default=None)
 
 
 def first_free_ledger(state: ManifestState) -> int:

@@ -117,6 +117,8 @@ class LedgerOffloader:
             entropy=entropy,
             writer_url=writer_url,
         )
+        #: Runs something on a worker after so many seconds.
+        self.call_after = self._workers.call_after
         #: Runs over the history of streams that have the process's settings.
         self.history = HistoryRuns(store, self._tools, self.settings.manifest)
         self._lock = threading.Lock()
@@ -287,7 +289,7 @@ class LedgerOffloader:
         Args:
             source: the stream's hot tier.
             stream: its name.
-            log: of ``owners_log``, with an epoch that was opened for this source; ``None``: one is opened as soon as
+            log: of ``history.owners_log``, with an epoch that was opened for this source; ``None``: one is opened when
                 there is something to offload.
             on_refused: called when the stream stops because the manifest refused what it had to say.
             take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
@@ -295,7 +297,7 @@ class LedgerOffloader:
                 of history at once) is the process's all the same.
         """
         tools = self._tools_of(settings)
-        log = log or self.owners_log(stream)
+        log = log or self.history.owners_log(stream)
         driver = dict(self.store.driver_metadata)
 
         def make_handle(
@@ -326,22 +328,6 @@ class LedgerOffloader:
         if self._observe:
             self.observation.start(self._observers.call_after)
         return offload
-
-    def owners_log(self, stream: str) -> ManifestLog:
-        """The manifest of a stream that is to be offloaded here."""
-        return ManifestLog(
-            self.store,
-            stream,
-            clock=self._clock,
-            entropy=self._entropy,
-            settings=self.settings.manifest,
-            checkpoint_aside=self._workers.submit,
-            writer_url=self._tools.writer_url,
-        )
-
-    def call_after(self, wait_s: float, call: Callable[[], None]) -> None:
-        """Runs ``call`` on a worker after a while."""
-        self._workers.call_after(wait_s, call)
 
     def offload_ledgers(self, source: LedgerSource, stream: str) -> Position | None:
         """The ledger method: every closed ledger that isn't offloaded yet, in order; the committed end then.

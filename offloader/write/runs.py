@@ -358,7 +358,13 @@ class HistoryRuns:
             with self._lock:
                 self._under_way.remove(run)
 
-    def _log(self, stream: str) -> ManifestLog:
+    def owners_log(self, stream: str) -> ManifestLog:
+        """The manifest of a stream that is to be offloaded while it is written: no commit waits for a checkpoint."""
+        return self._log(stream, checkpoint_aside=self._tools.workers.submit)
+
+    def _log(
+        self, stream: str, checkpoint_aside: Callable[[Callable[[], object]], object] | None = None
+    ) -> ManifestLog:
         return ManifestLog(
             self._store,
             stream,
@@ -366,6 +372,7 @@ class HistoryRuns:
             entropy=self._tools.entropy,
             settings=self._manifest,
             writer_url=self._tools.writer_url,
+            checkpoint_aside=checkpoint_aside,
         )
 
 

@@ -90,7 +90,7 @@ def plan_acceptance(
         source=source,
         aside=tuple(sorted(aside)),
         gaps=tuple(_missing(state, kept, first_ledger)),
-        failed=tuple(segment.uuid for segment in (*state.assigned(), *state.rewrites)),
+        failed=(*(each.uuid for each in state.assigned()), *(each.uuid for each in state.rewrites)),
         ledgers_from=first_ledger + 1,
     )
 
