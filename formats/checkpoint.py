@@ -20,6 +20,7 @@ from formats.sealed_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to
 
 __all__ = [
     "AssignedSegment",
+    "AssigningEpoch",
     "Checkpoint",
     "LedgerRow",
     "ReplacedSegment",
@@ -100,6 +101,14 @@ class ReplacedSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AssigningEpoch:
+    """An epoch that assigned segments: the nonce of the record that opened it, and the newest record that assigned."""
+
+    nonce: str
+    record_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """The header of a checkpoint: all of a manifest's view but the segments in columns.
 
@@ -115,6 +124,8 @@ class Checkpoint:
         replaced: segments whose entries are in others, and whose objects aren't deleted yet.
         committed_from: where the run begins that ends at ``committed_end``, while ranges in front of it aren't all
             there; ``None``: with the first range there is.
+        assigning: the epochs that assigned segments, from the oldest on.
+        base_crc32c: of the checkpoint it was built upon; 0: not known.
     """
 
     record_id: int
@@ -140,6 +151,8 @@ class Checkpoint:
     ledger_runs: tuple[RunRef, ...]
     ledgers: tuple[LedgerRow, ...]
     committed_from: Position | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
+    assigning: tuple[AssigningEpoch, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
+    base_crc32c: int = field(default=0, metadata=ABSENT_BY_DEFAULT)
 
 
 def run_name(record_id: int, nonce: int, content: str) -> str:

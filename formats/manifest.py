@@ -7,7 +7,7 @@ Owns their JSON layouts, which are final and versioned. Must never decide whethe
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 from uuid import UUID
 
@@ -40,7 +40,7 @@ from formats.manifest_edits import (
     Truncate,
     UndoRetire,
 )
-from formats.sealed_json import from_json, opened, sealed, to_json
+from formats.sealed_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
 
 __all__ = [
     "BOUNDARY_FORMAT",
@@ -113,7 +113,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One numbered, immutable step of a stream's manifest."""
+    """One numbered, immutable step of a stream's manifest.
+
+    ``previous_nonce`` is that of the record before, so that a lost record whose number is created again is noticed;
+    empty: there is none before, or an earlier release wrote this one.
+    """
 
     record_id: int
     incarnation: UUID
@@ -122,6 +126,7 @@ class Record:
     time_ms: int
     edits: tuple[Edit, ...]
     totals: Totals
+    previous_nonce: str = field(default="", metadata=ABSENT_BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +134,15 @@ class Boundary:
     """Records below ``first_kept_id`` may be gone; the newest checkpoint is ``checkpoint_id`` (0: none).
 
     ``checkpoint_crc32c`` is of that checkpoint's object, which names the checksums of its runs: so a flipped bit
-    anywhere in a manifest is noticed.
+    anywhere in a manifest is noticed. Record ``newest_id`` certainly existed and has ``newest_nonce`` (0 and empty:
+    nobody relied on one yet); nothing is destroyed on the word of a later one.
     """
 
     first_kept_id: int
     checkpoint_id: int
     checkpoint_crc32c: int = 0
+    newest_id: int = field(default=0, metadata=ABSENT_BY_DEFAULT)
+    newest_nonce: str = field(default="", metadata=ABSENT_BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

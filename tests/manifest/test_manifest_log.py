@@ -24,7 +24,8 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.manifest.boundary import raise_boundary, read_boundary
-from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, list_streams, load_manifest
+from offloader.manifest.creating import UNKNOWN_REPEATS_MAX
+from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.manifest.state import EditRefused
 from offloader.store.base import OVERWRITE, ObjectStore
 from offloader.store.memory import MemoryStore

@@ -112,6 +112,11 @@ def release_hot_ledgers(source: LedgerSource, log: ManifestLog, *, now_ms: int, 
         log.amend([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
     # What a truncation took from the stream goes too, if nobody has deleted it yet.
     gone = [info for info in ledgers if info.closed and info.ledger_id in state.deleted_ledgers and info not in due]
+    if due or gone:
+        # If the records that say so are lost from here on, everybody notices.
+        state = log.name_newest()
+        due = [info for info in due if info.ledger_id in state.hot_released_ledgers and holding_segments(state, info)]
+        gone = [info for info in gone if info.ledger_id in state.deleted_ledgers]
     for info in [*due, *gone]:
         try:
             source.delete(info.ledger_id)
