@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from formats.keys import checkpoint_key, data_key, parse_object_key, record_key
+from formats.keys import data_key, parse_object_key
 from formats.object_metadata import Testimony, object_testimony
 from offloader.cleanup.orphans import Leftover, Place, Reason
 from offloader.errors import NotFound
 from offloader.manifest.named_uuids import NamedUuids
-from offloader.manifest.state import ManifestState
+from offloader.manifest.survivors import newest_ms
 from offloader.manifest.testimony import tells_of_loss
 from offloader.manifest.unreadable import REBUILD, LostRecords
 from offloader.store.base import ObjectStore
@@ -37,7 +37,7 @@ class Witnesses:
     lost: str = ""
     _newest_ms: dict[int, int] = field(default_factory=dict)
 
-    def judged(self, leftover: Leftover, names: NamedUuids | ManifestState | None) -> Leftover:
+    def judged(self, leftover: Leftover, names: NamedUuids | None) -> Leftover:
         """The leftover, with another reason where its object, or one before, speaks for keeping it."""
         asked = leftover.place is Place.SEGMENT and leftover.reason is Reason.UNNAMED
         if asked and names is not None and not self.lost:
@@ -46,7 +46,7 @@ class Witnesses:
             testimony = self.testimony_of(key.uuid, key.ledger_id)
             if testimony is not None and tells_of_loss(names.assigning, testimony):
                 self.lost = f"{leftover.key} tells of record {testimony.record_id}"
-            elif testimony is None and leftover.modified_ms > self.newest_ms(names):
+            elif testimony is None and leftover.modified_ms > self._newest_of(names):
                 return replace(leftover, reason=Reason.UNTOLD)
         return replace(leftover, reason=Reason.RECORDS_LOST) if self.lost else leftover
 
@@ -65,16 +65,7 @@ class Witnesses:
         except NotFound:
             return None
 
-    def newest_ms(self, names: NamedUuids | ManifestState) -> int:
-        """The store's time of the newest record, or of its checkpoint; 0: neither is there."""
+    def _newest_of(self, names: NamedUuids) -> int:
         if names.record_id not in self._newest_ms:
-            self._newest_ms[names.record_id] = self._time_of(names)
+            self._newest_ms[names.record_id] = newest_ms(self.store, names)
         return self._newest_ms[names.record_id]
-
-    def _time_of(self, names: NamedUuids | ManifestState) -> int:
-        for key_of in (record_key, checkpoint_key):
-            try:
-                return self.store.head(key_of(self.stream, names.incarnation, names.record_id)).modified_ms
-            except NotFound:
-                continue
-        return 0

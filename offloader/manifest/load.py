@@ -9,6 +9,7 @@ counts only when the boundary, read after the last record, still keeps every rec
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
@@ -19,7 +20,7 @@ from formats.checkpoint_parquet import decode_columns
 from formats.checksum import crc32c
 from formats.errors import FormatError
 from formats.keys import checkpoint_key, manifest_prefix, record_key
-from offloader.errors import Corrupt, InvalidCall, NotFound, StoreUnavailable
+from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.apply import fold
 from offloader.manifest.boundary import GIVEN_UP_ID, StoredBoundary, read_boundary, require_never_begun
 from offloader.manifest.catalog import read_entry
@@ -34,6 +35,7 @@ __all__ = [
     "LoadedManifest",
     "Reading",
     "View",
+    "check_checkpoints",
     "load_manifest",
     "load_manifest_view",
     "load_manifest_view_at",
@@ -201,7 +203,7 @@ def _checkpoint_at(store: ObjectStore, empty: ManifestState, stored: StoredBound
     checkpoint_id, checksum = stored.boundary.checkpoint_id, stored.boundary.checkpoint_crc32c or None
     while checkpoint_id > record_id:
         header, _ = _checkpoint(store, empty.stream, empty.incarnation, checkpoint_id, checksum)
-        checkpoint_id, checksum = header.base_id, None
+        checkpoint_id, checksum = header.base_id, header.base_crc32c or None
     if not checkpoint_id:
         return empty
     header, own = _checkpoint(store, empty.stream, empty.incarnation, checkpoint_id, checksum)
@@ -216,6 +218,30 @@ def view_in_checkpoint(store: ObjectStore, stream: str, incarnation: UUID, check
         Corrupt, Unsupported: one of them can't be read.
     """
     return _restored(store, stream, *_checkpoint(store, stream, incarnation, checkpoint_id, None))
+
+
+def check_checkpoints(
+    store: ObjectStore, state: ManifestState, stored: StoredBoundary
+) -> Iterator[tuple[str, OffloaderError]]:
+    """What is wrong with the kept checkpoints and their runs, from the newest back: key and reason.
+
+    Each names the one it was built on, and that one's checksum.
+    """
+    checkpoint_id, checksum = stored.boundary.checkpoint_id, stored.boundary.checkpoint_crc32c or None
+    prefix = manifest_prefix(state.stream, state.incarnation)
+    while checkpoint_id >= max(stored.boundary.first_kept_id - 1, 1):
+        key = checkpoint_key(state.stream, state.incarnation, checkpoint_id)
+        try:
+            header, _ = _checkpoint(store, state.stream, state.incarnation, checkpoint_id, checksum)
+        except (NotFound, *Unreadable) as error:
+            yield key, error
+            return
+        for run in (*header.runs, *header.ledger_runs):
+            try:
+                read_run(store, prefix, run)
+            except (NotFound, Corrupt) as error:
+                yield f"{prefix}{run.name}", error
+        checkpoint_id, checksum = header.base_id, header.base_crc32c or None
 
 
 def _from_checkpoint(

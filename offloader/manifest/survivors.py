@@ -31,13 +31,13 @@ from formats.manifest import (
 )
 from formats.object_metadata import Testimony, object_testimony
 from offloader.errors import NotFound, OffloaderError
-from offloader.manifest.load import view_in_checkpoint
+from offloader.manifest.load import View, view_in_checkpoint
 from offloader.manifest.objects import incarnations_in, list_manifest, listed
 from offloader.manifest.state import ManifestState
 from offloader.manifest.testimony import tells_of_loss
 from offloader.store.base import ObjectInfo, ObjectStore
 
-__all__ = ["Range", "Survivors", "Unnamed", "missing_ranges", "survivors_of", "unnamed_objects"]
+__all__ = ["Range", "Survivors", "Unnamed", "missing_ranges", "newest_ms", "survivors_of", "unnamed_objects"]
 
 #: First and last position of a range.
 Range = tuple[Position, Position]
@@ -187,6 +187,16 @@ class Unnamed:
     uuid: UUID
     testimony: Testimony | None
     tells_of_loss: bool
+
+
+def newest_ms(store: ObjectStore, view: View) -> int:
+    """The store's time of a view's newest record, or of its checkpoint; 0: neither is there."""
+    for key_of in (record_key, checkpoint_key):
+        try:
+            return store.head(key_of(view.stream, view.incarnation, view.record_id)).modified_ms
+        except NotFound:
+            continue
+    return 0
 
 
 def unnamed_objects(
