@@ -30,6 +30,8 @@ __all__ = [
 
 #: Publish time of an entry whose publish time nobody recorded.
 TIME_UNKNOWN_MS = -1
+#: Latest publish time: NumPy would turn a later one, of an unsigned array, into one before 1970.
+_TIME_MAX_MS = 2**63 - 1
 #: ``[entry_len int32][entry_id int64]`` before each payload in a block (PIP-17, PIP-76).
 ENTRY_HEADER_BYTES = 12
 #: Payload bytes of one batch: Arrow's ``binary`` type counts its offsets in 32 bits.
@@ -114,14 +116,17 @@ class EntryBatch:
 
         Raises:
             LimitExceeded: more than ``BATCH_BYTES_MAX`` payload bytes.
-            Inconsistent: nulls among the payloads, or not as many times as payloads.
+            Inconsistent: nulls among the payloads, not as many times as payloads, or a time that int64 can't hold.
         """
         array = _binary_array(payloads)
         count = len(array)
         if isinstance(publish_times_ms, int):
             times = np.full(count, publish_times_ms, dtype=np.int64)
         else:
-            times = np.asarray(publish_times_ms, dtype=np.int64)
+            given = np.asarray(publish_times_ms)
+            if given.dtype.kind == "u" and given.size and int(given.max()) > _TIME_MAX_MS:
+                raise Inconsistent("publish time", expected=f"at most {_TIME_MAX_MS}", found=int(given.max()))
+            times = np.asarray(given, dtype=np.int64)
         if times.shape != (count,):
             raise Inconsistent("publish times and payloads differ in number", expected=count, found=times.shape)
         ids = np.arange(first_entry_id, first_entry_id + count, dtype=np.int64)

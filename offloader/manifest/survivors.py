@@ -30,7 +30,7 @@ from formats.manifest import (
     decode_record,
 )
 from formats.object_metadata import Testimony, object_testimony
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.manifest.load import View, view_in_checkpoint
 from offloader.manifest.objects import incarnations_in, list_manifest, listed
 from offloader.manifest.state import ManifestState
@@ -138,7 +138,7 @@ def survivors_of(store: ObjectStore, stream: str, incarnations: Iterable[UUID] |
 def _record(store: ObjectStore, key: str, found: Survivors) -> Record | None:
     try:
         return decode_record(store.get(key)[0], object_name=key)
-    except (FormatError, NotFound):
+    except (FormatError, Corrupt, NotFound):
         found.unreadable.append(key)
         return None
 
