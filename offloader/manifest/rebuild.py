@@ -131,7 +131,7 @@ def rebuild_manifest(
 
 
 def _missing(
-    chosen: ChosenSegments, known: Survivors, indexed: Sequence[Range], head: Position | None
+    chosen: ChosenSegments, known: Survivors, indexed: Mapping[UUID, Range], head: Position | None
 ) -> list[tuple[Position, Position]]:
     """What is named somewhere, or must have been between two segments of a ledger, and isn't among the chosen."""
     held = [(s.summary.begin, s.summary.end) for s in chosen.recorded]
@@ -144,8 +144,9 @@ def _missing(
     first = min((begin for begin, _ in held), default=None)
     begins = [each for each in (head, min(known.head, first) if known.head and first else known.head) if each]
     gaps = [(gap.first, gap.last) for gap in known.gaps]
+    lone = [each for uuid, each in indexed.items() if uuid not in known.gone]
     return missing_ranges(
-        [*known.ranges.values(), *indexed, *between], _joined([*held, *gaps]), max(begins, default=None)
+        [*known.ranges.values(), *lone, *between], _joined([*held, *gaps]), max(begins, default=None)
     )
 
 
@@ -249,7 +250,7 @@ def _give_up(store: ObjectStore, stream: str, incarnation: UUID) -> None:
 
 def _segments(
     store: ObjectStore, stream: str
-) -> tuple[list[FoundSegment], list[tuple[str, str]], list[str], list[Range]]:
+) -> tuple[list[FoundSegment], list[tuple[str, str]], list[str], Mapping[UUID, Range]]:
     """Whole segments directly under the stream's prefix, what is wrong with other objects of segments, unknown keys,
     and the ranges that indexes name without whole data."""
     data: dict[tuple[UUID, int | None], str] = {}
@@ -273,8 +274,8 @@ def _segments(
         except FormatError as error:
             problems.append((key, str(error)))
             lone += [(uuid, ledger_id)] if has_index else []
-    named = (_range_of(store, indexes[which], which[1]) for which in lone)
-    return found, problems, unknown, [each for each in named if each is not None]
+    named = ((which[0], _range_of(store, indexes[which], which[1])) for which in lone)
+    return found, problems, unknown, {uuid: each for uuid, each in named if each is not None}
 
 
 def _range_of(store: ObjectStore, key: str, ledger_id: int | None) -> Range | None:

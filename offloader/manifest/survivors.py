@@ -49,6 +49,7 @@ class Survivors:
 
     Attributes:
         ranges: uuid -> range, of segments that were offloaded or assigned with an end, and weren't let go of.
+        gone: segments that failed, were purged, released or replaced.
         gaps: that were recorded.
         closed: ledger id -> last entry id.
         head: the furthest one.
@@ -57,6 +58,7 @@ class Survivors:
     """
 
     ranges: dict[UUID, Range] = field(default_factory=dict)
+    gone: set[UUID] = field(default_factory=set)
     gaps: list[Gap] = field(default_factory=list)
     closed: dict[int, int] = field(default_factory=dict)
     head: Position | None = None
@@ -89,14 +91,12 @@ class Survivors:
             case Offloaded() | Adopt():
                 self.ranges[edit.uuid] = edit.summary.begin, edit.summary.end
             case Replace():
-                for uuid in edit.uuids:
-                    self.ranges.pop(uuid, None)
+                self._let_go(*edit.uuids)
                 self.ranges |= {each.uuid: (each.summary.begin, each.summary.end) for each in edit.by}
             case Failed():
-                self.ranges.pop(edit.uuid, None)
+                self._let_go(edit.uuid)
             case Purged() | Release():
-                for uuid in edit.uuids:
-                    self.ranges.pop(uuid, None)
+                self._let_go(*edit.uuids)
             case Gap() if edit not in self.gaps:
                 self.gaps.append(edit)
             case LedgerClosed():
@@ -107,6 +107,11 @@ class Survivors:
                 self.head = edit.head or self.head
             case _:
                 pass
+
+    def _let_go(self, *uuids: UUID) -> None:
+        self.gone |= set(uuids)
+        for uuid in uuids:
+            self.ranges.pop(uuid, None)
 
 
 def _further(head: Position | None, other: Position | None) -> Position | None:
