@@ -21,6 +21,7 @@ from formats.sealed_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to
 
 __all__ = [
     "AssignedSegment",
+    "AssigningEpoch",
     "Checkpoint",
     "KnownSource",
     "LedgerRow",
@@ -125,6 +126,14 @@ class ReplacedSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AssigningEpoch:
+    """An epoch that assigned segments: the nonce of the record that opened it, and the newest record that assigned."""
+
+    nonce: str
+    record_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """The header of a checkpoint: all of a manifest's view but the segments in columns.
 
@@ -141,6 +150,8 @@ class Checkpoint:
         committed_from: where the run begins that ends at ``committed_end``, while ranges in front of it aren't all
             there; ``None``: with the first range there is.
         source: the ledger database that the stream's positions belong to; ``None``: none is known.
+        assigning: the epochs that assigned segments, from the oldest on.
+        base_crc32c: of the checkpoint it was built upon; 0: not known.
     """
 
     record_id: int
@@ -167,6 +178,8 @@ class Checkpoint:
     ledgers: tuple[LedgerRow, ...]
     committed_from: Position | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
     source: KnownSource | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
+    assigning: tuple[AssigningEpoch, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
+    base_crc32c: int = field(default=0, metadata=ABSENT_BY_DEFAULT)
 
 
 def run_name(record_id: int, nonce: int, content: str) -> str:

@@ -119,14 +119,17 @@ class EntryBatch:
 
         Raises:
             LimitExceeded: more than ``BATCH_BYTES_MAX`` payload bytes.
-            Inconsistent: nulls among the payloads, or not as many times as payloads.
+            Inconsistent: nulls among the payloads, not as many times as payloads, or a time that int64 can't hold.
         """
         array = _binary_array(payloads)
         count = len(array)
         if isinstance(publish_times_ms, int):
             times = np.full(count, publish_times_ms, dtype=np.int64)
         else:
-            times = np.asarray(publish_times_ms, dtype=np.int64)
+            given = np.asarray(publish_times_ms)
+            if given.dtype.kind == "u" and given.size and int(given.max()) > TIME_MS_MAX:
+                raise Inconsistent("publish time", expected=f"at most {TIME_MS_MAX}", found=int(given.max()))
+            times = np.asarray(given, dtype=np.int64)
         if times.shape != (count,):
             raise Inconsistent("publish times and payloads differ in number", expected=count, found=times.shape)
         ids = np.arange(first_entry_id, first_entry_id + count, dtype=np.int64)

@@ -132,6 +132,8 @@ class Record:
 
     ``source_end``: the newest position that the owner's source had before this record; ``None``: the record isn't the
     owner's, or its source is empty or has no identity.
+    ``previous_nonce`` is that of the record before, so that a lost record whose number is created again is noticed;
+    empty: there is none before, or an earlier release wrote this one.
     """
 
     record_id: int
@@ -142,6 +144,7 @@ class Record:
     edits: tuple[Edit, ...]
     totals: Totals
     source_end: Position | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
+    previous_nonce: str = field(default="", metadata=ABSENT_BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +152,15 @@ class Boundary:
     """Records below ``first_kept_id`` may be gone; the newest checkpoint is ``checkpoint_id`` (0: none).
 
     ``checkpoint_crc32c`` is of that checkpoint's object, which names the checksums of its runs: so a flipped bit
-    anywhere in a manifest is noticed.
+    anywhere in a manifest is noticed. Record ``newest_id`` certainly existed and has ``newest_nonce`` (0 and empty:
+    nobody relied on one yet); nothing is destroyed on the word of a later one.
     """
 
     first_kept_id: int
     checkpoint_id: int
     checkpoint_crc32c: int = 0
+    newest_id: int = field(default=0, metadata=ABSENT_BY_DEFAULT)
+    newest_nonce: str = field(default="", metadata=ABSENT_BY_DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)

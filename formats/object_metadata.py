@@ -13,7 +13,15 @@ from uuid import UUID
 from formats.errors import UnsupportedVersion
 from formats.stream_names import encode_stream
 
-__all__ = ["CONTENT_TYPE", "ObjectOwner", "check_object_version", "object_metadata", "object_owner"]
+__all__ = [
+    "CONTENT_TYPE",
+    "ObjectOwner",
+    "Testimony",
+    "check_object_version",
+    "object_metadata",
+    "object_owner",
+    "object_testimony",
+]
 
 #: Content type we write for data and index; ignored on reading.
 CONTENT_TYPE = "application/octet-stream"
@@ -22,6 +30,8 @@ _FORMAT_VERSION = "s3managedledgeroffloaderformatversion"
 _SOFTWARE_VERSION = "s3managedledgeroffloadersoftwareversion"
 _INCARNATION = "offloaderincarnation"
 _EPOCH = "offloaderepoch"
+_EPOCH_NONCE = "offloaderepochnonce"
+_RECORD = "offloaderrecord"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +42,23 @@ class ObjectOwner:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Testimony:
+    """What an object tells of the manifest: the record that assigned it, or a later one of its epoch that assigned.
+
+    Attributes:
+        epoch_nonce: of the record that opened the epoch.
+        record_id: of the record that assigned.
+    """
+
+    epoch_nonce: str
+    record_id: int
+
+    def as_metadata(self) -> dict[str, str]:
+        """As user metadata of an object."""
+        return {_EPOCH_NONCE: self.epoch_nonce, _RECORD: str(self.record_id)}
+
+
 def object_metadata(
     *,
     role: Literal["data", "index"],
@@ -40,6 +67,7 @@ def object_metadata(
     software_version: str,
     incarnation: UUID,
     epoch: int,
+    testimony: Testimony | None = None,
 ) -> dict[str, str]:
     """The user metadata of an object that this project writes.
 
@@ -51,6 +79,7 @@ def object_metadata(
         software_version: of this project.
         incarnation: of the stream.
         epoch: of the writer.
+        testimony: of the record that assigned the segment; ``None``: not written.
     """
     return {
         "role": role,
@@ -59,6 +88,7 @@ def object_metadata(
         _SOFTWARE_VERSION: software_version,
         _INCARNATION: str(incarnation),
         _EPOCH: str(epoch),
+        **({} if testimony is None else testimony.as_metadata()),
     }
 
 
@@ -75,6 +105,15 @@ def object_owner(metadata: Mapping[str, str]) -> ObjectOwner | None:
     values = _lower(metadata)
     try:
         return ObjectOwner(UUID(values[_INCARNATION]), int(values[_EPOCH]))
+    except (KeyError, ValueError):
+        return None
+
+
+def object_testimony(metadata: Mapping[str, str]) -> Testimony | None:
+    """Which record assigned the object; ``None`` when it doesn't say, or not in our words."""
+    values = _lower(metadata)
+    try:
+        return Testimony(values[_EPOCH_NONCE], int(values[_RECORD]))
     except (KeyError, ValueError):
         return None
 

@@ -37,7 +37,7 @@ DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
 
 _CRC_SUFFIX = b',"crc32c":"%08x"}'
 _CRC_SUFFIX_BYTES = len(_CRC_SUFFIX % 0)
-_AS_THEY_ARE = frozenset({str, int, bool, type(None)})
+_AS_THEY_ARE = frozenset({str, bool, type(None)})
 _SEQUENCES = frozenset({tuple, list})
 
 #: Turns a value, of the named object, at a place in it, into what its field holds.
@@ -48,10 +48,15 @@ def sealed(body: Mapping[str, Any], *, bytes_max: int = DOCUMENT_BYTES_MAX) -> b
     """JSON with a CRC-32C at its end; the same body always gives the same bytes.
 
     Raises:
+        Inconsistent: a text in it can't be written; whatever is written can be read.
         LimitExceeded: more than ``bytes_max`` bytes, which ``opened`` would refuse.
     """
-    text = json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False).encode()
-    data = text[:-1] + _CRC_SUFFIX % crc32c(text[:-1])
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False)
+    try:
+        text_bytes = text.encode()
+    except UnicodeEncodeError as error:
+        raise Inconsistent(f"text that UTF-8 can't hold: {error}") from error
+    data = text_bytes[:-1] + _CRC_SUFFIX % crc32c(text_bytes[:-1])
     _require_size(data, bytes_max, "")
     return data
 
@@ -87,12 +92,18 @@ def _require_size(data: bytes, bytes_max: int, object_name: str) -> None:
 
 
 def to_json(value: object) -> Any:
-    """A value of the manifest as what JSON has: dataclasses become objects, positions pairs, uuids text."""
+    """A value of the manifest as what JSON has: dataclasses become objects, positions pairs, uuids text.
+
+    Raises:
+        Inconsistent: a number that no field holds, so that whatever is written can be read.
+    """
     kind: Any = type(value)
+    if kind is int:
+        return _checked(value)  # type: ignore[arg-type]
     if kind in _AS_THEY_ARE:
         return value
     if kind is Position:
-        return [*value]  # type: ignore[misc]
+        return [_checked(number) for number in value]  # type: ignore[attr-defined]
     if kind is UUID:
         return str(value)
     if kind in _SEQUENCES:
@@ -106,7 +117,13 @@ def to_json(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, int):
-        return int(value)
+        return _checked(int(value))
+    return value
+
+
+def _checked(value: int) -> int:
+    if not _is_int64(value):
+        raise Inconsistent("a number that no field holds", expected="-2**63 to 2**63 - 1", found=value)
     return value
 
 
@@ -166,7 +183,7 @@ def _scalar(kind: Any) -> _Decoder:
     def decode(value: object, object_name: str, path: str) -> Any:
         if plain and type(value) is kind:
             return value
-        if kind is int and type(value) is int and -(2**63) < value < 2**63:
+        if kind is int and type(value) is int and _is_int64(value):
             return value
         if isinstance(kind, type) and _is_scalar(kind, value):
             try:
@@ -182,8 +199,12 @@ def _is_scalar(kind: type, value: object) -> bool:
     if kind is bool or isinstance(value, bool):
         return kind is bool and isinstance(value, bool)
     if issubclass(kind, int):
-        return isinstance(value, int) and abs(value) < 2**63
+        return isinstance(value, int) and _is_int64(value)
     return issubclass(kind, str) and isinstance(value, str)
+
+
+def _is_int64(value: int) -> bool:
+    return -(2**63) <= value < 2**63
 
 
 @functools.cache
@@ -233,7 +254,7 @@ def _position(value: object, object_name: str, path: str) -> Position:
     if (
         isinstance(value, list)
         and len(value) == 2
-        and all(isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**63 for v in value)
+        and all(isinstance(v, int) and not isinstance(v, bool) and _is_int64(v) for v in value)
     ):
         return Position(value[0], value[1])
     raise _mismatch("[ledger id, entry id]", value, object_name, path)

@@ -68,6 +68,8 @@ class Reason(StrEnum):
     UNLISTED = "of a stream without a catalogue entry"
     DOUBTFUL = "its manifest was given up or can't be read"
     NAMED_SINCE = "named or changed meanwhile"
+    UNTOLD = "younger than the newest record: one that names it may be lost"
+    RECORDS_LOST = "records of its manifest are lost"
     FOREIGN = "nothing proves that it is ours"
 
     @property

@@ -32,6 +32,7 @@ from offloader.cleanup.orphans import (
     judged_again,
 )
 from offloader.cleanup.uploads import uploads_below, uploads_by_key
+from offloader.cleanup.witnesses import Witnesses
 from offloader.clock import Clock
 from offloader.errors import Corrupt, InvalidCall, NotFound, StoreUnavailable, Unsupported
 from offloader.manifest.catalog import forget_name, is_released, read_entry, unused_void
@@ -94,6 +95,7 @@ class Reconciliation:
     is_topic: bool = False
     needed: dict[Place, Tally] = field(default_factory=dict)
     _known: Knowledge = field(init=False)
+    _witnesses: Witnesses = field(init=False)
     _entry: UUID | None = field(init=False, default=None)
     _unfinished: set[UUID] = field(init=False, default_factory=set)
     _old_manifests: dict[str, Leftover] = field(init=False, default_factory=dict)
@@ -106,6 +108,8 @@ class Reconciliation:
             NotFound: there is no such stream, or nothing says which of its manifests is alive.
             ClockSkew: the clocks differ too much to call anything old; nothing was deleted.
             Corrupt, Unsupported: the manifest can't be read; nothing of the stream was deleted.
+            LostRecords: an object tells of a record that isn't there. Raised at the end: nothing that was found after
+                it was deleted.
             StoreUnavailable: the store doesn't answer, or the stream was deleted or created anew meanwhile: run again.
         """
         try:
@@ -117,6 +121,7 @@ class Reconciliation:
         uploads = [] if self.is_topic else uploads_below(self.store, self.stream)
         incarnations = incarnations_in(self.store, self.stream)
         page = self.store.list(prefix)
+        self._witnesses = Witnesses(self.store, self.stream)
         self._known = self._knowledge(incarnations, now_ms - int(self.settings.orphan_age_hours_min * _MS_PER_HOUR))
         voids = self._voids()
         waiting: list[Leftover] = []
@@ -130,6 +135,7 @@ class Reconciliation:
                     yield from self._taken(waiting)
                     waiting = []
         yield from self._taken(waiting)
+        self._witnesses.require_none_lost()
         yield from self._swept_manifests()
         yield from self._forgotten(voids)
 
@@ -285,14 +291,21 @@ class Reconciliation:
     def _taken(self, some: Sequence[Leftover]) -> Iterator[Leftover]:
         """Deletes, and says of each what became of it."""
         if not self.delete:
-            yield from (self._done(replace(each, outcome=Outcome.DELETABLE)) for each in some)
+            for each in some:
+                told = self._witnesses.judged(each, self._known.names)
+                is_deletable = told.reason.is_deletable
+                yield self._done(replace(told, outcome=Outcome.DELETABLE) if is_deletable else told)
             return
         waiting, wait_s = list(some), RETRY_SECONDS_FIRST
         for attempt in range(1, DELETE_ATTEMPTS_MAX + 1):
             if not waiting:
                 return
             self._look_again()
+            # Each is asked before any of them goes.
             again = [judged_again(leftover, self._known) for leftover in waiting]
+            again = [self._witnesses.judged(each, self._known.names) for each in again]
+            if self._witnesses.lost:
+                again = [replace(each, reason=Reason.RECORDS_LOST) for each in again]
             yield from (self._done(each) for each in again if not each.reason.is_deletable)
             doomed = [each for each in again if each.reason.is_deletable]
             failures = self._delete(doomed)

@@ -24,6 +24,7 @@ from offloader.manifest.global_hold import require_no_global_hold
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_record import SegmentRecord
 from offloader.manifest.segment_slice import SegmentSlice
+from offloader.manifest.state import ManifestState
 
 __all__ = ["SEGMENTS_PER_RECORD_MAX", "Sweeper", "Swept"]
 
@@ -138,20 +139,25 @@ class Sweeper:
             void_before_ms: a batch that never came about and was planned earlier is forgotten.
         """
         state = self._log.state
-        others = {each.uuid for each in state.rewrites} | {each.uuid for each in state.replaced}
-        if any(each.uuid in state.segments or each.uuid in others for each in batch.segments):
+        if _names_any(state, batch):
             # Its record was never written, or was refused; or is still on its way.
             if batch.planned_ms < void_before_ms:
                 void_batch(self._store, batch)
             return
-        self._delete(batch)
+        self._delete_purged(batch)
 
     def _purge(self, record_id: int, rule: str, entries: Sequence[DeletedSegment]) -> None:
         require_no_global_hold(self._store)
         batch = self._begin(Action.PURGE, rule, record_id, entries)
         self._log.amend([Purged(tuple(each.uuid for each in entries), record_id)])
         self.swept.purged += len(entries)
-        self._delete(batch)
+        self._delete_purged(batch)
+
+    def _delete_purged(self, batch: DeletionRecord) -> None:
+        """Once the boundary names the record that says so, or one after it: if it is lost then, everybody notices."""
+        state = self._log.name_newest()
+        if not _names_any(state, batch):
+            self._delete(batch)
 
     def _begin(self, action: Action, rule: str, record_id: int, entries: Sequence[DeletedSegment]) -> DeletionRecord:
         # One that was written down when the last round stopped, before its record, is this one.
@@ -189,6 +195,12 @@ class Sweeper:
             return
         self.swept.deleted_objects += len(keys)
         self.swept.deleted_bytes += sum(each.object_bytes for each in batch.segments if each.keys)
+
+
+def _names_any(state: ManifestState, batch: DeletionRecord) -> bool:
+    """Whether the manifest still names a segment of the batch."""
+    others = {each.uuid for each in state.rewrites} | {each.uuid for each in state.replaced}
+    return any(each.uuid in state.segments or each.uuid in others for each in batch.segments)
 
 
 def _identity(action: str, retire_record: int, segments: Sequence[DeletedSegment]) -> tuple[object, ...]:

@@ -13,7 +13,7 @@ from uuid import UUID
 from formats.entries import Position
 from formats.manifest import Edit, Restore, Truncate, UndoRetire
 from offloader.cleanup.plan import plan_cleanup, retired_groups
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, StoreUnavailable
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.records import kept_records
@@ -59,6 +59,7 @@ def undo_retirements(
         NotFound: no such stream.
         InvalidCall: nothing is retired, or one of ``segments`` isn't: it may be purged already.
         EditRefused: they can't come back without a hole, or somebody purged them meanwhile; nothing was changed.
+        OutcomeUnknown, StoreUnavailable: they may be back, and that isn't sure to stay so: call it again.
     """
     state = log.load()
     groups = [
@@ -82,7 +83,14 @@ def undo_retirements(
     undone = Undone(
         stream=state.stream, segments=chosen, head_before=state.head, head=wanted or state.head, ledgers=ledgers
     )
-    return undone if dry_run else replace(undone, record_id=log.amend(edits).record_id)
+    if dry_run:
+        return undone
+    record_id = log.amend(edits).record_id
+    # Only now it may be said: if that record is lost from here on, nobody deletes on the word of what is left.
+    after = log.name_newest()
+    if any((found := after.segments.get(each.uuid)) is None or found.retire_record is not None for each in chosen):
+        raise StoreUnavailable(f"stream {state.stream}: others retired these segments again meanwhile", hint=_AGAIN)
+    return replace(undone, record_id=record_id)
 
 
 def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[SegmentRecord]) -> Position | None:

@@ -5,6 +5,7 @@ Owns what is printed of it. Must never write with ``--dry-run``, nor rebuild wit
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated
@@ -15,7 +16,7 @@ from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.clock import SystemClock
 from offloader.effective_settings import settings_for
-from offloader.errors import InvalidCall, NotFound
+from offloader.errors import ErrorKind, InvalidCall, NotFound
 from offloader.manifest.catalog import is_released, read_entry
 from offloader.manifest.expiry import expire_records
 from offloader.manifest.global_hold import require_no_global_hold
@@ -27,6 +28,7 @@ from offloader.manifest.salvage import FoundSegment
 from offloader.manifest.sealing import plan_checkpoint
 from offloader.manifest.state import ManifestState
 from offloader.manifest.stream_deletion import sweep_dead_incarnations
+from offloader.manifest.survivors import Range, missing_ranges
 from offloader.read.times import time_text
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
@@ -71,28 +73,38 @@ def run(
             show_default=False,
         ),
     ] = None,
+    accept_loss: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept-loss",
+            metavar="FIRST..LAST",
+            help="rebuild: that these entries are missing is known, and no reason for exit code 6. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="rebuild, checkpoint, expire: say what would be written or deleted.")
     ] = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Look after a stream's manifest.
 
     show: what it says, in short. checkpoint: write a checkpoint now. rebuild: a new manifest from the objects, where
-    the old one can't be read; objects are neither changed nor deleted. expire: delete what the manifest doesn't need
-    any more: records, checkpoints and runs that a checkpoint older than orphan_age_hours_min holds, and what dead
+    the old one can't be read or lost records; objects are neither changed nor deleted. What is missing is listed and
+    recorded as gaps, and ends with exit code 6 unless it is accepted by name. expire: delete what the manifest doesn't
+    need any more: records, checkpoints and runs that a checkpoint older than orphan_age_hours_min holds, and what dead
     incarnations of the stream left. Never an object of a segment.
     """
-    _check_options(action, records, head, closed or [], dry_run)
+    _check_options(action, records, head, [*(closed or []), *(accept_loss or [])], dry_run)
     writes = action is not Action.SHOW and not dry_run
     settings = settings_for(stream, config or None)
     opened = open_configured_store(store, endpoint_url, region, settings, read_only=not writes)
     if action is Action.EXPIRE:
         _expire(opened, stream, settings.manifest, dry_run=dry_run, as_json=json)
-        return
+        return 0
     if action is Action.REBUILD:
-        _rebuild(opened, stream, head, closed or [], settings.manifest, dry_run=dry_run, as_json=json)
-        return
+        accepted = [_range_of(text) for text in accept_loss or []]
+        return _rebuild(opened, stream, head, closed or [], accepted, settings.manifest, dry_run=dry_run, as_json=json)
     if action is Action.CHECKPOINT and not dry_run:
         log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
         log.load()
@@ -100,7 +112,7 @@ def run(
     loaded = _load(opened, stream)
     if action is Action.CHECKPOINT and dry_run:
         _print_plan(loaded, as_json=json)
-        return
+        return 0
     facts = _facts(loaded)
     if json:
         print(json_line(facts))
@@ -109,6 +121,16 @@ def run(
         for name, value in facts.items():
             print(f"{_LABELS.get(name, name).ljust(width)}  {_text(name, value)}")
     print_rows(_record_rows(opened, loaded, records), _RECORD_COLUMNS, as_json=json)
+    return 0
+
+
+def _range_of(text: str) -> Range:
+    first, separator, last = text.partition("..")
+    begin = position_of(first, option="--accept-loss")
+    end = position_of(last, option="--accept-loss") if separator else begin
+    if end < begin:
+        raise InvalidCall(f"--accept-loss {text}: it ends before it begins", hint="give FIRST..LAST, as 2:0..2:39")
+    return begin, end
 
 
 #: Of values that people see with a unit of their own.
@@ -122,7 +144,9 @@ def _check_options(action: Action, records: int, head: str, closed: Sequence[str
             hint="give --head LEDGER:ENTRY, or --head first when nothing ever was",
         )
     if action is not Action.REBUILD and (head or closed):
-        raise InvalidCall("--head and --closed are for rebuilding", hint="`offloader manifest rebuild STREAM`")
+        raise InvalidCall(
+            "--head, --closed and --accept-loss are for rebuilding", hint="`offloader manifest rebuild STREAM`"
+        )
     if action is not Action.SHOW and records:
         raise InvalidCall("--records is for showing", hint="`offloader manifest show STREAM --records N`")
     if action is Action.SHOW and dry_run:
@@ -209,11 +233,12 @@ def _rebuild(
     stream: str,
     head: str,
     closed: Sequence[str],
+    accepted: Sequence[Range],
     settings: ManifestSettings,
     *,
     dry_run: bool,
     as_json: bool,
-) -> None:
+) -> int:
     ends = [position_of(text, option="--closed") for text in closed]
     done = rebuild_manifest(
         store,
@@ -225,6 +250,15 @@ def _rebuild(
         settings=settings,
     )
     _print_rebuild(done, as_json=as_json)
+    lost = missing_ranges(done.missing, accepted, None)
+    if lost:
+        _print_loss(lost)
+    return ErrorKind.REPAIR_DATA.value if lost else 0
+
+
+def _print_loss(lost: Sequence[Range]) -> None:
+    names = " ".join(f"--accept-loss {first}..{last}" for first, last in lost)
+    sys.stderr.write(f"offloader: entries are missing; they are gaps from now on. Known and accepted: {names}\n")
 
 
 def _expire(store: ObjectStore, stream: str, settings: ManifestSettings, *, dry_run: bool, as_json: bool) -> None:
@@ -310,12 +344,15 @@ def _print_rebuild(done: Rebuild, *, as_json: bool) -> None:
         "before_head": len(chosen.before_head),
         "problems": len(done.problems),
         "unknown": len(done.unknown),
+        "missing": [f"{first}..{last}" for first, last in done.missing],
         "ledgers_without_proven_end": list(chosen.unproven),
         "committed_end": None if state is None else state.committed_end(),
     }
     if as_json:
         print(json_line(summary))
         return
+    for first, last in done.missing:
+        print(f"missing: {first}..{last}: recorded as a gap")
     for position in chosen.unproven:
         print(
             f"ledger {position.ledger_id} may go on after {position}: nothing is readable past it. If it ends there, "

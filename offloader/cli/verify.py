@@ -15,12 +15,13 @@ import typer
 from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
 from offloader.cli.output import bytes_text, json_line
 from offloader.clock import SystemClock
-from offloader.errors import ErrorKind
+from offloader.errors import Corrupt, ErrorKind
 from offloader.manifest.state import ManifestState
 from offloader.read.fetch import Fetcher
 from offloader.read.streams import load_stream
 from offloader.read.unexpected import find_unexpected
 from offloader.read.verify import CheckTotals, Finding, check_order, check_segments
+from offloader.read.verify_manifest import check_history, describe_damage
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
@@ -41,7 +42,8 @@ def run(
     """Check the objects of streams against their manifests; every finding is a line, damage ends with exit code 6.
 
     Without --deep: both objects of every segment are there with the recorded length and checksum, and every index adds
-    up to what the manifest says. With it, every byte is read as well. Objects that no manifest names are notes only.
+    up to what the manifest says. With it, every byte is read as well, of the manifest too. Objects that no manifest
+    names are notes, unless one tells of a record that is lost.
     """
     opened = open_chosen_store(store, endpoint_url, region)
     damaged = False
@@ -51,8 +53,17 @@ def run(
 
 
 def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bool:
-    state = load_stream(store, stream)
-    totals, progress = CheckTotals(), _Progress(sys.stderr, of=len(state.offloaded()))
+    totals = CheckTotals()
+    try:
+        state = load_stream(store, stream)
+    except Corrupt as error:
+        # All the more is said of what is there.
+        for finding in describe_damage(store, stream, error):
+            totals.count([finding])
+            print_finding(finding, as_json=as_json)
+        print_totals(stream, 0, totals, deep=deep, as_json=as_json)
+        return True
+    progress = _Progress(sys.stderr, of=len(state.offloaded()))
     for finding in _findings(store, state, totals, progress, deep=deep):
         totals.count([finding])
         progress.clear()
@@ -70,6 +81,8 @@ def _findings(
         totals.add(check)
         progress.show(totals)
         yield from check.findings
+    if deep:
+        yield from check_history(store, state)
     yield from find_unexpected(store, state)
 
 

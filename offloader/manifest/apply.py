@@ -49,8 +49,9 @@ from offloader.manifest.replacing import promise, replace_segments, without_prom
 from offloader.manifest.restoring import restore_range
 from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
+from offloader.manifest.testimony import assigning_after
 
-__all__ = ["apply_edits", "fold"]
+__all__ = ["apply_edits", "fold", "require_follows"]
 
 
 def fold(state: ManifestState, record: Record) -> ManifestState:
@@ -65,11 +66,16 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
             f"stream {state.stream}: record {record.record_id} of {record.incarnation} doesn't follow "
             f"record {state.record_id} of {state.incarnation}"
         )
+    require_follows(state.stream, state.nonce, record)
     draft = _Rules(state, record.record_id)
     for edit in record.edits:
         draft.apply(edit)
     if draft.now("epoch") != state.epoch:
         draft.changes["owner"] = record.writer
+    owner = draft.now("owner")
+    draft.changes["assigning"] = assigning_after(
+        state.assigning, record.edits, epoch_nonce=owner.nonce, record_id=record.record_id
+    )
     draft.changes.update(writer=record.writer, time_ms=record.time_ms)
     reach_source(draft, record.source_end)
     after = draft.state()
@@ -81,6 +87,18 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
     if after.sums != (totals.segments, totals.entries, totals.payload_bytes, totals.object_bytes):
         raise EditRefused(f"stream {state.stream}: record {record.record_id} has totals {totals}, not {after.sums}")
     return after
+
+
+def require_follows(stream: str, nonce: str, record: Record) -> None:
+    """Raises ``EditRefused`` when a record names another one before it than the one with that nonce.
+
+    A lost record whose number was created again is noticed by it.
+    """
+    if record.previous_nonce and record.previous_nonce != nonce:
+        raise EditRefused(
+            f"stream {stream}: record {record.record_id} follows another record {record.record_id - 1} than the one "
+            "that is there: that one was lost, and its number created again"
+        )
 
 
 def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) -> ManifestState:

@@ -5,6 +5,7 @@ Owns reading, creating and raising it. Must never lower a number in it, nor writ
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
@@ -12,8 +13,9 @@ from formats.errors import FormatError
 from formats.keys import boundary_key
 from formats.manifest import Boundary, decode_boundary, encode_boundary
 from offloader.errors import Corrupt, NotFound, OutcomeUnknown, PreconditionFailed
-from offloader.manifest.objects import list_manifest
-from offloader.manifest.unreadable import REBUILD, unreadable
+from offloader.manifest.objects import ManifestObjects, has_segment_of, list_manifest
+from offloader.manifest.state import ManifestState
+from offloader.manifest.unreadable import REBUILD, LostRecords, unreadable
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 
 __all__ = [
@@ -21,8 +23,12 @@ __all__ = [
     "GIVEN_UP_ID",
     "StoredBoundary",
     "create_boundary",
+    "name_record",
+    "naming",
+    "put_given_up",
     "raise_boundary",
     "read_boundary",
+    "require_never_begun",
     "require_no_records",
 ]
 
@@ -36,6 +42,11 @@ class StoredBoundary(NamedTuple):
 
     boundary: Boundary
     etag: str
+
+    def contradicts(self, record_id: int, nonce: str) -> bool:
+        """Whether it names this record's number, or a later one, and doesn't say that the record was this one."""
+        newest = self.boundary.newest_id, self.boundary.newest_nonce
+        return 0 < record_id <= newest[0] and newest != (record_id, nonce)
 
 
 def read_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> StoredBoundary:
@@ -78,8 +89,18 @@ def create_boundary(store: ObjectStore, stream: str, incarnation: UUID, *, is_ne
     return True
 
 
-def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> None:
-    """After a boundary wasn't there: nothing else of the manifest is either.
+def put_given_up(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
+    """Makes a boundary that says that the manifest was given up, where none is; False: there is one by now."""
+    given_up = replace(FIRST_BOUNDARY, first_kept_id=GIVEN_UP_ID)
+    try:
+        store.put(boundary_key(stream, incarnation), encode_boundary(given_up), mode=CREATE)
+    except PreconditionFailed:
+        return False
+    return True
+
+
+def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestObjects:
+    """After a boundary wasn't there: nothing else of the manifest is either. What is there, where a boundary is.
 
     A stream is created boundary first and deleted boundary last. The listing only tells loss from creation; what it
     doesn't show is never taken for gone.
@@ -90,6 +111,47 @@ def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> No
     found = list_manifest(store, stream, incarnation)
     if found.boundary is None and found.known():
         raise Corrupt(f"the boundary of stream {stream} is missing, its records are there", hint=REBUILD)
+    return found
+
+
+def require_never_begun(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
+    """Of the living incarnation, in which no record was found: True: none ever was; False: there is one by now.
+
+    Objects of segments come after the records that assign them. So when there are objects, listed first, and still no
+    record and no checkpoint, read after, then these are lost.
+
+    Raises:
+        Corrupt: there are records and no boundary.
+        LostRecords: there are segments and no record.
+    """
+    has_segment = has_segment_of(store, stream, incarnation)
+    found = require_no_records(store, stream, incarnation)
+    if not has_segment:
+        return True
+    if found.records or found.checkpoints:
+        return False
+    raise LostRecords(
+        f"stream {stream} has segments of {incarnation} and no manifest record: they are lost", hint=REBUILD
+    )
+
+
+def naming(boundary: Boundary, record_id: int, nonce: str) -> Boundary:
+    """The boundary that says that a record certainly existed, unless it names a later one already."""
+    if record_id < boundary.newest_id:
+        return boundary
+    return replace(boundary, newest_id=record_id, newest_nonce=nonce)
+
+
+def name_record(store: ObjectStore, state: ManifestState, stored: StoredBoundary) -> bool:
+    """Makes the boundary name the newest record of a view; False: it is another one by now.
+
+    Raises:
+        OutcomeUnknown: the store doesn't tell.
+    """
+    wanted = naming(stored.boundary, state.record_id, state.nonce)
+    if wanted == stored.boundary:
+        return True
+    return raise_boundary(store, state.stream, state.incarnation, stored, wanted) is not None
 
 
 def raise_boundary(
@@ -102,6 +164,7 @@ def raise_boundary(
     """
     assert wanted.first_kept_id >= stored.boundary.first_kept_id, "a boundary is never lowered"
     assert wanted.checkpoint_id >= stored.boundary.checkpoint_id, "a boundary is never lowered"
+    assert wanted.newest_id >= stored.boundary.newest_id, "a boundary is never lowered"
     try:
         info = store.put(boundary_key(stream, incarnation), encode_boundary(wanted), mode=IfMatch(stored.etag))
     except (PreconditionFailed, OutcomeUnknown) as error:

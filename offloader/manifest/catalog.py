@@ -16,9 +16,9 @@ from formats.manifest import CatalogEntry, decode_catalog_entry, encode_catalog_
 from formats.stream_names import levels_above
 from offloader.clock import Clock
 from offloader.errors import Corrupt, PreconditionFailed, StoreUnavailable, Unsupported
-from offloader.manifest.objects import unlisted_incarnation
+from offloader.manifest.objects import unlisted_incarnation, unlisted_segment
 from offloader.manifest.shared_keys import VOID, is_void_size, let_go, mode_of_new, read_shared, remove_void
-from offloader.manifest.unreadable import REBUILD, unreadable
+from offloader.manifest.unreadable import REBUILD, LostRecords, unreadable
 from offloader.store.base import ObjectInfo, ObjectStore
 from offloader.stream_names import name_clash, require_stream_name
 
@@ -88,13 +88,22 @@ def is_released(store: ObjectStore, stream: str) -> bool:
 
 
 def create_entry(
-    store: ObjectStore, stream: str, new_incarnation: Callable[[], UUID], created_ms: int
+    store: ObjectStore,
+    stream: str,
+    new_incarnation: Callable[[], UUID],
+    created_ms: int,
+    *,
+    over_segments: bool = False,
 ) -> tuple[CatalogEntry, bool]:
     """Creates the stream's entry, unless there is one: then that one. Whether it was created.
+
+    Args:
+        over_segments: also where segments lie below that name and no entry, nor what is left of one, tells of them.
 
     Raises:
         InvalidCall: another stream's name begins with this one's levels, or the other way round.
         Corrupt: there is no entry, and yet a manifest: a new one would hide what that says.
+        LostRecords: there is no entry, and yet whole segments.
         StoreUnavailable: what was left of a stream of that name is just being removed.
     """
     entry: CatalogEntry | None = None
@@ -106,6 +115,8 @@ def create_entry(
         _require_own_level(store, stream)
         if info is None:
             _require_no_manifest(store, stream)
+            if not over_segments:
+                _require_no_segments(store, stream)
         entry = entry or CatalogEntry(stream, new_incarnation(), created_ms)
         mode = mode_of_new(store, catalog_key(stream), info)
         try:
@@ -197,6 +208,17 @@ def _require_no_manifest(store: ObjectStore, stream: str) -> None:
     # Read again: somebody may have begun the stream between the first look and the listing.
     if found is not None and read_entry(store, stream) is None:
         raise Corrupt(f"stream {stream} has a manifest, {found}, and no catalogue entry: it may be lost", hint=REBUILD)
+
+
+def _require_no_segments(store: ObjectStore, stream: str) -> None:
+    """Likewise: the entry, and all of the manifest, may be lost."""
+    found = unlisted_segment(store, stream)
+    if found is not None and read_entry(store, stream) is None:
+        raise LostRecords(
+            f"stream {stream} has segments in {store.url}, {found} for one, and neither a catalogue entry nor a "
+            "manifest: both may be lost",
+            hint=f"{REBUILD}; `manifest.create_over_segments = true` begins anew beside them",
+        )
 
 
 def _require_own_level(store: ObjectStore, stream: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from formats.entries import EntryBatch, Position
 from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription, identified
+from offloader.manifest.known_ledgers import compare_source
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_check import require_same_ledgers, require_same_source
 from offloader.manifest.state import ManifestState
@@ -17,7 +18,7 @@ class CheckedSource:
     """A ``LedgerSource`` whose ``ledgers`` raises ``SourceMismatch`` where it contradicts the manifest.
 
     Whatever skips, releases, truncates or acknowledges entries lists the ledgers first, so none of it happens to a
-    source that isn't the stream's. Of sources without an identity only the ledgers set aside are left out. Thread-safe.
+    source that isn't the stream's. A source without an identity compares itself if it can (a Pulsar topic). Thread-safe.
 
     Args:
         inner: the hot tier.
@@ -38,7 +39,9 @@ class CheckedSource:
         infos = self._inner.ledgers()
         if state is None:
             return infos
-        if self._identity is not None:
+        if self._identity is None:
+            compare_source(self._inner, state)
+        else:
             require_same_source(state, self._identity)
             require_same_ledgers(state, infos)
         aside = state.aside_ledgers

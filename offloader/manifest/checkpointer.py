@@ -17,7 +17,7 @@ from formats.checksum import crc32c
 from formats.errors import FormatError
 from formats.keys import checkpoint_key, manifest_prefix
 from offloader.errors import LimitReached, NotFound, PreconditionFailed, StoreUnavailable
-from offloader.manifest.boundary import StoredBoundary, raise_boundary, read_boundary
+from offloader.manifest.boundary import StoredBoundary, naming, raise_boundary, read_boundary
 from offloader.manifest.load import RECORD_REQUESTS_MAX, LoadedManifest, refreshed
 from offloader.manifest.sealing import CheckpointPlan, plan_checkpoint
 from offloader.manifest.state import ManifestState
@@ -78,14 +78,17 @@ def write_checkpoint(
     """
     assert state.checkpoint_id == stored.boundary.checkpoint_id, "built on another checkpoint"
     try:
-        plan = plan_checkpoint(state, lambda: int.from_bytes(entropy(8), "big"))
+        plan = plan_checkpoint(
+            state, lambda: int.from_bytes(entropy(8), "big"), base_crc32c=stored.boundary.checkpoint_crc32c
+        )
     except FormatError as error:
         raise LimitReached(f"stream {state.stream}: no checkpoint can hold all of it: {error}") from error
     prefix = manifest_prefix(state.stream, state.incarnation)
     for name, body in plan.runs:
         store.put(f"{prefix}{name}", body, mode=CREATE)
     checksum = _put_checkpoint(store, state, plan)
-    wanted = replace(stored.boundary, checkpoint_id=state.record_id, checkpoint_crc32c=checksum)
+    named = naming(stored.boundary, state.record_id, state.nonce)
+    wanted = replace(named, checkpoint_id=state.record_id, checkpoint_crc32c=checksum)
     raised = raise_boundary(store, state.stream, state.incarnation, stored, wanted)
     if raised is None:
         return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from formats.manifest import Hold
 from offloader.clock import Clock
+from offloader.errors import StoreUnavailable
 from offloader.manifest.log import ManifestLog
 from offloader.store.base import ObjectStore
 
@@ -25,7 +26,10 @@ def set_hold(store: ObjectStore, stream: str, *, on: bool, reason: str, clock: C
         OutcomeUnknown, StoreUnavailable: call it again.
     """
     log = ManifestLog(store, stream, clock=clock)
-    if log.load().held == on:
-        return False
-    log.amend([Hold(on, reason)])
-    return True
+    was = log.load().held
+    if was != on:
+        log.amend([Hold(on, reason)])
+    # Also where it was so: who set it may not have come as far. If the record is lost then, everybody notices.
+    if log.name_newest().held != on:
+        raise StoreUnavailable(f"stream {stream}: somebody else changed its hold meanwhile", hint="look again")
+    return was != on

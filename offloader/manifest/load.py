@@ -9,11 +9,8 @@ counts only when the boundary, read after the last record, still keeps every rec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from formats.checkpoint import Checkpoint, RunRef, decode_checkpoint
@@ -23,14 +20,14 @@ from formats.checkpoint_parquet import decode_columns
 from formats.checksum import crc32c
 from formats.errors import FormatError
 from formats.keys import checkpoint_key, manifest_prefix, record_key
-from formats.manifest import Record, decode_record
 from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.apply import fold
-from offloader.manifest.boundary import GIVEN_UP_ID, StoredBoundary, read_boundary, require_no_records
+from offloader.manifest.boundary import GIVEN_UP_ID, StoredBoundary, read_boundary, require_never_begun
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.sealing import RUN_ROWS_MIN, compacted, restored
-from offloader.manifest.state import EditRefused, ManifestState
-from offloader.manifest.unreadable import REBUILD, Unreadable, unreadable
+from offloader.manifest.state import ManifestState
+from offloader.manifest.tail import Passed, Reading, View, folded, with_tail
+from offloader.manifest.unreadable import REBUILD, LostRecords, Unreadable, unreadable
 from offloader.store.base import ObjectStore
 
 __all__ = [
@@ -38,6 +35,7 @@ __all__ = [
     "LoadedManifest",
     "Reading",
     "View",
+    "check_checkpoints",
     "load_manifest",
     "load_manifest_view",
     "load_manifest_view_at",
@@ -45,16 +43,13 @@ __all__ = [
     "read_run",
     "refreshed",
     "refreshed_view",
+    "view_in_checkpoint",
 ]
 
 #: How often a load starts over because the boundary passed it.
 RESTARTS_MAX = 20
-#: Records of the tail asked for together: the first time, then doubling up to this many.
-WINDOW_MIN, WINDOW_MAX = 2, 16
 #: Records after which an old view isn't brought up to date but loaded anew, from the newest checkpoint.
 REFRESHED_RECORDS_MAX = 256
-#: A few are asked for one after the other: threads cost more than they save.
-SEQUENTIAL_RECORDS_MAX = 4
 #: GETs of records in flight of one load.
 RECORD_REQUESTS_MAX = 8
 
@@ -66,39 +61,7 @@ class LoadedManifest(NamedTuple):
     boundary: StoredBoundary | None
 
 
-class View(Protocol):
-    """What a manifest's records add up to, up to one of them."""
-
-    @property
-    def stream(self) -> str: ...
-    @property
-    def incarnation(self) -> UUID: ...
-    @property
-    def record_id(self) -> int: ...
-
-
 _View = TypeVar("_View", bound=View)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(Generic[_View]):
-    """What is made of a manifest while it is read: all that it says, or a part.
-
-    Attributes:
-        begin: the view of an incarnation without records.
-        restore: the view that a checkpoint holds, given its header and its own segments; reads the runs that it needs.
-        fold: the view after one more record; raises ``EditRefused`` when the record doesn't follow.
-        settle: called now and then between records.
-    """
-
-    begin: Callable[[str, UUID], _View]
-    restore: Callable[[ObjectStore, str, Checkpoint, SegmentColumns], _View]
-    fold: Callable[[_View, Record], _View]
-    settle: Callable[[_View], _View]
-
-
-class _Passed(Exception):
-    """The boundary has passed what was read."""
 
 
 def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
@@ -148,33 +111,63 @@ def load_view(
             stored = read_boundary(store, stream, incarnation)
         except NotFound:
             # Created before the first record, deleted after the last. Where the catalogue names it, it may be lost.
-            entry = read_entry(store, stream)
-            if entry is not None and entry.incarnation == incarnation:
-                require_no_records(store, stream, incarnation)
-            return reading.begin(stream, incarnation), None
+            if _is_empty(store, stream, incarnation):
+                return reading.begin(stream, incarnation), None
+            continue
         if stored.boundary.first_kept_id >= GIVEN_UP_ID:
             raise Corrupt(f"the manifest of stream {stream} was given up to be rebuilt", hint=REBUILD)
         try:
             view = _from_checkpoint(store, stream, incarnation, stored, reading)
-            view, after = _with_tail(store, view, reading, requests_max)
-        except _Passed:
+            view, after = with_tail(store, view, reading, requests_max)
+        except Passed:
             continue
-        if after is not None:
+        if after is not None and (view.record_id or _is_empty(store, stream, incarnation)):
             return view, after
         # The stream was deleted while it was read: its newest records may have gone before they were asked for.
     raise StoreUnavailable(f"stream {stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
 
 
+def _is_empty(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
+    """Whether an incarnation without a record never had one; False: it has one by now, look again.
+
+    Only the incarnation that the catalogue names can have lost its records; what others left is reported by who looks.
+
+    Raises:
+        Corrupt: there are records without a boundary.
+        LostRecords: there are segments and no record.
+    """
+    try:
+        entry = read_entry(store, stream)
+    except Unreadable:
+        return True  # a manifest is rebuilt without one
+    if entry is None or entry.incarnation != incarnation:
+        return True
+    return require_never_begun(store, stream, incarnation)
+
+
 def refreshed_view(
     store: ObjectStore, view: _View, reading: Reading[_View], *, requests_max: int = RECORD_REQUESTS_MAX
 ) -> tuple[_View, StoredBoundary | None]:
-    """The newest view and its boundary, from ``view`` on where that is still possible."""
+    """The newest view and its boundary, from ``view`` on where that is still possible.
+
+    Raises:
+        LostRecords: what is there ends before ``view`` does, or with another record.
+    """
+    seen_id, seen_nonce = view.record_id, view.nonce
     if view.record_id:
         try:
-            return _with_tail(store, view, reading, requests_max, records_max=REFRESHED_RECORDS_MAX)
-        except _Passed:
+            return with_tail(store, view, reading, requests_max, records_max=REFRESHED_RECORDS_MAX)
+        except Passed:
             pass
-    return load_view(store, view.stream, view.incarnation, reading, requests_max=requests_max)
+    newer, boundary = load_view(store, view.stream, view.incarnation, reading, requests_max=requests_max)
+    is_other = newer.record_id == seen_id and newer.nonce != seen_nonce
+    if boundary is not None and (newer.record_id < seen_id or is_other):
+        raise LostRecords(
+            f"manifest of stream {view.stream}: it ends with record {newer.record_id}, and record {seen_id} was read "
+            "before",
+            hint=REBUILD,
+        )
+    return newer, boundary
 
 
 def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: int) -> ManifestState:
@@ -200,7 +193,7 @@ def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: 
         state = _checkpoint_at(store, empty, stored, record_id)
         while state.record_id < record_id:
             key = record_key(stream, state.incarnation, state.record_id + 1)
-            state = _folded(state, store.get(key)[0], key, _WHOLE)
+            state = folded(state, store.get(key)[0], key, _WHOLE)
     except NotFound as error:
         raise gone from error
     return state
@@ -211,11 +204,45 @@ def _checkpoint_at(store: ObjectStore, empty: ManifestState, stored: StoredBound
     checkpoint_id, checksum = stored.boundary.checkpoint_id, stored.boundary.checkpoint_crc32c or None
     while checkpoint_id > record_id:
         header, _ = _checkpoint(store, empty.stream, empty.incarnation, checkpoint_id, checksum)
-        checkpoint_id, checksum = header.base_id, None
+        checkpoint_id, checksum = header.base_id, header.base_crc32c or None
     if not checkpoint_id:
         return empty
     header, own = _checkpoint(store, empty.stream, empty.incarnation, checkpoint_id, checksum)
     return _restored(store, empty.stream, header, own)
+
+
+def view_in_checkpoint(store: ObjectStore, stream: str, incarnation: UUID, checkpoint_id: int) -> ManifestState:
+    """The view that one checkpoint holds, whether or not a boundary names it.
+
+    Raises:
+        NotFound: it, or a run of it, isn't there.
+        Corrupt, Unsupported: one of them can't be read.
+    """
+    return _restored(store, stream, *_checkpoint(store, stream, incarnation, checkpoint_id, None))
+
+
+def check_checkpoints(
+    store: ObjectStore, state: ManifestState, stored: StoredBoundary
+) -> Iterator[tuple[str, OffloaderError]]:
+    """What is wrong with the kept checkpoints and their runs, from the newest back: key and reason.
+
+    Each names the one it was built on, and that one's checksum.
+    """
+    checkpoint_id, checksum = stored.boundary.checkpoint_id, stored.boundary.checkpoint_crc32c or None
+    prefix = manifest_prefix(state.stream, state.incarnation)
+    while checkpoint_id >= max(stored.boundary.first_kept_id - 1, 1):
+        key = checkpoint_key(state.stream, state.incarnation, checkpoint_id)
+        try:
+            header, _ = _checkpoint(store, state.stream, state.incarnation, checkpoint_id, checksum)
+        except (NotFound, *Unreadable) as error:
+            yield key, error
+            return
+        for run in (*header.runs, *header.ledger_runs):
+            try:
+                read_run(store, prefix, run)
+            except (NotFound, Corrupt) as error:
+                yield f"{prefix}{run.name}", error
+        checkpoint_id, checksum = header.base_id, header.base_crc32c or None
 
 
 def _from_checkpoint(
@@ -230,7 +257,7 @@ def _from_checkpoint(
     except (NotFound, *Unreadable) as error:
         # A newer checkpoint may have come, and this one's runs have gone, while it was read.
         if read_boundary(store, stream, incarnation).boundary != boundary:
-            raise _Passed from error
+            raise Passed from error
         if isinstance(error, NotFound):
             raise Corrupt(
                 f"manifest of stream {stream}: checkpoint {boundary.checkpoint_id} or a run of it is missing: "
@@ -295,85 +322,6 @@ def read_run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
             hint=REBUILD,
         )
     return data
-
-
-def _with_tail(
-    store: ObjectStore, state: _View, reading: Reading[_View], requests_max: int, records_max: int | None = None
-) -> tuple[_View, StoredBoundary | None]:
-    """``state`` and every record after it; raises ``_Passed`` when the boundary has left some of them behind."""
-    first = state.record_id + 1
-    problem: OffloaderError | None = None
-    try:
-        state = _tail(store, state, reading, requests_max, records_max)
-    except Unreadable as error:
-        problem = error  # or only a record that was deleted, or deleted and created again: the boundary knows
-    try:
-        stored = read_boundary(store, state.stream, state.incarnation)
-    except NotFound:
-        if problem is not None:
-            raise _Passed from problem
-        return state, None
-    if stored.boundary.first_kept_id > first:
-        raise _Passed
-    if problem is not None:
-        raise problem
-    return state, stored
-
-
-def _tail(
-    store: ObjectStore, state: _View, reading: Reading[_View], requests_max: int, records_max: int | None
-) -> _View:
-    start = state.record_id
-    window = WINDOW_MIN
-    bodies: list[bytes | None] = []
-    while True:
-        first = state.record_id + 1
-        keys = [record_key(state.stream, state.incarnation, first + offset) for offset in range(window)]
-        bodies += _records(store, keys[len(bodies) :], requests_max)
-        absent = bodies.index(None) if None in bodies else window
-        while any(body is not None for body in bodies[absent:]):
-            # Created after it was asked for, like the ones behind it; or lost.
-            again = _record(store, keys[absent])
-            if again is None:
-                raise Corrupt(
-                    f"manifest of stream {state.stream}: record {first + absent} is missing, later ones are there",
-                    hint=REBUILD,
-                )
-            bodies[absent] = again
-            absent = bodies.index(None) if None in bodies else window
-        for key, body in zip(keys[:absent], bodies[:absent], strict=True):
-            assert body is not None
-            state = _folded(state, body, key, reading)
-        # One absent record at the end of the window might be a lost one: the next window tells.
-        if window - absent >= WINDOW_MIN:
-            return state
-        if records_max is not None and state.record_id - start > records_max:
-            raise _Passed
-        state = reading.settle(state)
-        bodies = bodies[absent:]
-        window = WINDOW_MIN if bodies else min(window * 2, WINDOW_MAX)
-
-
-def _records(store: ObjectStore, keys: Sequence[str], requests_max: int) -> list[bytes | None]:
-    if len(keys) <= SEQUENTIAL_RECORDS_MAX or requests_max == 1:
-        return [_record(store, key) for key in keys]
-    with ThreadPoolExecutor(min(len(keys), requests_max)) as threads:
-        # Whatever this thread's requests are marked with (their priority) goes with them.
-        return list(threads.map(lambda pair: pair[0].run(_record, store, pair[1]), [(copy_context(), k) for k in keys]))
-
-
-def _record(store: ObjectStore, key: str) -> bytes | None:
-    try:
-        return store.get(key)[0]
-    except NotFound:
-        return None
-
-
-def _folded(state: _View, body: bytes, key: str, reading: Reading[_View]) -> _View:
-    try:
-        return reading.fold(state, decode_record(body, object_name=key))
-    except (FormatError, EditRefused) as error:
-        raise unreadable(f"manifest of stream {state.stream}, record {state.record_id + 1}", error) from error
 
 
 def _empty(stream: str, incarnation: UUID) -> ManifestState:

@@ -32,6 +32,7 @@ from formats.manifest import (
     Writer,
     encode_record,
 )
+from formats.object_metadata import Testimony
 from offloader.clock import Clock
 from offloader.errors import (
     Fenced,
@@ -40,29 +41,28 @@ from offloader.errors import (
     NotFound,
     OffloaderError,
     OutcomeUnknown,
-    PreconditionFailed,
     StoreUnavailable,
 )
 from offloader.ledgers.base import IdentifiedSource
 from offloader.manifest.already import say_already, says_already
 from offloader.manifest.apply import apply_edits, fold
-from offloader.manifest.boundary import create_boundary, read_boundary
+from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
 from offloader.manifest.catalog import create_entry, list_streams, read_entry
 from offloader.manifest.checkpointer import checkpoint_now
+from offloader.manifest.creating import NotWritten, put_record, stands_there
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
 from offloader.manifest.owners_source import Accept, OwnersSource, own_edits
 from offloader.manifest.shortening import Shortening
 from offloader.manifest.state import EditRefused, ManifestState, Requirement
+from offloader.manifest.testimony import newest_of
 from offloader.settings import ManifestSettings
-from offloader.store.base import CREATE, ObjectStore
+from offloader.store.base import ObjectStore
 from offloader.stream_names import require_stream_name
 
 __all__ = ["ManifestLog", "list_streams", "load_manifest"]
 
 #: Records that somebody else may create ahead of us during one commit before it gives up.
 CONFLICTS_MAX = 100
-#: Times one commit repeats a record whose outcome is unknown before it reports that.
-UNKNOWN_REPEATS_MAX = 5
 
 #: What makes or ends a segment: only the owner of its epoch knows what is on its way to the store. Only an owner's
 #: ``failed`` makes an assigned uuid sweepable.
@@ -111,6 +111,7 @@ class ManifestLog:
         self._loaded = False
         self._epoch: int | None = None
         self._source: OwnersSource | None = None
+        self._epoch_nonce = ""
         self._in_doubt: tuple[Record, bytes] | None = None
         self._shortening = Shortening(store, entropy, self._settings, run_aside=checkpoint_aside)
 
@@ -130,6 +131,10 @@ class ManifestLog:
     def epoch(self) -> int | None:
         """The epoch this log opened, ``None`` before that."""
         return self._epoch
+
+    def testimony(self) -> Testimony | None:
+        """What a data object says that is written now under a uuid that this log's epoch assigned before."""
+        return newest_of(self.state.assigning, self._epoch_nonce)
 
     def load(self, *, create: bool = False) -> ManifestState:
         """Reads what is new since the last load.
@@ -158,13 +163,16 @@ class ManifestLog:
             entry, is_new = read_entry(self.store, self.stream), False
         else:
             entry, is_new = create_entry(
-                self.store, self.stream, lambda: UUID(bytes=self._entropy(16), version=4), self._clock.now_ms()
+                *(self.store, self.stream, lambda: UUID(bytes=self._entropy(16), version=4), self._clock.now_ms()),
+                over_segments=self._settings.create_over_segments,
             )
         if entry is None:
             raise NotFound(f"stream {self.stream} isn't in {self.store.url}", hint="`offloader ls` lists the streams")
         if not create or not create_boundary(self.store, self.stream, entry.incarnation, is_new=is_new):
             return entry.incarnation, False
         self._require_alive(entry)
+        if not is_new and not require_never_begun(self.store, self.stream, entry.incarnation):
+            return entry.incarnation, False
         return entry.incarnation, True  # there never was a boundary, and no record is created before it
 
     def _require_alive(self, entry: CatalogEntry) -> None:
@@ -205,7 +213,7 @@ class ManifestLog:
                 self._commit(Requirement(incarnation=state.incarnation, epoch=state.epoch), edits)
             except EditRefused:
                 continue  # another writer opened an epoch in between: ours is the one after it
-            self._epoch = wanted
+            self._epoch, self._epoch_nonce = wanted, self.state.owner.nonce
             return wanted
         raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} other writers opened epochs meanwhile")
 
@@ -328,6 +336,7 @@ class ManifestLog:
             edits=tuple(edits),
             totals=after.totals(),
             source_end=source_end,
+            previous_nonce=state.nonce,
         )
 
     def _settle(self) -> Record | None:
@@ -343,13 +352,18 @@ class ManifestLog:
         ``repeated``: an earlier call sent the same bytes and may have written them.
         """
         self._in_doubt = (record, body)
+        key = record_key(self.stream, record.incarnation, record.record_id)
         try:
-            is_ours = self._confirm(record) if self._put(record, body, repeated=repeated) else self._look_for(record)
+            is_written = put_record(self.store, key, body, repeated=repeated)
+            is_ours = self._confirm(record) if is_written else self._look_for(record)
             if is_ours and self._source is not None:
                 self._source.committed(self.state)
             return is_ours
         except OutcomeUnknown:
             raise
+        except NotWritten as refused:
+            self._in_doubt = None
+            raise refused.error from None
         except OffloaderError as error:
             if self._in_doubt is None:
                 raise
@@ -358,33 +372,6 @@ class ManifestLog:
                 f"stream {self.stream}: record {record.record_id} may be committed: {error.message}", hint=error.hint
             ) from error
 
-    def _put(self, record: Record, body: bytes, *, repeated: bool) -> bool:
-        """Creates the record, with as many repeats as its outcome needs; False when another record has its id."""
-        key = record_key(self.stream, record.incarnation, record.record_id)
-        for attempt in range(UNKNOWN_REPEATS_MAX + 1):
-            try:
-                self.store.put(key, body, mode=CREATE)
-            except PreconditionFailed:
-                return self._stands(key, body)
-            except OutcomeUnknown:
-                # Neither building another record nor believing a 404 is safe: the PUT may still land.
-                if attempt == UNKNOWN_REPEATS_MAX:
-                    raise
-                repeated = True
-            except OffloaderError:
-                if not repeated:
-                    self._in_doubt = None  # refused before anything was written
-                raise
-            else:
-                return True
-        raise AssertionError("the last repeat raises")
-
-    def _stands(self, key: str, body: bytes) -> bool:
-        try:
-            return self.store.get(key)[0] == body
-        except NotFound:
-            return False  # it was there and is deleted: the boundary has passed it
-
     def _confirm(self, record: Record) -> bool:
         """Reads the boundary after creating a record: a number below it was deleted, so creating it is nothing."""
         try:
@@ -392,7 +379,9 @@ class ManifestLog:
         except NotFound as error:
             self._in_doubt = None
             raise Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing") from error
-        if record.record_id < stored.boundary.first_kept_id:
+        if record.record_id < stored.boundary.first_kept_id or stored.contradicts(
+            record.record_id, record.writer.nonce
+        ):
             return self._look_for(record)
         self._in_doubt = None
         if record.record_id > self.state.record_id:  # else a load has met it already
@@ -409,10 +398,40 @@ class ManifestLog:
     def _look_for(self, record: Record) -> bool:
         """Loads, and answers whether what ``record`` says is in the manifest after all.
 
-        It lost its number, or its number was deleted: perhaps after it had been won, and folded into a checkpoint.
+        It lost its number, or its number was deleted: perhaps after it had been won, and folded into a checkpoint. Or
+        the boundary names a later record, which follows this one or a lost one of that number.
         """
         self._state, boundary = self._refreshed()
         self._in_doubt = None
         if boundary is None:
             raise Fenced(f"stream {self.stream} was deleted", hint="this writer stops and deletes nothing")
-        return record.record_id < boundary.boundary.first_kept_id and says_already(self.state, record)
+        kept = boundary.boundary
+        if record.record_id >= kept.first_kept_id:
+            key = record_key(self.stream, record.incarnation, record.record_id)
+            stands = self.state.record_id >= record.record_id and stands_there(self.store, key, encode_record(record))
+            # A checkpoint may hold another record of that number, which was lost.
+            return stands and (record.record_id > kept.checkpoint_id or says_already(self.state, record))
+        return says_already(self.state, record)
+
+    def name_newest(self) -> ManifestState:
+        """Makes the boundary name the newest record of this log's view, or one that follows it.
+
+        Whoever destroys something on the word of a record, or promises that something is not destroyed, calls this
+        before, and looks at the view that it answers: if that record is lost from here on, everybody notices. Requests:
+        GET and PUT of the boundary.
+
+        Raises:
+            NotFound: the stream was deleted.
+            Corrupt: the boundary names another record under the number of ours, or later ones that aren't there.
+            OutcomeUnknown, StoreUnavailable: the store doesn't tell; nothing may be destroyed. Call again.
+        """
+        with self._lock:
+            for _ in range(CONFLICTS_MAX):
+                stored = read_boundary(self.store, self.stream, self.state.incarnation)
+                if stored.contradicts(self.state.record_id, self.state.nonce):
+                    self._state = self._refreshed().state
+                    if self.state.record_id >= stored.boundary.newest_id:
+                        return self.state
+                elif name_record(self.store, self.state, stored):
+                    return self.state
+            raise StoreUnavailable(f"stream {self.stream}: its boundary changed {CONFLICTS_MAX} times meanwhile")

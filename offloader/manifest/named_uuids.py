@@ -17,7 +17,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import AssigningEpoch, Checkpoint
 from formats.checkpoint_columns import SegmentColumns
 from formats.checkpoint_parquet import decode_names
 from formats.errors import FormatError
@@ -28,6 +28,7 @@ from formats.manifest import (
     Failed,
     Hold,
     Offloaded,
+    OpenEpoch,
     Purged,
     Record,
     Replace,
@@ -37,9 +38,11 @@ from formats.manifest import (
     UndoRetire,
 )
 from offloader.errors import Corrupt, NotFound
+from offloader.manifest.apply import require_follows
 from offloader.manifest.load import Reading, load_view, read_run, refreshed_view
 from offloader.manifest.segment_record import OFFLOADED
 from offloader.manifest.state import EditRefused
+from offloader.manifest.testimony import assigning_after
 from offloader.manifest.unreadable import REBUILD, unreadable
 from offloader.store.base import ObjectStore
 
@@ -104,6 +107,8 @@ class NamedUuids:
 
     Attributes:
         stream, incarnation, record_id: of which manifest, up to which record.
+        nonce: of that record.
+        assigning: as in ``ManifestState``.
         held: whether nothing of the stream may be deleted.
         stream_deleted: whether it is deleted: then what it names is doomed.
     """
@@ -112,6 +117,9 @@ class NamedUuids:
         self.stream = stream
         self.incarnation = incarnation
         self.record_id = 0
+        self.nonce = ""
+        self.assigning: tuple[AssigningEpoch, ...] = ()
+        self._epoch_nonce = ""
         self.held = False
         self.stream_deleted = False
         self._parts: list[_Part] = []
@@ -133,6 +141,7 @@ class NamedUuids:
         """What a checkpoint names, given its header and its own segments; one run after the other is read."""
         names = cls(stream, header.incarnation)
         names.record_id = header.record_id
+        names.nonce, names.assigning, names._epoch_nonce = header.writer.nonce, header.assigning, header.owner.nonce
         names.held, names.stream_deleted = header.held, header.stream_deleted
         prefix = manifest_prefix(stream, header.incarnation)
         # Room for all of them before a run is read: what stays would otherwise lie between what comes and goes.
@@ -186,7 +195,13 @@ class NamedUuids:
         """
         if record.record_id != self.record_id + 1 or record.incarnation != self.incarnation:
             raise EditRefused(f"record {record.record_id} doesn't follow record {self.record_id}")
+        require_follows(self.stream, self.nonce, record)
         self._small = None
+        if any(isinstance(edit, OpenEpoch) for edit in record.edits):
+            self._epoch_nonce = record.writer.nonce
+        self.assigning = assigning_after(
+            self.assigning, record.edits, epoch_nonce=self._epoch_nonce, record_id=record.record_id
+        )
         for edit in record.edits:
             match edit:
                 case Assign() | Rewrite():
@@ -219,7 +234,7 @@ class NamedUuids:
                 case _:
                     # Also ``release``: what was adopted stays where it is, so its name may as well.
                     pass
-        self.record_id = record.record_id
+        self.record_id, self.nonce = record.record_id, record.writer.nonce
         return self
 
     def _promise(self, number: int) -> None:

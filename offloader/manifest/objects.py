@@ -11,22 +11,35 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from formats.checkpoint import run_record_id
-from formats.keys import boundary_key, checkpoint_number, manifest_prefix, record_number, stream_prefix
+from formats.keys import (
+    boundary_key,
+    checkpoint_number,
+    is_segment_uuid_of,
+    manifest_prefix,
+    parse_object_key,
+    record_number,
+    stream_prefix,
+)
 from offloader.errors import StoreUnavailable
 from offloader.store.base import ObjectInfo, ObjectStore
 
 __all__ = [
     "ManifestObjects",
     "delete_keys",
+    "has_segment_of",
     "incarnations_in",
     "is_manifest_object",
     "list_manifest",
     "listed",
+    "number_in",
     "unlisted_incarnation",
+    "unlisted_segment",
 ]
 
 #: Keys of one delete request.
 DELETE_KEYS_MAX = 1000
+#: Of the uuids that this project makes for segments.
+_OWN_UUID_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +95,33 @@ def list_manifest(store: ObjectStore, stream: str, incarnation: UUID) -> Manifes
 
 def is_manifest_object(name: str) -> bool:
     """Whether an object of that name, below an incarnation's prefix, is one that this project gives."""
-    given = record_number(name) is not None or checkpoint_number(name) is not None or run_record_id(name) is not None
+    given = number_in(name) is not None or run_record_id(name) is not None
     return name == "boundary" or (given and "/" not in name)
+
+
+def number_in(name: str) -> int | None:
+    """The record that the name of a record or a checkpoint says existed; ``None``: any other name."""
+    record = record_number(name)
+    return checkpoint_number(name) if record is None else record
+
+
+def has_segment_of(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
+    """Whether a data object of that incarnation lies below the stream's name."""
+    found = (parse_object_key(info.key, stream) for info in listed(store, stream_prefix(stream)))
+    return any(each is not None and not each.is_index and is_segment_uuid_of(each.uuid, incarnation) for each in found)
+
+
+def unlisted_segment(store: ObjectStore, stream: str) -> UUID | None:
+    """A segment with both objects whose name is one that this project gives, of whatever incarnation."""
+    seen: set[tuple[UUID, int | None, bool]] = set()
+    for info in listed(store, stream_prefix(stream)):
+        found = parse_object_key(info.key, stream)
+        if found is None or found.uuid.version != _OWN_UUID_VERSION:
+            continue
+        seen.add((found.uuid, found.ledger_id, found.is_index))
+        if (found.uuid, found.ledger_id, not found.is_index) in seen:
+            return found.uuid
+    return None
 
 
 def incarnations_in(store: ObjectStore, stream: str) -> list[UUID]:

@@ -63,7 +63,7 @@ def compacted(state: ManifestState, *, run_rows_min: int = RUN_ROWS_MIN) -> Mani
 
 
 def plan_checkpoint(
-    state: ManifestState, nonce: Callable[[], int], *, run_rows_min: int = RUN_ROWS_MIN
+    state: ManifestState, nonce: Callable[[], int], *, run_rows_min: int = RUN_ROWS_MIN, base_crc32c: int = 0
 ) -> CheckpointPlan:
     """A checkpoint of ``state``.
 
@@ -71,6 +71,7 @@ def plan_checkpoint(
         state: whose runs are those of checkpoint ``state.checkpoint_id``.
         nonce: 64 random bits for the name of each run.
         run_rows_min: rows from which on a part is a run of its own.
+        base_crc32c: of the object of checkpoint ``state.checkpoint_id``.
     """
     state = compacted(state, run_rows_min=run_rows_min)
     new: list[tuple[str, bytes]] = []
@@ -94,7 +95,10 @@ def plan_checkpoint(
         else SealedLedgers(facts.columns, run_of("ledgers", len(facts.columns), encode_ledgers(facts.columns)))
         for facts in state.ledgers.sealed
     )  # fmt: skip
-    header = _header(state, [_with_dead(part) for part in sealed], [f.run for f in ledgers if f.run is not None])
+    header = replace(
+        _header(state, [_with_dead(part) for part in sealed], [f.run for f in ledgers if f.run is not None]),
+        base_crc32c=base_crc32c,
+    )
     own = [part.columns.take(part.live_rows(0, len(part.columns))) for part in loose]
     body = encode_checkpoint(header, SegmentColumns.concatenated(own) if own else columns_of([]))
     segments = SegmentTable((*sealed, *loose), state.segments.tail, state.segments.order)
@@ -143,6 +147,7 @@ def restored(
         sums=SegmentSums(totals.segments, totals.entries, totals.payload_bytes, totals.object_bytes),
         committed=header.committed_end,
         committed_from=header.committed_from,
+        assigning=header.assigning,
         newest_end=header.newest_end,
         head=header.head,
         method=header.method,
@@ -165,6 +170,7 @@ def _header(state: ManifestState, runs: Sequence[RunRef], ledger_runs: Sequence[
         totals=state.totals(),
         committed_end=state.committed,
         committed_from=state.committed_from,
+        assigning=state.assigning,
         newest_end=state.newest_end,
         head=state.head,
         method=state.method,

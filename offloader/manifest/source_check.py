@@ -78,7 +78,7 @@ def source_mismatch(known: KnownSource | None, facts: SourceFacts) -> str | None
 def contradictions(state: ManifestState, ledgers: Iterable[LedgerInfo]) -> dict[int, str]:
     """Ledgers of which the manifest and the source say different things, ascending, and what; pure.
 
-    Ledgers that were set aside aren't compared.
+    Ledgers that were set aside aren't compared, nor those of which the source knows only a part.
 
     Args:
         ledgers: of the source, ascending, listed after ``state`` was read.
@@ -86,7 +86,7 @@ def contradictions(state: ManifestState, ledgers: Iterable[LedgerInfo]) -> dict[
     found: dict[int, str] = {}
     for info in ledgers:
         fact = state.ledgers.get(info.ledger_id)
-        if info.ledger_id in state.aside_ledgers:
+        if info.ledger_id in state.aside_ledgers or not info.is_exact:
             continue
         why = _contradiction(state, info, fact)
         if why:
@@ -189,7 +189,7 @@ def first_not_held(state: ManifestState, info: LedgerInfo) -> Position | None:
 
 def closed_edit(info: LedgerInfo, source: LedgerSource | None) -> LedgerClosed:
     """The fact that a ledger of ``source`` is closed; with what a source with an identity knows exactly of it."""
-    if source is None or identified(source) is None:
+    if source is None or not info.is_exact or identified(source) is None:
         return LedgerClosed(info.ledger_id, info.last_entry_id)
     return LedgerClosed(info.ledger_id, info.last_entry_id, info.size_bytes, info.created_ms)
 

@@ -9,7 +9,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from formats.checkpoint import AssignedSegment, KnownSource, ReplacedSegment
+from formats.checkpoint import AssignedSegment, AssigningEpoch, KnownSource, ReplacedSegment
 from formats.entries import Position
 from formats.manifest import Gap, Totals, Writer
 from offloader.errors import ErrorKind, OffloaderError
@@ -93,6 +93,7 @@ class ManifestState:
             with the first range there is.
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
         head: what lies before it is truncated.
+        assigning: the epochs that assigned segments, from the oldest on; see ``offloader.manifest.testimony``.
         paused: no segment may be assigned.
         source: the ledger database that the stream's positions belong to; ``None``: none is known.
         checkpoint_id: the checkpoint that the sealed parts' runs belong to, 0 for none; says nothing of the stream.
@@ -120,6 +121,7 @@ class ManifestState:
     held: bool = False
     stream_deleted: bool = False
     source: KnownSource | None = None
+    assigning: tuple[AssigningEpoch, ...] = ()
     checkpoint_id: int = field(default=0, compare=False)
 
     def check(self, requirement: Requirement) -> None:
@@ -133,6 +135,11 @@ class ManifestState:
                 f"stream {self.stream} is owned by epoch {self.epoch} (writer {self.owner.name or self.writer.name}), "
                 f"not by epoch {requirement.epoch}"
             )
+
+    @property
+    def nonce(self) -> str:
+        """Of the newest record; empty: there is none."""
+        return self.writer.nonce
 
     @property
     def closed_ledgers(self) -> ClosedLedgers:

@@ -9,11 +9,15 @@ from __future__ import annotations
 from formats.errors import UnsupportedVersion
 from offloader.errors import Corrupt, OffloaderError, Unsupported
 
-__all__ = ["REBUILD", "Unreadable", "unreadable"]
+__all__ = ["REBUILD", "LostRecords", "Unreadable", "unreadable"]
 
 REBUILD = "`offloader manifest rebuild` makes a new manifest from the objects"
 #: What ``unreadable`` answers.
 Unreadable = (Corrupt, Unsupported)
+
+
+class LostRecords(Corrupt):
+    """Records of a manifest certainly existed and aren't there."""
 
 
 def unreadable(what: str, error: Exception, *, hint: str = REBUILD) -> OffloaderError:

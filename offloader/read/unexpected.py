@@ -12,14 +12,17 @@ from uuid import UUID
 from formats.keys import is_segment_uuid_of, manifest_prefix, parse_object_key, stream_prefix
 from offloader.manifest.objects import is_manifest_object, listed
 from offloader.manifest.state import ManifestState
+from offloader.manifest.survivors import newest_ms, unnamed_objects
 from offloader.read.verify import Finding, Problem
+from offloader.read.verify_manifest import lost_record_told
 from offloader.store.base import ObjectStore
 
 __all__ = ["find_unexpected", "what_is"]
 
 
 def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Finding]:
-    """A note for each listed object, and each unfinished upload, that the manifest doesn't explain.
+    """Damage for an object that tells of a record that isn't there; a note for each other one, and each unfinished
+    upload, that the manifest doesn't explain.
 
     The listing may be older or newer than ``state``: a segment that is being written now is no finding, its record is
     older than its objects; one that was assigned after ``state`` was loaded looks like a leftover.
@@ -31,12 +34,18 @@ def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Findin
     prefix = stream_prefix(state.stream)
     for info in listed(store, prefix):
         problem = what_is(info.key, state)
-        if problem is not None:
-            yield _note(state, problem, info.key, f"{info.size_bytes} bytes")
+        if problem is None:
+            continue
+        unnamed = next(unnamed_objects(store, state, [info]), None) if problem is Problem.ORPHAN else None
+        damage = None if unnamed is None else lost_record_told(store, state, unnamed)
+        is_untold = unnamed is not None and unnamed.testimony is None and info.modified_ms > newest_ms(store, state)
+        words = _UNTOLD if is_untold else _WORDS[problem]
+        yield damage or _note(state, problem, info.key, f"{info.size_bytes} bytes", words)
     for upload in store.list_uploads(prefix):
         key = parse_object_key(upload.key, state.stream)
         if key is None or key.uuid not in state.segments:
-            yield _note(state, Problem.UNFINISHED, upload.key, f"an unfinished upload, {upload.upload_id}")
+            found = f"an unfinished upload, {upload.upload_id}"
+            yield _note(state, Problem.UNFINISHED, upload.key, found, _WORDS[Problem.UNFINISHED])
 
 
 def what_is(key: str, state: ManifestState) -> Problem | None:
@@ -62,13 +71,19 @@ def _is_kept(uuid: UUID, state: ManifestState) -> bool:
     return uuid in rewrites or uuid in replaced
 
 
-def _note(state: ManifestState, problem: Problem, key: str, found: str) -> Finding:
-    words = {
-        Problem.ORPHAN: ("a leftover of a failed attempt, or of one that began just now", "cleanup takes it when old"),
-        Problem.FOREIGN: ("not an object that this stream's manifest knows", "nothing here ever touches it"),
-        Problem.UNFINISHED: ("an upload that no segment is waiting for", "cleanup aborts it when old, if it is ours"),
-    }
-    what, advice = words[problem]
+_WORDS = {
+    Problem.ORPHAN: ("a leftover of a failed attempt, or of one that began just now", "cleanup takes it when old"),
+    Problem.FOREIGN: ("not an object that this stream's manifest knows", "nothing here ever touches it"),
+    Problem.UNFINISHED: ("an upload that no segment is waiting for", "cleanup aborts it when old, if it is ours"),
+}
+_UNTOLD = (
+    "it says nothing of its record and is younger than the newest one: a leftover, or a record is lost",
+    "cleanup keeps it until a newer record is there",
+)
+
+
+def _note(state: ManifestState, problem: Problem, key: str, found: str, words: tuple[str, str]) -> Finding:
+    what, advice = words
     return Finding(
         stream=state.stream,
         problem=problem,

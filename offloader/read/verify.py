@@ -49,6 +49,8 @@ class Problem(Enum):
     CONTRADICTION = "contradiction"
     UNREADABLE = "unreadable"
     HOLE = "hole"
+    MANIFEST = "manifest"
+    LOST_RECORDS = "lost records"
     ORPHAN = "orphan"
     FOREIGN = "foreign"
     UNFINISHED = "unfinished"

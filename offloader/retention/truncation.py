@@ -191,7 +191,7 @@ def truncate_stream(
         if dry_run:
             return plan
         if not plan.edits():
-            return _with_hot_gone(plan, state, source)
+            return _with_hot_gone(plan, log, source)
         if plan.gaps or plan.failed:
             require_takeable(state, clock.now_ms(), takeover_after_s, take_over=take_over)
             # Whoever writes is fenced first: it can't assign into what is given up here.
@@ -204,7 +204,7 @@ def truncate_stream(
                 state = log.amend(plan.edits())
             except EditRefused:
                 continue  # others changed the manifest: look again, the same refusal comes from the plan then
-        return _with_hot_gone(replace(plan, record_id=state.record_id), state, source)
+        return _with_hot_gone(replace(plan, record_id=state.record_id), log, source)
     raise StoreUnavailable(f"stream {log.stream}: others changed its manifest {ATTEMPTS_MAX} times meanwhile")
 
 
@@ -305,19 +305,22 @@ def _planned_without_manifest(
     return replace(plan, ledgers=(), closed=()) if method == "none" else plan
 
 
-def _with_hot_gone(plan: Truncation, state: ManifestState | None, source: LedgerSource | None) -> Truncation:
+def _with_hot_gone(plan: Truncation, log: ManifestLog | None, source: LedgerSource | None) -> Truncation:
     """Deletes hot ledgers that are marked, also those that an earlier call left."""
     if source is None:
         return plan
-    marked = plan.hot_ledgers if state is None else state.deleted_ledgers
+    marked = plan.hot_ledgers if log is None else log.state.deleted_ledgers
+    doomed = [info.ledger_id for info in source.ledgers() if info.closed and info.ledger_id in marked]
+    if log is not None and doomed:
+        marked = log.name_newest().deleted_ledgers
+        doomed = [ledger_id for ledger_id in doomed if ledger_id in marked]
     gone, kept = list[int](), list[tuple[int, OffloaderError]]()
-    for info in source.ledgers():
-        if info.closed and info.ledger_id in marked:
-            gone.append(info.ledger_id)
-            try:
-                source.delete(info.ledger_id)
-            except OffloaderError as error:
-                kept.append((info.ledger_id, error))
+    for ledger_id in doomed:
+        gone.append(ledger_id)
+        try:
+            source.delete(ledger_id)
+        except OffloaderError as error:
+            kept.append((ledger_id, error))
     return replace(plan, hot_ledgers=tuple(gone), hot_kept=(*plan.hot_kept, *kept))
 
 

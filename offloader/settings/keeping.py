@@ -25,6 +25,9 @@ class ManifestSettings:
         30.0, "age below which `serve` keeps records that a checkpoint holds; -1: it keeps all", low=-1, high=365
     )
     record_requests_max: int = setting(8, "records of a manifest asked for at once while it is loaded", low=1, high=64)
+    create_over_segments: bool = flag(
+        False, "a stream may be created where segments lie that no manifest tells of: they stay, and nobody reads them"
+    )
     clock_skew_seconds_max: float = setting(
         60.0, "difference between this clock and the store's that stops all deletion", low=0, high=24 * 3600
     )

@@ -236,7 +236,7 @@ class VersionedFiles:
         The milliseconds are the file system's; the rest is drawn. The sidecar's exclusive creation settles a draw that
         two writers share.
         """
-        content = json.dumps({"crc32c": crc, "metadata": dict(metadata)}, separators=(",", ":")).encode()
+        content = _sidecar_of(metadata, crc)
         status = temporary.stat()
         base_ns = status.st_mtime_ns // 1_000_000 * 1_000_000
         for _ in range(RACES_MAX):
@@ -284,11 +284,28 @@ def _receive(file: io.FileIO, length: int, into: Receiver) -> None:
         length -= count
 
 
+def _unsealed(metadata: Mapping[str, str], crc: int) -> bytes:
+    return json.dumps({"crc32c": crc, "metadata": dict(metadata)}, separators=(",", ":")).encode()
+
+
+def _sidecar_of(metadata: Mapping[str, str], crc: int) -> bytes:
+    """The content of a sidecar, with a CRC-32C of its own at the end."""
+    body = _unsealed(metadata, crc)
+    return body[:-1] + b',"seal":%d}' % crc32c(body)
+
+
 def _described_by(path: Path) -> tuple[Mapping[str, str], int | None] | None:
     try:
-        kept = json.loads(path.read_bytes())
-        return dict(kept["metadata"]), int(kept["crc32c"])
+        data = path.read_bytes()
+        kept = json.loads(data)
+        metadata, crc = dict(kept["metadata"]), int(kept["crc32c"])
+        # Earlier releases wrote no seal, and nothing else either: what isn't theirs must be ours, byte by byte.
+        if data not in (_sidecar_of(metadata, crc), _unsealed(metadata, crc)):
+            raise ValueError("its seal doesn't fit")
+        return metadata, crc
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Corrupt(f"{path}: {error}", hint="the sidecar was changed by hand: restore or remove it") from error
+        raise Corrupt(
+            f"{path}: {error}", hint="the sidecar is damaged or was changed by hand: restore or remove it"
+        ) from error

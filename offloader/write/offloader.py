@@ -19,6 +19,7 @@ from formats.block_memory import BlockMemory
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.metadata.messages import OffloadContext
+from formats.object_metadata import Testimony
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
@@ -148,6 +149,7 @@ class LedgerOffloader:
         sending: bool = True,
         on_change: Callable[[], None] = lambda: None,
         settings: OffloadSettings | None = None,
+        testimony: Callable[[], Testimony | None] = lambda: None,
     ) -> OffloadHandle:
         """A handle that turns offered entries into one V2 segment.
 
@@ -161,6 +163,7 @@ class LedgerOffloader:
             sending: False: parts wait for ``start_sending`` (until the manifest has the segment).
             on_change: called from a worker when bytes were freed or the result is there.
             settings: of the stream; default: those of the process.
+            testimony: what the data object says of the record that assigned it; asked when it is sent.
 
         Raises:
             InvalidCall: the uuid was used before, or the driver metadata names another place.
@@ -168,11 +171,10 @@ class LedgerOffloader:
         self._require_here(driver_metadata)
         self._names.claim(uuid)
         settings = settings or self.settings.offload
+        upload = partial(upload_of, incarnation=incarnation, epoch=epoch, testimony=testimony)
         return OffloadHandle(
             uuid=uuid,
-            upload=upload_of(
-                self.store, stream, uuid, None, incarnation=incarnation, epoch=epoch, codec=settings.codec
-            ),
+            upload=upload(self.store, stream, uuid, None, codec=settings.codec),
             workers=self._workers,
             buffer=buffer or StreamBuffer(settings.offload_buffer_bytes_max),
             settings=settings,
@@ -314,6 +316,7 @@ class LedgerOffloader:
                 sending=False,
                 on_change=on_change,
                 settings=tools.settings,
+                testimony=log.testimony,
             )
 
         offload = StreamOffload(
@@ -393,8 +396,6 @@ class LedgerOffloader:
         return replace(self._tools, settings=settings, upload=partial(self._upload_order, settings=settings))
 
     def _require_here(self, driver_metadata: Mapping[str, str]) -> None:
-        own = self.store.driver_metadata
-        if driver_metadata and dict(driver_metadata) != dict(own):
-            raise InvalidCall(
-                f"this offloader's store is {dict(own)}, the driver metadata names {dict(driver_metadata)}"
-            )
+        given, own = dict(driver_metadata), dict(self.store.driver_metadata)
+        if given and given != own:
+            raise InvalidCall(f"this offloader's store is {own}, the driver metadata names {given}")

@@ -58,7 +58,7 @@ class Bucket:
         """Puts whole objects of ten entries under a promised uuid; what its owner has to say then."""
         batch = batch_of(1, self.next_entry, 10)
         finished, data = build([batch], 1024)
-        self.inner.put(data_key(STREAM, uuid), data)
+        self.inner.put(data_key(STREAM, uuid), data, metadata=self.told())
         self.inner.put(index_key(STREAM, uuid), finished.index)
         return Offloaded(uuid, finished.summary, 6)
 
@@ -76,8 +76,14 @@ class Bucket:
 
     def put_segment(self, uuid: UUID, ledger_id: int | None = None) -> list[str]:
         keys = [data_key(STREAM, uuid, ledger_id), index_key(STREAM, uuid, ledger_id)]
-        self.put(*keys)
+        self.inner.put(keys[0], b"some bytes", metadata=self.told())
+        self.put(keys[1])
         return keys
+
+    def told(self) -> dict[str, str]:
+        """What a data object says of the record that assigned it."""
+        testimony = self.writer.log.testimony()
+        return {} if testimony is None else testimony.as_metadata()
 
     def failed(self) -> list[str]:
         """Objects of an attempt that failed."""

@@ -27,6 +27,7 @@ from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import ManifestState
 from offloader.manifest.store_time import ClockSkew
 from offloader.manifest.stream_deletion import delete_stream
+from offloader.manifest.unreadable import LostRecords
 from offloader.settings import ManifestSettings
 from offloader.store.base import OVERWRITE, ByteRange, DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
 from offloader.store.read_only import ReadOnlyStore
@@ -191,7 +192,7 @@ class UnrulyListing(FaultyStore):
         self.between: Callable[[], None] = lambda: None
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
-        if not after:
+        if not after.isdigit():
             infos = list(super().list(prefix).objects)
             infos += self.random.sample(infos, len(infos) // 3)
             self.random.shuffle(infos)
@@ -200,7 +201,8 @@ class UnrulyListing(FaultyStore):
             self.pages[prefix] = [*pages, [], *pages[:1]]
         elif prefix == f"{STREAM}/":
             self.between()
-        number = int(after or 0)
+        # A key to begin after is nothing to a store that doesn't sort: it answers from the beginning.
+        number = int(after) if after.isdigit() else 0
         following = number + 1 if number + 1 < len(self.pages[prefix]) else None
         return ListPage(tuple(self.pages[prefix][number]), None if following is None else str(following))
 
@@ -556,8 +558,8 @@ def test_a_stream_that_nothing_tells_about_is_left_alone() -> None:
     assert bucket.keys() == before
 
 
-def test_an_entry_that_was_only_just_made_names_nothing_and_is_no_error() -> None:
-    """Its creator got no further, or is about to: nothing can have been written under it."""
+def test_an_entry_without_records_over_a_segment_is_damage_and_nothing_is_deleted() -> None:
+    """Its creator got no further, or all of its manifest is lost: the segment tells which."""
     bucket = Bucket()
     stream, incarnation = "public/default/persistent/half-made", UUID(int=9)
     create_entry(bucket.inner, stream, lambda: incarnation, 5)
@@ -565,7 +567,10 @@ def test_an_entry_that_was_only_just_made_names_nothing_and_is_no_error() -> Non
     bucket.inner.put(key, b"from nowhere")
     bucket.clock.advance(DAY_S)
     run = Reconciliation(bucket.store, stream, clock=bucket.clock, delete=True)
-    assert outcomes(list(run.leftovers())) == {key: ("DOUBTFUL", "KEPT")}
+    # A segment without any record: the records were lost, unless nobody ever wrote one. Nothing is deleted on a guess.
+    with pytest.raises(LostRecords):
+        list(run.leftovers())
+    bucket.inner.head(key)
 
 
 def test_a_store_that_goes_away_while_pages_are_judged_is_an_error_and_nothing_else() -> None:
@@ -584,5 +589,5 @@ def test_nothing_is_asked_for_twice_when_nothing_is_left_over() -> None:
     bucket.writer.log.checkpoint()
     bucket.reconcile(finds_by_prefix=True, now_ms=bucket.clock.now_ms())
     verbs = [verb for verb, _ in bucket.store.calls]
-    assert (verbs.count("list_uploads"), verbs.count("list"), verbs.count("put")) == (1, 3, 0)
+    assert (verbs.count("list_uploads"), verbs.count("list"), verbs.count("put")) == (1, 4, 0)
     assert len(verbs) == 13, bucket.store.calls

@@ -232,18 +232,18 @@ def parquet_seeds() -> list[bytes]:
         seeds.append(encode_columns(columns, {}))
         seeds.append(encode_checkpoint(made(Checkpoint, rng), columns))
         ids = np.arange(rows, dtype=np.int64)
-        for fact in (np.full(rows, -1, np.int64), ids):
-            seeds.append(
-                encode_ledgers(
-                    LedgerColumns(
-                        ledger_id=ids,
-                        last_entry_id=ids,
-                        flags=ids.astype(np.uint8),
-                        payload_bytes=fact,
-                        created_ms=fact,
-                    )
+        seeds.extend(
+            encode_ledgers(
+                LedgerColumns(
+                    ledger_id=ids,
+                    last_entry_id=ids,
+                    flags=ids.astype(np.uint8),
+                    payload_bytes=fact,
+                    created_ms=fact,
                 )
             )
+            for fact in (np.full(rows, -1, np.int64), ids)
+        )
     return [*seeds, *hostile_seeds()]
 
 

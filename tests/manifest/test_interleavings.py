@@ -19,8 +19,9 @@ from formats.manifest import Assign, Failed, LedgerClosed, LedgersDeleted, OpenE
 from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.checkpointer import checkpoint_now
+from offloader.manifest.creating import UNKNOWN_REPEATS_MAX
 from offloader.manifest.expiry import expire_records
-from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
+from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings

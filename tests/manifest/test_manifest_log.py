@@ -24,7 +24,8 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.manifest.boundary import raise_boundary, read_boundary
-from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, list_streams, load_manifest
+from offloader.manifest.creating import UNKNOWN_REPEATS_MAX
+from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.manifest.state import EditRefused
 from offloader.store.base import OVERWRITE, ObjectStore
 from offloader.store.memory import MemoryStore
@@ -388,3 +389,36 @@ def test_whoever_amends_a_stream_that_was_begun_and_deleted_makes_nothing(memory
     with pytest.raises(NotFound, match="was deleted meanwhile"):
         log.amend([Hold(True, "")])
     assert not memory.list("").objects
+
+
+@pytest.mark.parametrize("error", [NotFound, StoreUnavailable, InvalidCall])
+def test_an_error_to_a_record_put_that_took_effect_is_looked_up(error: type[OffloaderError]) -> None:
+    """A gateway answers 404, or a server in conflict with itself 409, and the record is there all the same."""
+    memory = MemoryStore(f"looked-up-{next(_names)}", "", ManualClock())
+    faulty = FaultyStore(memory)
+    log = ManifestLog(faulty, STREAM, clock=ManualClock())
+    log.open_epoch()
+    faulty.set_faults([Fault(call=1, verb="put", key_part=".json", error=error, after=True)])
+    failed = None
+    try:
+        log.commit([LedgerClosed(1, 9)])
+    except OffloaderError as raised:
+        failed = raised
+
+    assert failed is None
+    assert log.state.closed_ledgers == {1: 9}
+    assert load_manifest(memory, STREAM) == log.state
+
+
+def test_a_404_to_a_record_put_that_isnt_there_leaves_it_in_doubt() -> None:
+    memory = MemoryStore(f"looked-up-{next(_names)}", "", ManualClock())
+    faulty = FaultyStore(memory)
+    log = ManifestLog(faulty, STREAM, clock=ManualClock())
+    log.open_epoch()
+    faulty.set_faults([Fault(call=1, verb="put", key_part=".json", error=NotFound)])
+
+    with pytest.raises(OutcomeUnknown):
+        log.commit([LedgerClosed(1, 9)])
+
+    log.commit([LedgerClosed(1, 9)])
+    assert load_manifest(memory, STREAM).record_id == 2

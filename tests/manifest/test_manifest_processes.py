@@ -16,8 +16,9 @@ import pytest
 from formats.manifest import LedgerClosed
 from offloader.clock import SystemClock
 from offloader.errors import Fenced, OutcomeUnknown
+from offloader.manifest.creating import UNKNOWN_REPEATS_MAX
 from offloader.manifest.expiry import expire_records
-from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
+from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.settings import ManifestSettings, StoreSettings
 from offloader.store.base import ObjectStore, open_store
 from tests.support.holding_proxy import HoldingProxy

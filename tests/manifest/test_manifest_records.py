@@ -147,6 +147,18 @@ def test_the_format_is_the_one_of_the_golden_record() -> None:
     assert encode_record(RECORD) == golden
 
 
+def test_what_came_later_has_golden_files_of_its_own_and_changes_none_of_the_first() -> None:
+    chained = replace(RECORD, edits=EDITS[:2], previous_nonce="ff00")
+    golden = (GOLDEN / "record-v1-chained.json").read_bytes()
+    assert decode_record(golden) == chained
+    assert encode_record(chained) == golden
+    plain, named = Boundary(101, 100, 0xDEADBEEF), Boundary(101, 100, 0xDEADBEEF, 104, "00ff")
+    for boundary, name in ((plain, "boundary-v1.json"), (named, "boundary-v1-named.json")):
+        golden = (GOLDEN / name).read_bytes()
+        assert decode_boundary(golden) == boundary
+        assert encode_boundary(boundary) == golden
+
+
 def test_a_record_is_json_that_anything_can_read() -> None:
     body = json.loads(encode_record(RECORD))
 

@@ -93,9 +93,10 @@ def test_everything_is_readable_again_from_the_objects_alone(store_kind: type[Me
 
 
 def test_a_ledger_whose_end_nothing_proves_is_named_and_the_stream_is_readable_up_to_there() -> None:
-    """A segment that held the rest of it may be lost: nobody else would notice."""
+    """A segment that held the rest of it may be lost: nobody else would notice, no record is left that says so."""
     writer = filled()
-    break_manifest(writer)
+    prefix = manifest_prefix(STREAM, writer.log.state.incarnation)
+    writer.store.delete([info.key for info in writer.store.list(prefix).objects])
 
     done = rebuild(writer)
 
@@ -193,7 +194,9 @@ def test_damaged_objects_are_listed_and_left_alone() -> None:
     done = rebuild(writer)
 
     assert sorted(key for key, _ in done.problems) == sorted([cut, data_key(STREAM, writer.uuids[1]), lonely])
-    assert load_manifest(store, STREAM).committed_end() == Position(1, 49)
+    # The records that are there name what the damaged objects held.
+    assert list(done.missing) == [(Position(1, 50), Position(2, 29)), (Position(4, 0), Position(4, 19))]
+    assert [(gap.first, gap.last) for gap in load_manifest(store, STREAM).gaps] == list(done.missing)
     assert {cut, damaged, lonely, stray} <= {info.key for info in store.list(STREAM).objects}
 
 

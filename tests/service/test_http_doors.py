@@ -155,7 +155,7 @@ def test_off_loopback_it_doesnt_start_without_authentication(tmp_path: Path) -> 
             http_process(tmp_path, {"access": access, "http": {"listen": "0.0.0.0:0"}}, streams=(), environ=TOKENS),
         ):
             pass
-    by_name = {"access": {"anonymous": "read"}, "http": {"listen": "0.0.0.0:0"}}
+    by_name: dict[str, dict[str, Any]] = {"access": {"anonymous": "read"}, "http": {"listen": "0.0.0.0:0"}}
     with http_process(tmp_path, by_name) as (http, _):
         url = f"http://127.0.0.1:{http.address.port}"
         assert ask(f"{url}{STREAM}").status == 200
@@ -164,12 +164,12 @@ def test_off_loopback_it_doesnt_start_without_authentication(tmp_path: Path) -> 
 
 def test_where_anyone_may_come_in_a_strange_name_in_host_is_refused_off_loopback_too(tmp_path: Path) -> None:
     """A page whose name resolves to us reads what anyone may who reaches us: its visitor does."""
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "access": {"anonymous": "read", "hosts": ["offloader.example"]},
         "serve": {"url": "http://Served.Example:80"},
         "http": {"listen": "0.0.0.0:0"},
     }
-    by_name = {"access": {"anonymous": "read"}, "http": settings["http"]}
+    by_name: dict[str, dict[str, Any]] = {"access": {"anonymous": "read"}, "http": settings["http"]}
     with http_process(tmp_path, by_name) as (http, _):
         url = f"http://127.0.0.1:{http.address.port}/v1/overview"
         for host, status in (("evil.example", 421), ("evil.example:80", 421), ("10.1.2.3", 200), ("localhost", 200)):

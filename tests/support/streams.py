@@ -124,6 +124,7 @@ def put_objects(
             software_version="0",
             incarnation=log.state.incarnation,
             epoch=log.epoch or 0,
+            testimony=log.testimony() if role == "data" else None,
         )
         for role in ("data", "index")
     }

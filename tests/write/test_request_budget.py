@@ -80,7 +80,7 @@ def test_a_restart_with_many_idle_streams_writes_nothing_and_none_of_them_asks_a
     world.run()
     calls = world.store.calls[before:]
     assert WRITES.isdisjoint(verb for verb, _ in calls)
-    assert len(calls) <= 100 * 10, "entry, boundary, records, two that are absent, boundary; some of them twice"
+    assert len(calls) <= 100 * 10, "entry, boundary, records, one that is absent, a listing, boundary; some twice"
     assert world.workers.next_timer_s is None, "nothing will wake them but entries"
     assert all(stream.status().committed is not None for stream in world.streams.values())
     assert world.offloader.memory_bytes == 0

@@ -12,6 +12,7 @@ from contextlib import closing, redirect_stdout, suppress
 from io import StringIO
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ class Place:
         self.folder = folder
         self.opened: list[ManagedLedger] = []
 
-    def open(self, name: str = "ledgers", *, method: str = "streaming", **options: object) -> ManagedLedger:
+    def open(self, name: str = "ledgers", *, method: str = "streaming", **options: Any) -> ManagedLedger:
         """The stream over a database; hot copies may go as soon as they are offloaded, but only on request."""
         settings = Settings.of({"offload": {"method": method, "deletion_lag_minutes": 0, "block_bytes": 1024}})
         opened = open_managed_ledger(
@@ -84,7 +85,7 @@ def offloaded(stream: ManagedLedger, word: str, entries: int = 30) -> list[tuple
     return found
 
 
-def use(place: Place, name: str = "ledgers", **options: object) -> tuple[list[tuple[Position, bytes]], str]:
+def use(place: Place, name: str = "ledgers", **options: Any) -> tuple[list[tuple[Position, bytes]], str]:
     """What a program does that knows nothing of a loss: opens, appends, offloads, lets hot copies go.
 
     Returns:
@@ -110,7 +111,7 @@ def lost_entries(place: Place, acknowledged: list[tuple[Position, bytes]], name:
     """Acknowledged entries that reading their positions, in either tier, doesn't give."""
     database = EmbeddedLedgers(str(place.folder / name / "ledgers.db"))
     try:
-        hot = {}
+        hot: dict[Position, bytes] = {}
         if STREAM in database.streams():
             view, at = database.view_stream(STREAM), Position(0, 0)
             while (batch := view.read(at, 1 << 20)) is not None:
@@ -229,7 +230,7 @@ class StoredPlace(Place):
         self.url = f"file://{folder}/store"
         self.store = open_store(self.url, create=True, clock=SystemClock())
 
-    def accept(self, *options: str, name: str = "ledgers") -> dict[str, object]:
+    def accept(self, *options: str, name: str = "ledgers") -> dict[str, Any]:
         database = f"sqlite:///{self.folder}/{name}/ledgers.db"
         return command("accept-source", STREAM, "--store", self.url, "--ledgers", database, *options)
 
@@ -244,9 +245,11 @@ def stored(tmp_path: Path) -> Iterator[StoredPlace]:
 
 def readable(place: Place, name: str = "ledgers") -> list[bytes]:
     """Everything that reading both tiers gives."""
-    with closing(EmbeddedLedgers(str(place.folder / name / "ledgers.db"))) as database:
-        with open_reader(place.store, STREAM, source=database.view_stream(STREAM)) as reader:
-            return [entry.payload for batch in reader.scan() for entry in batch.entries()]
+    with (
+        closing(EmbeddedLedgers(str(place.folder / name / "ledgers.db"))) as database,
+        open_reader(place.store, STREAM, source=database.view_stream(STREAM)) as reader,
+    ):
+        return [entry.payload for batch in reader.scan() for entry in batch.entries()]
 
 
 def payloads(*parts: list[tuple[Position, bytes]]) -> list[bytes]:
@@ -271,7 +274,7 @@ def test_a_lost_database_is_replaced_by_command_and_what_is_missing_is_named(sto
         new = offloaded(stream, "new")
 
     for said in (planned, done):
-        [gap] = said["missing"]  # type: ignore[misc]
+        [gap] = said["missing"]
         assert gap["first"] == str(missing[0][0])
     assert planned["record"] is None
     assert done["record"] is not None

@@ -293,7 +293,7 @@ class Seats:
             )
         state = load_stream(self._store, name, may_be_absent=True)
         # A manifest that knows its hot tier has it as ``source``.
-        known = getattr(state, "source", None)
+        known = state.source
         _require_log(request, None if known is None else known.uuid)
         kind = PushedLedgers if request.source is None else partial(IdentifiedLedgers, source=request.source)
         return kind(

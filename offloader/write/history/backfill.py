@@ -239,7 +239,8 @@ class HistoryTools:
         parts_max = 1 if budget is None else parts_at_once(self.settings, segments_max, budget.limit_bytes)
 
         def upload(uuid: UUID, planned: PlannedSegment, is_stopped: Callable[[], bool]) -> SegmentSummary:
-            order = SegmentOrder(log.stream, log.state.incarnation, log.epoch or 0, uuid, planned, parts_max)
+            whose = log.stream, log.state.incarnation, log.epoch or 0
+            order = SegmentOrder(*whose, uuid, planned, parts_max, log.testimony())
             return self.upload(source, order, is_stopped)
 
         memory = None if budget is None else HistoryMemory(budget, segment_memory_bytes(self.settings, parts_max))

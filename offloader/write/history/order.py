@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
+from formats.object_metadata import Testimony
 from formats.segment import Layout, SegmentSummary
 from offloader.ledgers.base import LedgerSource
 from offloader.limits import Priority, working_at
@@ -31,6 +32,7 @@ class SegmentOrder:
         uuid: its name, which the manifest has assigned to ``planned``.
         planned: which entries, in which layout.
         parts_max: parts of it that there is room for at once, where it is carried out by the process that has it.
+        testimony: what its data object says of the record that assigned it.
     """
 
     stream: str
@@ -39,6 +41,7 @@ class SegmentOrder:
     uuid: UUID
     planned: PlannedSegment
     parts_max: int = 1
+    testimony: Testimony | None = None
 
 
 #: Reads and uploads a segment, for (hot tier, order, whether to stop); both objects are proven when it returns.
@@ -74,6 +77,7 @@ def upload_order(
             incarnation=order.incarnation,
             epoch=order.epoch,
             codec=settings.codec,
+            testimony=lambda: order.testimony,
         )
         return offload_pieces(
             *(pieces, planned.layout, upload, settings),

@@ -256,6 +256,7 @@ class LedgerRewrite:
                 incarnation=self._log.state.incarnation,
                 epoch=self._log.epoch or 0,
                 codec=settings.codec,
+                testimony=self._log.testimony,
             )
             sized = replace(settings, max_size_per_offload_segment_mbytes=size_mbytes)
             summary = offload_pieces([piece], planned.layout, upload, sized, is_stopped=self._is_stopped)

@@ -20,7 +20,6 @@ from offloader.clock import Clock
 from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.checked_source import checked
-from offloader.manifest.known_ledgers import compare_source
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_record import is_at_root
 from offloader.manifest.source_check import closed_edit
@@ -126,7 +125,6 @@ def release_hot_ledgers(
     source = checked(source, log)
     # The manifest first: what is recorded after the list was made isn't missing in it.
     state = log.load()
-    compare_source(source, state)
     ledgers = source.ledgers()
     able = releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
     kept = {} if with_gaps else {i.ledger_id: gap for i in able if (gap := doubtful_gap(state, i)) is not None}
@@ -140,6 +138,11 @@ def release_hot_ledgers(
         log.amend([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
     # What a truncation took from the stream goes too, if nobody has deleted it yet.
     gone = [info for info in ledgers if info.closed and info.ledger_id in state.deleted_ledgers and info not in due]
+    if due or gone:
+        # If the records that say so are lost from here on, everybody notices.
+        state = log.name_newest()
+        due = [info for info in due if info.ledger_id in state.hot_released_ledgers and holding_segments(state, info)]
+        gone = [info for info in gone if info.ledger_id in state.deleted_ledgers]
     for info in [*due, *gone]:
         try:
             source.delete(info.ledger_id)

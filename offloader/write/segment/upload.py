@@ -7,12 +7,12 @@ is anybody else's, send a complete again without looking first, or call an objec
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 from formats.checksum import crc32c
 from formats.keys import data_key, index_key
-from formats.object_metadata import object_metadata
+from formats.object_metadata import Testimony, object_metadata
 from formats.segment import Part
 from offloader.errors import Closed, Corrupt, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed
 from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo
@@ -33,6 +33,8 @@ class SegmentUpload:
         store: where to.
         data_key, index_key: the two objects' keys; nobody else writes them.
         data_metadata, index_metadata: their user metadata.
+        testimony: what the data object says besides of the record that assigned it; asked when it is sent, which is
+            after that record.
     """
 
     def __init__(
@@ -42,12 +44,14 @@ class SegmentUpload:
         index_key: str,
         data_metadata: Mapping[str, str],
         index_metadata: Mapping[str, str],
+        testimony: Callable[[], Testimony | None] = lambda: None,
     ) -> None:
         self._store = store
         self.data_key = data_key
         self.index_key = index_key
         self._data_metadata = data_metadata
         self._index_metadata = index_metadata
+        self._testimony = testimony
         self._lock = threading.Lock()
         self._upload_id: str | None = None
         self._began = False
@@ -70,7 +74,7 @@ class SegmentUpload:
             OutcomeUnknown: the store neither confirms nor shows the object.
         """
         try:
-            self._store.put(self.data_key, part.body, mode=OVERWRITE, metadata=self._data_metadata, crc32c=part.crc32c)
+            self._store.put(self.data_key, part.body, mode=OVERWRITE, metadata=self._told(), crc32c=part.crc32c)
         except OutcomeUnknown:
             info = self._look()
             if info is None or info.size_bytes != part.size_bytes:
@@ -142,8 +146,12 @@ class SegmentUpload:
                 raise Closed(f"the upload of {self.data_key} was aborted")
             if self._upload_id is None:
                 self._began = True
-                self._upload_id = self._store.begin_upload(self.data_key, metadata=self._data_metadata)
+                self._upload_id = self._store.begin_upload(self.data_key, metadata=self._told())
             return self._upload_id
+
+    def _told(self) -> Mapping[str, str]:
+        testimony = self._testimony()
+        return {**self._data_metadata, **({} if testimony is None else testimony.as_metadata())}
 
     def _look(self) -> ObjectInfo | None:
         """The data object, after all of it was sent.
@@ -181,6 +189,7 @@ def upload_of(
     epoch: int,
     codec: str,
     extra_metadata: Mapping[str, str] | None = None,
+    testimony: Callable[[], Testimony | None] = lambda: None,
 ) -> SegmentUpload:
     """The upload of one segment; nothing is sent yet.
 
@@ -190,6 +199,7 @@ def upload_of(
         incarnation, epoch: written to the objects, so that a bucket explains itself.
         codec: the setting.
         extra_metadata: for both objects besides.
+        testimony: as for ``SegmentUpload``.
     """
     from offloader import __version__
 
@@ -209,4 +219,5 @@ def upload_of(
         }
         for role in ("data", "index")
     )
-    return SegmentUpload(store, data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id), data, index)
+    keys = data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)
+    return SegmentUpload(store, *keys, data, index, testimony)
