@@ -51,7 +51,7 @@ def offload_by_hand(
     """Offloads what isn't yet, records the method, and which ledgers were closed meanwhile.
 
     Args:
-        source: a view will do: it isn't told what is safe.
+        source: a view opened with ``may_delete`` will do: it isn't told what is safe.
         method: ``streaming`` or ``ledger``.
         threshold_bytes: method ledger: newest bytes that stay behind.
         others: as for ``HistoryRuns.backfill``.

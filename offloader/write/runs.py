@@ -76,7 +76,7 @@ class HistoryRuns:
         Safe to interrupt: what was committed stays, the next run goes on with the rest.
 
         Args:
-            source: the hot tier; a view will do.
+            source: the hot tier; a view opened with ``may_delete`` will do.
             take_over: take the stream from an owner that gives signs of life.
             acknowledges: tell the source what is safe; a view can't be told.
             on_plan: called with what is going to happen before it does.

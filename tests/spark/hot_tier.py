@@ -117,8 +117,8 @@ class MisbehavingLedgers:
     def streams(self) -> list[str]:
         return self._inner.streams()
 
-    def view_stream(self, stream: str) -> Around:
-        return Around(self._inner.view_stream(stream), self._before_read)
+    def view_stream(self, stream: str, *, may_delete: bool = False) -> Around:
+        return Around(self._inner.view_stream(stream, may_delete=may_delete), self._before_read)
 
     def close(self) -> None:
         if self._number in self._die_done:

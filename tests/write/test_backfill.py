@@ -224,7 +224,7 @@ def test_the_live_segment_starts_exactly_where_the_backfill_ended(bench: Bench) 
 
 def test_a_view_of_a_stream_that_somebody_else_writes_will_do(bench: Bench) -> None:
     bench.append(300)
-    view = bench.database.view_stream(STREAM)
+    view = bench.database.view_stream(STREAM, may_delete=True)
     result = bench.offloader.history.backfill(view, STREAM, acknowledges=False)
     assert result.errors == []
     assert stored_entries(bench.memory, STREAM) == bench.expected

@@ -16,16 +16,21 @@ from typing import Any
 
 import pytest
 
-from formats.entries import Position
+from formats.entries import EntryBatch, Position
 from offloader.cli.main import main
 from offloader.clock import SystemClock
-from offloader.errors import ErrorKind, Fenced, OffloaderError
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.errors import ErrorKind, Fenced, OffloaderError, SourceMismatch
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.read.reader import open_reader
+from offloader.retention.truncation import truncate_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, open_store
 from offloader.store.memory import MemoryStore
+from offloader.write.hot.release import release_hot_ledgers
+from offloader.write.offloader import LedgerOffloader
 
 STREAM = "public/default/persistent/orders"
 _names = count()
@@ -359,3 +364,170 @@ def test_every_start_gives_ledger_ids_above_all_earlier_ones(place: Place) -> No
         again = append(place.open(), "three", 3)
 
     assert not {position for position, _ in taken} & {position for position, _ in again}
+
+
+# -- each rule of the model (tests/manifest/model, hot_world.py), from its counterexample
+
+
+def log_of(place: Place) -> ManifestLog:
+    return ManifestLog(place.store, STREAM, clock=SystemClock())
+
+
+def test_a_crash_between_the_token_and_its_record_locks_nobody_out(place: Place) -> None:
+    """Rule raise-first: the database is ahead of the manifest, never the other way round."""
+    with place.open() as stream:
+        old = offloaded(stream, "old")
+    with closing(EmbeddedLedgers(str(place.folder / "ledgers" / "ledgers.db"))) as database:
+        database.view_stream(STREAM, may_delete=True).record_start("of a process that died then")
+
+    with place.open() as stream:
+        new = offloaded(stream, "new")
+
+    assert readable(place) == payloads(old, new)
+
+
+def test_an_epoch_that_somebody_opened_meanwhile_is_compared_again(place: Place) -> None:
+    """Rule recheck: a host with a copy of the database comes between the check and the record."""
+    with place.open() as stream:
+        offloaded(stream, "old")
+    place.copy("ledgers", "copy")
+    with (
+        closing(EmbeddedLedgers(str(place.folder / "ledgers" / "ledgers.db"))) as own,
+        closing(EmbeddedLedgers(str(place.folder / "copy" / "ledgers.db"))) as copied,
+    ):
+        slow, fast = log_of(place), log_of(place)
+        source = own.open_stream(STREAM, held=True)
+        slow.load()
+        fast.load()
+        fast.open_epoch(copied.open_stream(STREAM, held=True), reserve=True)
+
+        with pytest.raises(SourceMismatch):
+            slow.open_epoch(source, reserve=True)
+
+        with pytest.raises(OffloaderError):
+            source.append([b"nobody knows where this is"])
+
+
+def test_a_database_that_ends_before_what_it_had_is_refused_within_one_start(place: Place) -> None:
+    """Rule reach: uuid and token are right, entries are gone."""
+    with place.open() as stream:
+        append(stream, "early", 3)
+        place.copy("ledgers", "backup")
+        offloaded(stream, "later")
+    place.copy("backup", "ledgers")
+    for acked in (place.folder / "ledgers").glob("*.acked"):
+        acked.unlink()  # what only the manifest can tell
+
+    with pytest.raises(SourceMismatch, match="it ends at"):
+        place.open()
+
+
+def test_each_start_reserves_ids_and_begins_a_ledger_above_all_others(place: Place) -> None:
+    """Rules reserve and new-ledger."""
+    first: list[int] = []
+    for _ in range(3):
+        with place.open() as stream:
+            first.append(append(stream, "some", 1)[0][0].ledger_id)
+        known = load_manifest(place.store, STREAM).source
+        assert known is not None
+        assert first[-1] <= known.reserved
+
+    assert first == [1, 1001, 2001]
+
+
+def test_hot_copies_of_another_database_are_not_released(place: Place) -> None:
+    """Rule release-checks: the same ids, the same lengths."""
+    with place.open("one") as stream:
+        offloaded(stream, "old")
+        stream.close_ledger()
+    with closing(EmbeddedLedgers(str(place.folder / "two" / "ledgers.db"))) as database:
+        strange = database.open_stream(STREAM)
+        strange.append([b"new %d" % number for number in range(30)])
+        strange.close_ledger()
+
+        with pytest.raises(SourceMismatch):
+            release_hot_ledgers(strange, log_of(place), now_ms=2**52, lag_ms=0)
+
+        assert [info.entries for info in strange.ledgers() if info.entries] == [30]
+
+
+class Anonymous:
+    """A source as an earlier release knew it: without an identity."""
+
+    def __init__(self, inner: EmbeddedStream) -> None:
+        self._inner = inner
+
+    def ledgers(self) -> list[LedgerInfo]:
+        return self._inner.ledgers()
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        return self._inner.read(start, max_bytes)
+
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
+        return self._inner.subscribe(listener, closed)
+
+    def release(self, position: Position) -> None:
+        self._inner.release(position)
+
+    def delete(self, ledger_id: int) -> None:
+        self._inner.delete(ledger_id)
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["same", "lost"])
+def test_a_manifest_of_an_earlier_release_is_taken_over_unless_a_fact_contradicts(place: Place, is_lost: bool) -> None:
+    with closing(EmbeddedLedgers(str(place.folder / "ledgers" / "ledgers.db"))) as database:
+        source = database.open_stream(STREAM)
+        with closing(LedgerOffloader(place.store)) as offloader:
+            stream = offloader.offload_stream(Anonymous(source), STREAM)
+            source.append([b"old %d" % number for number in range(30)])
+            stream.offload()
+            stream.stop()
+    assert load_manifest(place.store, STREAM).source is None
+    if is_lost:
+        place.lose()
+        with closing(EmbeddedLedgers(str(place.folder / "ledgers" / "ledgers.db"))) as database:
+            database.open_stream(STREAM).append([b"new"])
+
+    acknowledged, error = use(place)
+
+    assert error == ("SourceMismatch" if is_lost else "")
+    assert lost_entries(place, acknowledged) == []
+
+
+class WithoutLedger(Anonymous):
+    """As it looks to a writer that doesn't see one of its ledgers."""
+
+    def __init__(self, inner: EmbeddedStream, hidden: int) -> None:
+        super().__init__(inner)
+        self._hidden = hidden
+
+    def ledgers(self) -> list[LedgerInfo]:
+        return [info for info in super().ledgers() if info.ledger_id != self._hidden]
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        return super().read(max(start, Position(self._hidden + 1, 0)), max_bytes)
+
+
+def test_a_truncation_takes_no_ledger_with_entries_that_nothing_else_has(place: Place) -> None:
+    """Rule truncate-held: a ledger before the committed end needn't be in the cold tier."""
+    with closing(EmbeddedLedgers(str(place.folder / "ledgers" / "ledgers.db"))) as database:
+        source = database.open_stream(STREAM)
+        source.append([b"never offloaded"])
+        source.close_ledger()
+        with closing(LedgerOffloader(place.store)) as offloader:
+            stream = offloader.offload_stream(WithoutLedger(source, 1), STREAM)
+            offloaded_at = source.append([b"offloaded"] * 3)[0].first
+            stream.offload()
+            stream.stop()
+        source.close_ledger()
+
+        done = truncate_stream(log_of(place), Position(2, 2), clock=SystemClock(), source=source)
+        kept = [info.ledger_id for info in source.ledgers() if info.entries]
+        forced = truncate_stream(log_of(place), Position(2, 2), clock=SystemClock(), source=source, force=True)
+        left = [info.ledger_id for info in source.ledgers() if info.entries]
+
+    assert offloaded_at == Position(2, 0)
+    assert kept == [1, 2]
+    assert [ledger_id for ledger_id, _ in done.hot_kept] == [1]
+    assert forced.hot_ledgers == (1,)
+    assert left == [2]

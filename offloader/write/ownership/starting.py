@@ -49,7 +49,7 @@ def open_source(
     log.load(create=True)
     source = _opened(database, log.stream, new_source=new_source, held=True)
     try:
-        start(log, source)
+        _start(log, source)
     except SourceMismatch:
         if not new_source:
             raise
@@ -69,7 +69,7 @@ def _opened(
         return database.open_stream(stream, held=held, above=above)
 
 
-def start(log: ManifestLog, source: LedgerSource) -> None:
+def _start(log: ManifestLog, source: LedgerSource) -> None:
     """Opens an epoch for a source that takes its ledger ids from a range of this start's own."""
     checked(source, log).ledgers()
     log.open_epoch(identified(source), reserve=True)
