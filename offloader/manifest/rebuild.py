@@ -145,9 +145,7 @@ def _missing(
     begins = [each for each in (head, min(known.head, first) if known.head and first else known.head) if each]
     gaps = [(gap.first, gap.last) for gap in known.gaps]
     lone = [each for uuid, each in indexed.items() if uuid not in known.gone]
-    return missing_ranges(
-        [*known.ranges.values(), *lone, *between], _joined([*held, *gaps]), max(begins, default=None)
-    )
+    return missing_ranges([*known.ranges.values(), *lone, *between], _joined([*held, *gaps]), max(begins, default=None))
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
