@@ -112,16 +112,19 @@ def run(
     loaded = _load(opened, stream)
     if action is Action.CHECKPOINT and dry_run:
         _print_plan(loaded, as_json=json)
-        return 0
-    facts = _facts(loaded)
-    if json:
-        print(json_line(facts))
     else:
-        width = max(map(len, facts))
-        for name, value in facts.items():
-            print(f"{_LABELS.get(name, name).ljust(width)}  {_text(name, value)}")
-    print_rows(_record_rows(opened, loaded, records), _RECORD_COLUMNS, as_json=json)
+        _print_facts(_facts(loaded), as_json=json)
+        print_rows(_record_rows(opened, loaded, records), _RECORD_COLUMNS, as_json=json)
     return 0
+
+
+def _print_facts(facts: Mapping[str, object], *, as_json: bool) -> None:
+    if as_json:
+        print(json_line(facts))
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{_LABELS.get(name, name).ljust(width)}  {_text(name, value)}")
 
 
 def _range_of(text: str) -> Range:

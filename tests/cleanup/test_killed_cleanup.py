@@ -19,6 +19,7 @@ import pytest
 
 from formats.keys import data_key, new_segment_uuid
 from formats.manifest import Assign, Failed
+from formats.object_metadata import Testimony
 from offloader.cleanup.undo import undo_retirements
 from offloader.clock import SystemClock
 from offloader.errors import StoreUnavailable
@@ -96,7 +97,7 @@ def prepared(act: str, directory: Path) -> str:
             uuid = new_segment_uuid(writer.log.state.incarnation, number)
             end = batch_of(9, 0, 1).first
             writer.log.commit([Assign(uuid, 2, end, None, 5, {}), Failed(uuid, "for a test")])
-            writer_puts_late(store, uuid)
+            writer_puts_late(store, uuid, writer.log.testimony())
     if act in ("retire", "purge", "undo"):
         truncate(store)
     if act == "retire":
@@ -106,10 +107,11 @@ def prepared(act: str, directory: Path) -> str:
     return url
 
 
-def writer_puts_late(store: ObjectStore, uuid: UUID) -> None:
+def writer_puts_late(store: ObjectStore, uuid: UUID, testimony: Testimony | None) -> None:
+    assert testimony is not None
     key = data_key(STREAM, uuid)
     for each in (key, f"{key}-index"):
-        store.put(each, b"late")
+        store.put(each, b"late", metadata=testimony.as_metadata())
     store.upload_part(key, store.begin_upload(key), 1, b"late")
 
 

@@ -81,7 +81,9 @@ def leave_late_objects(store: ObjectStore, stream: str) -> None:
         begin = Position(99, 0) if end is None else Position(end.ledger_id, end.entry_id + 1)
         log.commit([Assign(uuid, 2, begin, None, 5, dict(store.driver_metadata)), Failed(uuid, "for a test")])
         if number == 1:
-            store.put(data_key(stream, uuid), b"late")
+            testimony = log.testimony()
+            assert testimony is not None
+            store.put(data_key(stream, uuid), b"late", metadata=testimony.as_metadata())
             store.put(index_key(stream, uuid), b"late")
         else:
             upload = store.begin_upload(data_key(stream, uuid))

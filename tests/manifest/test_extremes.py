@@ -129,10 +129,11 @@ def test_a_stream_with_publish_times_at_the_ends_of_64_bits_can_be_read(times: l
 
 
 def test_a_time_that_64_bits_with_a_sign_cant_hold_never_becomes_another() -> None:
-    times = np.array([2**63, 2**64 - 1], dtype=np.uint64)
+    times: Any = np.array([2**63, 2**64 - 1], dtype=np.uint64)
+    early: Any = np.array([5], dtype=np.uint64)
     try:
         wrapped = EntryBatch.build(1, 0, [b"a", b"b"], times).publish_times_ms.tolist()
     except FormatError:
         wrapped = []
     assert wrapped == []
-    assert EntryBatch.build(1, 0, [b"a"], np.array([5], dtype=np.uint64)).publish_times_ms.tolist() == [5]
+    assert EntryBatch.build(1, 0, [b"a"], early).publish_times_ms.tolist() == [5]
