@@ -18,7 +18,7 @@ class CheckedSource:
     """A ``LedgerSource`` whose ``ledgers`` raises ``SourceMismatch`` where it contradicts the manifest.
 
     Whatever skips, releases, truncates or acknowledges entries lists the ledgers first, so none of it happens to a
-    source that isn't the stream's. A source without an identity compares itself if it can (a Pulsar topic). Thread-safe.
+    source that isn't the stream's. A source without an identity compares itself if it can: a Pulsar topic. Thread-safe.
 
     Args:
         inner: the hot tier.

@@ -52,7 +52,7 @@ class Place:
             ledgers=str(self.folder / name / "ledgers.db"),
             store=self.store,
             settings=settings,
-            **options,  # type: ignore[arg-type]
+            **options,
         )
         self.opened.append(opened)
         return opened
