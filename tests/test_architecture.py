@@ -122,7 +122,7 @@ CLOCK_CALLS = {
 NOT_IN_FORMATS = {"asyncio", "concurrent", "http", "io", "logging", "multiprocessing", "os", "pathlib", "socket"}
 NOT_IN_FORMATS |= {"sqlite3", "subprocess", "tempfile", "threading", "time", "urllib.request"}
 
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 800
 FUNCTION_LINES_MAX = 70
 VAGUE_NAMES = re.compile(r"(^|_)(utils?|helpers?|common|managers?|misc)(_|$)")
 PACKAGES = ("formats", "offloader")
