@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from offloader import managed_ledger
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest import checked_source, source_check
+from offloader.manifest.log import ManifestLog
+from offloader.write.ownership import opening
 from tests.simulation.hot_tier_draws import CLASSES, class_of, play
 
 #: 200 draws in blocks that run beside each other; every class has its share of each block.
@@ -23,3 +28,25 @@ def test_no_acknowledged_entry_is_lost_silently_whatever_happens_to_the_database
         assert not draw.findings, f"seed {seed} ({class_of(seed)}): {draw.findings[:3]}; {'; '.join(draw.trace)}"
         drawn[class_of(seed)] += 1
     assert min(drawn[each] for each in CLASSES) * BLOCKS >= 20
+
+
+#: Draws with the checks switched off: enough that each class loses something.
+UNCHECKED = 48
+
+
+def test_without_the_checks_every_class_of_draw_loses_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oracle sees what the checks prevent: a stream opened as a source that doesn't know which one it is."""
+
+    def plain(database: EmbeddedLedgers, log: ManifestLog, **_: object) -> EmbeddedStream:
+        return database.open_stream(log.stream)
+
+    monkeypatch.setattr(managed_ledger, "open_source", plain)
+    for module in (checked_source, opening, source_check):
+        monkeypatch.setattr(module, "identified", lambda _: None)
+    broken: Counter[str] = Counter()
+    for seed in range(UNCHECKED):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        broken[class_of(seed)] += bool(play(seed, folder).findings)
+    assert all(broken[each] for each in CLASSES if each != "ordinary"), broken
+    assert not broken["ordinary"]
