@@ -195,12 +195,15 @@ class Unnamed:
 
 
 def newest_ms(store: ObjectStore, view: View) -> int:
-    """The store's time of a view's newest record, or of its checkpoint; 0: neither is there."""
+    """The store's time of a view's newest record, or of its checkpoint; 0: neither is there.
+
+    As a listing has it, to be compared with that of listed objects: a HEAD knows whole seconds only.
+    """
     for key_of in (record_key, checkpoint_key):
-        try:
-            return store.head(key_of(view.stream, view.incarnation, view.record_id)).modified_ms
-        except NotFound:
-            continue
+        key = key_of(view.stream, view.incarnation, view.record_id)
+        for info in store.list(key, limit=1).objects:
+            if info.key == key:
+                return info.modified_ms
     return 0
 
 

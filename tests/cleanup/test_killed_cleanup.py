@@ -19,7 +19,6 @@ import pytest
 
 from formats.keys import data_key, new_segment_uuid
 from formats.manifest import Assign, Failed
-from formats.object_metadata import Testimony
 from offloader.cleanup.undo import undo_retirements
 from offloader.clock import SystemClock
 from offloader.errors import StoreUnavailable
@@ -97,7 +96,9 @@ def prepared(act: str, directory: Path) -> str:
             uuid = new_segment_uuid(writer.log.state.incarnation, number)
             end = batch_of(9, 0, 1).first
             writer.log.commit([Assign(uuid, 2, end, None, 5, {}), Failed(uuid, "for a test")])
-            writer_puts_late(store, uuid, writer.log.testimony())
+            testimony = writer.log.testimony()
+            assert testimony is not None
+            writer_puts_late(store, uuid, testimony.as_metadata())
     if act in ("retire", "purge", "undo"):
         truncate(store)
     if act == "retire":
@@ -107,11 +108,10 @@ def prepared(act: str, directory: Path) -> str:
     return url
 
 
-def writer_puts_late(store: ObjectStore, uuid: UUID, testimony: Testimony | None) -> None:
-    assert testimony is not None
+def writer_puts_late(store: ObjectStore, uuid: UUID, told: dict[str, str]) -> None:
     key = data_key(STREAM, uuid)
     for each in (key, f"{key}-index"):
-        store.put(each, b"late", metadata=testimony.as_metadata())
+        store.put(each, b"late", metadata=told)
     store.upload_part(key, store.begin_upload(key), 1, b"late")
 
 

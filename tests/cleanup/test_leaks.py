@@ -180,7 +180,9 @@ def test_a_churn_ends_with_exactly_the_objects_that_manifests_name(
         failed=lambda *failure: failures.append(failure),
         delete=True,
     )
-    outcomes = {each.outcome for each in run.leftovers()}
+    found = list(run.leftovers())
+    assert [each for each in found if each.outcome is not Outcome.DELETED] == []
+    outcomes = {each.outcome for each in found}
 
     assert (outcomes, failures) == ({Outcome.DELETED}, [])
     left = {info.key for info in listed(store, "")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from itertools import count
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import numpy as np
@@ -59,7 +59,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     if is_dataclass(kind) and isinstance(kind, type):
         hints = get_type_hints(kind)
         return st.builds(kind, **{field.name: values_of(hints[field.name]) for field in fields(kind)})
-    origin, arguments = getattr(kind, "__origin__", None), getattr(kind, "__args__", ())
+    origin, arguments = get_origin(kind), get_args(kind)
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
     if origin is not None:  # a mapping of texts
