@@ -12,6 +12,7 @@ from contextlib import closing, redirect_stdout, suppress
 from io import StringIO
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ class Place:
         self.folder = folder
         self.opened: list[ManagedLedger] = []
 
-    def open(self, name: str = "ledgers", *, method: str = "streaming", **options: object) -> ManagedLedger:
+    def open(self, name: str = "ledgers", *, method: str = "streaming", new_source: bool = False) -> ManagedLedger:
         """The stream over a database; hot copies may go as soon as they are offloaded, but only on request."""
         settings = Settings.of({"offload": {"method": method, "deletion_lag_minutes": 0, "block_bytes": 1024}})
         opened = open_managed_ledger(
@@ -51,7 +52,7 @@ class Place:
             ledgers=str(self.folder / name / "ledgers.db"),
             store=self.store,
             settings=settings,
-            **options,  # type: ignore[arg-type]
+            new_source=new_source,
         )
         self.opened.append(opened)
         return opened
@@ -89,7 +90,7 @@ def offloaded(stream: ManagedLedger, word: str, entries: int = 30) -> list[tuple
     return found
 
 
-def use(place: Place, name: str = "ledgers", **options: object) -> tuple[list[tuple[Position, bytes]], str]:
+def use(place: Place, name: str = "ledgers", *, method: str = "streaming") -> tuple[list[tuple[Position, bytes]], str]:
     """What a program does that knows nothing of a loss: opens, appends, offloads, lets hot copies go.
 
     Returns:
@@ -98,7 +99,7 @@ def use(place: Place, name: str = "ledgers", **options: object) -> tuple[list[tu
     acknowledged: list[tuple[Position, bytes]] = []
     stream = None
     try:
-        stream = place.open(name, **options)
+        stream = place.open(name, method=method)
         acknowledged = append(stream, "new")
         stream.close_ledger()
         stream.offload()
@@ -115,7 +116,7 @@ def lost_entries(place: Place, acknowledged: list[tuple[Position, bytes]], name:
     """Acknowledged entries that reading their positions, in either tier, doesn't give."""
     database = EmbeddedLedgers(str(place.folder / name / "ledgers.db"))
     try:
-        hot = {}
+        hot: dict[Position, bytes] = {}
         if STREAM in database.streams():
             view, at = database.view_stream(STREAM), Position(0, 0)
             while (batch := view.read(at, 1 << 20)) is not None:
@@ -217,12 +218,12 @@ def test_the_refusal_names_what_the_manifest_has_what_the_source_is_and_the_ways
         assert way in str(caught.value)
 
 
-def command(*arguments: str) -> dict[str, object]:
+def command(*arguments: str) -> dict[str, Any]:
     """What a command prints with ``--json``; it succeeds."""
     printed = StringIO()
     with redirect_stdout(printed):
         assert main([*arguments, "--json"]) == 0
-    found: dict[str, object] = json.loads(printed.getvalue())
+    found: dict[str, Any] = json.loads(printed.getvalue())
     return found
 
 
@@ -234,7 +235,7 @@ class StoredPlace(Place):
         self.url = f"file://{folder}/store"
         self.store = open_store(self.url, create=True, clock=SystemClock())
 
-    def accept(self, *options: str, name: str = "ledgers") -> dict[str, object]:
+    def accept(self, *options: str, name: str = "ledgers") -> dict[str, Any]:
         database = f"sqlite:///{self.folder}/{name}/ledgers.db"
         return command("accept-source", STREAM, "--store", self.url, "--ledgers", database, *options)
 
@@ -278,7 +279,7 @@ def test_a_lost_database_is_replaced_by_command_and_what_is_missing_is_named(sto
         new = offloaded(stream, "new")
 
     for said in (planned, done):
-        [gap] = said["missing"]  # type: ignore[misc]
+        [gap] = said["missing"]
         assert gap["first"] == str(missing[0][0])
     assert planned["record"] is None
     assert done["record"] is not None
