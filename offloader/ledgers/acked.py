@@ -98,6 +98,8 @@ class AckedFile:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
                 return False
+            except PermissionError:  # enough for who only reads; an owner fails when it writes
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         size = os.fstat(self._fd).st_size // SLOT_BYTES * SLOT_BYTES
         data = os.pread(self._fd, max(0, size - self._known_bytes), self._known_bytes)
         for start in range(0, len(data) // SLOT_BYTES * SLOT_BYTES, SLOT_BYTES):
@@ -120,7 +122,7 @@ class AckedFile:
 
     def make(self) -> None:
         """Makes the file; durable, so that its absence later says something."""
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         os.fsync(self._fd)
         folder = os.open(Path(self.path).absolute().parent, os.O_RDONLY)
         try:

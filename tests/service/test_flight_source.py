@@ -195,3 +195,22 @@ def test_a_producer_that_doesnt_name_its_log_is_warned_about_once(
 def test_a_source_that_is_none_is_refused(store: MemoryStore, fields: dict[str, Any], message: str) -> None:
     with flight_door(store) as door, pytest.raises(fl.FlightServerError, match=message):
         begun(door, **fields)
+
+
+def test_a_named_log_with_closed_ledgers_goes_on_in_another_process(store: MemoryStore) -> None:
+    """What one process has seen of a ledger's size and age isn't the ledger's, and contradicts nothing."""
+    broker = made(40)
+    broker.close_ledger()
+    broker.append(30)
+    broker.close_ledger()
+    with flight_door(store) as door:
+        pushed(door, broker, source=str(LOG))
+    for _ in range(2):
+        broker.append(10)
+        broker.close_ledger()
+        with flight_door(store) as door:
+            pushed(door, broker, source=str(LOG), **last_of(broker, len(broker.entries) - 10))
+    with flight_door(store) as door:
+        again = begun(door, source=str(LOG), **last_of(broker, len(broker.entries)))
+        assert again.latest == {"taken": str(broker.end), "durable": str(broker.end)}
+    assert stored_entries(store, ORDERS) == broker.entries
