@@ -21,9 +21,10 @@ Position = tuple[int, int]
 _RECORD = re.compile(r"(.*)/manifest/([0-9a-f-]{36})/([0-9]{20})\.json")
 #: Edits that say nothing about which entries are where.
 _OTHER_EDITS = frozenset({"hot_released", "pause", "resume", "hold", "set_method", "ledgers_deleted", "ledger_closed"})
+_OTHER_EDITS |= {"reserve_ledgers", "set_aside"}
 #: What only the owner of a stream may say: what makes and ends a segment. Everything else others may, in its epoch;
 #: that a ledger ended is a fact of the source, which is also written by who lets go of hot copies.
-_OWNERS_EDITS = frozenset({"open_epoch", "assign", "offloaded", "failed", "rewrite", "replace"})
+_OWNERS_EDITS = frozenset({"open_epoch", "assign", "offloaded", "failed", "rewrite", "replace", "reserve_ledgers"})
 
 
 class Contents(Protocol):

@@ -51,7 +51,12 @@ def says_already(state: ManifestState, record: Record) -> bool:
 
 
 def say_already(state: ManifestState, edits: Sequence[Edit]) -> bool:
-    """Whether all that an owner wants to commit is so in ``state``, which has its epoch."""
+    """Whether all that an owner wants to commit is so in ``state``, which has its epoch.
+
+    Only a segment of its own proves that: uuids are used once. What others may say too, they may have said.
+    """
+    if not any(isinstance(edit, Assign | Offloaded | Failed) for edit in edits):
+        return False
     writer = Record(state.record_id, state.incarnation, state.epoch, state.owner, 0, (), state.totals())
     return all(_SAYS[type(edit)](state, edit, writer) for edit in edits)
 

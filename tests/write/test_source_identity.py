@@ -44,7 +44,7 @@ class Place:
         self.folder = folder
         self.opened: list[ManagedLedger] = []
 
-    def open(self, name: str = "ledgers", *, method: str = "streaming", **options: Any) -> ManagedLedger:
+    def open(self, name: str = "ledgers", *, method: str = "streaming", new_source: bool = False) -> ManagedLedger:
         """The stream over a database; hot copies may go as soon as they are offloaded, but only on request."""
         settings = Settings.of({"offload": {"method": method, "deletion_lag_minutes": 0, "block_bytes": 1024}})
         opened = open_managed_ledger(
@@ -52,7 +52,7 @@ class Place:
             ledgers=str(self.folder / name / "ledgers.db"),
             store=self.store,
             settings=settings,
-            **options,
+            new_source=new_source,
         )
         self.opened.append(opened)
         return opened
@@ -90,7 +90,7 @@ def offloaded(stream: ManagedLedger, word: str, entries: int = 30) -> list[tuple
     return found
 
 
-def use(place: Place, name: str = "ledgers", **options: Any) -> tuple[list[tuple[Position, bytes]], str]:
+def use(place: Place, name: str = "ledgers", *, method: str = "streaming") -> tuple[list[tuple[Position, bytes]], str]:
     """What a program does that knows nothing of a loss: opens, appends, offloads, lets hot copies go.
 
     Returns:
@@ -99,7 +99,7 @@ def use(place: Place, name: str = "ledgers", **options: Any) -> tuple[list[tuple
     acknowledged: list[tuple[Position, bytes]] = []
     stream = None
     try:
-        stream = place.open(name, **options)
+        stream = place.open(name, method=method)
         acknowledged = append(stream, "new")
         stream.close_ledger()
         stream.offload()
@@ -218,12 +218,12 @@ def test_the_refusal_names_what_the_manifest_has_what_the_source_is_and_the_ways
         assert way in str(caught.value)
 
 
-def command(*arguments: str) -> dict[str, object]:
+def command(*arguments: str) -> dict[str, Any]:
     """What a command prints with ``--json``; it succeeds."""
     printed = StringIO()
     with redirect_stdout(printed):
         assert main([*arguments, "--json"]) == 0
-    found: dict[str, object] = json.loads(printed.getvalue())
+    found: dict[str, Any] = json.loads(printed.getvalue())
     return found
 
 
