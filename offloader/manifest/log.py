@@ -223,7 +223,7 @@ class ManifestLog:
             settled = self._settle()
         if settled is None or settled.epoch != self.state.epoch or not isinstance(settled.edits[-1], OpenEpoch):
             return None
-        self._epoch = settled.epoch
+        self._epoch, self._epoch_nonce = settled.epoch, settled.writer.nonce
         return settled.epoch
 
     def commit(self, edits: Sequence[Edit]) -> ManifestState:
