@@ -531,3 +531,30 @@ def test_a_truncation_takes_no_ledger_with_entries_that_nothing_else_has(place: 
     assert [ledger_id for ledger_id, _ in done.hot_kept] == [1]
     assert forced.hot_ledgers == (1,)
     assert left == [2]
+
+
+def test_entries_that_a_database_lost_become_a_gap_by_command_and_the_stream_goes_on(stored: StoredPlace) -> None:
+    """The file beside the database knows what was acknowledged, though no record of the manifest tells of it."""
+    with stored.open() as stream:
+        old = offloaded(stream, "old")
+        stream.pause()
+    active = stored.open()
+    stored.copy("ledgers", "backup")
+    lost = append(active, "lost", 4)
+    active.close(drain=False)
+    for file in (stored.folder / "backup").iterdir():
+        if not file.name.endswith(".acked"):
+            shutil.copy(file, stored.folder / "ledgers" / file.name)
+    with pytest.raises(SourceMismatch, match="acknowledged"):
+        stored.open()
+
+    database = f"sqlite:///{stored.folder}/ledgers/ledgers.db"
+    done = command("accept-loss", STREAM, "--store", stored.url, "--ledgers", database)
+    with stored.open() as stream:
+        stream.resume()
+        new = offloaded(stream, "new")
+
+    assert [each["last"] for each in done["lost"]] == [str(lost[-1][0])]
+    assert new[0][0] > lost[-1][0]
+    assert stored.stored(old[0][0], new[-1][0]) == payloads(old, new)
+    assert [gap.last for gap in load_manifest(stored.store, STREAM).gaps] == [lost[-1][0]]
