@@ -13,7 +13,7 @@ from formats.entries import Position
 from formats.manifest import Edit, OpenEpoch, Record, ReserveLedgers
 from offloader.errors import OffloaderError, Unsupported
 from offloader.ledgers.base import IdentifiedSource
-from offloader.manifest.source_check import facts_now, first_free_ledger, require_same_source
+from offloader.manifest.source_check import facts_now, first_free_ledger, require_noted, require_same_source
 from offloader.manifest.state import ManifestState
 
 __all__ = ["LEDGERS_RESERVED", "Accept", "OwnersSource", "own_edits"]
@@ -43,7 +43,7 @@ class OwnersSource:
     def __init__(self, source: IdentifiedSource, token: str, *, reserve: bool, accept: Accept | None) -> None:
         self._source, self._token, self._reserves, self._accept = source, token, reserve, accept
         self._range: tuple[int, int] | None = None
-        self._can_grant, self._has_granted = True, False
+        self._can_grant, self._has_granted, self._has_noted = True, False, False
 
     def check(self, state: ManifestState) -> Position | None:
         """How far the source reaches now.
@@ -60,7 +60,9 @@ class OwnersSource:
 
         Raises:
             SourceMismatch: as ``check``.
+            LostRecords: the source has seen more of the manifest than there is.
         """
+        require_noted(state, self._source)
         self.check(state)
         self._source.record_start(self._token)
         next_ledger = self._source.next_ledger()
@@ -102,6 +104,9 @@ class OwnersSource:
             OffloaderError: the source doesn't take the range of a start; it has no ids to give then.
         """
         self._accept = None
+        if not self._has_noted:
+            self._source.note_manifest(state.incarnation, state.record_id)
+            self._has_noted = True
         if self._range is None or state.source is None or state.source.reserved < self._range[1] - 1:
             return
         (first, end), self._range = self._range, None

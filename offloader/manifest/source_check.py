@@ -20,6 +20,7 @@ from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, i
 from offloader.manifest.ledger_table import LedgerFact
 from offloader.manifest.segment_record import SegmentStatus
 from offloader.manifest.state import ManifestState
+from offloader.manifest.unreadable import REBUILD, LostRecords
 
 __all__ = [
     "SourceFacts",
@@ -30,6 +31,7 @@ __all__ = [
     "first_not_held",
     "mismatch_error",
     "newest_known",
+    "require_noted",
     "require_same_ledgers",
     "require_same_source",
     "source_mismatch",
@@ -129,6 +131,23 @@ def require_same_source(state: ManifestState, source: IdentifiedSource) -> Sourc
     if why is not None:
         raise mismatch_error(state, why)
     return facts
+
+
+def require_noted(state: ManifestState, source: IdentifiedSource) -> None:
+    """Compares the manifest with what the source noted of it at its newest start or hot release.
+
+    A manifest of another incarnation isn't compared: the stream was deleted and made again, or rebuilt.
+
+    Raises:
+        LostRecords: the manifest ends before that, as one of a restored bucket does.
+    """
+    noted = source.noted_manifest()
+    if noted is not None and noted[0] == state.incarnation and noted[1] > state.record_id:
+        raise LostRecords(
+            f"manifest of stream {state.stream}: it ends with record {state.record_id}, and the hot tier saw record "
+            f"{noted[1]}: the store was restored from a backup, or records are lost. Nothing was changed",
+            hint=f"bring the store's newer objects back; {REBUILD}, with what is left",
+        )
 
 
 def require_same_ledgers(state: ManifestState, ledgers: Iterable[LedgerInfo]) -> None:

@@ -18,7 +18,7 @@ from formats.entries import Position
 from formats.manifest import Edit, Gap, HotReleased
 from offloader.clock import Clock
 from offloader.errors import Corrupt, NotFound, OffloaderError
-from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.ledgers.base import LedgerInfo, LedgerSource, identified
 from offloader.manifest.checked_source import checked
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_record import is_at_root
@@ -143,6 +143,9 @@ def release_hot_ledgers(
         state = log.name_newest()
         due = [info for info in due if info.ledger_id in state.hot_released_ledgers and holding_segments(state, info)]
         gone = [info for info in gone if info.ledger_id in state.deleted_ledgers]
+        if (identity := identified(source)) is not None:
+            # A store that is restored from a backup of before doesn't have the records that this relies on.
+            identity.note_manifest(state.incarnation, state.record_id)
     for info in [*due, *gone]:
         try:
             source.delete(info.ledger_id)

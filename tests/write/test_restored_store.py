@@ -1,0 +1,54 @@
+"""A store that comes back as it was earlier, beside the hot tier that has seen more of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from formats.entries import Position
+from offloader.errors import OffloaderError
+from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+from offloader.settings import Settings
+from offloader.store.base import open_store
+
+STREAM = "public/default/persistent/orders"
+
+
+def opened(folder: Path) -> ManagedLedger:
+    store = open_store(f"file://{folder}/store")
+    settings = Settings.of({"offload": {"block_bytes": 1024, "deletion_lag_minutes": 0}})
+    return open_managed_ledger(STREAM, ledgers=str(folder / "ledgers.db"), store=store, settings=settings)
+
+
+def offload(topic: ManagedLedger, word: str) -> Position:
+    topic.append_batch([f"{word} {number}".encode() for number in range(10)])
+    end = topic.offload()
+    assert end is not None
+    return end
+
+
+def test_a_store_restored_from_a_backup_is_named_and_takes_no_entry(tmp_path: Path) -> None:
+    with opened(tmp_path) as topic:
+        offload(topic, "old")
+    shutil.copytree(tmp_path / "store", tmp_path / "backup")
+    with opened(tmp_path) as topic:
+        offload(topic, "new")
+        topic.close_ledger()
+        topic.release_hot()
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "backup").rename(tmp_path / "store")
+
+    with pytest.raises(OffloaderError, match="it ends with record"):
+        opened(tmp_path).close()
+
+
+def test_a_store_that_has_all_that_was_seen_is_opened_again_and_again(tmp_path: Path) -> None:
+    ends = []
+    for word in ("one", "two", "three"):
+        with opened(tmp_path) as topic:
+            ends.append(offload(topic, word))
+            topic.close_ledger()
+            topic.release_hot()
+    assert ends == sorted(ends)
