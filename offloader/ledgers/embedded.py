@@ -153,6 +153,16 @@ class EmbeddedLedgers:
             ]
         return [lost for lost in found if lost is not None]
 
+    def require_name(self, stream: str) -> None:
+        """Refuses a name that a stream of this database can't have, before anything is made for it.
+
+        Raises:
+            InvalidCall: as ``open_stream``.
+        """
+        _require_name(stream)
+        with self._database.reading() as connection:
+            _require_own_level(connection, stream)
+
     def accept_loss(self, stream: str, *, dry_run: bool = False) -> list[LostRange]:
         """Goes on without entries that were acknowledged and are gone, so that the stream can be opened again.
 

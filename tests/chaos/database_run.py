@@ -182,11 +182,6 @@ def _judge(outcome: Outcome, sides: Sequence[_Side], cold: Entries, known: set[i
         hot, acked = side.hot(), side.acked()
         in_hot = {number_of(STREAM, payload): place for place, payload in hot.items()}
         outcome.acknowledged += len(acked)
-        outcome.problems += [
-            f"{side.paths.folder.name}: {place} differs between the tiers"
-            for place in sorted(set(hot) & set(cold))
-            if hot[place] != cold[place] and number_of(STREAM, hot[place]) in acked and not is_gone
-        ][:3]
         lost = [n for n, place in acked.items() if place not in (in_store.get(n), in_hot.get(n))]
         excused = [n for n in lost if n in known] if is_gone else []
         outcome.destroyed += len(excused)

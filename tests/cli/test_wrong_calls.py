@@ -14,6 +14,7 @@ from tests.support.waiting import PATIENCE_S
 STREAM = "public/default/persistent/orders"
 #: Verb -> what it needs behind a stream's name to be complete.
 OF_A_STREAM: dict[str, tuple[str, ...]] = {
+    "accept-source": ("--ledgers", "sqlite:///nowhere/ledgers.db"),
     "pause": (),
     "resume": (),
     "segments": (),
@@ -41,8 +42,8 @@ OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "rollback plan": (),
     "rollback apply": (),
 }
-#: Verbs without a stream, or that make one, or need a JVM: ``tests/spark`` has those.
-OTHERS = {"adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "serve", "spark"}
+#: Verbs without a stream, or that make one, look at a ledger database first, or need a JVM: ``tests/spark`` has those.
+OTHERS = {"accept-loss", "adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "serve", "spark"}
 
 
 @pytest.fixture

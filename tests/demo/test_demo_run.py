@@ -56,7 +56,12 @@ def test_a_run_imports_offloads_verifies_and_draws(tmp_path: Path, input_file: P
     assert len(result.segments) >= 6
     assert there(result.picture).read_bytes().startswith(b"\x89PNG")
     assert [step.split()[0] for step in observer.steps] == ["Looking", "Appending", "Reading"]
-    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == ["ledgers.db", "picture.png", "store"]
+    assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [
+        "ledgers.db",
+        "ledgers.db.acked",
+        "picture.png",
+        "store",
+    ]
 
 
 def test_some_segments_span_ledgers_and_some_ledgers_span_segments(tmp_path: Path, input_file: Path) -> None:

@@ -142,6 +142,7 @@ def check_doctor(file: SettingsFile) -> None:
     assert {name: each.outcome.value for name, each in found.items()} == {
         "pulsar broker": "ok",
         "pulsar admin": "ok",
+        "pulsar entries": "ok",
         "pulsar topics": "ok",
         "pulsar subscriptions": "ok",
         f"pulsar namespace {NAMESPACE}": "warning",

@@ -46,6 +46,7 @@ def open_source(
     """
     if settings.method == "none":
         return _not_offloaded(database, log, settings, clock, new_source=new_source)
+    database.require_name(log.stream)
     log.load(create=True)
     source = _opened(database, log.stream, new_source=new_source, held=True)
     try:
