@@ -41,6 +41,8 @@ class MethodOffload:
         self.method = method
         self._lock = threading.Lock()
         self._offload: StreamOffload | None = None
+        #: Held, because who looks at streams doesn't: its last look says how this one ended.
+        self._ended: StreamOffload | None = None
         self._trigger: LedgerTrigger | None = None
         self._restart_s = RESTART_S_MIN
 
@@ -113,6 +115,7 @@ class MethodOffload:
                 failure = error
         with self._lock:
             offload, self._offload = self._offload, None
+            self._ended = offload
         if offload is not None:
             offload.stop()
         if self._trigger is not None:
