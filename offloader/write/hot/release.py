@@ -141,7 +141,8 @@ def release_hot_ledgers(
     if due or gone:
         # If the records that say so are lost from here on, everybody notices.
         state = log.name_newest()
-        due = [info for info in due if info.ledger_id in state.hot_released_ledgers and holding_segments(state, info)]
+        # No segment is needed for a ledger of which nobody gets an entry.
+        due = [i for i in due if i.ledger_id in state.hot_released_ledgers and holding_segments(state, i) is not None]
         gone = [info for info in gone if info.ledger_id in state.deleted_ledgers]
         if (identity := identified(source)) is not None:
             # A store that is restored from a backup of before doesn't have the records that this relies on.
