@@ -24,11 +24,13 @@ def make_directories(path: Path) -> None:
         with contextlib.suppress(PermissionError):  # not ours to read, nor made by us
             sync_name(path)
         return
-    for _ in range(RACES_MAX):
+    for tries_left in reversed(range(RACES_MAX)):
         make_directories(path.parent)
         try:
             path.mkdir()
         except FileNotFoundError:
+            if not tries_left:
+                raise  # no race: nothing can be made there, as in /proc
             continue
         except FileExistsError:
             if not path.is_dir():
