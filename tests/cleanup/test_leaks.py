@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOW = ManifestSettings(orphan_age_hours_min=0)
 #: Where a writer is killed: stream -> verb, key, before or after.
 KILLS = {
-    "churn/killed-in-the-index": ("put", "-index", "before"),
+    "churn/killed-in-the-index": ("put", "/[0-9a-f-]{36}-index$", "before"),
     "churn/killed-in-a-part": ("upload_part", "", "after"),
     "churn/killed-in-the-completion": ("complete_upload", "", "after"),
 }
