@@ -13,7 +13,8 @@ import pytest
 import offloader
 from formats.entries import Position
 from formats.keys import data_key, index_key
-from offloader.errors import Fenced, Unsupported
+from offloader.errors import Fenced, SourceMismatch, Unsupported
+from offloader.managed_ledger import ManagedLedger
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from tests.conftest import S3Place
@@ -93,28 +94,38 @@ def test_whole_path_over_other_clouds(cloud_place: S3Place, tmp_path: Path) -> N
 
 
 def test_a_second_owner_on_a_real_server_fences_the_first(open_s3: Open, tmp_path: Path) -> None:
-    """Two processes' worth of clients, stores and hot tiers that differ; one manifest: one of them commits."""
-    topics = []
+    """Two processes' worth of clients and stores; one hot tier, one manifest: one of them appends and commits."""
     stores = [open_s3(), open_s3()]
     # However slow this machine is now, the fenced one doesn't take the stream back during the test.
     settings = Settings.of({"offload": {"takeover_after_seconds": 3600}})
-    for number, store in enumerate(stores):
-        ledgers = f"sqlite:///{tmp_path}/{number}.db"
-        topics.append(offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=settings))
-    first, second = topics
+
+    def opened(store: ObjectStore, name: str) -> ManagedLedger:
+        ledgers = f"sqlite:///{tmp_path}/{name}.db"
+        return offloader.open_managed_ledger(STREAM, ledgers=ledgers, store=store, settings=settings)
+
+    first = opened(stores[0], "shared")
     payloads = [b"x" * 100] * 10
     first.append_batch(payloads)
     first.offload()
-    # The second one's ledgers begin where the first one's end: a broker that took the topic over.
+    first.append_batch(payloads)
+    # A standby over the same file takes the stream, with what isn't offloaded yet.
+    second = opened(stores[1], "shared")
     second.append_batch(payloads)
     second.append_batch(payloads)
     second.offload()
 
-    first.append_batch(payloads)
+    with pytest.raises(Fenced):
+        first.append_batch(payloads)
     with pytest.raises(Fenced):
         first.offload()
+    # Another hot tier has other entries at the same positions: it is no owner at all, and fences nobody.
+    with pytest.raises(SourceMismatch, match="another database"):
+        opened(stores[0], "other")
+    second.append_batch(payloads)
+    second.offload()
     with offloader.open_reader(stores[1], STREAM) as reader:
-        assert reader.count() == 20
+        assert reader.count() == 50
+    topics = [first, second]
     for topic in topics:
         topic.close(drain=False)
     for store in stores:
