@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -24,6 +25,7 @@ from offloader.errors import (
     BucketMissing,
     Corrupt,
     InvalidCall,
+    NotFound,
     PreconditionFailed,
     StoreUnavailable,
     Unsupported,
@@ -371,6 +373,17 @@ def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
         open_store(f"file://{tmp_path}/file/store")
     with pytest.raises(Unsupported):
         open_store(f"file://{tmp_path}/file")
+
+
+def test_a_directory_where_nothing_can_be_made_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in /proc: the one above is there, and stays."""
+
+    def refuse(_: Path) -> None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(NotFound, match="opening failed"):
+        open_store(f"file://{tmp_path}/new/deep")
 
 
 _LEVEL = st.text(st.sampled_from("ab-/.é日"), min_size=1, max_size=6)
