@@ -27,7 +27,6 @@ from offloader.errors import (
     Fenced,
     InvalidCall,
     LimitReached,
-    OffloaderError,
     Unsupported,
 )
 from offloader.ledgers.embedded import EmbeddedLedgers
@@ -36,7 +35,6 @@ from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, ObjectStore
 from offloader.write.segment.handle import OffloadHandle
 from tests.support.readback import stored_entries
-from tests.support.waiting import eventually
 
 STREAM = "public/default/persistent/orders"
 SETTINGS = Settings.of({"offload": {"block_bytes": 1024}, "ledgers": {"ledger_entries_max": 30}})
@@ -95,6 +93,14 @@ class Command:
         assert printed.out == ""
         assert "Traceback" not in printed.err
         return code, json.loads(printed.err.splitlines()[-1])["error"]
+
+    def reported(self, *arguments: str) -> tuple[int, list[Mapping[str, Any]]]:
+        """Exit code and rows of a command that must say what it finds, and nothing beside it."""
+        self.capsys.readouterr()
+        code = main([*arguments, "--json"])
+        printed = self.capsys.readouterr()
+        assert printed.err == ""
+        return code, [json.loads(line) for line in printed.out.splitlines()]
 
 
 @pytest.fixture
@@ -262,11 +268,10 @@ FLIPPED: dict[str, Callable[[Place], str]] = {
     "the boundary": lambda place: boundary_key(STREAM, load_manifest(place.store, STREAM).incarnation),
     "the catalogue entry": lambda _: catalog_key(STREAM),
 }
-#: What reads or writes a stream by its manifest.
+#: What reads or writes a stream by its manifest, and can't without it.
 COMMANDS = [
     ["read", STREAM],
     ["segments", STREAM],
-    ["verify", STREAM],
     ["manifest", "show", STREAM],
     ["manifest", "checkpoint", STREAM],
     ["offload", STREAM, "--take-over"],
@@ -276,26 +281,27 @@ COMMANDS = [
 
 
 def _requires_repair(place: Place, command: Command, named: str) -> None:
-    """Every command says what is damaged and leaves all as it is; so does the library."""
+    """Every command says what is damaged and leaves all as it is; so does the library. ``verify`` lists anyway."""
     before, hot = place.objects(), place.hot()
     for arguments in COMMANDS:
         code, error = command.refused(*arguments)
         assert (code, error["kind"]) == (ErrorKind.REPAIR_DATA.value, "repair_data"), arguments
         assert named in error["message"], arguments
+    for more in ([], ["--deep"]):
+        code, (first, *others, totals) = command.reported("verify", STREAM, *more)
+        assert code == ErrorKind.REPAIR_DATA.value
+        assert (first["problem"], first["damage"]) == ("manifest", True)
+        assert named in first["message"]
+        assert "manifest rebuild" in first["advice"]
+        damage = 1 + sum(row["damage"] for row in others)
+        assert (totals["ok"], totals["damage"], totals["notes"]) == (False, damage, 1 + len(others) - damage)
+        assert {row["problem"] for row in others} <= {"manifest", "lost records", "orphan"}, "every object is there"
     with pytest.raises(Corrupt, match=named):
         offloader.open_reader(place.store, STREAM)
-    with place.open() as topic:
-        topic.append(b"the hot tier takes it all the same")
-
-        def is_said() -> bool:
-            with pytest.raises(OffloaderError) as failed:
-                topic.offload(timeout_s=0.5)
-            return named in str(failed.value)
-
-        eventually(is_said)
-        topic.close(drain=False)
+    with pytest.raises(Corrupt, match=named):
+        place.open()
     assert place.objects() == before
-    assert sum(entries for _, entries in place.hot()) == sum(entries for _, entries in hot) + 1
+    assert place.hot() == hot
 
 
 @pytest.mark.parametrize("what", list(FLIPPED))
