@@ -286,13 +286,13 @@ def _restored(store: ObjectStore, stream: str, header: Checkpoint, own: SegmentC
 def _checkpoint(
     store: ObjectStore, stream: str, incarnation: UUID, checkpoint_id: int, checksum: int | None
 ) -> tuple[Checkpoint, SegmentColumns]:
-    """One checkpoint's object, decoded; ``checksum``: what the boundary says of it."""
+    """One checkpoint's object, decoded; ``checksum``: what the boundary, or the checkpoint built on it, says of it."""
     key = checkpoint_key(stream, incarnation, checkpoint_id)
     data = store.get(key)[0]
     found = crc32c(data)
     if checksum not in (None, found):
         raise Corrupt(
-            f"manifest of stream {stream}: {key} has CRC-32C {found:08x}, the boundary says {checksum:08x}",
+            f"manifest of stream {stream}: {key} has CRC-32C {found:08x}, what names it says {checksum:08x}",
             hint=REBUILD,
         )
     try:

@@ -19,7 +19,7 @@ from formats.sealed_json import sealed
 from offloader.errors import Corrupt, OffloaderError, Unsupported
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.expiry import expire_records
-from offloader.manifest.load import load_manifest_view_at
+from offloader.manifest.load import load_manifest_view_at, view_in_checkpoint
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import ManifestState
@@ -208,7 +208,7 @@ def test_another_streams_object_isn_t_believed(stored: Stored) -> None:
 
 
 def test_a_checkpoint_under_another_ones_name_isn_t_believed(stored: Stored) -> None:
-    """A pinned view is read from an older checkpoint, whose checksum no boundary says any more."""
+    """A pinned view is read from an older checkpoint, whose checksum the one built on it says."""
     incarnation = stored.state.incarnation
     five, ten = (checkpoint_key(STREAM, incarnation, number) for number in (5, 10))
     own = stored.store.get(ten)[0]
@@ -224,5 +224,7 @@ def test_a_checkpoint_under_another_ones_name_isn_t_believed(stored: Stored) -> 
     assert load_manifest_view_at(stored.store, stored.state, 7).record_id == 7
     stored.store.put(five, stored.store.get(ten)[0], mode=OVERWRITE)
     for record_id in (7, 3):
-        with pytest.raises(Corrupt, match="is of record 10"):
+        with pytest.raises(Corrupt, match=r"0005\.checkpoint\.parquet has CRC-32C"):
             load_manifest_view_at(stored.store, stored.state, record_id)
+    with pytest.raises(Corrupt, match="is of record 10"):
+        view_in_checkpoint(stored.store, STREAM, incarnation, 5)
