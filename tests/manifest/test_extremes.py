@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 from itertools import count
-from typing import Any, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import numpy as np
@@ -60,11 +61,12 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         hints = get_type_hints(kind)
         return st.builds(kind, **{field.name: values_of(hints[field.name]) for field in fields(kind)})
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return st.one_of(*(st.none() if each is NoneType else values_of(each) for each in arguments))
     if origin is tuple:
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
-    if origin is not None:  # a mapping of texts
-        return st.dictionaries(texts, texts, max_size=2)
-    return st.one_of(*(st.none() if each is type(None) else values_of(each) for each in arguments))
+    assert arguments == (str, str), f"{kind} is no mapping of texts"
+    return st.dictionaries(texts, texts, max_size=2)
 
 
 edits: st.SearchStrategy[Edit] = st.sampled_from(sorted(EDIT_KINDS.values(), key=str)).flatmap(values_of)
