@@ -123,7 +123,9 @@ class Bench:
 
     def orphan(self, number: int) -> str:
         key = data_key(STREAM, new_segment_uuid(self.writer.log.state.incarnation, number))
-        self.memory.put(key, b"five!")
+        testimony = self.writer.log.testimony()
+        assert testimony is not None
+        self.memory.put(key, b"five!", metadata=testimony.as_metadata())
         return key
 
     def records(self) -> list[int]:
