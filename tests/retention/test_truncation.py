@@ -445,10 +445,16 @@ def test_a_truncation_of_a_deleted_stream_spares_the_hot_ledgers_of_the_next_one
 
 
 def test_a_managed_ledger_keeps_entries_while_its_manifest_can_not_be_begun(tmp_path: Path, store: MemoryStore) -> None:
+    """None is taken before the manifest knows of the start; what is taken after that waits for it to go on."""
+    ledgers = f"sqlite:///{tmp_path}/ledgers.db"
     faulty = FaultyStore(store, [Fault(call=1, calls=10**6, verb="put", key_part="_catalog/")])
-    with open_managed_ledger(
-        STREAM, ledgers=f"sqlite:///{tmp_path}/ledgers.db", store=faulty, settings=_settings()
-    ) as topic:
+    with pytest.raises(StoreUnavailable, match="_catalog/"):
+        open_managed_ledger(STREAM, ledgers=ledgers, store=faulty, settings=_settings())
+    with pytest.raises(NotFound):
+        load_manifest(store, STREAM)
+    faulty.set_faults([])
+    with open_managed_ledger(STREAM, ledgers=ledgers, store=faulty, settings=_settings()) as topic:
+        faulty.set_faults([Fault(call=1, calls=10**6, verb="put", key_part="/manifest/")])
         positions = _append(topic, 0, 50)
         with pytest.raises(EditRefused, match="nothing is offloaded"):
             topic.truncate(positions[30])
