@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from formats.keys import manifest_prefix
 from formats.manifest import Assign, Failed, LedgerClosed, Offloaded, OpenEpoch
 from offloader.errors import Fenced, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.log import load_manifest
@@ -112,7 +113,11 @@ def test_a_restarted_idle_stream_reads_its_manifest_and_writes_nothing(new_bench
     eventually(lambda: again.status().mode is Mode.LIVE)
 
     assert again.status().committed == end
-    assert {verb for verb, _ in bench.store.calls[sent:]} <= {"get", "head"}
+    calls = bench.store.calls[sent:]
+    assert {verb for verb, _ in calls} <= {"get", "head", "list"}
+    manifest = manifest_prefix(STREAM, load_manifest(bench.store, STREAM).incarnation)
+    listings = [key for verb, key in calls if verb == "list"]
+    assert [key.rpartition("/")[0] + "/" for key in listings] == [manifest], "one listing proves the end"
 
 
 def test_a_restart_goes_on_after_the_committed_end_and_an_idle_one_writes_no_record(
