@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOT_KEPT = {
     "formats.extension.EXTENSION_VERSION": "golden objects: test_golden_own.py",
     "offloader.ledgers.pulsar.connection.PROTOCOL_VERSION": "Pulsar's, of a connection",
+    "offloader.manifest.objects._OWN_UUID_VERSION": "of a kind of uuid: a part of objects' names",
     "offloader.spark.session.JAVA_VERSION_MIN": "of a program",
     "offloader.status_document.VERSION": "a process writes it anew every few seconds",
 }

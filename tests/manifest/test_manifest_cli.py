@@ -201,13 +201,13 @@ def test_a_store_that_lets_two_win_isn_t_written_to(
 @pytest.mark.parametrize(
     ("arguments", "because"),
     [
-        (("show", STREAM, "--head", "first"), "--head and --closed are for rebuilding"),
+        (("show", STREAM, "--head", "first"), "--head, --closed and --accept-loss are for rebuilding"),
         (("checkpoint", STREAM, "--records", "3"), "--records is for showing"),
         (("show", STREAM, "--dry-run"), "writes nothing anyway"),
         (("rebuild", STREAM, "--head", "7"), "--head"),
         (("show", "no/such"), "isn't in"),
         (("expire", "no/such"), "isn't in"),
-        (("expire", STREAM, "--head", "first"), "--head and --closed are for rebuilding"),
+        (("expire", STREAM, "--head", "first"), "--head, --closed and --accept-loss are for rebuilding"),
         (("expire", STREAM, "--records", "3"), "--records is for showing"),
         (("show", "_bad"), "can't be used"),
     ],
