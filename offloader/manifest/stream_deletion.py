@@ -174,8 +174,9 @@ def sweep_late_writes(
     """Deletes what a stalled process wrote into a manifest after its stream was deleted and its name forgotten.
 
     A manifest without a boundary is one whose deletion was complete: the boundary is created before the first record
-    and deleted after the last. It stays nevertheless while a segment of the incarnation is left, because then boundary
-    and catalogue entry may both be lost, and `manifest rebuild` needs the records.
+    and deleted after the last. A boundary alone is one that a stalled process created again after that. Both stay
+    while a segment of the incarnation is left, because then boundary and catalogue entry may both be lost, and
+    `manifest rebuild` needs the records.
 
     Args:
         incarnation: one that no catalogue entry names, and of whose stream there is no entry.
@@ -189,7 +190,9 @@ def sweep_late_writes(
     """
     found = list_manifest(store, stream, incarnation)
     known = found.known()
-    if found.boundary is not None or not known or any(info.modified_ms > old_ms for info in known):
+    if found.boundary is not None and len(known) > 1:
+        return None
+    if not known or any(info.modified_ms > old_ms for info in known):
         return None
     for info in listed(store, stream_prefix(stream)):
         parsed = parse_object_key(info.key, stream)

@@ -12,6 +12,7 @@ from formats.truncation_intent import intent_key
 from offloader.cleanup.orphans import Leftover, Outcome, Place
 from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.errors import Corrupt, NotFound, OffloaderError
+from offloader.manifest.boundary import create_boundary
 from offloader.manifest.catalog import forget_name, release_entry
 from offloader.manifest.global_hold import lift_global_hold, set_global_hold
 from offloader.manifest.leases import take_lease
@@ -125,6 +126,26 @@ def test_a_record_that_lands_after_its_stream_was_deleted_and_forgotten_goes() -
     assert [info.key for info in listed(bucket.inner, "") if STREAM in info.key] == []
     assert segment in needed
     assert {info.key for info in listed(bucket.inner, stream_prefix(lost.stream))} == needed, "it can be rebuilt"
+
+
+def test_a_boundary_that_a_stalled_deletion_creates_again_goes() -> None:
+    """The second deleter read the catalogue entry, stalled until the first had finished, and created the boundary."""
+    world = Everything()
+    bucket = world.bucket
+    stalled = ManifestLog(bucket.inner, STREAM, clock=bucket.clock)
+    incarnation = stalled.load().incarnation
+    for _ in range(3):
+        with contextlib.suppress(NotFound):
+            delete_stream(bucket.inner, STREAM, clock=bucket.clock, delete_objects=lambda _: None)
+        bucket.clock.advance(DAY_S + HOUR_S)
+        forget_name(bucket.inner, STREAM, clock=bucket.clock, now_ms=bucket.clock.now_ms())
+    assert create_boundary(bucket.inner, STREAM, incarnation)
+    late = manifest_prefix(STREAM, incarnation)
+
+    assert outcomes(world.reconcile())[boundary_key(STREAM, incarnation)] == ("UNLISTED", "KEPT"), "it is young"
+    bucket.clock.advance(DAY_S)
+    assert outcomes(world.reconcile()).get(late) == ("DEAD_MANIFEST", "DELETED")
+    assert [info.key for info in listed(bucket.inner, "") if STREAM in info.key] == []
 
 
 def test_what_trying_the_store_out_left_stays_while_everything_is_stopped() -> None:
