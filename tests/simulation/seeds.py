@@ -14,7 +14,10 @@ VARIABLE = "OFFLOADER_SEEDS_FIRST"
 SEEDS_OF_A_DAY_MAX = 10_000
 
 #: Kind of world -> seeds that broke an invariant, in the product or in the simulation itself.
-BROKEN_ONCE: Mapping[str, tuple[int, ...]] = {"tended": (4796, 7696, 1_000_696, 1_004_356), "topic": (501, 2504, 7168, 1_000_772)}
+BROKEN_ONCE: Mapping[str, tuple[int, ...]] = {
+    "tended": (4796, 7696, 1_000_696, 1_004_356),
+    "topic": (501, 2504, 7168, 1_000_772),
+}
 
 
 def first_seed(environment: Mapping[str, str] = os.environ, today: date | None = None) -> int:
