@@ -13,7 +13,7 @@ from offloader.retention.decision import Rule
 from offloader.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SECTIONS = "|".join(section.name for section in fields(Settings))
 #: How names of settings that are amounts end.
 UNITS = "ms|seconds|minutes|hours|days|bytes|mbytes"
