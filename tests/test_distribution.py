@@ -237,6 +237,12 @@ class Stranger:
             shutil.rmtree(each)
 
 
+def install_lines(page: str) -> str:
+    """The fence of a page in which pip installs."""
+    (text,) = [text for _, text in fences((ROOT / page).read_text(encoding="utf-8")) if "pip install" in text]
+    return text
+
+
 def as_installed(constraint: str) -> str:
     """The same for the version that is installed here: another one with the oldest releases."""
     name, exact, _ = constraint.partition("==")
@@ -248,9 +254,7 @@ def as_installed(constraint: str) -> str:
 
 @pytest.mark.timeout(1200)  # pip makes two environments: ten seconds on a machine with nothing else to do
 def test_the_readmes_line_installs_upgrades_and_leaves_nothing_but_its_folder(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Install")[2].partition("\n## ")[0]
-    ((_, text),) = fences(readme)
-    install, path = text.splitlines()
+    install, path = install_lines("README.md").splitlines()
     make, _, install = install.partition(" && ")
     stranger = Stranger(tmp_path)
     stranger.makes_an_environment(make)
@@ -277,16 +281,22 @@ def test_the_readmes_line_installs_upgrades_and_leaves_nothing_but_its_folder(tm
     assert list(stranger.home.glob(".*/**/*offloader*")) == []
 
 
-def test_the_readme_names_the_extras() -> None:
+def test_readme_and_install_document_name_the_extras() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (sentence,) = re.findall(r"with the extras that you need \((.*?)\)", readme)
-    extras = set(importlib.metadata.metadata("offloader").get_all("Provides-Extra") or ())
-    assert set(re.findall(r"`(\w+)`", sentence)) == extras - {"bench", "dev", "pulsar"}
+    (sentence,) = re.findall(r"the extras that you need \((.*?)\)", readme)
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/INSTALL.md").read_text(encoding="utf-8"), re.M)
+    extras = set(importlib.metadata.metadata("offloader").get_all("Provides-Extra") or ()) - {"bench", "dev", "pulsar"}
+    assert set(re.findall(r"`(\w+)`", sentence)) == extras
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == extras
+
+
+def test_readme_and_install_document_install_by_the_same_lines() -> None:
+    assert install_lines("docs/INSTALL.md") == install_lines("README.md")
 
 
 def test_there_is_one_way_to_install_and_every_text_names_it() -> None:
     """No index has the package: a hint to install it by its name would fail, or bring something else of that name."""
-    named = [ROOT / "README.md", *(ROOT / "docs").rglob("*")]
+    named = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*")]
     named += [path for folder in ("offloader", "formats", "services") for path in (ROOT / folder).rglob("*")]
     by_name = re.compile(r"pip install[^\n`]*\boffloader(?:\[|\b(?!:))|`offloader\[|'offloader\[")
     wrong = [

@@ -1,4 +1,4 @@
-"""README.md does what it says: its code runs, its commands exist, its tables and limits are the program's."""
+"""README.md: its code runs, its commands exist, its tables and limits are the program's, and it stays short."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
-from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
 from offloader.effective_settings import SettingsFile, read_settings_file
-from offloader.errors import ErrorKind
 from offloader.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
-#: Lines of code of "the library in ten lines", imports and blank lines aside.
+#: Lines of code of the quick start, imports and blank lines aside.
 LIBRARY_LINES_MAX = 10
+#: Words as ``wc -w`` counts them, code and tables included.
+WORDS_MAX = 900
 
 
 def fences(language: str) -> list[str]:
@@ -46,6 +47,10 @@ def after_the_library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
     folder = tmp_path_factory.mktemp("readme")
     (code,) = fences("python")
     return folder, run([sys.executable, "-W", "error", "-c", code], folder)
+
+
+def test_readme_has_at_most_900_words() -> None:
+    assert len(TEXT.split()) <= WORDS_MAX, "move details to a document under docs/ and link it"
 
 
 def test_every_fence_has_a_language_that_this_test_knows() -> None:
@@ -98,24 +103,42 @@ def test_every_dev_verb_exists() -> None:
     assert {"demo", "test"} <= named <= known
 
 
-def test_the_line_against_minio_fits_the_compose_file() -> None:
-    compose = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
-    (line,) = re.findall(r"^AWS_ACCESS_KEY_ID=.*$", TEXT, re.M)
-    values = re.fullmatch(
-        r"AWS_ACCESS_KEY_ID=(\S+) AWS_SECRET_ACCESS_KEY=(\S+) \./dev demo "
-        r"--store s3://([^/]+)/\S+ --endpoint-url http://127\.0\.0\.1:(\d+)",
-        line,
+def test_two_commands_for_a_fresh_machine_stand_in_a_fence_of_their_own() -> None:
+    assert "./dev demo\n./dev test\n" in fences("bash")
+
+
+def test_compose_profile_that_readme_names_exists() -> None:
+    profiles = re.findall(r"docker compose --profile (\w+)", TEXT)
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"].values()
+    assert profiles
+    assert set(profiles) <= {name for service in services for name in service.get("profiles", ())}
+
+
+def figures(text: str, column: str) -> dict[str, list[float]]:
+    """First cell of a row -> the numbers in ``column``, of the first table whose header names it."""
+    (header, *rows) = next(
+        table.splitlines() for table in re.findall(r"(?:^\|.*\|\n)+", text, re.M) if column in table.split("\n")[0]
     )
-    assert values is not None
-    for value in values.groups():
-        assert value in compose
+    place = [cell.strip(" *") for cell in header.split("|")].index(column)
+    cells = [row.split("|") for row in rows[1:]]
+    return {row[1].strip(): [float(each) for each in re.findall(r"[\d.]+", row[place])] for row in cells}
 
 
-def test_the_table_of_exit_codes_is_the_programs() -> None:
-    rows = re.findall(r"^\| (\d+) \| ?([a-z_]*) ?\|", TEXT, re.M)
-    named = {int(code): kind for code, kind in rows}
-    expected = {0: "", **{kind.value: kind.name.lower() for kind in ErrorKind}}
-    assert named == {**expected, EXIT_INTERRUPTED: "interrupted", EXIT_BROKEN_PIPE: ""}
+@pytest.mark.parametrize(
+    ("in_readme", "in_peers"), [("offloader", "offloader"), ("Pulsar's offloader", "Pulsar's jcloud offloader")]
+)
+def test_measured_figures_are_those_of_the_benchmarks_without_added_delay(in_readme: str, in_peers: str) -> None:
+    peers = figures((ROOT / "docs" / "PEERS.md").read_text(encoding="utf-8"), in_peers)
+    rows = {
+        "offload, MB/s": "offload, MB/s",
+        "read, MB/s": "read, MB/s",
+        "one entry, ms": "one entry, ms: median, 99th percentile",
+        "price to offload a GiB, $": "price to offload a GiB, $",
+        "price to read a GiB, $": "price to read a GiB, $",
+        "memory to offload, MiB": "memory to offload, MiB",
+    }
+    shown = {name: values for name, values in figures(TEXT, in_readme).items() if values}
+    assert shown == {name: peers[row][:1] for name, row in rows.items()}
 
 
 def test_limits_are_the_settings() -> None:
@@ -134,12 +157,6 @@ def test_what_is_deleted_by_default_is_what_the_readme_says() -> None:
         "offload.deletion_lag_minutes": 4 * 60,
     }
     assert defaults["cleanup.grace_hours"] == 24
-
-
-def test_links_inside_the_project_lead_somewhere() -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if "://" not in link]
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 def test_the_picture_is_an_svg_with_a_title() -> None:
