@@ -30,51 +30,14 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from offloader import Position, Settings, open_managed_ledger, open_reader, open_store
-from offloader.cli.main import main as offloader
+from offloader import Position, open_reader, open_store
+from tests.upgrade.every_kind import TOMBSTONES, write_every_kind
+from tests.upgrade.place import DATABASES, Place, entries
 
-if TYPE_CHECKING:
-    from offloader.managed_ledger import ManagedLedger
-
-STORE = "memory://upgrade/root"
 GOLDEN = Path(__file__).parents[1] / "formats" / "golden" / "v1"
 #: Pulsar's objects that are adopted: ledgers in the golden folder.
 ADOPTED = ("1001", "1004", "1007")
-SETTINGS: dict[str, dict[str, Any]] = {
-    "offload": {"block_bytes": 4096, "max_size_per_offload_segment_mbytes": 1 / 64, "part_bytes": 5 * 1024 * 1024},
-    "ledgers": {"ledger_bytes_max": 20_000},
-    "manifest": {"checkpoint_records": 12},
-}
-POLICY = '[retention]\npolicy = "consumption"\n'
-
-
-def entries(stream: str, first: int, count: int) -> list[bytes]:
-    """Of 0 to 180 bytes that say where they belong."""
-    return [(f"{stream} {number} " * 9).encode()[: number * 37 % 181] for number in range(first, first + count)]
-
-
-def settings(**offload: object) -> Settings:
-    return Settings.of({**SETTINGS, "offload": {**SETTINGS["offload"], **offload}})
-
-
-class Place:
-    """The store, the database beside it, and the command line on both."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store = open_store(STORE)
-        self.ledgers = f"sqlite:///{folder}/ledgers.db"
-        self.config = folder / "offloader.toml"
-        self.config.write_text(POLICY)
-
-    def topic(self, stream: str, **offload: object) -> ManagedLedger:
-        return open_managed_ledger(stream, ledgers=self.ledgers, store=self.store, settings=settings(**offload))
-
-    def run(self, *words: str, code: int = 0) -> None:
-        found = offloader([*words, "--store", STORE])
-        if found != code:
-            raise SystemExit(f"offloader {' '.join(words)}: exit code {found}")
 
 
 def write(place: Place) -> None:
@@ -158,7 +121,7 @@ def digest(found: Iterator[tuple[Position, bytes]]) -> dict[str, object]:
 def readable(place: Place) -> dict[str, dict[str, object]]:
     """What each stream gives out of the store alone."""
     found = {}
-    for stream in streams(place):
+    for stream in sorted({*streams(place)} - TOMBSTONES):
         with open_reader(place.store, stream) as reader:
             every = (entry for batch in reader.scan() for entry in batch.entries())
             found[stream] = digest((entry.position, bytes(entry.payload)) for entry in every)
@@ -197,6 +160,7 @@ def main() -> None:
         folder = Path(name)
         place = Place(folder)
         write(place)
+        write_every_kind(place)
         (folder / "readable.json").write_text(json.dumps(readable(place), indent=1, sort_keys=True))
         copy_to_directory(place, folder / "store")
         # To the nanosecond, which a tar file doesn't keep: a local directory's store knows an object's version by it.
@@ -204,7 +168,11 @@ def main() -> None:
         times = {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in files}
         (folder / "modified.json").write_text(json.dumps(times, indent=0))
         with tarfile.open(target, "w:xz") as packed:
-            for path in ("readable.json", "modified.json", "ledgers.db", "store"):
+            # Beside a database is the file that says what it acknowledged.
+            databases = sorted(
+                path.name for name in {"ledgers.db", *DATABASES.values()} for path in folder.glob(f"{name}*")
+            )
+            for path in ("readable.json", "modified.json", *databases, "store"):
                 packed.add(folder / path, path, filter=_anonymous)
     print(f"{target}: {target.stat().st_size:,} bytes")
 

@@ -7,25 +7,40 @@ store; most tests have its objects in a memory store, because a manifest names t
 from __future__ import annotations
 
 import json
-import os
-import tarfile
-from collections.abc import Iterable, Iterator
+import re
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from formats.entries import Position
+from formats.keys import record_number
+from formats.manifest import decode_record
+from formats.manifest_edits import EDIT_KINDS
 from formats.segment import Layout
-from offloader import Settings, open_managed_ledger, open_reader, open_store
+from offloader import Settings, open_managed_ledger, open_reader, open_reader_groups, open_store
 from offloader.cli.main import main
 from offloader.managed_ledger import ManagedLedger
 from offloader.manifest.log import load_manifest
-from offloader.store.base import IfMatch, ObjectStore
+from offloader.manifest.segment_record import SegmentStatus
+from offloader.retention.cuts import Cut
+from offloader.store.base import IfMatch
 from tests.support.presence import there
-from tests.upgrade.make_previous_store import SETTINGS, STORE, digest, entries
+from tests.upgrade.archives import ARCHIVES, EVERY_KIND, into_memory, objects, unpacked
+from tests.upgrade.every_kind import LEDGER_ENTRIES, MANY_LEDGERS, RESERVED_LEDGERS, TOMBSTONES
+from tests.upgrade.make_previous_store import digest
+from tests.upgrade.place import DATABASES, SETTINGS, STORE, entries
 
-ARCHIVES = sorted(Path(__file__).parent.glob("*.tar.xz"))
+#: Objects beside records, by their keys.
+OBJECT_KINDS = [
+    r"^_catalog/", r"^_groups/", r"^_hold$", r"/boundary$", r"\.checkpoint\.parquet$", r"\.ledgers\.parquet$",
+    r"/leases/", r"/retention/topic$", r"/retention/truncation\.json$", r"/subscribers$", r"/records$", r"/decisions$",
+    r"/retention/awaited/", r"/retention/deleted/", r"/retention/deleting/", r"-ledger-\d+$", r"-ledger-\d+-index$",
+    r"^b/undone/[0-9a-f-]{36}$", r"^b/undone/[0-9a-f-]{36}-index$",
+]  # fmt: skip
 ORACLE = "public/default/persistent/oracle"
 
 
@@ -39,11 +54,17 @@ class Upgraded:
         self.readable: dict[str, dict[str, Any]] = json.loads((folder / "readable.json").read_text())
         self.config = folder / "offloader.toml"
         self.config.write_text('[retention]\npolicy = "consumption"\n[cleanup]\ngrace_hours = 0.0\n')
+        self.at_once = folder / "at-once.toml"
+        self.at_once.write_text("[cleanup]\ngrace_hours = 0.0\n[manifest]\norphan_age_hours_min = 0.0\n")
+        self.has_every_kind = "b/reserved" in self.readable
 
     def topic(self, stream: str, **offload: object) -> ManagedLedger:
         settings = Settings.of({**SETTINGS, "offload": {**SETTINGS["offload"], **offload}})
         return open_managed_ledger(
-            stream, ledgers=f"sqlite:///{self.folder}/ledgers.db", store=self.store, settings=settings
+            stream,
+            ledgers=f"sqlite:///{self.folder}/{DATABASES.get(stream, 'ledgers.db')}",
+            store=self.store,
+            settings=settings,
         )
 
     def run(self, *words: str) -> list[Any]:
@@ -63,46 +84,50 @@ class Upgraded:
         with open_reader(self.store, stream) as reader:
             return digest((e.position, bytes(e.payload)) for batch in reader.scan() for e in batch.entries())
 
+    def finish_deletions(self) -> None:
+        """No tombstone of a deleted stream is left."""
+        for stream in TOMBSTONES if self.has_every_kind else ():
+            self.run("delete-stream", stream, "--yes", "--config", str(self.at_once))
+
     def verify(self, streams: Iterable[str] | None = None) -> None:
         for stream in streams or self.readable:
             self.run("verify", stream, "--deep")
 
 
-def objects(store: ObjectStore) -> Iterator[str]:
-    after: str | None = ""
-    while after is not None:
-        page = store.list("", after=after)
-        yield from (info.key for info in page.objects)
-        after = page.next_after
-
-
 @pytest.fixture(params=ARCHIVES, ids=lambda path: path.name.removesuffix(".tar.xz"))
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A release's files, as they were."""
-    with tarfile.open(request.param) as packed:
-        packed.extractall(tmp_path, filter="data")
-    for name, modified_ns in json.loads((tmp_path / "modified.json").read_text()).items():
-        os.utime(tmp_path / name, ns=(modified_ns, modified_ns))
-    return tmp_path
+def archive(request: pytest.FixtureRequest) -> Path:
+    """What a release wrote."""
+    return Path(request.param)
 
 
 @pytest.fixture
-def upgraded(directory: Path, capsys: pytest.CaptureFixture[str]) -> Upgraded:
-    local, made = open_store(f"file://{directory}/store"), Upgraded(directory, capsys)
-    made.store.delete(list(objects(made.store)))
-    for key in objects(local):
-        body, info = local.get(key)
-        made.store.put(key, bytes(body), metadata=dict(info.metadata))
-    return made
+def as_written(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Upgraded:
+    """With the hold on all deletion that newer archives have."""
+    into_memory(archive)
+    return Upgraded(unpacked(archive, tmp_path, store=False), capsys)
+
+
+@pytest.fixture
+def upgraded(as_written: Upgraded) -> Upgraded:
+    """What is there may be deleted."""
+    as_written.run("cleanup", "hold", "--all", "--off")
+    return as_written
+
+
+@pytest.fixture
+def every_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Upgraded:
+    """The newest archive, as it was written."""
+    into_memory(EVERY_KIND)
+    return Upgraded(unpacked(EVERY_KIND, tmp_path, store=False), capsys)
 
 
 def test_there_is_an_earlier_release() -> None:
     assert ARCHIVES
-    assert sum(path.stat().st_size for path in ARCHIVES) < 300 * 1024
+    assert max(path.stat().st_size for path in ARCHIVES) < 200 * 1024
 
 
-def test_a_local_directory_keeps_its_objects_and_what_was_said_of_them(directory: Path) -> None:
-    store = open_store(f"file://{directory}/store")
+def test_a_local_directory_keeps_its_objects_and_what_was_said_of_them(archive: Path, tmp_path: Path) -> None:
+    store = open_store(f"file://{unpacked(archive, tmp_path)}/store")
     described = {key: store.head(key).metadata.get("role") for key in objects(store) if "manifest" not in key}
     assert (
         sum(role == "data" for role in described.values()) == sum(role == "index" for role in described.values()) > 20
@@ -113,23 +138,25 @@ def test_a_local_directory_keeps_its_objects_and_what_was_said_of_them(directory
 
 
 def test_every_stream_is_read_as_it_was_and_every_object_is_whole(upgraded: Upgraded) -> None:
-    assert len(upgraded.readable) == 9
+    assert len(upgraded.readable) >= 9
     for stream, wanted in upgraded.readable.items():
         assert upgraded.digest(stream) == wanted, stream
     upgraded.verify()
+    upgraded.finish_deletions()
     assert {row["stream"] for row in upgraded.run("ls")} == set(upgraded.readable)
 
 
 def test_what_looks_at_streams_says_what_it_finds(upgraded: Upgraded) -> None:
+    upgraded.finish_deletions()
     for stream in upgraded.readable:
-        assert upgraded.run("segments", stream)
+        assert upgraded.run("segments", stream) or stream == "b/many-ledgers"  # nothing of it was offloaded
         assert upgraded.run("manifest", "show", stream)
         upgraded.run("read", stream, "--limit", "3")
     upgraded.run("status")
     upgraded.run("doctor")
     [reader] = upgraded.run("retention", "subscribers", "a/streamed")
     assert reader["subscriber"] == "reader"
-    [group] = upgraded.run("retention", "groups")
+    group = upgraded.run("retention", "groups")[0]
     assert group["streams"] == ["a/by-ledger", "a/streamed"]
     plan = {row["stream"]: row for row in upgraded.run("retention", "plan", "--config", str(upgraded.config))}
     assert {"a/streamed", "a/topic"} <= set(plan)
@@ -251,3 +278,114 @@ def test_a_checkpoint_of_this_release_holds_what_the_earlier_ones_did(upgraded: 
     for stream, wanted in upgraded.readable.items():
         upgraded.run("manifest", "checkpoint", stream)
         assert upgraded.digest(stream) == wanted
+
+
+# -- what only the newest archive has
+
+
+def test_the_newest_archive_has_every_kind_of_edit_and_object(every_kind: Upgraded) -> None:
+    keys, kinds = list(objects(every_kind.store)), set()
+    for key in keys:
+        if "/manifest/" in key and record_number(key) is not None:
+            kinds |= {edit.kind for edit in decode_record(every_kind.store.get(key)[0]).edits}
+    assert kinds == set(EDIT_KINDS)
+    for part in OBJECT_KINDS:
+        assert [key for key in keys if re.search(part, key)], part
+    for name in ("ledgers.db", *DATABASES.values()):
+        with closing(sqlite3.connect(every_kind.folder / name)) as database:
+            assert database.execute("PRAGMA user_version").fetchone() == (2,)
+        assert (every_kind.folder / f"{name}.acked").stat().st_size
+
+
+def test_nothing_is_deleted_while_the_store_is_on_hold(every_kind: Upgraded) -> None:
+    before = set(objects(every_kind.store))
+    assert main(["cleanup", "run", "--yes", "--config", str(every_kind.config), "--store", STORE]) == 2
+    assert before <= set(objects(every_kind.store))
+
+
+def test_ledger_ids_that_were_reserved_are_not_given_again(every_kind: Upgraded) -> None:
+    reserved = load_manifest(every_kind.store, "b/reserved").source
+    with every_kind.topic("b/reserved") as topic:
+        assert len(topic.ledgers()) >= RESERVED_LEDGERS
+        appended = topic.append(b"more")
+        topic.offload()
+    assert reserved is not None
+    assert appended.ledger_id > reserved.reserved
+    assert every_kind.payloads("b/reserved") == [*(b"%d" % each for each in range(RESERVED_LEDGERS)), b"more"]
+    every_kind.verify(["b/reserved"])
+
+
+def test_facts_about_ledgers_that_are_a_run_of_a_checkpoint_are_read(every_kind: Upgraded) -> None:
+    state = load_manifest(every_kind.store, "b/many-ledgers")
+    assert state.record_id == state.checkpoint_id
+    [shown] = every_kind.run("manifest", "checkpoint", "b/many-ledgers")
+    assert shown["stream"] == "b/many-ledgers"
+    with every_kind.topic("b/many-ledgers") as topic:
+        appended = topic.append(b"the first")
+        topic.offload()
+    assert appended.ledger_id > MANY_LEDGERS
+    assert every_kind.payloads("b/many-ledgers") == [b"the first"]
+
+
+@pytest.mark.parametrize("stream", ["b/lost", "b/aside", "b/undone", "b/released", "b/failed", "b/anew"])
+def test_a_stream_goes_on_where_the_release_left_it(every_kind: Upgraded, stream: str) -> None:
+    before, state = every_kind.payloads(stream), load_manifest(every_kind.store, stream)
+    new = entries(stream, 10_000, LEDGER_ENTRIES)
+    with every_kind.topic(stream) as topic:
+        topic.append_batch(new)
+        topic.close_ledger()
+        topic.offload()
+    found = load_manifest(every_kind.store, stream)
+    assert every_kind.payloads(stream) == [*before, *new]
+    assert found.gaps == state.gaps
+    assert bool(found.gaps) == (stream in ("b/lost", "b/aside"))
+    every_kind.verify([stream])
+
+
+def test_a_ledger_that_was_set_aside_stays_out_of_the_store(every_kind: Upgraded) -> None:
+    every_kind.run("cleanup", "hold", "--all", "--off")
+    with every_kind.topic("b/aside") as topic:
+        assert 1 in [ledger.ledger_id for ledger in topic.ledgers()]
+        topic.release_hot()
+        topic.truncate(load_manifest(every_kind.store, "b/aside").committed_end() or Position(0, 0))
+        assert 1 in [ledger.ledger_id for ledger in topic.ledgers()], "its entries are nowhere else"
+    assert b"never offloaded" not in every_kind.payloads("b/aside")
+
+
+def test_a_deletion_that_was_under_way_is_finished(every_kind: Upgraded) -> None:
+    every_kind.run("cleanup", "hold", "--all", "--off")
+    every_kind.run("cleanup", "run", "b/purged", "--yes", "--config", str(every_kind.config))
+    assert every_kind.digest("b/purged") == every_kind.readable["b/purged"]
+    every_kind.verify(["b/purged"])
+    kept = [key for key in objects(every_kind.store) if key.startswith("b/purged/retention/")]
+    assert len(kept) == 2
+    assert all("/deleted/" in key for key in kept)
+
+
+def test_what_a_reader_still_reads_goes_when_its_lease_is_gone(every_kind: Upgraded) -> None:
+    every_kind.run("cleanup", "hold", "--all", "--off")
+    segments = load_manifest(every_kind.store, "b/awaited").segments.values()
+    retired = {str(each.uuid) for each in segments if each.status is SegmentStatus.RETIRED}
+    for is_read in (True, False):
+        if not is_read:
+            every_kind.store.delete([info.key for info in every_kind.store.list("b/awaited/leases/").objects])
+        every_kind.run("cleanup", "run", "b/awaited", "--yes", "--config", str(every_kind.config))
+        kept = {key.removeprefix("b/awaited/") for key in objects(every_kind.store)}
+        assert bool(retired & kept) == is_read
+    assert every_kind.digest("b/awaited") == every_kind.readable["b/awaited"]
+    every_kind.verify(["b/awaited"])
+
+
+def test_a_truncation_that_was_only_written_down_is_carried_out(every_kind: Upgraded) -> None:
+    every_kind.run("cleanup", "hold", "--all", "--off")
+    every_kind.run("retention", "run", "b/half", "--config", str(every_kind.config))
+    for number in range(2):
+        stream = f"b/half-partition-{number}"
+        assert len(every_kind.payloads(stream)) == 2 * LEDGER_ENTRIES - 2
+        every_kind.verify([stream])
+
+
+def test_a_checkpoint_of_a_reader_group_is_completed_and_published(every_kind: Upgraded) -> None:
+    groups = open_reader_groups(every_kind.store)
+    groups.reach_checkpoint("manual", "kept", "two", {"b/released": Cut()})
+    assert groups.update_truncation_checkpoint("manual", "kept").group.streams == ("b/released",)
