@@ -1,0 +1,155 @@
+"""Fields of what the command line prints with ``--json``, from runs of every verb over a store that holds everything.
+
+The store is the newest archive of ``tests/upgrade``. A field is what it was seen to be: what no run shows (a lease that
+is held, an error that a deletion met) isn't here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from offloader.cli.main import main
+from offloader.manifest.log import load_manifest
+from offloader.store.base import ObjectStore
+from tests.contracts.command_line import commands
+from tests.contracts.shapes import shape_lines
+from tests.upgrade.archives import EVERY_KIND, into_memory, objects, unpacked
+from tests.upgrade.place import STORE
+
+__all__ = ["json_output"]
+
+#: Verbs that aren't run here: they need Spark, a Pulsar broker, or print what other verbs print.
+NOT_RUN = {"offloader demo", "offloader replay", "offloader retention publish-checkpoint", "offloader spark"}
+ORACLE = "public/default/persistent/oracle"
+#: Commands in this order: what one changes the next ones see. For words in capitals what they stand for is put in.
+RUNS = """
+cleanup hold --all --off
+delete-stream b/deleted --yes --config CONFIG
+ls
+status
+doctor
+config check --config CONFIG
+config explain a/streamed --config CONFIG
+config sample
+segments a/streamed
+segments b/aside
+manifest show a/streamed
+manifest show b/aside
+manifest show a/paused
+manifest checkpoint a/by-ledger
+read a/streamed --limit 3
+read a/streamed --count
+verify a/streamed
+verify a/by-ledger --deep
+inspect DATA
+inspect INDEX
+inspect V1
+accept-loss b/lost --ledgers LOST --dry-run
+accept-source b/aside --ledgers ASIDE --dry-run
+offload a/by-ledger --ledgers LEDGERS --dry-run
+offload a/by-ledger --ledgers LEDGERS --take-over
+pause a/left
+resume a/left
+cleanup hold a/paused --off
+cleanup hold a/left
+adopt --dry-run
+adopt
+adopt ORACLE --release
+retention subscribers a/streamed
+retention subscribers a/topic
+retention add a/rolled another
+retention publish a/rolled another --at ROLLED
+retention remove a/rolled another
+retention groups
+retention group more --stream a/rolled --type manual
+retention ungroup more
+retention explain a/topic --config CONFIG
+retention explain a/streamed --config CONFIG
+retention plan --config CONFIG
+retention run a/streamed --config CONFIG
+cleanup plan --config CONFIG
+cleanup undo b/awaited
+cleanup run --yes --config CONFIG
+cleanup audit
+cleanup orphans
+truncate b/released --before RELEASED --dry-run
+truncate b/released --before RELEASED --take-over
+rollback plan a/streamed
+delete-stream b/anew --dry-run
+delete-stream b/anew --yes
+read b/anew
+"""
+
+
+def json_output() -> str:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    with tempfile.TemporaryDirectory() as name, _without_variables():
+        folder = unpacked(EVERY_KIND, Path(name), store=False)
+        store = into_memory(EVERY_KIND)
+        words_of = _words(folder, store)
+        for line in RUNS.split("\n"):
+            words = [words_of.get(word, word) for word in line.split()]
+            if words:
+                command = "an error" if line == "read b/anew" else _command(words)
+                found.setdefault(command, []).extend(_run(words, fails=command == "an error"))
+    with_json = {words for words, each in commands() if any("--json" in option.opts for option in each.params)}
+    missing = with_json - set(found) - NOT_RUN
+    assert not missing, f"no run shows what these print: {', '.join(sorted(missing))}"
+    lines = ["# by command: field, a ? where not every line has it, and what it is"]
+    for command, values in found.items():
+        lines += ["", f"{command} --json", *(f"    {each}" for each in shape_lines(values))]
+    return "\n".join(lines) + "\n"
+
+
+def _words(folder: Path, store: ObjectStore) -> Mapping[str, str]:
+    config = folder / "offloader.toml"
+    config.write_text(
+        '[retention]\npolicy = "consumption"\n[cleanup]\ngrace_hours = 0.0\n[manifest]\norphan_age_hours_min = 0.0\n'
+    )
+    keys = [key for key in objects(store) if key.startswith(("a/streamed/", "a/by-ledger/")) and key.count("/") == 2]
+    return {
+        "LEDGERS": f"sqlite:///{folder}/ledgers.db",
+        "LOST": f"sqlite:///{folder}/lost.db",
+        "ASIDE": f"sqlite:///{folder}/aside.db",
+        "CONFIG": str(config),
+        "ORACLE": ORACLE,
+        "DATA": next(key for key in keys if key.startswith("a/streamed/") and not key.endswith("-index")),
+        "INDEX": next(key for key in keys if key.startswith("a/streamed/") and key.endswith("-index")),
+        "V1": next(key for key in keys if key.startswith("a/by-ledger/") and key.endswith("-index")),
+        "ROLLED": str(load_manifest(store, "a/rolled").committed_end()),
+        "RELEASED": str(load_manifest(store, "b/released").committed_end()),
+    }
+
+
+def _command(words: list[str]) -> str:
+    names = {name for name, _ in commands()}
+    two = f"offloader {' '.join(words[:2])}"
+    return two if two in names else f"offloader {words[0]}"
+
+
+def _run(words: list[str], *, fails: bool) -> list[Mapping[str, Any]]:
+    out, err = io.StringIO(), io.StringIO()
+    given = [] if words[0] == "config" else ["--store", STORE]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main([*words, *given, "--json"])
+    assert bool(code) == fails, f"offloader {' '.join(words)}: exit code {code}: {err.getvalue()}"
+    return [json.loads(line) for line in (err if fails else out).getvalue().splitlines() if line.startswith("{")]
+
+
+@contextlib.contextmanager
+def _without_variables() -> Iterator[None]:
+    """Commands find no file and no address of the person who runs the tests."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith("OFFLOADER_")}
+    for name in kept:
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
