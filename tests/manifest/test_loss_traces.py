@@ -17,8 +17,9 @@ from tests.support.manifests import segment_edits
 STREAM = "public/default/persistent/orders"
 #: Rules of specification 10 and 11 that the model finds a loss without.
 RULES = {
-    "generation", "identity", "limit", "limit-nonce", "list-end", "name-before", "new-ledger", "no-records",
-    "raise-first", "reach", "recheck", "reread-before-damage", "reserve", "testimony-epoch", "token", "truncate-held",
+    "chain", "facts", "generation", "identity", "limit", "limit-nonce", "list-end", "name-before", "new-ledger",
+    "no-records", "raise-first", "reach", "recheck", "reread-before-damage", "reserve", "testimony-epoch", "token",
+    "truncate-held",
 }  # fmt: skip
 
 

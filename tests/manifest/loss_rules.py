@@ -1,0 +1,193 @@
+"""Rules of docs/MANIFEST.md that the product follows, each switched off by a patch. Not a test.
+
+A replay with a rule switched off shows that it would see the loss that the rule prevents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from formats.checkpoint import KnownSource
+from formats.entries import Position
+from formats.manifest import Edit, OpenEpoch
+from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest import source_check
+from offloader.manifest.owners_source import LEDGERS_RESERVED, OwnersSource
+from offloader.manifest.source_check import SourceFacts
+from offloader.manifest.state import ManifestState
+from offloader.retention import truncation
+
+__all__ = ["switch_off"]
+
+
+def switch_off(rule: str, patch: pytest.MonkeyPatch) -> None:
+    """Makes the product ignore a rule of the model until the patch is undone."""
+    _SWITCHES[rule](patch)
+
+
+# -- which hot tier
+
+
+def _without_identity(patch: pytest.MonkeyPatch) -> None:
+    """Another database is accepted."""
+
+    def mismatch(known: KnownSource, facts: SourceFacts) -> str | None:
+        return checked(known, facts) if facts.uuid == known.uuid else None
+
+    checked = _replace_mismatch(patch, mismatch)
+
+
+def _without_generation(patch: pytest.MonkeyPatch) -> None:
+    """A file that lacks the newest start is accepted."""
+    checked = _replace_mismatch(patch, lambda known, facts: checked(known, replace(facts, has_token=True)))
+
+
+def _without_reach(patch: pytest.MonkeyPatch) -> None:
+    """A file that ends before the newest known position is accepted."""
+    checked = _replace_mismatch(patch, lambda known, facts: checked(replace(known, reach=None), facts))
+
+
+_Mismatch = Callable[[KnownSource, SourceFacts], str | None]
+
+
+def _replace_mismatch(patch: pytest.MonkeyPatch, mismatch: _Mismatch) -> _Mismatch:
+    """Compares a source with the one that is known by ``mismatch``; answers how it was compared before."""
+    before = source_check.source_mismatch
+    patch.setattr(
+        source_check, "source_mismatch", lambda known, facts: None if known is None else mismatch(known, facts)
+    )
+    return before
+
+
+def _without_token(patch: pytest.MonkeyPatch) -> None:
+    """A start is the number of starts in its database: two copies count alike."""
+    opening = OwnersSource.opening
+
+    def numbered(self: OwnersSource, state: ManifestState) -> list[Edit]:
+        stream = _stream_of(self)
+        with stream._database.reading() as connection:
+            [starts] = connection.execute(
+                "SELECT count(*) FROM starts WHERE stream_id = ?", (stream._stream_id,)
+            ).fetchone()
+        self._token = f"{starts + 1:032d}"
+        return opening(self, state)
+
+    patch.setattr(OwnersSource, "opening", numbered)
+
+
+def _without_raise_first(patch: pytest.MonkeyPatch) -> None:
+    """The database has a start's token after the record that names it."""
+    opening, committed = OwnersSource.opening, OwnersSource.committed
+
+    def unrecorded(self: OwnersSource, state: ManifestState) -> list[Edit]:
+        stream = _stream_of(self)
+        record = stream.record_start
+        stream.record_start = lambda token: None  # type: ignore[method-assign]
+        try:
+            return opening(self, state)
+        finally:
+            stream.record_start = record  # type: ignore[method-assign]
+
+    def recorded(self: OwnersSource, state: ManifestState) -> None:
+        self._source.record_start(self._token)
+        committed(self, state)
+
+    patch.setattr(OwnersSource, "opening", unrecorded)
+    patch.setattr(OwnersSource, "committed", recorded)
+
+
+def _without_recheck(patch: pytest.MonkeyPatch) -> None:
+    """A start compares its source once, and not again after other records came first."""
+    check = OwnersSource.check
+    checked: list[OwnersSource] = []
+
+    def once(self: OwnersSource, state: ManifestState) -> Position | None:
+        if self in checked:
+            return self._source.reached()
+        checked.append(self)
+        return check(self, state)
+
+    patch.setattr(OwnersSource, "check", once)
+
+
+def _without_reserve(patch: pytest.MonkeyPatch) -> None:
+    """No record reserves ledger ids: a start takes those above what the database and the cold tier have."""
+    opening, committed = OwnersSource.opening, OwnersSource.committed
+
+    def unreserved(self: OwnersSource, state: ManifestState) -> list[Edit]:
+        edits = opening(self, state)
+        self._range = None
+        return [replace(edit, reserved=None) if isinstance(edit, OpenEpoch) else edit for edit in edits]
+
+    def granted(self: OwnersSource, state: ManifestState) -> None:
+        committed(self, state)
+        if not self._has_granted:
+            self._has_granted = True
+            first = self._source.next_ledger()
+            self._source.grant_ledgers(first, first + LEDGERS_RESERVED)
+
+    patch.setattr(OwnersSource, "opening", unreserved)
+    patch.setattr(OwnersSource, "committed", granted)
+
+
+def _without_new_ledger(patch: pytest.MonkeyPatch) -> None:
+    """A start goes on with the ledger that was open."""
+    open_stream, grant_ledgers = EmbeddedLedgers.open_stream, EmbeddedStream.grant_ledgers
+    left_open: dict[int, int] = {}
+
+    def opened(self: EmbeddedLedgers, stream: str, **options: Any) -> EmbeddedStream:
+        with self._database.reading() as connection:
+            found = connection.execute("SELECT ledger_id FROM ledgers WHERE closed_ms IS NULL").fetchone()
+        handle = open_stream(self, stream, **options)
+        if found is not None:
+            left_open[id(handle)] = found[0]
+        return handle
+
+    def granted(self: EmbeddedStream, first: int, end: int) -> None:
+        grant_ledgers(self, first, end)
+        before = left_open.pop(id(self), None)
+        if before is None:
+            return
+        with self._database.writing() as connection:
+            connection.execute("DELETE FROM ledgers WHERE closed_ms IS NULL")
+            connection.execute("UPDATE ledgers SET closed_ms = NULL WHERE ledger_id = ?", (before,))
+            connection.execute(
+                "INSERT OR IGNORE INTO ledgers (ledger_id, stream_id, created_ms) VALUES (?, ?, 0)",
+                (before, self._stream_id),
+            )
+
+    patch.setattr(EmbeddedLedgers, "open_stream", opened)
+    patch.setattr(EmbeddedStream, "grant_ledgers", granted)
+
+
+def _without_facts(patch: pytest.MonkeyPatch) -> None:
+    """What a source lists isn't compared with what the manifest knows of its ledgers."""
+    patch.setattr(source_check, "contradictions", lambda state, ledgers: {})
+
+
+def _without_truncate_held(patch: pytest.MonkeyPatch) -> None:
+    """A truncation takes every ledger before the head from the hot tier."""
+    patch.setattr(truncation, "_not_held_ledgers", lambda state, ledgers: {})
+
+
+def _stream_of(owners: OwnersSource) -> EmbeddedStream:
+    assert isinstance(owners._source, EmbeddedStream)
+    return owners._source
+
+
+_SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "facts": _without_facts,
+    "generation": _without_generation,
+    "identity": _without_identity,
+    "new-ledger": _without_new_ledger,
+    "raise-first": _without_raise_first,
+    "reach": _without_reach,
+    "recheck": _without_recheck,
+    "reserve": _without_reserve,
+    "token": _without_token,
+    "truncate-held": _without_truncate_held,
+}
