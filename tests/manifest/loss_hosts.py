@@ -36,7 +36,7 @@ from offloader.write.ownership.starting import open_source
 from offloader.write.stream.streaming import StreamOffload
 from tests.manifest.loss_traces import Databases
 
-__all__ = ["STREAM", "Host", "HostWorld", "InvariantBroken"]
+__all__ = ["STREAM", "GatedStore", "Host", "HostWorld", "InvariantBroken"]
 
 STREAM = "public/default/persistent/orders"
 #: Transactions of the database that wait for their turn, as verbs of requests for the key "database".
@@ -65,8 +65,8 @@ class InvariantBroken(AssertionError):
         self.invariant = invariant
 
 
-class _HostStore(AroundStore):
-    """A host's store; its requests wait in the gate of whatever the host does at the time."""
+class GatedStore(AroundStore):
+    """A store whose requests wait in the gate of what its process does at the time; without a gate they don't."""
 
     gate: AroundStore | None = None
 
@@ -85,7 +85,7 @@ class Host:
 
     name: str
     path: Path
-    store: _HostStore
+    store: GatedStore
     workers: SimulatedWorkers | None = None
     ledgers: EmbeddedLedgers | None = None
     source: EmbeddedStream | None = None
@@ -126,7 +126,7 @@ class HostWorld:
 
     def host(self, name: str) -> Host:
         if name not in self.hosts:
-            self.hosts[name] = Host(name, self.databases.path(name), _HostStore(self.store))
+            self.hosts[name] = Host(name, self.databases.path(name), GatedStore(self.store))
         return self.hosts[name]
 
     # -- what a host does

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from threading import get_ident
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from formats.checkpoint import KnownSource
 from formats.entries import Position
-from formats.manifest import Edit, OpenEpoch
+from formats.manifest import Assign, Edit, Failed, OpenEpoch, Record
+from offloader.cleanup import witnesses
+from offloader.cleanup.orphans import Leftover
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.manifest import source_check
+from offloader.manifest import apply, load, log, named_uuids, source_check, tail
+from offloader.manifest.boundary import StoredBoundary, read_boundary
 from offloader.manifest.owners_source import LEDGERS_RESERVED, OwnersSource
 from offloader.manifest.source_check import SourceFacts
 from offloader.manifest.state import ManifestState
 from offloader.retention import truncation
+from offloader.store.base import ObjectStore
 
 __all__ = ["switch_off"]
 
@@ -174,20 +180,119 @@ def _without_truncate_held(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(truncation, "_not_held_ledgers", lambda state, ledgers: {})
 
 
+# -- records that are gone
+
+
+def _without_chain(patch: pytest.MonkeyPatch) -> None:
+    """A record follows whichever one has the number before.
+
+    Of a record that offloaded a segment the totals tell too, and the range of the next one: both are ignored.
+    """
+
+    def folded(state: ManifestState, record: Record) -> ManifestState:
+        if any(isinstance(edit, Assign) for edit in record.edits):
+            unfinished = [Failed(segment.uuid, "unknown") for segment in state.assigned()]
+            state = apply.apply_edits(state, unfinished, record_id=state.record_id)
+        totals = apply.apply_edits(state, record.edits, record_id=record.record_id).totals()
+        return apply.fold(state, replace(record, previous_nonce="", totals=totals))
+
+    patch.setattr(load, "_WHOLE", replace(load._WHOLE, fold=folded))
+    patch.setattr(named_uuids, "require_follows", lambda stream, nonce, record: None)
+
+
+def _without_list_end(patch: pytest.MonkeyPatch) -> None:
+    """The first absent number ends the log."""
+    patch.setattr(tail, "_highest_listed", lambda store, view: 0)
+
+
+def _without_limit(patch: pytest.MonkeyPatch) -> None:
+    """A load doesn't look at the record that the boundary names."""
+    read = read_boundary
+
+    def unnamed(store: ObjectStore, stream: str, incarnation: UUID) -> StoredBoundary:
+        stored = read(store, stream, incarnation)
+        return stored._replace(boundary=replace(stored.boundary, newest_id=0, newest_nonce=""))
+
+    patch.setattr(tail, "read_boundary", unnamed)
+
+
+def _without_limit_nonce(patch: pytest.MonkeyPatch) -> None:
+    """Of the record that the boundary names only the number counts."""
+    read_tail = tail._tail
+
+    def forgetful(*arguments: Any) -> Any:
+        view = read_tail(*arguments)
+        arguments[-1].clear()
+        return view
+
+    patch.setattr(tail, "_tail", forgetful)
+    patch.setattr(StoredBoundary, "contradicts", lambda self, record_id, nonce: False)
+
+
+def _without_name_before(patch: pytest.MonkeyPatch) -> None:
+    """The boundary doesn't name the record that a deletion or a promise relies on."""
+    patch.setattr(log, "name_record", lambda store, state, stored: True)
+
+
+def _without_no_records(patch: pytest.MonkeyPatch) -> None:
+    """A manifest without boundary or records is one that begins."""
+    patch.setattr(load, "_is_empty", lambda store, stream, incarnation: True)
+    patch.setattr(log, "require_never_begun", lambda store, stream, incarnation: True)
+
+
+def _without_reread_before_damage(patch: pytest.MonkeyPatch) -> None:
+    """A record that is missing is called lost without another look at the boundary."""
+    highest_listed, boundary = tail._highest_listed, tail._boundary
+    last: dict[int, StoredBoundary | None] = {}
+
+    def listed(store: ObjectStore, view: Any) -> int:
+        last.pop(get_ident(), None)
+        return highest_listed(store, view)
+
+    def first_only(store: ObjectStore, view: Any, first: int) -> StoredBoundary | None:
+        if get_ident() not in last:
+            last[get_ident()] = boundary(store, view, first)
+        return last[get_ident()]
+
+    patch.setattr(tail, "_highest_listed", listed)
+    patch.setattr(tail, "_boundary", first_only)
+
+
+def _without_testimony_epoch(patch: pytest.MonkeyPatch) -> None:
+    """An object tells of a lost record only where the record's number is above the newest."""
+    judged = witnesses.Witnesses.judged
+    newest = [0]  # one search at a time
+
+    def by_number(self: witnesses.Witnesses, leftover: Leftover, names: named_uuids.NamedUuids | None) -> Leftover:
+        newest[0] = 0 if names is None else names.record_id
+        return judged(self, leftover, names)
+
+    patch.setattr(witnesses.Witnesses, "judged", by_number)
+    patch.setattr(witnesses, "tells_of_loss", lambda assigning, testimony: testimony.record_id > newest[0])
+
+
 def _stream_of(owners: OwnersSource) -> EmbeddedStream:
     assert isinstance(owners._source, EmbeddedStream)
     return owners._source
 
 
 _SWITCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "chain": _without_chain,
     "facts": _without_facts,
     "generation": _without_generation,
     "identity": _without_identity,
+    "limit": _without_limit,
+    "limit-nonce": _without_limit_nonce,
+    "list-end": _without_list_end,
+    "name-before": _without_name_before,
     "new-ledger": _without_new_ledger,
+    "no-records": _without_no_records,
     "raise-first": _without_raise_first,
     "reach": _without_reach,
     "recheck": _without_recheck,
+    "reread-before-damage": _without_reread_before_damage,
     "reserve": _without_reserve,
+    "testimony-epoch": _without_testimony_epoch,
     "token": _without_token,
     "truncate-held": _without_truncate_held,
 }
