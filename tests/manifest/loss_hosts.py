@@ -221,7 +221,7 @@ class HostWorld:
 
     def crash(self, host: Host) -> None:
         """The process is gone, at whatever it was."""
-        if self.pending(host) is not None:
+        while self.pending(host) is not None:
             self.schedule.step(host.name, Fate.CRASH)
         if host.offload is not None:
             host.offload.forget()
@@ -230,6 +230,11 @@ class HostWorld:
         if host.ledgers is not None:
             host.ledgers.close()
         host.ledgers = host.source = host.offload = host.workers = host.error = None
+
+    def close(self) -> None:
+        """Ends every host: none goes on beside the next test."""
+        for host in self.hosts.values():
+            self.crash(host)
 
     def pending(self, host: Host) -> tuple[str, str] | None:
         """What the host waits for; ``None``: nothing, or it never did anything."""

@@ -116,6 +116,8 @@ class ProcessWorld:
                 if isinstance(error, Corrupt) and not self.is_harmed:
                     self._break("N4", f"{name} names damage where nothing was lost: {error}")
 
+        if name in self.started:
+            self.crash(name)
         self.schedule.start(name, run)
         if name not in self.started:
             self.started.append(name)
@@ -134,8 +136,13 @@ class ProcessWorld:
             self.step(name)
 
     def crash(self, name: str) -> None:
-        if self.schedule.pending(name) is not None:
+        while self.schedule.pending(name) is not None:
             self.schedule.step(name, Fate.CRASH)
+
+    def close(self) -> None:
+        """Ends every process: none goes on beside the next test."""
+        for name in self.started:
+            self.crash(name)
 
     def alone(self, name: str) -> None:
         """A process of that name begins, and comes to its end."""

@@ -8,12 +8,14 @@ rules switched off in the product, where it breaks.
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from formats.entries import Position
+from offloader.ledgers.database import Database
 from tests.manifest.loss_hosts import Host, HostWorld, InvariantBroken
 from tests.manifest.loss_rules import switch_off
 from tests.manifest.loss_traces import LOSSES, LossTrace, Step
@@ -32,6 +34,12 @@ class HostReplay:
         self._places: dict[str, Position | None] = {}
 
     def run(self, *, finishes: bool) -> None:
+        try:
+            self._run(finishes=finishes)
+        finally:
+            self.world.close()
+
+    def _run(self, *, finishes: bool) -> None:
         for step in self.steps:
             if step.actor == "operator":
                 self.world.operate(step.what)
@@ -113,6 +121,19 @@ class HostReplay:
                 return True
             self.world.step(host)
         return False
+
+
+@pytest.fixture(autouse=True)
+def _no_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only processes die here: databases needn't wait for the disk."""
+    connect = Database._connect
+
+    def connected(self: Database) -> sqlite3.Connection:
+        connection = connect(self)
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+    monkeypatch.setattr(Database, "_connect", connected)
 
 
 @pytest.mark.parametrize("finishes", [False, True], ids=["hosts crash", "hosts finish"])

@@ -50,6 +50,12 @@ class RecordReplay:
         self._numbers: dict[int, list[int]] = {}
 
     def run(self, following: Sequence[str]) -> None:
+        try:
+            self._run(following)
+        finally:
+            self.world.close()
+
+    def _run(self, following: Sequence[str]) -> None:
         for step in self.steps:
             if step.actor == "store":
                 self.world.lose(self._renumbered(step.what))
