@@ -16,7 +16,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.options import Json, StoreArguments, open_chosen_store
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.clock import SystemClock
 from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound
@@ -89,10 +89,8 @@ Parallel = Annotated[int, typer.Option("--parallel", min=1, max=256, help="Objec
 
 
 def run(
+    given: StoreArguments,
     streams: Streams = None,
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
     read_only: ReadOnly = "",
     admin_url: AdminUrl = "",
     namespaces: Namespaces = None,
@@ -114,10 +112,10 @@ def run(
     if namespaces and not admin_url:
         raise InvalidCall("--namespace is for --admin-url", hint="name the streams to adopt instead")
     if release_them:
-        _release(streams or [], _opened(store, endpoint_url, region, read_only, dry_run=dry_run), dry_run, as_json=json)
+        _release(streams or [], _opened(given, read_only, dry_run=dry_run), dry_run, as_json=json)
         return 0
     topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
-    opened = _opened(store, endpoint_url, region, read_only, dry_run=dry_run)
+    opened = _opened(given, read_only, dry_run=dry_run)
     if not dry_run:
         require_conditional_puts(opened)
     done = adopt(
@@ -140,17 +138,17 @@ def run(
     return ErrorKind.REPAIR_DATA.value if done.problems_count else 0
 
 
-def _opened(store: str, endpoint_url: str, region: str, read_only: str, *, dry_run: bool) -> ObjectStore:
+def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectStore:
     if not read_only:
-        return open_chosen_store(store, endpoint_url, region, read_only=dry_run)
+        return open_chosen_store(given.store, given.endpoint_url, given.region, read_only=dry_run)
     url = f"{SCHEME}://{Path(read_only).absolute()}"
     if dry_run:
         try:
             return open_chosen_store(url)
         except (NotFound, BucketMissing):
-            return open_chosen_store(store, endpoint_url, region)
-    open_chosen_store(store, endpoint_url, region).close()  # says what is wrong with the URL before anything is made
-    create_catalogue(url, ObjectsPlace(store, endpoint_url, region), StoreOptions())
+            return given.open()
+    given.open().close()  # says what is wrong with the URL before anything is made
+    create_catalogue(url, ObjectsPlace(given.store, given.endpoint_url, given.region), StoreOptions())
     return open_chosen_store(url, read_only=False)
 
 

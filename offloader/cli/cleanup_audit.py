@@ -12,7 +12,7 @@ import typer
 
 from formats.deletion_record import DeletionRecord
 from offloader.cleanup.audit import read_batches
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.options import Json, StoreArguments
 from offloader.cli.output import Column, bytes_text, print_rows
 from offloader.errors import NotFound
 from offloader.manifest.catalog import list_streams
@@ -35,10 +35,8 @@ _COLUMNS = [
 
 
 def run(
+    given: StoreArguments,
     stream: Annotated[str, typer.Argument(help="The stream's name.", show_default="every stream")] = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
     json: Json = False,
 ) -> None:
     """List every segment that was deleted from the store: who decided, why, which objects, how many bytes, when.
@@ -46,7 +44,7 @@ def run(
     With --json one object per line, to be kept elsewhere: batches are remembered for cleanup.audit_days, at most
     cleanup.audit_records_max of a stream, and as long as the stream exists.
     """
-    opened = open_chosen_store(store, endpoint_url, region)
+    opened = given.open()
     streams = list_streams(opened)
     if stream and stream not in streams:
         raise NotFound(f"stream {stream} isn't in {opened.url}", hint="`offloader ls` lists the streams")

@@ -9,10 +9,9 @@ from typing import Annotated
 
 import typer
 
-from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_configured_store
+from offloader.cli.options import ConfigArguments, Json
 from offloader.cli.output import json_line
 from offloader.clock import SystemClock
-from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall
 from offloader.manifest.global_hold import lift_global_hold, set_global_hold
 from offloader.manifest.hold import set_hold
@@ -22,11 +21,8 @@ __all__ = ["run"]
 
 
 def run(
+    given: ConfigArguments,
     stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)] = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
     everything: Annotated[bool, typer.Option("--all", help="All deletion in the store.")] = False,
     off: Annotated[bool, typer.Option("--off", help="Lift it.")] = False,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for people.", show_default="none")] = "",
@@ -38,7 +34,7 @@ def run(
     """
     if bool(stream) == everything:
         raise InvalidCall("a hold is on one stream or on everything", hint="name a STREAM, or say --all")
-    opened = open_configured_store(store, endpoint_url, region, settings_for(stream, config or None), read_only=False)
+    opened = given.open(given.settings(stream), read_only=False)
     clock = SystemClock()
     if stream:
         changed = set_hold(opened, stream, on=not off, reason=reason, clock=clock)

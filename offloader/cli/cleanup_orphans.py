@@ -16,23 +16,19 @@ from offloader.cleanup.orphans import Leftover, Outcome, Place
 from offloader.cleanup.reconciler import Reconciliation, Tally
 from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.cli.errors import failure_of
-from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_configured_store
+from offloader.cli.options import ConfigArguments, Json
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.clock import SystemClock
-from offloader.effective_settings import settings_for
 from offloader.errors import ErrorKind, InvalidCall, OffloaderError
 
 __all__ = ["run"]
 
 
 def run(
+    given: ConfigArguments,
     stream: Annotated[
         str, typer.Argument(help="The stream's name; without one: the whole store.", show_default=False)
     ] = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
     delete: Annotated[bool, typer.Option("--delete", help="Delete what may be deleted.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, which is the default.")] = False,
     ours: Annotated[bool, typer.Option("--ours", help="Leave out what is foreign; the sums still count it.")] = False,
@@ -46,8 +42,9 @@ def run(
     """
     if delete and dry_run:
         raise InvalidCall("--delete and --dry-run contradict each other", hint="leave out one of them")
-    settings = settings_for(stream, config or None)
-    opened = open_configured_store(store, endpoint_url, region, settings, read_only=not delete)
+    settings_of = given.settings_of()
+    settings = settings_of(stream)
+    opened = given.open(settings, read_only=not delete)
     clock, said = SystemClock(), _Said(ours_only=ours)
     search: Reconciliation | StoreReconciliation
     if stream:
@@ -56,7 +53,7 @@ def run(
         search = StoreReconciliation(
             opened,
             clock=clock,
-            settings_of=lambda name: settings_for(name, config or None).manifest,
+            settings_of=lambda name: settings_of(name).manifest,
             failed=said.fail,
             delete=delete,
         )

@@ -5,7 +5,7 @@ Owns what is printed of a round. Must never act on another list than the one it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
 import typer
@@ -13,14 +13,12 @@ import typer
 from formats.deletion_record import DeletionRecord
 from offloader.cleanup.cycle import CleanupReport, cleanup_all, cleanup_stream
 from offloader.cleanup.plan import CleanupPlan
-from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_configured_store
+from offloader.cli.options import ConfigArguments, Json
 from offloader.cli.output import Column, bytes_text, counted, json_line, print_rows
 from offloader.clock import SystemClock
-from offloader.effective_settings import read_settings_file, settings_for
 from offloader.errors import InvalidCall
 from offloader.manifest.global_hold import global_hold
 from offloader.read.times import time_text
-from offloader.settings import Settings
 
 __all__ = ["plan", "run"]
 
@@ -42,11 +40,8 @@ _COLUMNS = [
 
 
 def plan(
+    given: ConfigArguments,
     stream: _Stream = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
     prefix: _Prefix = "",
     json: Json = False,
 ) -> None:
@@ -54,15 +49,12 @@ def plan(
 
     What is old is told by this machine's clock alone here; a round asks the store's clock too.
     """
-    _round(stream, store, endpoint_url, region, config, prefix, yes=False, dry_run=True, as_json=json)
+    _round(stream, given, prefix, yes=False, dry_run=True, as_json=json)
 
 
 def run(
+    given: ConfigArguments,
     stream: _Stream = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
     prefix: _Prefix = "",
     yes: Annotated[bool, typer.Option("--yes", help="Also when more than half of a stream would be retired.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
@@ -73,25 +65,14 @@ def run(
     The objects of a segment go only after the manifest has recorded that it is purged. Interrupted, the next round goes
     on. Objects that can't be deleted are tried again by later rounds, for ever.
     """
-    _round(stream, store, endpoint_url, region, config, prefix, yes=yes, dry_run=dry_run, as_json=json)
+    _round(stream, given, prefix, yes=yes, dry_run=dry_run, as_json=json)
 
 
-def _round(
-    stream: str,
-    store: str,
-    endpoint_url: str,
-    region: str,
-    config: str,
-    prefix: str,
-    *,
-    yes: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def _round(stream: str, given: ConfigArguments, prefix: str, *, yes: bool, dry_run: bool, as_json: bool) -> None:
     if stream and prefix:
         raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
     clock = SystemClock()
-    opened = open_configured_store(store, endpoint_url, region, settings_for(stream, config or None), read_only=dry_run)
+    opened = given.open(given.settings(stream), read_only=dry_run)
     stop = global_hold(opened) if dry_run else None
     if stop is not None and not as_json:
         print(f"all deletion is stopped by {stop.by}: {stop.reason}: nothing of this happens")
@@ -100,7 +81,7 @@ def _round(
         print_rows(_rows(planned), _COLUMNS, as_json=as_json)
 
     if stream:
-        settings = settings_for(stream, config or None)
+        settings = given.settings(stream)
         reports: Iterable[CleanupReport] = [
             cleanup_stream(
                 *(opened, stream), clock=clock, settings=settings, allow_large=yes, dry_run=dry_run, on_plan=show
@@ -110,7 +91,7 @@ def _round(
         reports = cleanup_all(
             opened,
             clock=clock,
-            settings_of=_settings_of(config),
+            settings_of=given.settings_of(),
             prefix=prefix,
             allow_large=yes,
             dry_run=dry_run,
@@ -122,12 +103,6 @@ def _round(
         errors += [] if report.error is None else [report.error]
     if errors:
         raise errors[0]
-
-
-def _settings_of(config: str) -> Callable[[str], Settings]:
-    if not config:
-        return lambda _: Settings()
-    return read_settings_file(config).settings_of
 
 
 def _rows(planned: CleanupPlan) -> Iterator[Mapping[str, object]]:

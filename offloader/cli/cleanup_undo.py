@@ -11,19 +11,9 @@ from uuid import UUID
 import typer
 
 from offloader.cleanup.undo import undo_retirements
-from offloader.cli.options import (
-    Config,
-    DryRun,
-    EndpointUrl,
-    Json,
-    Region,
-    Store,
-    open_configured_store,
-    position_of,
-)
+from offloader.cli.options import ConfigArguments, DryRun, Json, Stream, position_of
 from offloader.cli.output import counted, json_line
 from offloader.clock import SystemClock
-from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall
 from offloader.manifest.log import ManifestLog
 
@@ -31,11 +21,8 @@ __all__ = ["run"]
 
 
 def run(
-    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
+    stream: Stream,
+    given: ConfigArguments,
     segment: Annotated[
         list[str] | None,
         typer.Option("--segment", metavar="UUID", help="Only this one. May be repeated.", show_default="all retired"),
@@ -58,8 +45,8 @@ def run(
         uuids = [UUID(text) for text in segment or []]
     except ValueError as cause:
         raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists them") from cause
-    settings = settings_for(stream, config or None)
-    opened = open_configured_store(store, endpoint_url, region, settings, read_only=dry_run)
+    settings = given.settings(stream)
+    opened = given.open(settings, read_only=dry_run)
     log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
     head = position_of(to, option="--to") if to else None
     done = undo_retirements(log, segments=uuids, head=head, dry_run=dry_run)

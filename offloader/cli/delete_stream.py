@@ -12,10 +12,9 @@ from typing import Annotated
 import typer
 
 from offloader.cleanup.removal import StreamRemoval, removal_of, remove_stream
-from offloader.cli.options import Config, DryRun, EndpointUrl, Json, Region, Store, open_configured_store
+from offloader.cli.options import ConfigArguments, DryRun, Json, StreamOrTopic
 from offloader.cli.output import bytes_text, counted, json_line
 from offloader.clock import SystemClock
-from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.store_time import time_for_deletion_ms
@@ -27,11 +26,8 @@ __all__ = ["run"]
 
 
 def run(
-    stream: Annotated[str, typer.Argument(help="The stream's name, or a partitioned topic's.", show_default=False)],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
+    stream: StreamOrTopic,
+    given: ConfigArguments,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
     despite_readers: Annotated[
         bool, typer.Option("--despite-readers", help="Also while somebody holds a lease on it.")
@@ -44,9 +40,9 @@ def run(
     There is no undo. Writers stop at their next record. A tombstone stays for orphan_age_hours_min, so that one that
     stalled notices; call this again then, or let `offloader cleanup run` finish it. The hot tier isn't touched.
     """
-    settings = settings_for(stream, config or None)
+    settings = given.settings(stream)
     clock = SystemClock()
-    opened = open_configured_store(store, endpoint_url, region, settings, read_only=dry_run)
+    opened = given.open(settings, read_only=dry_run)
     streams = [stream]
     if read_entry(opened, stream) is None:
         streams = [each.stream for each in find_place(opened, stream).partitions.values()]

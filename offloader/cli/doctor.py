@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.options import ConfigArguments, Json, StoreArguments, open_chosen_store
 from offloader.cli.output import Column, print_rows
 from offloader.clock import SystemClock
 from offloader.doctor.findings import Check, Finding, Outcome, run_checks
@@ -20,7 +20,7 @@ from offloader.doctor.local_checks import LocalChecks
 from offloader.doctor.pulsar_checks import PulsarChecks
 from offloader.doctor.store_checks import StoreChecks
 from offloader.doctor.stream_checks import StreamChecks
-from offloader.effective_settings import SettingsFile, read_settings_file
+from offloader.effective_settings import SettingsFile
 from offloader.service.door_checks import DoorChecks
 
 __all__ = ["run"]
@@ -34,10 +34,7 @@ _COLUMNS = [
 
 
 def run(
-    config: Config = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
+    given: ConfigArguments,
     read_only: Annotated[bool, typer.Option("--read-only", help="Write nothing, not even scratch objects.")] = False,
     json: Json = False,
 ) -> int:
@@ -46,11 +43,11 @@ def run(
 
     The exit code is that of the first problem; warnings have none.
     """
-    file = read_settings_file(config) if config else SettingsFile()
+    file = given.file()
     failed: list[int] = []
 
     def rows() -> Iterator[dict[str, object]]:
-        for each in run_checks(_checks(file, store, endpoint_url, region, read_only=read_only)):
+        for each in run_checks(_checks(file, given, read_only=read_only)):
             if each.outcome is Outcome.PROBLEM:
                 failed.append(each.kind.value if each.kind else 1)
             yield _row(each)
@@ -61,15 +58,15 @@ def run(
     return failed[0] if failed else 0
 
 
-def _checks(file: SettingsFile, url: str, endpoint_url: str, region: str, *, read_only: bool) -> Iterator[Check]:
+def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> Iterator[Check]:
     clock, settings = SystemClock(), file.settings_of("")
     serve = settings.serve
     # A store that doesn't answer is to be told soon.
     patience = replace(settings.store, retries_max=min(settings.store.retries_max, 1))
     opened = open_chosen_store(
-        url or serve.store,
-        endpoint_url or serve.endpoint_url,
-        region or serve.region,
+        given.store or serve.store,
+        given.endpoint_url or serve.endpoint_url,
+        given.region or serve.region,
         settings=patience,
         limits=settings.limits,
         read_only=read_only,

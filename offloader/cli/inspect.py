@@ -13,7 +13,7 @@ import typer
 
 from formats.describe import Piece
 from formats.entries import Position
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.options import Json, StoreArguments
 from offloader.cli.output import json_line
 from offloader.errors import ErrorKind
 from offloader.read.inspect import Inspection, inspect_object
@@ -30,9 +30,7 @@ def run(
             metavar="OBJECT", help="The object's key, as `offloader segments --json` prints it.", show_default=False
         ),
     ],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
+    given: StoreArguments,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most pieces shown; 0 = all.")] = 0,
     hexadecimal: Annotated[bool, typer.Option("--hex", help="Show each piece's first bytes, too.")] = False,
     hex_bytes: Annotated[int, typer.Option("--hex-bytes", min=1, max=65536, help="How many of them.")] = 128,
@@ -43,7 +41,7 @@ def run(
     Objects that Pulsar wrote are shown, too. Of a damaged object everything before the damage is shown, then where it
     is and what was expected there; the exit code is 6.
     """
-    found = inspect_object(open_chosen_store(store, endpoint_url, region), key)
+    found = inspect_object(given.open(), key)
     pieces = islice(found.pieces, limit or None)
     count = hex_bytes if hexadecimal else 0
     damaged = _print_json(found, pieces, count) if json else _print_text(found, pieces, count)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from offloader.cli.errors import failure_of
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.options import Json, StoreArguments
 from offloader.cli.output import Column, bytes_text, print_rows
 from offloader.errors import OffloaderError
 from offloader.manifest.log import list_streams, load_manifest
@@ -32,15 +32,13 @@ _COLUMNS = [
 
 
 def run(
+    given: StoreArguments,
     prefix: Annotated[str, typer.Argument(help="Only streams whose name begins like this.", show_default=False)] = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
     json: Json = False,
 ) -> int:
     """List the streams of a store: what each has in the cold tier."""
-    opened = open_chosen_store(store, endpoint_url, region)
+    opened = given.open()
     names = list_streams(opened, prefix=prefix)
     codes: list[int] = []
     print_rows(

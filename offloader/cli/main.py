@@ -1,20 +1,21 @@
 """The command ``offloader``: finds the verb, runs it, answers its exit code.
 
-Owns the list of verbs and the top of the process. Must never import a verb that isn't called:
-``offloader --help`` loads neither Arrow nor an SDK.
+``offloader --help`` imports no verb, and so neither Arrow nor an SDK.
 
-A verb is a module ``offloader.cli.<verb>`` with a function ``run`` whose parameters are typer's options; it
-returns ``None`` or an exit code and raises ``offloader.errors``. A verb with several actions, each with options of its
-own, has ``ACTIONS`` instead: action -> such a function. ``--debug`` belongs to every verb and is taken here.
+A verb is a module ``offloader.cli.<verb>`` with a function ``run`` whose parameters are typer's options, or dataclasses
+of them (``offloader.cli.options``). It returns ``None`` or an exit code and raises ``offloader.errors``. A verb with
+several actions, each with options of its own, has ``ACTIONS`` instead: action -> such a function. ``--debug``, which
+every verb has, is taken here.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from types import ModuleType
 from typing import Annotated, Any
 
@@ -25,7 +26,7 @@ import offloader
 from offloader import own_process
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 
-__all__ = ["VERBS", "main"]
+__all__ = ["VERBS", "main", "place_of"]
 
 #: Verb -> what ``offloader --help`` says about it. The order is the order of the help.
 VERBS = {
@@ -55,6 +56,12 @@ VERBS = {
     "spark": "Backfill, export or verify many streams with Spark.",
 }
 
+#: Verbs that share a module with another one -> the module and the function.
+_SHARED = {
+    "accept-loss": ("acceptance", "accept_loss"),
+    "accept-source": ("acceptance", "accept_source"),
+    "resume": ("pause", "resume"),
+}
 #: Verbs whose process goes on for weeks.
 _LONG_LIVED = frozenset({"serve"})
 #: Verbs whose own process holds no entries up to a budget: they bring them from the store, or Spark's workers do, who
@@ -106,20 +113,26 @@ def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
     app.callback()(_top)
     for name, text in verbs.items():
         if name == verb:
-            _add(app, name, text, importlib.import_module(f"{package}.{name.replace('-', '_')}"))
+            module, function = place_of(name)
+            _add(app, name, text, importlib.import_module(f"{package}.{module}"), function)
         else:
             app.command(name, help=text)(_not_loaded)
     return app
 
 
-def _add(app: typer.Typer, name: str, text: str, module: ModuleType) -> None:
+def place_of(verb: str) -> tuple[str, str]:
+    """The module and the function of a verb."""
+    return _SHARED.get(verb, (verb.replace("-", "_"), "run"))
+
+
+def _add(app: typer.Typer, name: str, text: str, module: ModuleType, function: str) -> None:
     """Adds the verb that is called."""
     if not hasattr(module, "ACTIONS"):
-        app.command(name)(_quiet(module.run))
+        app.command(name)(_command(getattr(module, function)))
         return
     actions = typer.Typer(help=text, no_args_is_help=True)
     for action, run in module.ACTIONS.items():
-        actions.command(action)(_quiet(run))
+        actions.command(action)(_command(run))
     app.add_typer(actions, name=name)
 
 
@@ -140,16 +153,32 @@ def _not_loaded() -> None:
     raise AssertionError("only the verb that is called is loaded")
 
 
-def _quiet(run: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(run)
-    def quiet(*args: Any, **kwargs: Any) -> Any:
+def _command(run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run`` as typer takes it: the fields of its parameters that are dataclasses stand in their place."""
+    signature = inspect.signature(run, eval_str=True)
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    for each in signature.parameters.values():
+        if isinstance(each.annotation, type) and is_dataclass(each.annotation):
+            groups[each.name] = each.annotation
+            parameters += inspect.signature(each.annotation, eval_str=True).parameters.values()
+        else:
+            parameters.append(each)
+
+    def command(**given: Any) -> Any:
+        for name, group in groups.items():
+            given[name] = group(**{option: given.pop(option) for option in inspect.signature(group).parameters})
         # typer turns a broken pipe into exit code 1 after the command; 141 is what shells expect
         try:
-            return run(*args, **kwargs)
+            return run(**given)
         except BrokenPipeError as cause:
             raise typer.Exit(EXIT_BROKEN_PIPE) from cause
 
-    return quiet
+    command.__doc__ = run.__doc__
+    # Of keywords only, whose order is free: options may stand before a stream's name, which has no default.
+    parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return command
 
 
 def _flushed(code: int) -> int:

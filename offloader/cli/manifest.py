@@ -12,10 +12,9 @@ from typing import Annotated
 
 import typer
 
-from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_configured_store, position_of
+from offloader.cli.options import ConfigArguments, Json, Stream, position_of
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.clock import SystemClock
-from offloader.effective_settings import settings_for
 from offloader.errors import ErrorKind, InvalidCall, NotFound
 from offloader.manifest.catalog import is_released, read_entry
 from offloader.manifest.expiry import expire_records
@@ -49,11 +48,8 @@ class Action(StrEnum):
 
 def run(
     action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)],
-    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
+    stream: Stream,
+    given: ConfigArguments,
     records: Annotated[int, typer.Option("--records", min=0, help="show: the newest records too, so many.")] = 0,
     head: Annotated[
         str,
@@ -97,8 +93,8 @@ def run(
     """
     _check_options(action, records, head, [*(closed or []), *(accept_loss or [])], dry_run)
     writes = action is not Action.SHOW and not dry_run
-    settings = settings_for(stream, config or None)
-    opened = open_configured_store(store, endpoint_url, region, settings, read_only=not writes)
+    settings = given.settings(stream)
+    opened = given.open(settings, read_only=not writes)
     if action is Action.EXPIRE:
         _expire(opened, stream, settings.manifest, dry_run=dry_run, as_json=json)
         return 0

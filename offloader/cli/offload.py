@@ -6,7 +6,7 @@ Owns what is said before, meanwhile and afterwards. Must never report an object 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from typing import Annotated, Any
@@ -15,27 +15,12 @@ import typer
 
 from formats.entries import Position
 from offloader.asking import OwnerSilent, ask_owner
-from offloader.cli.options import (
-    Config,
-    DryRun,
-    EndpointUrl,
-    Json,
-    Ledgers,
-    Region,
-    ShowProgress,
-    Store,
-    TakeOver,
-    open_configured_store,
-    position_of,
-    require_ledgers,
-)
+from offloader.cli.options import DryRun, Json, LedgerArguments, ShowProgress, Stream, TakeOver, position_of
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.cli.progress import SegmentProgress
 from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
-from offloader.effective_settings import read_settings_file
 from offloader.errors import BucketMissing, NotFound
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.state import ManifestState
 from offloader.read.streams import load_stream
 from offloader.settings import Settings
@@ -58,12 +43,8 @@ _PLANNED = [
 
 
 def run(
-    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
-    ledgers: Ledgers = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
+    stream: Stream,
+    given: LedgerArguments,
     until: Annotated[
         str, typer.Option("--until", metavar="LEDGER:ENTRY", help="Last entry.", show_default="the newest")
     ] = "",
@@ -84,18 +65,16 @@ def run(
     it was when it is called again.
     """
     last = position_of(until, option="--until") if until else None
-    file = read_settings_file(config) if config else None
+    file = given.file() if given.config else None
     settings = Settings() if file is None else file.settings_of(stream)
-    open_it = partial(open_configured_store, store, endpoint_url, region, settings, read_only=dry_run)
-    opened = _opened(open_it, ledgers, stream)
+    opened = _opened(given, settings, stream, read_only=dry_run)
     state = load_stream(opened, stream, may_be_absent=True)
     if state.owner.url and not (dry_run or take_over or size_threshold):
-        asked = _asked_owner(opened, state, last, settings, must=not ledgers)
+        asked = _asked_owner(opened, state, last, settings, must=not given.ledgers)
         if asked is not None:
             _print_result(opened, stream, state.method, asked, as_json=json, owner=state.owner.url)
             return
-    require_ledgers(ledgers)
-    with closing(EmbeddedLedgers(ledgers, create=False)) as database:
+    with closing(given.open_ledgers()) as database:
         # A view: who appends to the stream isn't disturbed.
         source = database.view_stream(stream, may_delete=not dry_run)
         method = method_by_hand(state, file)
@@ -126,15 +105,14 @@ def run(
         raise result.errors[0]
 
 
-def _opened(open_it: Callable[..., ObjectStore], ledgers: str, stream: str) -> ObjectStore:
+def _opened(given: LedgerArguments, settings: Settings, stream: str, *, read_only: bool) -> ObjectStore:
     """The store; a local directory is made for it only when there is a stream to put into it."""
     try:
-        return open_it()
+        return given.open(settings, read_only=read_only)
     except BucketMissing:
-        require_ledgers(ledgers)
-        with closing(EmbeddedLedgers(ledgers, create=False)) as database:
+        with closing(given.open_ledgers()) as database:
             database.view_stream(stream)
-        return open_it(create=True)
+        return given.open(settings, read_only=read_only, create=True)
 
 
 def _asked_owner(

@@ -1,37 +1,45 @@
-"""The options that several verbs share, and opening what they name.
+"""The options that several verbs share, and opening what they name: the store, the settings, the ledger database.
 
-Owns their spelling, environment variables and help. Must never take a secret on the command line:
-credentials come from where the store's SDK finds them (environment, files, instance roles).
+There is no option for a secret: credentials come from where the store's SDK finds them (environment, files, instance
+roles).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from formats.entries import Position
+from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import InvalidCall
+from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.store.base import ObjectStore, open_store
 from offloader.store.probe import require_conditional_puts
 
 __all__ = [
     "Config",
+    "ConfigArguments",
     "DryRun",
     "EndpointUrl",
     "Json",
-    "Ledgers",
+    "LedgerArguments",
     "Region",
     "ShowProgress",
     "Store",
+    "StoreArguments",
+    "Stream",
+    "StreamOrTopic",
     "TakeOver",
     "open_chosen_store",
-    "open_configured_store",
     "position_of",
-    "require_ledgers",
 ]
 
+Stream = Annotated[str, typer.Argument(help="The stream's name.", show_default=False)]
+StreamOrTopic = Annotated[str, typer.Argument(help="The stream's name, or a partitioned topic's.", show_default=False)]
 Store = Annotated[
     str,
     typer.Option(
@@ -118,21 +126,74 @@ def open_chosen_store(
     )
 
 
-def open_configured_store(
-    url: str, endpoint_url: str, region: str, settings: Settings, *, read_only: bool, create: bool = False
-) -> ObjectStore:
-    """The store that the options name, as ``settings`` say; probed before anything is written to it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreArguments:
+    """The options of verbs that read a store. A parameter of such a type stands for its fields, each an option."""
 
-    Raises:
-        Unsupported: it lets two writers create one object, and ``store.single_writer`` isn't set.
-        OffloaderError: what ``open_chosen_store`` raises.
-    """
-    store = open_chosen_store(
-        url, endpoint_url, region, settings=settings.store, limits=settings.limits, read_only=read_only, create=create
-    )
-    if not read_only:
-        require_conditional_puts(store, single_writer=settings.store.single_writer)
-    return store
+    store: Store = ""
+    endpoint_url: EndpointUrl = ""
+    region: Region = ""
+
+    def open(self, settings: Settings | None = None, *, read_only: bool = True, create: bool = False) -> ObjectStore:
+        """The store that they name, as ``settings`` say; probed before anything is written to it.
+
+        Raises:
+            Unsupported: it lets two writers create one object, and ``store.single_writer`` isn't set.
+            OffloaderError: what ``open_chosen_store`` raises.
+        """
+        opened = open_chosen_store(
+            *(self.store, self.endpoint_url, self.region),
+            settings=None if settings is None else settings.store,
+            limits=None if settings is None else settings.limits,
+            read_only=read_only,
+            create=create,
+        )
+        if not read_only:
+            require_conditional_puts(opened, single_writer=settings is not None and settings.store.single_writer)
+        return opened
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigArguments(StoreArguments):
+    """Those of verbs that obey a settings file."""
+
+    config: Config = ""
+
+    def settings(self, stream: str = "") -> Settings:
+        """The settings of a stream, by default those of the process."""
+        return self.settings_of()(stream)
+
+    def settings_of(self) -> Callable[[str], Settings]:
+        """A stream's settings by its name, for several streams: the file is read once."""
+        return self.file().settings_of if self.config else lambda _: Settings()
+
+    def file(self) -> SettingsFile:
+        """The whole file; an empty one if none was named."""
+        return read_settings_file(self.config) if self.config else SettingsFile()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerArguments(ConfigArguments):
+    """Those of verbs that look into a ledger database."""
+
+    ledgers: Ledgers = ""
+
+    def require_ledgers(self) -> None:
+        """Raises ``InvalidCall`` when no ledger database was named."""
+        if not self.ledgers:
+            raise InvalidCall(
+                "no ledger database was named", hint="give --ledgers sqlite:///FILE or set OFFLOADER_LEDGERS"
+            )
+
+    def open_ledgers(self, *, create: bool = False) -> EmbeddedLedgers:
+        """The ledger database; close it.
+
+        Raises:
+            InvalidCall: none was named.
+            OffloaderError: as ``EmbeddedLedgers``.
+        """
+        self.require_ledgers()
+        return EmbeddedLedgers(self.ledgers, create=create)
 
 
 def position_of(text: str, *, option: str) -> Position:
@@ -147,9 +208,3 @@ def position_of(text: str, *, option: str) -> Position:
         raise InvalidCall(
             f"{option}: {cause}", hint="`offloader segments STREAM` lists the positions there are"
         ) from cause
-
-
-def require_ledgers(url: str) -> None:
-    """Raises ``InvalidCall`` when no ledger database was named."""
-    if not url:
-        raise InvalidCall("no ledger database was named", hint="give --ledgers sqlite:///FILE or set OFFLOADER_LEDGERS")

@@ -1,4 +1,4 @@
-"""``offloader pause STREAM``: no segment of a stream is assigned until ``offloader resume``.
+"""``offloader pause STREAM`` and ``offloader resume STREAM``: no segment of a stream is assigned between them.
 
 Owns what is asked and said of both. Must never say that a stream is paused before the record is durable.
 """
@@ -11,22 +11,18 @@ from typing import Annotated
 
 import typer
 
-from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_configured_store
+from offloader.cli.options import ConfigArguments, Json, Stream
 from offloader.cli.output import json_line
-from offloader.effective_settings import settings_for
 from offloader.read.streams import load_stream
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.runs import HistoryRuns
 
-__all__ = ["record", "run"]
+__all__ = ["resume", "run"]
 
 
 def run(
-    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
+    stream: Stream,
+    given: ConfigArguments,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for who reads the manifest.")] = "",
     json: Json = False,
 ) -> None:
@@ -35,20 +31,31 @@ def run(
     A segment that is under way completes; whatever comes later stays in the hot tier. A running writer notices with its
     next record. Appending, reading and retention go on.
     """
-    record(
-        *(stream, store, endpoint_url, region, config, json),
+    _record(
+        *(stream, given, json),
         change=lambda runs: runs.pause(stream, reason),
         changed="is paused",
         as_it_was="was paused already",
     )
 
 
-def record(
+def resume(stream: Stream, given: ConfigArguments, json: Json = False) -> None:
+    """Let a paused stream go on, exactly where it stopped.
+
+    A running writer that has entries waiting looks every minute at the latest; one in the process that resumes it goes
+    on at once.
+    """
+    _record(
+        *(stream, given, json),
+        change=lambda runs: runs.resume(stream),
+        changed="goes on",
+        as_it_was="wasn't paused",
+    )
+
+
+def _record(
     stream: str,
-    store: str,
-    endpoint_url: str,
-    region: str,
-    config: str,
+    given: ConfigArguments,
     as_json: bool,
     *,
     change: Callable[[HistoryRuns], bool],
@@ -56,10 +63,10 @@ def record(
     as_it_was: str,
 ) -> None:
     """Records the change and says what came of it: ``changed``, or ``as_it_was`` where there was nothing to record."""
-    settings = settings_for(stream, config or None)
+    settings = given.settings(stream)
     # A stream that isn't there is no reason to write to the store what finds out whether it can be written to.
-    load_stream(open_configured_store(store, endpoint_url, region, settings, read_only=True), stream)
-    opened = open_configured_store(store, endpoint_url, region, settings, read_only=False)
+    load_stream(given.open(settings), stream)
+    opened = given.open(settings, read_only=False)
     with closing(LedgerOffloader(opened, settings)) as offloader:
         done = change(offloader.history)
     state = load_stream(opened, stream)

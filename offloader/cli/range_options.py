@@ -7,6 +7,9 @@ for that.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from formats.entries import Position
 from offloader.cli.options import position_of
@@ -14,7 +17,20 @@ from offloader.errors import InvalidCall
 from offloader.read.reader import Reader
 from offloader.read.times import time_ms_of
 
-__all__ = ["AskedRange", "chosen_range"]
+__all__ = ["AskedRange", "From", "FromTime", "chosen_range"]
+
+From = Annotated[
+    str, typer.Option("--from", metavar="LEDGER:ENTRY", help="First entry.", show_default="the first there is")
+]
+FromTime = Annotated[
+    str,
+    typer.Option(
+        "--from-time",
+        metavar="TIME",
+        help="Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC), or ms.",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)

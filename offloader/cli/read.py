@@ -19,9 +19,9 @@ from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch
 from formats.pulsar.columns import COLUMNS
 from formats.pulsar.messages import ROWS_MAX, BadEntry, MessageOptions
 from offloader.cli.message_lines import message_json, message_text
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.options import Json, StoreArguments, Stream
 from offloader.cli.output import json_line
-from offloader.cli.range_options import AskedRange, chosen_range
+from offloader.cli.range_options import AskedRange, From, FromTime, chosen_range
 from offloader.clock import SystemClock
 from offloader.errors import InvalidCall
 from offloader.read.follow import follow
@@ -40,26 +40,14 @@ BASE64_MARK = "base64:"
 
 
 def run(
-    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    start: Annotated[
-        str, typer.Option("--from", metavar="LEDGER:ENTRY", help="First entry.", show_default="the first there is")
-    ] = "",
+    stream: Stream,
+    given: StoreArguments,
+    start: From = "",
     end: Annotated[
         str,
         typer.Option("--to", metavar="LEDGER:ENTRY", help="Last entry, included.", show_default="the last there is"),
     ] = "",
-    from_time: Annotated[
-        str,
-        typer.Option(
-            "--from-time",
-            metavar="TIME",
-            help="Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC), or ms.",
-            show_default=False,
-        ),
-    ] = "",
+    from_time: FromTime = "",
     to_time: Annotated[
         str,
         typer.Option("--to-time", metavar="TIME", help="End before the earliest entry of then.", show_default=False),
@@ -86,7 +74,7 @@ def run(
     """
     _require_one_shape(count=count, messages=messages, raw=raw, json=json, following=following, ends=end or to_time)
     asked = AskedRange.of(start, end, from_time, to_time)
-    reader = open_reader(open_chosen_store(store, endpoint_url, region), stream)
+    reader = open_reader(given.open(), stream)
     wanted = chosen_range(reader, asked)
     if wanted is None:
         _print_count(0, json=json) if count else None

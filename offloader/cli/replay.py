@@ -15,12 +15,11 @@ from typing import Annotated
 import typer
 
 from formats.entries import Position
-from offloader.cli.options import Config, DryRun, EndpointUrl, Json, Region, ShowProgress, Store, open_chosen_store
+from offloader.cli.options import ConfigArguments, DryRun, Json, ShowProgress, StreamOrTopic
 from offloader.cli.output import bytes_text, counted, json_line
 from offloader.cli.progress import EntryProgress
-from offloader.cli.range_options import AskedRange, chosen_range
+from offloader.cli.range_options import AskedRange, From, FromTime, chosen_range
 from offloader.clock import SystemClock
-from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.security import security_of
@@ -39,7 +38,6 @@ __all__ = ["run"]
 _DOMAIN = "persistent://"
 
 
-_Stream = Annotated[str, typer.Argument(help="The stream's name, or a partitioned topic's.", show_default=False)]
 _Target = Annotated[
     str,
     typer.Option(
@@ -67,21 +65,9 @@ _TokenFile = Annotated[
 _CaFile = Annotated[
     str, typer.Option("--ca-file", metavar="FILE", help="Certificate authorities of pulsar+ssl.", show_default=False)
 ]
-_From = Annotated[
-    str, typer.Option("--from", metavar="LEDGER:ENTRY", help="First entry.", show_default="the first there is")
-]
 _Until = Annotated[
     str,
     typer.Option("--until", metavar="LEDGER:ENTRY", help="Last entry, included.", show_default="the last there is"),
-]
-_FromTime = Annotated[
-    str,
-    typer.Option(
-        "--from-time",
-        metavar="TIME",
-        help="Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC), or ms.",
-        show_default=False,
-    ),
 ]
 _UntilTime = Annotated[
     str,
@@ -114,18 +100,15 @@ _File = Annotated[
 
 
 def run(
-    stream: _Stream,
+    stream: StreamOrTopic,
     to: _Target,
+    given: ConfigArguments,
     service_url: _ServiceUrl = "",
     token_file: _TokenFile = "",
     ca_file: _CaFile = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
-    start: _From = "",
+    start: From = "",
     end: _Until = "",
-    from_time: _FromTime = "",
+    from_time: FromTime = "",
     until_time: _UntilTime = "",
     rate: _Rate = 0,
     mbytes_rate: _RateMbytes = 0,
@@ -142,8 +125,8 @@ def run(
     deduplicates; elsewhere at most one entry does, and it is said.
     """
     asked = AskedRange.of(start, end, from_time, until_time, end_options=("--until", "--until-time"))
-    settings = settings_for(stream, config or None)
-    opened = open_chosen_store(store, endpoint_url, region, settings=settings.store, limits=settings.limits)
+    settings = given.settings(stream)
+    opened = given.open(settings)
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
     with _client(settings.pulsar, service_url, token_file, ca_file) as client:
         for pair in _pairs(opened, stream, _topic_of(to), client, asked):

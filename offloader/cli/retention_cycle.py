@@ -12,11 +12,11 @@ from typing import Annotated
 
 import typer
 
-from offloader.cli.options import Config, EndpointUrl, Json, Ledgers, Region, Store, open_configured_store
+from offloader.cli.options import Json, LedgerArguments, StreamOrTopic
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.cli.retention_subscribers import opening_sources
 from offloader.clock import SystemClock
-from offloader.effective_settings import SettingsFile, read_settings_file
+from offloader.effective_settings import SettingsFile
 from offloader.errors import NotFound, OffloaderError
 from offloader.read.times import time_text
 from offloader.retention.cycle import CycleOutcome, RetentionCycle
@@ -30,33 +30,24 @@ __all__ = ["explain_stream", "plan", "run"]
 Streams = Annotated[
     list[str] | None, typer.Argument(metavar="[STREAM]...", help="Streams, or partitioned topics.", show_default="all")
 ]
-Stream = Annotated[str, typer.Argument(help="The stream's name, or a partitioned topic's.", show_default=False)]
 
 
 def plan(
+    given: LedgerArguments,
     streams: Streams = None,
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
-    ledgers: Ledgers = "",
     json: Json = False,
 ) -> int:
     """Say what the next cycle would do to each stream; change nothing.
 
     The policies are those of the settings file: see `offloader config explain`.
     """
-    with _cycles(store, endpoint_url, region, config, ledgers, read_only=True) as (cycle, _):
+    with _cycles(given, read_only=True) as (cycle, _):
         return _print_each(cycle, streams, cycle.plan, json, done=False)
 
 
 def run(
+    given: LedgerArguments,
     streams: Streams = None,
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
-    ledgers: Ledgers = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     json: Json = False,
 ) -> int:
@@ -65,22 +56,18 @@ def run(
     With --ledgers, hot ledgers before the new beginning are deleted at once. Objects in the store stay until a round of
     cleanup, which has a grace period. A stream that fails keeps no other from its turn.
     """
-    with _cycles(store, endpoint_url, region, config, ledgers, read_only=dry_run) as (cycle, _):
+    with _cycles(given, read_only=dry_run) as (cycle, _):
         return _print_each(cycle, streams, cycle.plan if dry_run else cycle.run, json, done=not dry_run)
 
 
 def explain_stream(
-    stream: Stream,
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
-    ledgers: Ledgers = "",
+    stream: StreamOrTopic,
+    given: LedgerArguments,
     decisions: Annotated[bool, typer.Option("--decisions", help="List the decisions of past cycles instead.")] = False,
     json: Json = False,
 ) -> None:
     """Explain in words and as a picture what would go of a stream now, by which rule, and who isn't done with it."""
-    with _cycles(store, endpoint_url, region, config, ledgers, read_only=True) as (cycle, file):
+    with _cycles(given, read_only=True) as (cycle, file):
         if decisions:
             retention = open_retention(cycle.store, stream)
             kept = read_decisions(retention, retention.place())
@@ -97,12 +84,10 @@ def explain_stream(
 
 
 @contextmanager
-def _cycles(
-    url: str, endpoint_url: str, region: str, config: str, ledgers: str, *, read_only: bool
-) -> Iterator[tuple[RetentionCycle, SettingsFile]]:
-    file = read_settings_file(config) if config else SettingsFile()
-    opened = open_configured_store(url, endpoint_url, region, file.settings_of(""), read_only=read_only)
-    with opening_sources(ledgers) as source_of:
+def _cycles(given: LedgerArguments, *, read_only: bool) -> Iterator[tuple[RetentionCycle, SettingsFile]]:
+    file = given.file()
+    opened = given.open(file.settings_of(""), read_only=read_only)
+    with opening_sources(given.ledgers) as source_of:
         yield RetentionCycle(opened, clock=SystemClock(), settings_of=file.settings_of, source_of=source_of), file
 
 

@@ -11,13 +11,11 @@ from typing import Annotated
 import typer
 
 from formats.retention_state import GroupState
-from offloader.cli.options import Config, EndpointUrl, Json, Region, Store, open_configured_store
+from offloader.cli.options import ConfigArguments, Json
 from offloader.cli.output import Column, json_line, print_rows
-from offloader.effective_settings import settings_for
 from offloader.retention.group_checkpoints import is_complete
 from offloader.retention.group_retention import GroupOutcome, open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType, config_of
-from offloader.store.base import ObjectStore
 
 __all__ = ["configure", "publish_checkpoint", "remove", "show"]
 
@@ -25,15 +23,12 @@ Group = Annotated[str, typer.Argument(metavar="GROUP", help="The reader group's 
 
 
 def show(
+    given: ConfigArguments,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="Only this one.", show_default="all")] = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
     json: Json = False,
 ) -> None:
     """List reader groups: what they read, how they publish, which checkpoints they keep, what they owe."""
-    groups = open_reader_groups(_opened(store, endpoint_url, region, config, read_only=True))
+    groups = open_reader_groups(given.open(given.settings(), read_only=True))
     found = [groups.get(name) for name in ([group] if group else groups.names())]
     print_rows(map(_row, found), _COLUMNS, as_json=json, empty="there are no reader groups")
 
@@ -43,21 +38,18 @@ def configure(
     stream: Annotated[
         list[str], typer.Option("--stream", metavar="NAME", help="It reads this. May be repeated.", show_default=False)
     ],
+    given: ConfigArguments,
     retention: Annotated[
         RetentionType,
         typer.Option("--type", help="none: it holds nothing back; automatic: each passed checkpoint is published."),
     ] = RetentionType.NONE,
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
     json: Json = False,
 ) -> None:
     """Make a reader group, or change what it reads and how it publishes.
 
     A group that isn't of type none is a subscriber of each of its streams, under its own name.
     """
-    groups = open_reader_groups(_opened(store, endpoint_url, region, config, read_only=False))
+    groups = open_reader_groups(given.open(given.settings(), read_only=False))
     wanted = GroupConfig(stream, retention)
     outcome = groups.create(group, wanted)
     if outcome.group.streams != tuple(sorted(set(stream))) or outcome.group.retention != retention.value:
@@ -77,34 +69,24 @@ def configure(
 
 def remove(
     group: Group,
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
+    given: ConfigArguments,
     json: Json = False,
 ) -> None:
     """Remove a reader group: it subscribes to nothing any more."""
-    groups = open_reader_groups(_opened(store, endpoint_url, region, config, read_only=False))
+    groups = open_reader_groups(given.open(given.settings(), read_only=False))
     _print(groups.delete(group), json, f"{group} is gone")
 
 
 def publish_checkpoint(
     group: Group,
     checkpoint: Annotated[str, typer.Argument(help="A checkpoint that all readers have reached.", show_default=False)],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
+    given: ConfigArguments,
     json: Json = False,
 ) -> None:
     """Say that a group of type manual has consumed everything before one of its checkpoints."""
-    groups = open_reader_groups(_opened(store, endpoint_url, region, config, read_only=False))
+    groups = open_reader_groups(given.open(given.settings(), read_only=False))
     outcome = groups.update_truncation_checkpoint(group, checkpoint)
     _print(outcome, json, f"{group} has consumed what lies before checkpoint {checkpoint}")
-
-
-def _opened(url: str, endpoint_url: str, region: str, config: str, *, read_only: bool) -> ObjectStore:
-    return open_configured_store(url, endpoint_url, region, settings_for("", config or None), read_only=read_only)
 
 
 def _row(group: GroupState) -> Mapping[str, object]:

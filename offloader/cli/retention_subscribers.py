@@ -12,18 +12,8 @@ from typing import Annotated
 import typer
 
 from formats.entries import Position
-from offloader.cli.options import (
-    Config,
-    EndpointUrl,
-    Json,
-    Ledgers,
-    Region,
-    Store,
-    open_configured_store,
-    position_of,
-)
+from offloader.cli.options import ConfigArguments, Json, LedgerArguments, StreamOrTopic, position_of
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
-from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.embedded import EmbeddedLedgers
@@ -37,18 +27,13 @@ __all__ = ["add", "cut_text", "opening_sources", "publish", "remove", "show", "w
 #: What a cut is called that has everything there is before it.
 LATEST = "latest"
 
-Stream = Annotated[str, typer.Argument(help="The stream's name, or a partitioned topic's.", show_default=False)]
 Name = Annotated[str, typer.Argument(metavar="SUBSCRIBER", help="The subscriber's name.", show_default=False)]
 _CUT = "[PARTITION=]LEDGER:ENTRY"
 
 
 def show(
-    stream: Stream,
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
-    ledgers: Ledgers = "",
+    stream: StreamOrTopic,
+    given: LedgerArguments,
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -63,20 +48,16 @@ def show(
 ) -> None:
     """List a stream's subscribers: what each has consumed, how far it is behind, whether it counts."""
     if timeout is None:
-        timeout = settings_for(stream, config or None).retention.subscriber_timeout_minutes * 60
-    with _retention(stream, store, endpoint_url, region, config, ledgers, read_only=True) as retention:
+        timeout = given.settings(stream).retention.subscriber_timeout_minutes * 60
+    with _retention(stream, given, ledgers=given.ledgers, read_only=True) as retention:
         found = retention.subscribers(timeout_ms=max(1, round(timeout * 1000)) if timeout else None)
     print_rows((each.as_json() for each in found), _COLUMNS, as_json=json, empty=f"stream {stream} has no subscribers")
 
 
 def add(
-    stream: Stream,
+    stream: StreamOrTopic,
     name: Name,
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
-    ledgers: Ledgers = "",
+    given: LedgerArguments,
     generation: Annotated[int, typer.Option("--generation", min=0, help="Of an owner that counts them.")] = 0,
     start: Annotated[
         list[str] | None,
@@ -90,14 +71,14 @@ def add(
 
     It holds nothing back until it publishes for the first time, unless the policy protects those who never did.
     """
-    with _retention(stream, store, endpoint_url, region, config, ledgers, read_only=False) as retention:
+    with _retention(stream, given, ledgers=given.ledgers, read_only=False) as retention:
         begin = wanted_cut(retention, start, option="--start") if start else None
         found = retention.add(name, generation=generation, start=begin)
     _print(stream, found, json, f"{name} subscribes to {stream}, generation {found.generation}")
 
 
 def publish(
-    stream: Stream,
+    stream: StreamOrTopic,
     name: Name,
     at: Annotated[
         list[str],
@@ -109,11 +90,7 @@ def publish(
             show_default=False,
         ),
     ],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
-    ledgers: Ledgers = "",
+    given: LedgerArguments,
     generation: Annotated[
         int | None, typer.Option("--generation", min=0, help="Refuse unless it has this one.", show_default=False)
     ] = None,
@@ -123,25 +100,22 @@ def publish(
 
     Publishing the same again is fine, and a sign of life. What isn't offloaded yet is known only with --ledgers.
     """
-    with _retention(stream, store, endpoint_url, region, config, ledgers, read_only=False) as retention:
+    with _retention(stream, given, ledgers=given.ledgers, read_only=False) as retention:
         found = retention.publish(name, wanted_cut(retention, at, option="--at"), generation=generation)
     _print(stream, found, json, f"{name} has consumed {stream} up to {cut_text(found.cut)}")
 
 
 def remove(
-    stream: Stream,
+    stream: StreamOrTopic,
     name: Name,
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
+    given: ConfigArguments,
     generation: Annotated[
         int | None, typer.Option("--generation", min=0, help="Leave it if it has a higher one.", show_default=False)
     ] = None,
     json: Json = False,
 ) -> None:
     """Forget a subscriber and what it published: it holds nothing back any more."""
-    with _retention(stream, store, endpoint_url, region, config, "", read_only=False) as retention:
+    with _retention(stream, given, ledgers="", read_only=False) as retention:
         if name not in retention.registry().subscribers:
             raise NotFound(
                 f"{name} doesn't subscribe to stream {stream}", hint=f"`offloader retention subscribers {stream}`"
@@ -185,10 +159,8 @@ def cut_text(cut: Cut | None) -> str:
 
 
 @contextmanager
-def _retention(
-    stream: str, url: str, endpoint_url: str, region: str, config: str, ledgers: str, *, read_only: bool
-) -> Iterator[StreamRetention]:
-    opened = open_configured_store(url, endpoint_url, region, settings_for(stream, config or None), read_only=read_only)
+def _retention(stream: str, given: ConfigArguments, *, ledgers: str, read_only: bool) -> Iterator[StreamRetention]:
+    opened = given.open(given.settings(stream), read_only=read_only)
     with opening_sources(ledgers) as source_of:
         yield open_retention(opened, stream, source_of=source_of)
 

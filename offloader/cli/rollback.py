@@ -15,22 +15,10 @@ from typing import Annotated
 
 import typer
 
-from offloader.cli.options import (
-    Config,
-    DryRun,
-    EndpointUrl,
-    Json,
-    Region,
-    ShowProgress,
-    Store,
-    TakeOver,
-    open_chosen_store,
-    open_configured_store,
-)
+from offloader.cli.options import ConfigArguments, DryRun, Json, ShowProgress, Stream, TakeOver
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.cli.progress import SegmentProgress
 from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
-from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall, Unsupported
 from offloader.read.streams import load_stream
 from offloader.store.base import ObjectStore
@@ -63,11 +51,8 @@ _COLUMNS = [
 
 def run(
     action: Annotated[Action, typer.Argument(help="plan or apply.", show_default=False)],
-    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
+    stream: Stream,
+    given: ConfigArguments,
     delete: Annotated[
         list[int] | None,
         typer.Option(
@@ -93,7 +78,7 @@ def run(
     if action is Action.PLAN and (chosen or yes or take_over):
         raise InvalidCall("--delete, --yes and --take-over are for applying", hint="`offloader rollback apply STREAM`")
     if action is Action.PLAN or dry_run:
-        state = load_stream(open_chosen_store(store, endpoint_url, region), stream)
+        state = load_stream(given.open(), stream)
         _print_plan(stream, streamed_ledgers(state), chosen, as_json=json)
         return
     if chosen and not yes:
@@ -101,10 +86,10 @@ def run(
             f"deleting {_ledgers(chosen)} from {stream} loses what only the store has of them",
             hint="look at it with --dry-run, then say --yes",
         )
-    settings = settings_for(stream, config or None)
+    settings = given.settings(stream)
     # An old reader knows no compression.
     settings = replace(settings, offload=replace(settings.offload, codec="none"))
-    opened = open_configured_store(store, endpoint_url, region, settings, read_only=False)
+    opened = given.open(settings, read_only=False)
     plan = streamed_ledgers(load_stream(opened, stream))
     with (
         closing(LedgerOffloader(opened, settings)) as offloader,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.options import Json, StoreArguments, Stream
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.errors import InvalidCall
 from offloader.manifest.state import ManifestState
@@ -56,10 +56,8 @@ _COLUMNS = [
 
 
 def run(
-    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
+    stream: Stream,
+    given: StoreArguments,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most segments shown; 0 = all.")] = 0,
     plot: Annotated[
         str,
@@ -68,7 +66,7 @@ def run(
     json: Json = False,
 ) -> None:
     """List a stream's segments in the stream's order: positions, ledgers, sizes, times; with --json the objects too."""
-    opened = open_chosen_store(store, endpoint_url, region)
+    opened = given.open()
     state = load_stream(opened, stream)
     if plot:
         _plot(state, Path(plot), as_json=json)

@@ -12,20 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.options import (
-    Config,
-    DryRun,
-    EndpointUrl,
-    Json,
-    Ledgers,
-    Region,
-    Store,
-    TakeOver,
-    open_chosen_store,
-    require_ledgers,
-)
+from offloader.cli.options import DryRun, Json, LedgerArguments, TakeOver
 from offloader.cli.spark_results import print_backfilled, print_exported, print_scrub
-from offloader.effective_settings import read_settings_file
 from offloader.errors import InvalidCall
 from offloader.spark.value_schemas import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore
@@ -108,11 +96,7 @@ _Master = Annotated[
 def run(
     action: Annotated[Action, typer.Argument(help="Which job.", show_default=False)],
     streams: _Streams,
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    ledgers: Ledgers = "",
-    config: Config = "",
+    given: LedgerArguments,
     take_over: TakeOver = False,
     dry_run: DryRun = False,
     segments_at_once: _SegmentsAtOnce = None,
@@ -132,7 +116,7 @@ def run(
     backfill: what a ledger database holds of the streams and the store doesn't. export: Parquet by stream and date; run
     again it adds what is new. verify: every byte of the streams against their manifests; damage ends with exit code 6.
     """
-    options = _options(store, endpoint_url, region, option or [])
+    options = _options(given, option or [])
     exporting = {
         "to": to,
         "content": content.value,
@@ -151,15 +135,15 @@ def run(
         case Action.EXPORT:
             if not to:
                 raise InvalidCall("where to?", hint="give --to FOLDER, for example --to file://$PWD/export")
-            given = {**exporting, "values": _values(json_values, avro_values, avro_version or [])}
-            return _export(master, streams, options, given, as_json=json)
+            exported = {**exporting, "values": _values(json_values, avro_values, avro_version or [])}
+            return _export(master, streams, options, exported, as_json=json)
         case Action.VERIFY:
             return _verify(master, streams, options, as_json=json)
         case Action.BACKFILL:
-            require_ledgers(ledgers)
-            file = read_settings_file(config) if config else None
-            given_hot = {**backfilling, "ledgers": ledgers, "config": file}
-            opened = open_chosen_store(store, endpoint_url, region)
+            given.require_ledgers()
+            file = given.file() if given.config else None
+            given_hot = {**backfilling, "ledgers": given.ledgers, "config": file}
+            opened = given.open()
             return _backfill(master, streams, options, given_hot, opened, as_json=json)
 
 
@@ -233,15 +217,15 @@ def _verify(master: str, streams: list[str], options: dict[str, str], *, as_json
         return print_scrub(verify(spark, streams, options), as_json=as_json)
 
 
-def _options(store: str, endpoint_url: str, region: str, given: list[str]) -> dict[str, str]:
-    if not store:
+def _options(given: LedgerArguments, more: list[str]) -> dict[str, str]:
+    if not given.store:
         raise InvalidCall("no store was named", hint="give --store URL or set OFFLOADER_STORE")
-    options = {"store": store}
-    if endpoint_url:
-        options["endpointUrl"] = endpoint_url
-    if region:
-        options["region"] = region
-    for text in given:
+    options = {"store": given.store}
+    if given.endpoint_url:
+        options["endpointUrl"] = given.endpoint_url
+    if given.region:
+        options["region"] = given.region
+    for text in more:
         name, sign, value = text.partition("=")
         if not sign or not name:
             raise InvalidCall(f"--option {text!r} isn't NAME=VALUE", hint="for example --option leaseSeconds=86400")

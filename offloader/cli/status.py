@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offloader.cli.errors import failure_of
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.options import Json, StoreArguments
 from offloader.cli.output import json_line, print_rows
 from offloader.cli.status_view import (
     LIMIT_COLUMNS,
@@ -42,10 +42,8 @@ __all__ = ["run", "watch"]
 
 
 def run(
+    given: StoreArguments,
     stream: Annotated[str, typer.Argument(help="One stream's name.", show_default="all")] = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
     status_file: Annotated[
         str,
         typer.Option(
@@ -67,14 +65,14 @@ def run(
     From the manifests in the store, from the status file of the process that writes, or from both. A stream in trouble
     is no failure of this command: the table says so. A damaged manifest is (exit code 6), after the other streams.
     """
-    if not store and not status_file:
+    if not given.store and not status_file:
         raise InvalidCall(
             "neither a store nor a status file was named",
             hint="give --store URL for what the manifests say, --status-file FILE for what the writing process says",
         )
     if limits:
         return _show_limits(status_file, as_json=json)
-    opened = open_chosen_store(store, endpoint_url, region) if store else None
+    opened = given.open() if given.store else None
     return _look(
         lambda: _documents(opened, status_file, stream, limit),
         status_file,

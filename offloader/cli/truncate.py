@@ -13,24 +13,11 @@ import typer
 
 from formats.entries import Position
 from offloader.asking import OwnerSilent, ask_owner
-from offloader.cli.options import (
-    Config,
-    DryRun,
-    EndpointUrl,
-    Json,
-    Ledgers,
-    Region,
-    Store,
-    TakeOver,
-    open_configured_store,
-    position_of,
-)
+from offloader.cli.options import DryRun, Json, LedgerArguments, StreamOrTopic, TakeOver, position_of
 from offloader.cli.output import bytes_text, counted, json_line
 from offloader.clock import SystemClock
-from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall, NotFound, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
-from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
 from offloader.read.streams import load_stream
@@ -44,7 +31,7 @@ __all__ = ["run"]
 
 
 def run(
-    stream: Annotated[str, typer.Argument(help="The stream's name, or a partitioned topic's.", show_default=False)],
+    stream: StreamOrTopic,
     before: Annotated[
         list[str],
         typer.Option(
@@ -54,11 +41,7 @@ def run(
             show_default=False,
         ),
     ],
-    ledgers: Ledgers = "",
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    config: Config = "",
+    given: LedgerArguments,
     force: Annotated[
         bool, typer.Option("--force", help="Also give up entries that aren't offloaded yet; a gap is recorded.")
     ] = False,
@@ -73,11 +56,11 @@ def run(
     `offloader cleanup undo` takes it back. Nothing moves the head past what is offloaded, except --force: a process
     that offloads the stream and can be reached is asked first to complete what comes before the position.
     """
-    settings = settings_for(stream, config or None)
-    opened = open_configured_store(store, endpoint_url, region, settings, read_only=dry_run)
+    settings = given.settings(stream)
+    opened = given.open(settings, read_only=dry_run)
     wanted = [_wanted(text) for text in before]
     with ExitStack() as stack:
-        database = stack.enter_context(closing(EmbeddedLedgers(ledgers, create=False))) if ledgers else None
+        database = stack.enter_context(closing(given.open_ledgers())) if given.ledgers else None
 
         def source_of(name: str) -> LedgerSource | None:
             return None if database is None else database.view_stream(name, may_delete=not dry_run)

@@ -12,7 +12,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from offloader.cli.options import EndpointUrl, Json, Region, Store, open_chosen_store
+from offloader.cli.options import Json, StoreArguments
 from offloader.cli.output import bytes_text, json_line
 from offloader.clock import SystemClock
 from offloader.errors import Corrupt, ErrorKind
@@ -33,9 +33,7 @@ PROGRESS_EVERY_S = 1.0
 
 def run(
     streams: Annotated[list[str], typer.Argument(help="The streams' names.", metavar="STREAM...", show_default=False)],
-    store: Store = "",
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
+    given: StoreArguments,
     deep: Annotated[bool, typer.Option("--deep", help="Read and decode every block, not only the indexes.")] = False,
     json: Json = False,
 ) -> int:
@@ -45,7 +43,7 @@ def run(
     up to what the manifest says. With it, every byte is read as well, of the manifest too. Objects that no manifest
     names are notes, unless one tells of a record that is lost.
     """
-    opened = open_chosen_store(store, endpoint_url, region)
+    opened = given.open()
     damaged = False
     for stream in streams:
         damaged |= _verify(opened, stream, deep=deep, as_json=json)

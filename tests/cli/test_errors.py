@@ -238,10 +238,11 @@ def test_help_of_a_verb_is_its_docstring() -> None:
 
 def test_the_real_verbs_fit_their_help_in_one_line() -> None:
     from offloader.cli.main import VERBS as REAL
+    from offloader.cli.main import place_of
 
     done = subprocess.run(
         [sys.executable, "-m", "offloader.cli.main", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
     )
     for verb, text in REAL.items():
         assert text in done.stdout, "what is too long for a pipe of 80 columns ends in dots"
-        assert (ROOT / "offloader" / "cli" / f"{verb}.py".replace("-", "_")).exists()
+        assert (ROOT / "offloader" / "cli" / f"{place_of(verb)[0]}.py").exists()

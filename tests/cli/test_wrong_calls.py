@@ -12,9 +12,10 @@ from tests.cli.reading_verbs import Offloader
 from tests.support.waiting import PATIENCE_S
 
 STREAM = "public/default/persistent/orders"
-#: Verb -> what it needs behind a stream's name to be complete.
+#: Verb -> what it needs behind a stream's name to be complete; ``{folder}`` holds the ledger database.
 OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "accept-source": ("--ledgers", "sqlite:///nowhere/ledgers.db"),
+    "accept-loss": ("--ledgers", "sqlite:///{folder}/l.db"),
     "pause": (),
     "resume": (),
     "segments": (),
@@ -43,7 +44,7 @@ OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "rollback apply": (),
 }
 #: Verbs without a stream, or that make one, look at a ledger database first, or need a JVM: ``tests/spark`` has those.
-OTHERS = {"accept-loss", "adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "serve", "spark"}
+OTHERS = {"adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "serve", "spark"}
 
 
 @pytest.fixture
@@ -72,8 +73,8 @@ def test_every_verb_is_called_wrongly_here() -> None:
 @pytest.mark.parametrize("verb", OF_A_STREAM)
 def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: str, verb: str) -> None:
     words, store = verb.split(), ("--store", store_url)
-    more = OF_A_STREAM[verb]
     folder = Path(store_url.removeprefix("file://"))
+    more = [each.format(folder=folder.parent) for each in OF_A_STREAM[verb]]
     before = sorted(str(path) for path in folder.rglob("*"))
     cases = [
         (3, "stream no/such/persistent/stream ", (*words, "no/such/persistent/stream", *more, *store)),

@@ -31,6 +31,7 @@ from offloader.cleanup.reconciler import Reconciliation
 from offloader.cleanup.sweeper import Sweeper
 from offloader.cleanup.undo import undo_retirements
 from offloader.cli import manifest as manifest_verb
+from offloader.cli.options import ConfigArguments, StoreArguments
 from offloader.cli.verify import run as verify
 from offloader.errors import Corrupt, OffloaderError
 from offloader.manifest.expiry import expire_records
@@ -215,7 +216,7 @@ def test_verify_names_lost_records_with_exit_code_6(capsys: pytest.CaptureFixtur
         (middle, "records 3 to 5 are missing"),
         (everything, "and no manifest record"),
     ):
-        assert verify([STREAM], store=world.memory.url, deep=True) == 6
+        assert verify([STREAM], StoreArguments(store=world.memory.url), deep=True) == 6
         assert says in capsys.readouterr().out
 
 
@@ -418,8 +419,8 @@ def test_a_rebuild_with_a_loss_ends_with_6_unless_the_loss_is_accepted_by_name(
         assert (second.begin, second.end) == (Position(2, 0), Position(2, 39))
         world.memory.delete(list(second.object_keys(STREAM)))
         world.lose(world.records[0])
-        action = manifest_verb.Action.REBUILD
-        done = manifest_verb.run(action, STREAM, store=world.memory.url, head="first", accept_loss=accepted)
+        action, where = manifest_verb.Action.REBUILD, ConfigArguments(store=world.memory.url)
+        done = manifest_verb.run(action, STREAM, where, head="first", accept_loss=accepted)
         assert done == code
         assert "missing: 2:0..2:39" in capsys.readouterr().out
         assert load_manifest(world.memory, STREAM).committed_end() == world.hot.tail

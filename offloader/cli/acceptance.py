@@ -1,0 +1,109 @@
+"""``offloader accept-source STREAM`` and ``offloader accept-loss STREAM``: a stream goes on without what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+
+from offloader.cli.options import DryRun, Json, LedgerArguments, Stream
+from offloader.cli.output import json_line
+from offloader.clock import SystemClock
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.log import ManifestLog
+from offloader.read.streams import load_stream
+from offloader.write.ownership import accepting
+from offloader.write.ownership.accepting import Acceptance
+
+__all__ = ["accept_loss", "accept_source"]
+
+
+def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
+    """Make a ledger database the stream's hot tier, whatever its manifest knows of another one.
+
+    For a database that was lost, restored from an older backup, or replaced. Nothing is deleted: complete segments that
+    were on their way are kept, what is missing becomes a gap, and ledgers of the database that contradict the manifest
+    are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo.
+    """
+    settings, clock = given.settings(stream), SystemClock()
+    opened = given.open(settings, read_only=dry_run)
+    given.require_ledgers()
+    load_stream(opened, stream)  # of a stream that isn't there nothing is made in the database
+    with closing(given.open_ledgers(create=not dry_run)) as database:
+        if not dry_run:
+            database.accept_loss(stream)
+            if stream not in database.streams():
+                database.open_stream(stream, held=True)
+        source = database.view_stream(stream, may_delete=not dry_run)
+        log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
+        done = accepting.accept_source(log, source, settings=settings.offload, clock=clock, dry_run=dry_run)
+    if json:
+        print(json_line(_facts(done, dry_run=dry_run)))
+        return
+    if not done.why:
+        print(f"ledger database {done.source} is the one that the manifest of {stream} knows: nothing to do")
+        return
+    print(f"{stream}: {done.why}")
+    for line in _words(done, dry_run=dry_run):
+        print(line)
+
+
+def accept_loss(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
+    """Open a stream again whose ledger database lacks entries that it acknowledged.
+
+    Their positions stay used. What the object store doesn't have of them becomes a gap of the manifest, whatever
+    on_gap says. Restore the database instead if there is a copy that has them. Stop the process that appends first.
+    There is no undo.
+    """
+    settings, clock = given.settings(stream), SystemClock()
+    given.require_ledgers()
+    opened = given.open(settings, read_only=dry_run)
+    recorded: Acceptance | None = None
+    with closing(given.open_ledgers()) as database:
+        is_offloaded = read_entry(opened, stream) is not None
+        if not is_offloaded and stream not in database.streams():
+            load_stream(opened, stream)  # raises: nothing knows it
+        lost = database.accept_loss(stream, dry_run=dry_run)
+        if not dry_run and is_offloaded:
+            log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
+            source = database.view_stream(stream, may_delete=True)
+            recorded = accepting.accept_loss(log, source, settings=settings.offload, clock=clock)
+    if json:
+        ranges = [{"first": each.first, "last": each.last, "source": each.source_id} for each in lost]
+        facts = None if recorded is None else _facts(recorded, dry_run=dry_run)
+        print(json_line({"stream": stream, "dry_run": dry_run, "lost": ranges, "manifest": facts}))
+        return
+    if not lost:
+        print(f"ledger database {given.ledgers} has everything of {stream} that it acknowledged")
+    for each in lost:
+        print(f"{'would be lost' if dry_run else 'lost'} from the ledger database: {each.first} up to {each.last}")
+    for line in () if recorded is None or recorded.record_id is None else _words(recorded, dry_run=dry_run):
+        print(line)
+
+
+def _facts(done: Acceptance, *, dry_run: bool) -> Mapping[str, object]:
+    """What was accepted, for ``--json``."""
+    return {
+        "stream": done.stream,
+        "dry_run": dry_run,
+        "source": done.source,
+        "mismatch": done.why,
+        "missing": [{"first": gap.first, "last": gap.last, "reason": gap.reason} for gap in done.gaps],
+        "aside": done.aside,
+        "adopted": done.adopted,
+        "failed": done.failed,
+        "record": done.record_id,
+    }
+
+
+def _words(done: Acceptance, *, dry_run: bool) -> Sequence[str]:
+    """What was accepted, for people."""
+    would = "would be " if dry_run else ""
+    lines = [f"missing from now on: {gap.first} up to {gap.last}: {gap.reason}" for gap in done.gaps]
+    lines += [f"ledger {each} {would}left aside: never offloaded, released or deleted" for each in done.aside]
+    lines += [f"segment {each} was complete and is kept" for each in done.adopted]
+    if dry_run:
+        lines += [f"segment {each} is on its way: kept if it is complete, else missing" for each in done.failed]
+        lines.append(f"ledger database {done.source} would be the stream's hot tier")
+    else:
+        lines.append(f"ledger database {done.source} is the stream's hot tier, since record {done.record_id}")
+    return lines
