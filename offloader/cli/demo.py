@@ -16,9 +16,8 @@ from offloader.cli.demo_report import print_json, print_result
 from offloader.cli.options import EndpointUrl, Json, Region, Store
 from offloader.cli.output import bytes_text
 from offloader.clock import SystemClock
-from offloader.demo.files import FORMATS
-from offloader.demo.run import Progress
-from offloader.demo.whole import DemoObserver, DemoRequest, run_demo
+from offloader.demo.input import FORMATS
+from offloader.demo.run import DemoRequest, Observer, Progress, run_demo
 
 __all__ = ["run"]
 
@@ -92,7 +91,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _observer(as_json: bool) -> Iterator[DemoObserver]:
+def _observer(as_json: bool) -> Iterator[Observer]:
     """A bar on terminals, lines in pipes, nothing beside JSON."""
     if as_json:
         yield _Silent()

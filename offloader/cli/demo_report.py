@@ -16,8 +16,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from offloader.cli.output import Column, bytes_text, print_rows, program_name
-from offloader.demo.place import STREAM
-from offloader.demo.whole import DemoResult
+from offloader.demo.run import STREAM, DemoResult
 from offloader.manifest.state import SegmentRecord
 from offloader.spark.demo_query import ScanResult, snippet
 

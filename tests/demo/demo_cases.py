@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from offloader.clock import SystemClock
-from offloader.demo.run import Progress
-from offloader.demo.whole import DemoRequest, DemoResult, run_demo
+from offloader.demo.run import DemoRequest, DemoResult, Progress, run_demo
 
 
 def events(count: int, *, start: int = 0) -> list[bytes]:

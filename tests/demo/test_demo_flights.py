@@ -15,7 +15,7 @@ from typing import Any
 import pandas
 import pytest
 
-from offloader.demo.flights import FLIGHTS, Flights
+from offloader.demo.input import FLIGHTS, Flights
 from tests.independent_reader import read_segment
 
 #: The directory it ran in, and its result.

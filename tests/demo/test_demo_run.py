@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from formats.keys import stream_prefix
-from offloader.demo.place import STREAM, DemoPlace, Imported
-from offloader.demo.run import Progress, demo_settings
-from offloader.demo.whole import DemoResult
+from offloader.demo.run import STREAM, DemoPlace, DemoResult, Imported, Progress, demo_settings
 from offloader.errors import (
     BucketMissing,
     Corrupt,
