@@ -1,28 +1,34 @@
-"""``offloader demo``: the whole path once, on real data.
-
-Owns the verb's options and showing progress. Must never do a step itself: that is ``offloader.demo``.
-"""
+"""``offloader demo``: the whole path once, on real data; its options, its progress and what it prints at the end."""
 
 from __future__ import annotations
 
-import contextlib
+import os
+import shlex
+import shutil
 import sys
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.demo_report import print_json, print_result
-from offloader.cli.options import EndpointUrl, Json, Region, Store
-from offloader.cli.output import bytes_text
+from offloader.cli.options import Json, StoreArguments
+from offloader.cli.output import Column, bytes_text, json_line, print_rows, program_name
 from offloader.clock import SystemClock
 from offloader.demo.input import FORMATS
-from offloader.demo.run import DemoRequest, Observer, Progress, run_demo
+from offloader.demo.run import STREAM, DemoRequest, DemoResult, Progress, run_demo
+from offloader.spark.demo_query import ScanResult, snippet
 
 __all__ = ["run"]
 
 #: Progress lines of a run whose output is piped.
 _LINES = 10
+#: Characters of a line that shows all columns.
+_WIDE = 150
+#: A day with flights, to read from.
+_FLIGHTS_DAY = "2013-07-04"
 
 _Dir = Annotated[str, typer.Option("--dir", metavar="DIR", help="Where everything is kept.")]
 _Input = Annotated[
@@ -51,7 +57,7 @@ _Picture = Annotated[bool, typer.Option("--picture/--no-picture", help="Whether 
 
 
 def run(
-    store: Store = "",
+    given: StoreArguments,
     directory: _Dir = "offloader-demo",
     input_path: _Input = "",
     input_format: _Format = "",
@@ -59,9 +65,7 @@ def run(
     clean: _Clean = False,
     spark: _Spark = True,
     picture: _Picture = True,
-    endpoint_url: EndpointUrl = "",
-    region: Region = "",
-    as_json: Json = False,
+    json: Json = False,
 ) -> int:
     """Run the whole path once on real data: 336,776 flights, or your own events.
 
@@ -71,9 +75,9 @@ def run(
     """
     request = DemoRequest(
         directory=directory,
-        store_url=store,
-        endpoint_url=endpoint_url,
-        region=region,
+        store_url=given.store,
+        endpoint_url=given.endpoint_url,
+        region=given.region,
         input_path=input_path,
         input_format=input_format,
         time_field=time_field,
@@ -81,57 +85,31 @@ def run(
         spark=spark,
         picture=picture,
     )
-    with _observer(as_json) as observer:
-        result = run_demo(request, observer, SystemClock())
-    if as_json:
-        print_json(result)
-    else:
-        print_result(result)
+    with _shown(as_json=json) as shown:
+        result = run_demo(request, shown, SystemClock())
+    _print_json(result) if json else _print_text(result)
     return result.problems[0].exit_code if result.problems else 0
 
 
-@contextlib.contextmanager
-def _observer(as_json: bool) -> Iterator[Observer]:
-    """A bar on terminals, lines in pipes, nothing beside JSON."""
-    if as_json:
-        yield _Silent()
-    elif sys.stdout.isatty():
-        with _Bar() as bar, _saying_how_to_go_on(bar):
-            yield bar
-    else:
-        lines = _Lines()
-        with _saying_how_to_go_on(lines):
-            yield lines
+# --- progress --------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _saying_how_to_go_on(observer: _Lines | _Bar) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        now = observer.now
-        if now is not None and now.appended:
-            print(
-                f"\n{now.appended:,} of {now.total:,} events are durable; the same command goes on from there",
-                file=sys.stderr,
-            )
-        raise
+class _Quiet:
+    """Shows nothing, which is right beside JSON; keeps the newest moment."""
 
+    now: Progress | None = None
 
-class _Silent:
     def step(self, text: str) -> None:
         pass
 
     def progress(self, now: Progress) -> None:
-        pass
+        self.now = now
 
 
-class _Lines:
+class _Lines(_Quiet):
     """A line per step, and one each time another tenth was appended or all of it is in the store."""
 
-    def __init__(self) -> None:
-        self.now: Progress | None = None
-        self._told = 0
+    _told = 0
 
     def step(self, text: str) -> None:
         print(text, flush=True)
@@ -139,58 +117,256 @@ class _Lines:
     def progress(self, now: Progress) -> None:
         tenths = (now.appended + now.committed) * _LINES // (2 * now.total)
         if self.now is None or tenths > self._told:
-            print(f"  {_describe(now)}", flush=True)
-        self._told = max(tenths, self._told)
-        self.now = now
+            print(
+                f"  appended {now.appended:,} of {now.total:,}, in the store {now.committed:,}, {_lag(now)}, "
+                f"{_buffer(now)}, {now.mode}" + (f"; {now.error}" if now.error else ""),
+                flush=True,
+            )
+        self._told, self.now = max(tenths, self._told), now
 
 
-class _Bar:
-    """Two bars (appended, in the store) and what is between them."""
+class _Bars(_Quiet):
+    """Two bars: appended, and in the store."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as RichProgress
+        from rich import progress
 
-        self.now: Progress | None = None
-        self._console = Console()
-        self._bars = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-            console=self._console,
-        )
-        self._appended = self._bars.add_task("  appended    ", total=None, note="", visible=False)
-        self._stored = self._bars.add_task("  in the store", total=None, note="", visible=False)
-
-    def __enter__(self) -> _Bar:
-        self._bars.__enter__()
-        return self
-
-    def __exit__(self, *args: object) -> None:
-        self._bars.stop()
+        columns = (progress.BarColumn(bar_width=None), progress.TaskProgressColumn())
+        self.bars = progress.Progress("{task.description}", *columns, "{task.fields[note]}")
+        self._tasks = [self.bars.add_task(text, note="", visible=False) for text in ("  appended", "  in the store")]
 
     def step(self, text: str) -> None:
         if self.now is not None:
-            # the bars are complete: leave them standing, so that nothing is printed in between
-            self._bars.stop()
-        self._console.print(text, highlight=False, markup=False)
+            self.bars.stop()  # they are complete and stay
+        self.bars.console.print(text, highlight=False, markup=False)
 
     def progress(self, now: Progress) -> None:
         self.now = now
-        buffer = f"buffer {bytes_text(now.buffer_bytes)} of {bytes_text(now.buffer_bytes_max)}"
-        self._bars.update(
-            self._appended, total=now.total, completed=now.appended, note=f"{now.mode}, {buffer}", visible=True
+        notes = (f"{now.mode}, {_buffer(now)}", _lag(now) + (f"; {now.error}" if now.error else ""))
+        for task, done, note in zip(self._tasks, (now.appended, now.committed), notes, strict=True):
+            self.bars.update(task, total=now.total, completed=done, note=note, visible=True)
+
+
+def _lag(now: Progress) -> str:
+    return f"lag {now.lag_events:,} events"
+
+
+def _buffer(now: Progress) -> str:
+    return f"buffer {bytes_text(now.buffer_bytes)} of {bytes_text(now.buffer_bytes_max)}"
+
+
+@contextmanager
+def _shown(*, as_json: bool) -> Iterator[_Quiet]:
+    """Bars on a terminal, lines in a pipe, nothing beside JSON; on Ctrl-C how to go on."""
+    bars = _Bars() if sys.stdout.isatty() and not as_json else None
+    shown = bars or (_Quiet() if as_json else _Lines())
+    try:
+        if bars is not None:
+            bars.bars.start()
+        yield shown
+    except KeyboardInterrupt:
+        if shown.now is not None and shown.now.appended and not as_json:
+            durable = f"{shown.now.appended:,} of {shown.now.total:,} events are durable"
+            print(f"\n{durable}; the same command goes on from there", file=sys.stderr)
+        raise
+    finally:
+        if bars is not None:
+            bars.bars.stop()
+
+
+# --- the result ------------------------------------------------------------------------------------------------------
+
+_LEDGERS = (
+    Column("ledger", "ledger", right=True),
+    Column("entries", "entries", right=True),
+    Column("payload_bytes", "bytes", right=True),
+    Column("segments", "in segments"),
+)
+_SEGMENTS = (
+    Column("segment", "segment", right=True),
+    Column("first", "first"),
+    Column("last", "last"),
+    Column("entries", "entries", right=True),
+    Column("payload_bytes", "bytes", right=True),
+    Column("ledgers", "ledgers"),
+    Column("objects", "objects: data + index"),
+)
+_SEGMENTS_WIDE = (Column("published", "published"), Column("uuid", "object names: <uuid>, <uuid>-index"))
+_REQUESTS = (
+    Column("verb", "verb"),
+    Column("offloading", "offloading", right=True),
+    Column("reading", "reading back", right=True),
+    Column("errors", "failed", right=True),
+    Column("bytes_sent", "sent", bytes_text, right=True),
+    Column("bytes_received", "received", bytes_text, right=True),
+)
+
+
+def _print_text(result: DemoResult) -> None:
+    summary, place = result.summary, result.place
+    print(f"\nInput:   {summary.name}, {summary.events:,} events, {bytes_text(summary.payload_bytes)}")
+    print(f"Store:   {place.store_url}, stream {STREAM}")
+    print(f"Ledgers: {place.ledgers_path}\n")
+    is_wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE
+    print_rows(_ledger_rows(result), _LEDGERS)
+    print()
+    print_rows(_segment_rows(result), (*_SEGMENTS, *_SEGMENTS_WIDE) if is_wide else _SEGMENTS)
+    _print_outcome(result)
+    print("\nRequests to the store (a look for something that isn't there yet counts as failed):\n")
+    print_rows(_request_rows(result), _REQUESTS)
+    if result.scan is not None:
+        _print_scan(result.scan, result.scan_seconds, digits=1 if is_wide else 0)
+    if result.picture is not None:
+        print(f"\nPicture: {result.picture}")
+    print("\nType next:\n")
+    for command in _next_commands(result):
+        print(f"  {command}")
+    print(f"\nor, in {shlex.quote(os.path.relpath(sys.executable))}:\n")
+    print(_python_snippet(result))
+    for problem in result.problems:
+        print(f"offloader: {problem.message}", file=sys.stderr)
+        if problem.hint:
+            print(f"hint: {problem.hint}", file=sys.stderr)
+
+
+def _print_outcome(result: DemoResult) -> None:
+    found, offload = result.verification, result.offload
+    assert found is not None
+    print()
+    if offload is None:
+        print(f"Appended:   nothing, all {result.events_before:,} events were there already")
+    else:
+        before = f" ({offload.appended_before:,} were there already)" if offload.appended_before else ""
+        seconds = max(offload.seconds, 1e-9)
+        print(
+            f"Appended:   {offload.appended:,} events{before}, {bytes_text(offload.appended_bytes)}, durable and "
+            f"offloaded in {seconds:.1f} s: {offload.appended_bytes / seconds / 1e6:.0f} MB/s, "
+            f"{offload.appended / seconds:,.0f} events/s"
         )
-        note = f"lag {now.lag_events:,} events" + (f"; {now.error}" if now.error else "")
-        self._bars.update(self._stored, total=now.total, completed=now.committed, note=note, visible=True)
+    rate = found.payload_bytes / max(found.seconds, 1e-9) / 1e6
+    print(f"Read back:  {found.events:,} events from the store alone in {found.seconds:.1f} s: {rate:.0f} MB/s")
+    verdict = "equals" if found.ok else "DIFFERS FROM"
+    print(f"Verified:   {found.events:,} of {found.expected.events:,} events, SHA-256 {found.sha256}")
+    print(f"            {verdict} that of what was appended")
 
 
-def _describe(now: Progress) -> str:
-    return (
-        f"appended {now.appended:,} of {now.total:,}, in the store {now.committed:,}, lag {now.lag_events:,} events, "
-        f"buffer {bytes_text(now.buffer_bytes)} of {bytes_text(now.buffer_bytes_max)}, {now.mode}"
-        + (f"; {now.error}" if now.error else "")
-    )
+def _print_scan(scan: ScanResult, seconds: float, *, digits: int) -> None:
+    print(f"\nSpark: {scan.question}; {scan.partitions} partitions, {seconds:.1f} s with its start\n")
+    if "month" not in scan.columns:
+        print_rows(_scan_rows(scan), [Column(name, name, right=True) for name in scan.columns])
+        return
+    cells: dict[str, dict[str, Any]] = {}
+    for carrier, month, delay, _ in scan.rows:
+        # + 0.0 makes of a rounded -0.0 a 0
+        cells.setdefault(carrier, {"carrier": carrier})[str(month)] = f"{round(delay, digits) + 0.0:.{digits}f}"
+    months = [Column(str(month), f"{datetime(2013, month, 1, tzinfo=UTC):%b}", right=True) for month in range(1, 13)]
+    print_rows(cells.values(), [Column("carrier", "carrier"), *months])
+
+
+def _print_json(result: DemoResult) -> None:
+    found, offload, scan = result.verification, result.offload, result.scan
+    assert found is not None
+    names = ("ok", "events", "payload_bytes", "sha256", "seconds")
+    value = {
+        "input": asdict(result.summary),
+        "store": result.place.store_url,
+        "stream": STREAM,
+        "ledgers_file": str(result.place.ledgers_path),
+        "removed_objects": result.removed_objects,
+        "events_before": result.events_before,
+        "events_appended": offload.appended if offload else 0,
+        "offload": {"bytes": offload.appended_bytes, "seconds": offload.seconds} if offload else None,
+        "ledgers": list(_ledger_rows(result)),
+        "segments": list(_segment_rows(result)),
+        "verification": {name: getattr(found, name) for name in names},
+        "requests": list(_request_rows(result)),
+        "spark": None,
+        "picture": str(result.picture) if result.picture else None,
+        "next": {"commands": _next_commands(result), "python": _python_snippet(result)},
+        "problems": [
+            {"kind": p.kind.name.lower(), "error": type(p).__name__, "message": p.message, "hint": p.hint}
+            for p in result.problems
+        ],
+        "seconds": result.seconds,
+    }
+    if scan is not None:
+        facts = {"question": scan.question, "partitions": scan.partitions, "seconds": result.scan_seconds}
+        value["spark"] = {**facts, "rows": list(_scan_rows(scan))}
+    print(json_line(value))
+
+
+def _next_commands(result: DemoResult) -> list[str]:
+    """Commands to look further with, that work as they are."""
+    request, place, program = result.request, result.place, shlex.quote(program_name())
+    environment = {
+        "OFFLOADER_STORE": place.store_url,
+        "OFFLOADER_ENDPOINT_URL": request.endpoint_url,
+        "OFFLOADER_REGION": request.region,
+    }
+    since = "" if request.input_path else f" --from-time {_FLIGHTS_DAY}"
+    return [
+        *(f"export {name}={shlex.quote(value)}" for name, value in environment.items() if value),
+        f"{program} ls",
+        f"{program} segments {STREAM}",
+        f"{program} read {STREAM}{since} --limit 3",
+    ]
+
+
+def _python_snippet(result: DemoResult) -> str:
+    """Lines to paste into a Python prompt."""
+    return snippet(result.place.store_url, STREAM, result.request.store_options, flights=not result.request.input_path)
+
+
+def _ledger_rows(result: DemoResult) -> Iterator[Mapping[str, object]]:
+    held = [{span.ledger_id for span in each.summary.ledgers} if each.summary else set() for each in result.segments]
+    for ledger in result.ledgers:
+        yield {
+            "ledger": ledger.ledger_id,
+            "entries": ledger.entries,
+            "payload_bytes": ledger.size_bytes,
+            "segments": " ".join(str(number) for number, inside in enumerate(held, 1) if ledger.ledger_id in inside),
+        }
+
+
+def _segment_rows(result: DemoResult) -> Iterator[Mapping[str, object]]:
+    for number, record in enumerate(result.segments, 1):
+        assert record.summary is not None, "readable segments are complete"
+        yield {
+            "segment": number,
+            "first": str(record.summary.begin),
+            "last": str(record.summary.end),
+            "entries": record.summary.entries,
+            "payload_bytes": record.summary.payload_bytes,
+            "published": _times(record.summary.publish_time_min_ms, record.summary.publish_time_max_ms),
+            "ledgers": " ".join(str(span.ledger_id) for span in record.summary.ledgers),
+            "data_object_bytes": record.summary.data_bytes,
+            "index_object_bytes": record.summary.index_bytes,
+            "objects": f"{record.summary.data_bytes:,} + {record.summary.index_bytes:,}",
+            "uuid": str(record.uuid),
+        }
+
+
+def _times(first_ms: int, last_ms: int) -> str:
+    if first_ms < 0:
+        return "-"
+    first, last = (datetime.fromtimestamp(ms / 1000, UTC) for ms in (first_ms, last_ms))
+    return f"{first:%Y-%m-%d %H:%M} .. {last:%Y-%m-%d %H:%M}"
+
+
+def _request_rows(result: DemoResult) -> Iterator[Mapping[str, object]]:
+    offloading = result.offload.requests if result.offload else {}
+    reading = result.verification.requests if result.verification else {}
+    for verb in sorted({*offloading, *reading}):
+        counts = [requests[verb] for requests in (offloading, reading) if verb in requests]
+        yield {
+            "verb": verb,
+            "offloading": offloading[verb].requests if verb in offloading else 0,
+            "reading": reading[verb].requests if verb in reading else 0,
+            "errors": sum(count.errors for count in counts),
+            "bytes_sent": sum(count.bytes_sent for count in counts),
+            "bytes_received": sum(count.bytes_received for count in counts),
+        }
+
+
+def _scan_rows(scan: ScanResult) -> Iterable[Mapping[str, object]]:
+    return (dict(zip(scan.columns, row, strict=True)) for row in scan.rows)
