@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from offloader.errors import InvalidCall
-from offloader.service.http.door import client_of
 from offloader.service.http.gate import PROBES_MAX
-from offloader.service.http.server import OffloadHttp
+from offloader.service.http.server import OffloadHttp, client_of
 from tests.support.certificates import Authority
 from tests.support.http_process import ORDERS, ask, exchange, http_process, quoted
 from tests.support.waiting import PATIENCE_S, eventually

@@ -1,17 +1,21 @@
 """The HTTP server of a process: accepts connections, bounded, on a thread and an event loop of its own.
 
-Owns the listening socket and how serving begins and ends. Must never hold up the process: what takes long runs on
-threads of its own, as many as ``http.requests_max`` says.
+Connections are counted before their handshake, all of them and those of one client; what is above a limit is closed at
+once. What takes long runs on further threads, as many as ``http.requests_max``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import ipaddress
 import logging
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
 from urllib.parse import urlsplit
 
 import anyio.to_thread
@@ -25,7 +29,6 @@ from offloader.service.control import ServiceControl
 from offloader.service.dashboard.routes import is_page
 from offloader.service.http.application import make_application
 from offloader.service.http.connection import Connection, ConnectionLimits
-from offloader.service.http.door import Door
 from offloader.service.http.gate import PROBES_MAX, Gate
 from offloader.service.listen import ListenAddress, parse_listen
 from offloader.service.tls import renew_certificate, server_tls
@@ -33,7 +36,7 @@ from offloader.service.view import ServiceView
 from offloader.settings import Settings
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
-__all__ = ["OffloadHttp"]
+__all__ = ["OffloadHttp", "client_of"]
 
 _log = logging.getLogger("offloader.service.http")
 
@@ -41,6 +44,10 @@ _log = logging.getLogger("offloader.service.http")
 BACKLOG = 128
 #: What connections that were cut have to be gone; those that are still in their handshake are given up then.
 _CUT_S = 0.5
+#: How long accepting rests when the process has no file descriptors left.
+_REST_S = 0.2
+#: Of an IPv6 address, what a provider gives to one customer at least.
+_NETWORK_BITS = 64
 
 
 class OffloadHttp:
@@ -104,7 +111,8 @@ class OffloadHttp:
         self._limits = ConnectionLimits(settings.http.request_seconds_max, answer_s, self._refused)
         self._wanted = wanted
         self._state = ServerState()
-        self._open = 0
+        self._connections: set[asyncio.Task[None]] = set()
+        self._of_client: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Event | None = None
@@ -188,14 +196,15 @@ class OffloadHttp:
             began.set()
 
     async def _accept_until_stopped(self, listener: socket.socket, began: threading.Event) -> None:
-        self._stopping = asyncio.Event()
+        self._stopping, loop = asyncio.Event(), asyncio.get_running_loop()
         anyio.to_thread.current_default_thread_limiter().total_tokens = self._settings.http.requests_max + PROBES_MAX
         self._config.load()
-        door = Door(listener, self._settings.http, self._connect, self._refused)
+        loop.add_reader(listener, self._accept, listener)
         began.set()
         await self._stopping.wait()
-        door.close()
-        tasks = door.connections
+        loop.remove_reader(listener)
+        listener.close()
+        tasks = self._connections
         for connection in list(self._state.connections):
             connection.shutdown()
         if tasks:
@@ -207,6 +216,44 @@ class OffloadHttp:
             _, handshakes_left = await asyncio.wait(handshakes, timeout=_CUT_S)
             for task in handshakes_left:
                 task.cancel()
+
+    def _accept(self, listener: socket.socket) -> None:
+        # At once, and not as a task: one that is cancelled loses the connection that it was about to get.
+        loop = asyncio.get_running_loop()
+        try:
+            accepted, address = listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                self._refused("no_descriptors")
+                loop.remove_reader(listener)
+                loop.call_later(_REST_S, self._accept_again, listener)
+            return
+        client = client_of(address[0])
+        if reason := self._why_not(client):
+            accepted.close()
+            self._refused(reason)
+            return
+        accepted.setblocking(False)
+        task = loop.create_task(self._connect(accepted))
+        self._connections.add(task)
+        self._of_client[client] += 1
+        task.add_done_callback(partial(self._ended, client))
+
+    def _accept_again(self, listener: socket.socket) -> None:
+        if listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(listener, self._accept, listener)
+
+    def _why_not(self, client: str) -> str:
+        limits = self._settings.http
+        if len(self._connections) >= limits.connections_max:
+            return "connections"
+        return "client_connections" if self._of_client[client] >= limits.client_connections_max else ""
+
+    def _ended(self, client: str, task: asyncio.Task[None]) -> None:
+        self._connections.discard(task)
+        self._of_client[client] -= 1
+        if not self._of_client[client]:
+            del self._of_client[client]
 
     async def _connect(self, accepted: socket.socket) -> None:
         """One connection, from its handshake to its end."""
@@ -241,6 +288,15 @@ def _listener(address: ListenAddress) -> socket.socket:
         ) from cause
     found.setblocking(False)
     return found
+
+
+def client_of(host: str) -> str:
+    """Who counts as one client: an address, and of IPv6 its network, of which a client may have all addresses."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    mapped = address.ipv4_mapped
+    return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False)) if mapped is None else str(mapped)
 
 
 def _own_names(settings: Settings) -> Collection[str]:

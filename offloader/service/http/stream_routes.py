@@ -14,7 +14,7 @@ from offloader.service.http.answers import Items, LedgerRow, ListPage, SegmentRo
 from offloader.service.http.asked import StreamName
 from offloader.service.http.cursors import CURSOR_CHARS_MAX, place_of, write_cursor
 from offloader.service.http.process_routes import Limit, NameQuery
-from offloader.service.stream_pages import Page, StreamOrder
+from offloader.service.pages import Page, StreamOrder
 from offloader.service.view import ServiceView
 
 __all__ = ["stream_routes"]
