@@ -21,7 +21,7 @@ from offloader.doctor.pulsar_checks import PulsarChecks
 from offloader.doctor.store_checks import StoreChecks
 from offloader.doctor.stream_checks import StreamChecks
 from offloader.effective_settings import SettingsFile
-from offloader.service.door_checks import DoorChecks
+from offloader.service.preflight import DoorChecks
 
 __all__ = ["run"]
 

@@ -25,9 +25,9 @@ from offloader.errors import InvalidCall, OffloaderError, StoreUnavailable
 from offloader.logs import log_to
 from offloader.service.assembly import assemble
 from offloader.service.notify import Notifier
+from offloader.service.preflight import require_sound
 from offloader.service.process import ServingProcess
 from offloader.service.recent import RecentErrors
-from offloader.service.sound_settings import require_sound
 
 __all__ = ["run"]
 

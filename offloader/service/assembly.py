@@ -19,10 +19,10 @@ from offloader.service.feeds import Feed
 from offloader.service.flight.feed import FlightFeed
 from offloader.service.ledgers_feed import EmbeddedFeed
 from offloader.service.listen import ListenAddress, parse_listen
+from offloader.service.preflight import no_store, nothing_to_do
 from offloader.service.process import Door, ServingParts, ServingProcess
 from offloader.service.pulsar_feed import PulsarFeed
 from offloader.service.recent import RecentErrors
-from offloader.service.sound_settings import no_store, nothing_to_do
 from offloader.service.streams import ServedStreams
 from offloader.service.view import ServiceView
 from offloader.settings import Settings

@@ -33,9 +33,8 @@ from offloader.retention.recorded_state import read_decisions
 from offloader.retention.stream_retention import open_retention
 from offloader.service.feeds import Problem
 from offloader.service.kept import KeptAnswers
+from offloader.service.pages import Page, StreamOrder, page_of, place_after, start_after
 from offloader.service.recent import RecentErrors
-from offloader.service.segment_pages import place_after, start_after
-from offloader.service.stream_pages import Page, StreamOrder, page_of
 from offloader.service.stream_picture import shape_document
 from offloader.status_document import manifest_document, with_manifest
 from offloader.store.base import ObjectStore

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from offloader.effective_settings import PROCESS_SECTIONS, SettingsFile
 from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
 from offloader.service.kept import KeptAnswers
+from offloader.service.pages import StreamOrder, page_of
 from offloader.service.process_lock import ProcessLock
 from offloader.service.recent import RecentErrors
 from offloader.service.reloading import ASKED_EACH_TIME, is_live, reloaded
-from offloader.service.stream_pages import StreamOrder, page_of
 from offloader.testing.manual_clock import ManualClock
 
 # --- pages ----------------------------------------------------------------------------------------------------------

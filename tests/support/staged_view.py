@@ -12,7 +12,7 @@ from typing import Any
 
 from offloader.errors import NotFound, StoreUnavailable
 from offloader.picture import StreamShape
-from offloader.service.stream_pages import Page, StreamOrder, page_of
+from offloader.service.pages import Page, StreamOrder, page_of
 from offloader.service.stream_picture import shape_document
 from offloader.status_document import idle_document
 

@@ -1,21 +1,24 @@
-"""Pages of streams in an order that people ask for.
+"""Pages of streams, in an order that people ask for, and of a stream's segments; where each goes on.
 
-Owns the orders and the place where a page goes on. Must never skip or repeat a stream because another one came or went
-between two pages: a place is a key, not a number.
+A place is a key, not a number: no stream is skipped or repeated because another one came or went between two pages, and
+no segment because others were retired or replaced.
 """
 
 from __future__ import annotations
 
 import heapq
 import json
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
+from formats.entries import Position
 from offloader.errors import InvalidCall
+from offloader.manifest.segment_record import SegmentRecord
 
-__all__ = ["Page", "StreamOrder", "page_of"]
+__all__ = ["Page", "StreamOrder", "page_of", "place_after", "start_after"]
 
 _Item = TypeVar("_Item")
 
@@ -89,3 +92,35 @@ def _place(after: str, order: StreamOrder) -> _Key | None:
     except (ValueError, TypeError, OverflowError, RecursionError):
         pass
     raise InvalidCall(f"{after[:100]!r} is no place in the order {order.value}", hint="begin with the first page")
+
+
+def place_after(record: SegmentRecord) -> str:
+    """The place behind a segment."""
+    return f"{record.begin} {record.uuid}"
+
+
+def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
+    """The number of the first segment behind a place; a segment that is gone is replaced by those that begin there.
+
+    Args:
+        segments: in the stream's order.
+        after: a place; empty: the beginning.
+
+    Raises:
+        InvalidCall: ``after`` is no place.
+    """
+    if not after:
+        return 0
+    begin, _, uuid = after.partition(" ")
+    try:
+        position = Position.parse(begin)
+    except ValueError as cause:
+        raise InvalidCall(
+            f"{ascii(after)[:100]} is no place among segments", hint="begin with the first page"
+        ) from cause
+    start = number = bisect_left(segments, position, key=lambda record: record.begin)
+    while number < len(segments) and segments[number].begin == position:
+        if str(segments[number].uuid) == uuid:
+            return number + 1
+        number += 1
+    return start
