@@ -35,7 +35,7 @@ def require_sound(settings: Settings) -> None:
     checks: list[Callable[[], object]] = [
         lambda: TopicPatterns.of(settings.pulsar.topics, settings.pulsar.exclude),
         *([lambda: database_path(serve.ledgers)] if serve.ledgers else []),
-        lambda: _doors(settings),
+        *([lambda: _require_safe(settings)] if _listens(settings) else []),
     ]
     for check in checks:
         try:
@@ -57,10 +57,11 @@ class DoorChecks:
         self._settings = settings
 
     def run(self) -> Iterator[Finding]:
-        credentials, has_tls, doors = _doors(self._settings)
-        if doors:
-            yield fine("access", f"known: {credentials}" + ("; TLS" if has_tls else ""))
-        for setting, (address, guard) in doors.items():
+        if not _listens(self._settings):
+            return
+        credentials, has_tls = _known(self._settings)
+        yield fine("access", f"known: {credentials}" + ("; TLS" if has_tls else ""))
+        for setting, address, guard in _guarded(self._settings, credentials, has_tls=has_tls):
             if guard.anonymous is not None and not address.is_loopback:
                 role = guard.anonymous.name.lower()
                 yield warning(setting, f"anyone who reaches {address} may {role}", "access.anonymous says so")
@@ -68,22 +69,30 @@ class DoorChecks:
                 yield fine(setting, f"{address} may be opened")
 
 
-def _doors(settings: Settings) -> tuple[Credentials | None, bool, dict[str, tuple[ListenAddress, Guard]]]:
-    """Who is known, whether there is TLS, and what guards each address that is listened on: by its setting.
-
-    Raises: as ``guard_for``, ``open_credentials``, ``server_tls``, where an address wouldn't be safe to open.
-    """
+def _listens(settings: Settings) -> dict[str, str]:
+    """Setting -> address, of what is listened on."""
     named = {"http.listen": settings.http.listen, "flight.listen": settings.flight.listen}
-    if not any(named.values()):
-        return None, False, {}
-    access = settings.access
-    credentials, has_tls = open_credentials(access), server_tls(access) is not None
-    found = {}
-    for setting, text in named.items():
-        if text:
-            address = parse_listen(text, setting=setting)
-            found[setting] = address, guard_for(address, credentials, access, has_tls=has_tls, setting=setting)
-    return credentials, has_tls, found
+    return {setting: address for setting, address in named.items() if address}
+
+
+def _known(settings: Settings) -> tuple[Credentials, bool]:
+    """Who is known, and whether there is TLS. Raises as ``open_credentials`` and ``server_tls``."""
+    return open_credentials(settings.access), server_tls(settings.access) is not None
+
+
+def _guarded(
+    settings: Settings, credentials: Credentials, *, has_tls: bool
+) -> Iterator[tuple[str, ListenAddress, Guard]]:
+    """Setting, address and guard, one after another. Raises as ``guard_for`` where one wouldn't be safe to open."""
+    for setting, text in _listens(settings).items():
+        address = parse_listen(text, setting=setting)
+        yield setting, address, guard_for(address, credentials, settings.access, has_tls=has_tls, setting=setting)
+
+
+def _require_safe(settings: Settings) -> None:
+    credentials, has_tls = _known(settings)
+    for _ in _guarded(settings, credentials, has_tls=has_tls):
+        pass
 
 
 def no_store() -> InvalidCall:
