@@ -18,10 +18,10 @@ from offloader.read.reader import open_reader
 from offloader.settings import LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
 from offloader.store.around import Request
 from offloader.store.base import Body, ObjectInfo, ObjectStore, StoreOptions
-from offloader.store.layers import layered
 from offloader.store.memory import MemoryStore
 from offloader.store.metered import requests_of
 from offloader.store.observed import histogram_of, stream_of
+from offloader.store.open import stack
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
@@ -48,7 +48,7 @@ class Measured:
 
 def opened(raw: ObjectStore, metrics: Metrics, clock: ManualClock | None = None) -> ObjectStore:
     fast = StoreSettings(retry_delay_first_s=0.0, retry_delay_max_s=0.0)
-    return layered(raw, StoreOptions(settings=fast, clock=clock or SystemClock(), recorder=metrics))
+    return stack(raw, StoreOptions(settings=fast, clock=clock or SystemClock(), recorder=metrics))
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_time_spent_waiting_for_a_turn_is_counted() -> None:
     metrics, clock = Metrics(TelemetrySettings(), ManualClock()), ManualClock()
     limits = LimitSettings(upload_bytes_per_s=100.0)
     options = StoreOptions(settings=StoreSettings(), clock=clock, recorder=metrics, limiter=Limiter(limits, clock))
-    store = layered(MemoryStore("turns", "", clock), options)
+    store = stack(MemoryStore("turns", "", clock), options)
     for number in range(4):
         store.put(f"k{number}", bytes(100))
     assert exposed(metrics)["turns_waited_seconds_total"] == pytest.approx(3.0, abs=0.1)

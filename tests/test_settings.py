@@ -27,7 +27,7 @@ from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from offloader.turns import RATES
 
 ORDERS = "public/default/persistent/orders"

@@ -16,7 +16,7 @@ from formats.entries import Position
 from offloader.manifest.log import load_manifest
 from offloader.own_process import THREAD_SWITCH_S
 from offloader.read.reader import Reader, open_reader
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.stream.streaming import StreamOffload
 

@@ -13,7 +13,8 @@ import typer
 from formats.entries import Position
 from offloader.errors import InvalidCall
 from offloader.settings import LimitSettings, Settings, StoreSettings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.store.probe import require_conditional_puts
 
 __all__ = [

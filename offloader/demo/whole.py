@@ -29,7 +29,8 @@ from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import SegmentRecord
 from offloader.picture import Span, StreamShape, draw
 from offloader.read.reader import open_reader
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 
 if TYPE_CHECKING:
     from offloader.spark.demo_query import ScanResult

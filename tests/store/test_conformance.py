@@ -13,8 +13,9 @@ import fsspec
 import pytest
 
 from offloader.settings import StoreSettings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
 from offloader.store.memory import _buckets
+from offloader.store.open import open_store
 from offloader.testing.store_suite import StoreSuite
 from services.servers import Endpoint
 

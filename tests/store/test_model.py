@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from offloader.errors import NotFound, PreconditionFailed
-from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo, open_store
+from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo
+from offloader.store.open import open_store
 from offloader.testing.store_suite import all_keys
 
 KEYS = st.sampled_from(["a", "b/a", "b/c/d", "b-", "é/ü", "z"])

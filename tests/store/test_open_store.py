@@ -17,8 +17,9 @@ from fsspec.implementations.local import LocalFileSystem
 from formats.buffers import Pieces, views_of
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.settings import StoreSettings
-from offloader.store.base import CREATE, OVERWRITE, IfMatch, PutMode, StoreOptions, open_store
+from offloader.store.base import CREATE, OVERWRITE, IfMatch, PutMode, StoreOptions
 from offloader.store.metered import requests_of
+from offloader.store.open import open_store
 from offloader.store.probe import CREATES, ETAGS, probe_conditional_puts, require_conditional_puts
 from offloader.store.s3_body import BodyReader, sendable
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -124,7 +125,7 @@ def test_two_openings_of_a_memory_share_it_and_roots_are_apart() -> None:
 
 LOADED = """
 import sys
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 open_store(sys.argv[1])
 print(*(name for name in ("boto3", "botocore", "fsspec", "s3fs") if name in sys.modules))
 """

@@ -20,9 +20,10 @@ from offloader.errors import (
     Throttled,
 )
 from offloader.settings import StoreSettings
-from offloader.store.base import CREATE, IfMatch, ObjectStore, open_store
+from offloader.store.base import CREATE, IfMatch, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.metered import MeteredStore, VerbCount, requests_of
+from offloader.store.open import open_store
 from offloader.store.retrying import RetryingStore, retry_delay_s
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock

@@ -13,7 +13,8 @@ import pytest
 from offloader.errors import AccessDenied, NotFound, OffloaderError, StoreUnavailable, Throttled
 from offloader.settings import StoreSettings
 from offloader.store import s3_gets
-from offloader.store.base import ByteRange, ObjectStore, open_store
+from offloader.store.base import ByteRange, ObjectStore
+from offloader.store.open import open_store
 from offloader.store.s3_gets import SIGNATURE_SECONDS, _Signed
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.servers import Answer, ScriptedServer

@@ -14,8 +14,9 @@ import pytest
 from offloader.errors import InvalidCall, StoreUnavailable, Throttled
 from offloader.limits import Limiter, Priority
 from offloader.settings import LimitSettings, Settings, StoreSettings
-from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore, open_store
+from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.store.retrying import RetryingStore
 from offloader.store.throttled import PrioritizedStore, ThrottledStore, limits_of
 from offloader.testing.faulty_store import Fault, FaultyStore
