@@ -17,10 +17,9 @@ from offloader.metrics import Metrics
 from offloader.read.reader import open_reader
 from offloader.settings import LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
 from offloader.store.around import Request
+from offloader.store.attempts import histogram_of, requests_of, stream_of
 from offloader.store.base import Body, ObjectInfo, ObjectStore, StoreOptions
 from offloader.store.memory import MemoryStore
-from offloader.store.metered import requests_of
-from offloader.store.observed import histogram_of, stream_of
 from offloader.store.open import stack
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock

@@ -22,8 +22,8 @@ from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import open_reader
 from offloader.settings import Settings
+from offloader.store.attempts import VerbCount, requests_of
 from offloader.store.base import ObjectStore
-from offloader.store.metered import VerbCount, requests_of
 
 __all__ = [
     "Observer",

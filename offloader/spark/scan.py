@@ -32,8 +32,8 @@ from offloader.spark.message_rows import for_spark, message_options
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import SegmentSlice, wanted_blocks
 from offloader.spark.schema import Needs, Projection
+from offloader.store.attempts import VerbCount, requests_of
 from offloader.store.base import ObjectStore
-from offloader.store.metered import VerbCount, requests_of
 
 __all__ = [
     "BATCH_BYTES_MAX",

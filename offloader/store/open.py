@@ -13,12 +13,10 @@ from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, Unsupported, install_hint
 from offloader.limits import Limiter
 from offloader.settings import LimitSettings, StoreSettings
+from offloader.store.attempts import AttemptStore
 from offloader.store.base import ObjectStore, StoreOptions
-from offloader.store.metered import MeteredStore
-from offloader.store.observed import ObservedStore
 from offloader.store.read_only import ReadOnlyStore
 from offloader.store.retrying import RetryingStore
-from offloader.store.throttled import ThrottledStore
 from offloader.store.urls import require_place_only, without_secrets
 from offloader.telemetry import NO_TELEMETRY, Recorder
 
@@ -58,7 +56,7 @@ def open_store(
 ) -> ObjectStore:
     """Opens the object store at ``url``; calls on it wait their turn, are measured, and retried (``stack``).
 
-    Every *attempt* is counted, not only the call that was made of it: see ``offloader.store.metered.requests_of``.
+    Every *attempt* is counted, not only the call that was made of it: see ``offloader.store.attempts.requests_of``.
 
     Args:
         url: ``s3://bucket/root``, ``gs://bucket/root``, ``az://container/root``, ``file:///directory``,
@@ -118,16 +116,10 @@ def _opened(module: ModuleType, url: str, options: StoreOptions) -> ObjectStore:
 
 
 def stack(raw: ObjectStore, options: StoreOptions) -> ObjectStore:
-    """Retrying around throttled around measured around counted around ``raw``; reading only, where asked, outermost.
-
-    Each attempt takes its turn and is counted, and the wait isn't part of what is measured.
-    """
+    """Retries around attempts around ``raw``; reading only, where asked, outermost."""
     limiter = options.limiter or Limiter(LimitSettings(), options.clock)
-    counted: ObjectStore = MeteredStore(raw, options.clock)
-    if options.recorder is not NO_TELEMETRY:
-        counted = ObservedStore(counted, options.recorder, options.clock)
-    throttled = ThrottledStore(counted, limiter, options.recorder)
-    store = RetryingStore(throttled, options.settings, options.clock, recorder=options.recorder)
+    attempts = AttemptStore(raw, limiter, recorder=options.recorder, clock=options.clock)
+    store = RetryingStore(attempts, options.settings, options.clock, recorder=options.recorder)
     return ReadOnlyStore(store, hint="open the store for writing") if options.read_only else store
 
 

@@ -17,8 +17,8 @@ from fsspec.implementations.local import LocalFileSystem
 from formats.buffers import Pieces, views_of
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.settings import StoreSettings
+from offloader.store.attempts import requests_of
 from offloader.store.base import CREATE, OVERWRITE, IfMatch, PutMode, StoreOptions
-from offloader.store.metered import requests_of
 from offloader.store.open import open_store
 from offloader.store.probe import CREATES, ETAGS, probe_conditional_puts, require_conditional_puts
 from offloader.store.s3_body import BodyReader, sendable

@@ -14,11 +14,11 @@ import pytest
 from offloader.errors import InvalidCall, StoreUnavailable, Throttled
 from offloader.limits import Limiter, Priority
 from offloader.settings import LimitSettings, Settings, StoreSettings
+from offloader.store.attempts import AttemptStore, PrioritizedStore, limits_of
 from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
 from offloader.store.retrying import RetryingStore
-from offloader.store.throttled import PrioritizedStore, ThrottledStore, limits_of
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.servers import Answer, ScriptedServer
@@ -74,7 +74,7 @@ def test_each_attempt_takes_a_turn_and_waiting_for_it_uses_up_no_retries() -> No
     )
     limiter = Limiter(LimitSettings(upload_bytes_per_s=1.0), clock)
     settings = StoreSettings(retry_total_s=5.0, retry_delay_first_s=0.1)
-    store = RetryingStore(ThrottledStore(faulty, limiter), settings, clock, random.Random(1))
+    store = RetryingStore(AttemptStore(faulty, limiter), settings, clock, random.Random(1))
     store.put("k", bytes(50))
     assert len(faulty.calls) == 3
     assert clock.monotonic_s() > 90
@@ -83,7 +83,7 @@ def test_each_attempt_takes_a_turn_and_waiting_for_it_uses_up_no_retries() -> No
 def test_one_store_that_is_told_to_slow_down_slows_all_that_share_its_limiter() -> None:
     clock = ManualClock()
     limiter = Limiter(LimitSettings(recovery_requests_per_s=0.001), clock)
-    refused = ThrottledStore(
+    refused = AttemptStore(
         FaultyStore(MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, error=Throttled)]),
         limiter,
     )
@@ -104,7 +104,7 @@ def test_after_slowing_down_the_store_recovers_and_everything_arrives() -> None:
     faults = [Fault(verb="put", call=call, error=Throttled) for call in (10, 11, 12, 30)]
     faulty = FaultyStore(MemoryStore(uuid.uuid4().hex, "", clock=clock), faults)
     limiter = Limiter(LimitSettings(), clock)
-    store = RetryingStore(ThrottledStore(faulty, limiter), StoreSettings(), clock, random.Random(1))
+    store = RetryingStore(AttemptStore(faulty, limiter), StoreSettings(), clock, random.Random(1))
     for number in range(60):
         store.put(f"k{number:02}", b"x")
     assert len(store.list("").objects) == 60
@@ -121,7 +121,7 @@ def test_any_other_failure_leaves_the_pace_alone() -> None:
         MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, error=StoreUnavailable)]
     )
     with pytest.raises(StoreUnavailable):
-        ThrottledStore(faulty, limiter).put("k", b"x")
+        AttemptStore(faulty, limiter).put("k", b"x")
     assert limiter.status().slowdowns == 0
 
 
@@ -188,7 +188,7 @@ def test_threads_that_are_refused_together_slow_down_once() -> None:
             gate.wait(timeout=PATIENCE_S)
             raise Throttled("SlowDown")
 
-    store = ThrottledStore(Refusing(uuid.uuid4().hex, "", clock=clock), limiter)
+    store = AttemptStore(Refusing(uuid.uuid4().hex, "", clock=clock), limiter)
     with ThreadPoolExecutor(4) as pool:
         results = [pool.submit(store.put, f"k{number}", b"x") for number in range(4)]
         assert all(isinstance(result.exception(timeout=PATIENCE_S), Throttled) for result in results)
@@ -217,7 +217,7 @@ def test_a_store_with_a_capacity_is_used_without_being_stormed() -> None:
 
     inner = Limited(uuid.uuid4().hex, "", clock=clock)
     inner.put("k", b"x")
-    store = ThrottledStore(inner, Limiter(LimitSettings(), clock))
+    store = AttemptStore(inner, Limiter(LimitSettings(), clock))
     done = 0
     while done < 1000:
         with contextlib.suppress(Throttled):

@@ -25,9 +25,9 @@ from offloader.limits import Limiter, Priority, current_priority
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.settings import LimitSettings, Settings
 from offloader.store.around import AroundStore, Request
+from offloader.store.attempts import AttemptStore
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.throttled import ThrottledStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
@@ -353,7 +353,7 @@ def test_with_a_saturated_limit_a_live_request_goes_before_a_backfill_that_waite
             return call()
 
     limiter = Limiter(LimitSettings(upload_requests_per_s=1.0), clock)
-    throttled = ThrottledStore(Noting(bench.memory), limiter)
+    throttled = AttemptStore(Noting(bench.memory), limiter)
     offloader = LedgerOffloader(throttled, replace(SETTINGS, limits=limiter.settings))
     backfill = threading.Thread(target=offloader.history.backfill, args=(bench.source, STREAM), daemon=True)
     live = threading.Thread(target=throttled.put, args=("live-object", b"x"), daemon=True)
