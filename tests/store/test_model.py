@@ -146,14 +146,8 @@ class LocalModel(StoreModel):
             shutil.rmtree(unquote(urlsplit(self.store.url).path))
 
 
-class RemoteMemoryModel(StoreModel):
-    open = staticmethod(lambda: open_store(f"fsspec+memory://{uuid.uuid4().hex}"))
-
-
 _BOUNDED = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestMemoryModel = MemoryModel.TestCase
 TestMemoryModel.settings = _BOUNDED
 TestLocalModel = LocalModel.TestCase
 TestLocalModel.settings = _BOUNDED
-TestRemoteMemoryModel = RemoteMemoryModel.TestCase
-TestRemoteMemoryModel.settings = _BOUNDED
