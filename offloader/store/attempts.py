@@ -77,6 +77,9 @@ class AttemptStore(AroundStore):
         limiter: shared by all stores that shall be slow together.
         recorder: takes the measurements.
         clock: measures.
+
+    Attributes:
+        keeps_conditions: whether a probe found that the store refuses what a condition forbids: later probes are short.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class AttemptStore(AroundStore):
         super().__init__(inner)
         self.limiter = limiter
         self.recorder = recorder
+        self.keeps_conditions = False
         self._clock = clock or SystemClock()
         self._closing = threading.Event()
         self._lock = threading.Lock()
