@@ -54,7 +54,7 @@ def test_a_request_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -
 def test_in_any_time_no_more_goes_than_rate_times_time_plus_burst_plus_one_request(
     rate: float, burst_s: float, steps: list[tuple[float, int]]
 ) -> None:
-    turns = Turns(LimitSettings(upload_bytes_per_s=rate, burst_s=burst_s))
+    turns = Turns(LimitSettings(bytes_per_s=rate, burst_s=burst_s))
     burst = max(1.0, rate * burst_s)
     now_s, gone = 0.0, []
     for passed_s, size_bytes in steps:
@@ -119,34 +119,30 @@ def test_who_gives_up_lets_those_behind_go() -> None:
             large.result(timeout=PATIENCE_S)
 
 
-def test_who_waits_for_another_limit_is_overtaken() -> None:
-    turns = Turns(LimitSettings(upload_bytes_per_s=100.0, read_requests_per_s=1.0))
+def test_a_request_that_waits_for_bytes_holds_up_those_behind_it() -> None:
+    turns = Turns(LimitSettings(bytes_per_s=100.0, requests_per_s=2.0))
     turns.ask(Priority.LIVE, Traffic.UPLOAD, 100)
     turns.admit(0.0)
-    turns.ask(Priority.LIVE, Traffic.UPLOAD, 50)
-    read = turns.ask(Priority.READ, Traffic.READ, 50)
-    assert turns.admit(0.1) == [read]
+    upload = turns.ask(Priority.LIVE, Traffic.UPLOAD, 50)
+    listing = turns.ask(Priority.READ, Traffic.READ, 0)
+    assert turns.admit(0.1) == []
+    assert turns.ready_in_s(listing, 0.1) == pytest.approx(0.4)
+    assert turns.admit(0.5) == [upload, listing]
 
 
-@pytest.mark.parametrize(
-    ("setting", "limited", "free"),
-    [
-        ("upload_requests_per_s", Traffic.UPLOAD, Traffic.READ),
-        ("read_requests_per_s", Traffic.READ, Traffic.DELETE),
-        ("delete_requests_per_s", Traffic.DELETE, Traffic.UPLOAD),
-    ],
-)
-def test_a_rate_of_one_kind_leaves_the_others_alone(setting: str, limited: Traffic, free: Traffic) -> None:
-    given: dict[str, Any] = {setting: 1.0}
+@pytest.mark.parametrize("traffic", Traffic)
+@pytest.mark.parametrize(("rate", "sizes"), [("bytes_per_s", 1), ("requests_per_s", 0)])
+def test_a_rate_counts_every_kind_of_request(rate: str, sizes: int, traffic: Traffic) -> None:
+    given: dict[str, Any] = {rate: 1.0}
     turns = Turns(LimitSettings(**given))
-    for traffic, expected in ((limited, 1), (free, 3)):
-        for _ in range(3):
-            turns.ask(Priority.LIVE, traffic, 0)
-        assert len([turn for turn in turns.admit(0.0) if turn.traffic is traffic]) == expected
+    turns.ask(Priority.LIVE, Traffic.UPLOAD, sizes)
+    turns.ask(Priority.LIVE, traffic, sizes)
+    assert len(turns.admit(0.0)) == 1
+    assert len(turns.admit(1.0)) == 1
 
 
 def test_bytes_that_werent_moved_are_given_back_and_others_charged() -> None:
-    turns = Turns(LimitSettings(read_bytes_per_s=100.0))
+    turns = Turns(LimitSettings(bytes_per_s=100.0))
     turn = turns.ask(Priority.READ, Traffic.READ, 100)
     turns.admit(0.0)
     turns.settle(turn, 20)
@@ -230,7 +226,7 @@ def test_priority_is_what_the_work_says_or_follows_from_the_traffic() -> None:
 
 def test_a_turn_is_waited_for_by_the_clock_and_the_wait_is_told() -> None:
     clock = ManualClock()
-    limiter = Limiter(LimitSettings(upload_bytes_per_s=100.0), clock)
+    limiter = Limiter(LimitSettings(bytes_per_s=100.0), clock)
     before_s = turn_waited_s()
     for _ in range(5):
         limiter.take_turn(Traffic.UPLOAD, 100, NEVER, what="put k")
@@ -241,11 +237,9 @@ def test_a_turn_is_waited_for_by_the_clock_and_the_wait_is_told() -> None:
 
 def test_who_waits_too_long_is_refused_and_told_for_which_limit() -> None:
     clock = ManualClock()
-    limiter = Limiter(LimitSettings(upload_bytes_per_s=1.0, turn_wait_s_max=10.0), clock)
+    limiter = Limiter(LimitSettings(bytes_per_s=1.0, turn_wait_s_max=10.0), clock)
     limiter.take_turn(Traffic.UPLOAD, 1000, NEVER, what="put a")
-    with pytest.raises(
-        Throttled, match=r"put b: no turn within turn_wait_s_max = 10 s under limits.upload_bytes_per_s"
-    ):
+    with pytest.raises(Throttled, match=r"put b: no turn within turn_wait_s_max = 10 s under limits.bytes_per_s"):
         limiter.take_turn(Traffic.UPLOAD, 1, NEVER, what="put b")
     assert set(limiter.status().waiting.values()) == {0}
 
@@ -275,9 +269,9 @@ def test_threads_share_a_rate_and_everyone_gets_a_turn() -> None:
 
 
 def test_the_limits_that_are_set_show_in_the_status() -> None:
-    limiter = Limiter(LimitSettings(upload_bytes_per_s=5.0, delete_requests_per_s=2.0), ManualClock())
+    limiter = Limiter(LimitSettings(bytes_per_s=5.0, requests_per_s=2.0), ManualClock())
     status = limiter.status()
-    assert status.limits == {"upload_bytes_per_s": 5.0, "delete_requests_per_s": 2.0}
+    assert status.limits == {"bytes_per_s": 5.0, "requests_per_s": 2.0}
     assert status.pace_requests_per_s is None
     turn = limiter.take_turn(Traffic.READ, 0, NEVER, what="get")
     limiter.slow_down(turn)

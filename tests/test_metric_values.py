@@ -164,7 +164,7 @@ def test_throttles_are_errors_too_and_slow_the_process_down() -> None:
 
 def test_time_spent_waiting_for_a_turn_is_counted() -> None:
     metrics, clock = Metrics(TelemetrySettings(), ManualClock()), ManualClock()
-    limits = LimitSettings(upload_bytes_per_s=100.0)
+    limits = LimitSettings(bytes_per_s=100.0)
     options = StoreOptions(settings=StoreSettings(), clock=clock, recorder=metrics, limiter=Limiter(limits, clock))
     store = stack(MemoryStore("turns", "", clock), options)
     for number in range(4):

@@ -30,41 +30,43 @@ def opened(clock: ManualClock, limiter: Limiter) -> ObjectStore:
     return open_store(f"memory://{uuid.uuid4().hex}", clock=clock, limits=limiter)
 
 
-def test_bodies_count_against_upload_bandwidth_and_answers_against_read_bandwidth() -> None:
+def test_bodies_and_answers_count_against_the_bandwidth() -> None:
     clock = ManualClock()
-    store = opened(clock, Limiter(LimitSettings(upload_bytes_per_s=1000.0, read_bytes_per_s=100.0), clock))
+    store = opened(clock, Limiter(LimitSettings(bytes_per_s=100.0), clock))
     for number in range(6):
-        store.put(f"k{number}", bytes(500))
+        store.put(f"k{number}", bytes(50))
     assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
     before_s = clock.monotonic_s()
     store.get("k0")  # nobody knows how long it is: the next one pays
     assert clock.monotonic_s() == before_s
-    store.get("k0", ByteRange(0, 100))
-    assert clock.monotonic_s() - before_s == pytest.approx(5.0, abs=0.1)
+    store.get("k0", ByteRange(0, 50))
+    assert clock.monotonic_s() - before_s == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_range_that_was_shorter_than_asked_for_is_charged_as_it_was() -> None:
     clock = ManualClock()
-    store = opened(clock, Limiter(LimitSettings(read_bytes_per_s=100.0), clock))
+    store = opened(clock, Limiter(LimitSettings(bytes_per_s=100.0), clock))
     store.put("k", b"abc")
     for _ in range(20):
         store.get("k", ByteRange(0, 100))
     assert clock.monotonic_s() < 20
 
 
-def test_parts_count_too_and_deletes_have_a_rate_of_their_own() -> None:
+def test_parts_count_too_and_a_delete_of_nothing_is_no_request() -> None:
     clock = ManualClock()
-    limiter = Limiter(LimitSettings(upload_bytes_per_s=100.0, delete_requests_per_s=1.0), clock)
+    limiter = Limiter(LimitSettings(bytes_per_s=100.0, requests_per_s=1.0), clock)
     store = opened(clock, limiter)
     upload = store.begin_upload("k")
     store.upload_part("k", upload, 1, bytes(100))
-    store.upload_part("k", upload, 2, bytes(100))
-    assert clock.monotonic_s() == pytest.approx(1.0, abs=0.1)
+    store.upload_part("k", upload, 2, bytes(400))
+    assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
+    store.upload_part("k", upload, 3, bytes(1))
+    assert clock.monotonic_s() == pytest.approx(5.0, abs=0.1)
     store.abort_upload("k", upload)
     store.delete(["k"])
-    assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
+    assert clock.monotonic_s() == pytest.approx(7.0, abs=0.1)
     store.delete([])
-    assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
+    assert clock.monotonic_s() == pytest.approx(7.0, abs=0.1)
 
 
 def test_each_attempt_takes_a_turn_and_waiting_for_it_uses_up_no_retries() -> None:
@@ -72,7 +74,7 @@ def test_each_attempt_takes_a_turn_and_waiting_for_it_uses_up_no_retries() -> No
     faulty = FaultyStore(
         MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, calls=2, error=StoreUnavailable)]
     )
-    limiter = Limiter(LimitSettings(upload_bytes_per_s=1.0), clock)
+    limiter = Limiter(LimitSettings(bytes_per_s=1.0), clock)
     settings = StoreSettings(retry_total_s=5.0, retry_delay_first_s=0.1)
     store = RetryingStore(AttemptStore(faulty, limiter), settings, clock, random.Random(1))
     store.put("k", bytes(50))
@@ -127,7 +129,7 @@ def test_any_other_failure_leaves_the_pace_alone() -> None:
 
 def test_a_backfill_store_waits_behind_everyone_else() -> None:
     clock = ManualClock(waits_pass=False)
-    limiter = Limiter(LimitSettings(upload_requests_per_s=0.5), clock)
+    limiter = Limiter(LimitSettings(requests_per_s=0.5), clock)
     store = opened(clock, limiter)
     store.put("first", b"x")
     order: list[str] = []
@@ -151,7 +153,7 @@ def test_a_backfill_store_waits_behind_everyone_else() -> None:
 
 def test_closing_the_store_ends_the_waiting_and_leaves_other_stores_waiting() -> None:
     clock = ManualClock(waits_pass=False)
-    limiter = Limiter(LimitSettings(upload_requests_per_s=0.001), clock)
+    limiter = Limiter(LimitSettings(requests_per_s=0.001), clock)
     store, other = opened(clock, limiter), opened(clock, limiter)
     store.put("first", b"x")
     with ThreadPoolExecutor(2) as pool:
@@ -244,7 +246,7 @@ def test_a_503_of_a_server_slows_down_and_what_was_refused_is_sent_again() -> No
 
 def test_limits_that_the_store_doesnt_obey_are_refused() -> None:
     """A limit that is set and has no effect would be worse than none."""
-    settings = Settings.of({"limits": {"upload_bytes_per_s": 1000.0}})
+    settings = Settings.of({"limits": {"bytes_per_s": 1000.0}})
     name = uuid.uuid4().hex
     with pytest.raises(InvalidCall, match="the settings limits have no effect on memory://"):
         LedgerOffloader(open_store(f"memory://{name}"), settings)
@@ -253,4 +255,4 @@ def test_limits_that_the_store_doesnt_obey_are_refused() -> None:
     LedgerOffloader(store, Settings()).close()
     status = limits_of(store)
     assert status is not None
-    assert status.limits == {"upload_bytes_per_s": 1000.0}
+    assert status.limits == {"bytes_per_s": 1000.0}
