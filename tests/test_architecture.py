@@ -79,7 +79,6 @@ ONLY_IN = {
     "botocore": {
         "offloader.store.s3",
         "offloader.store.s3_client",
-        "offloader.store.s3_gets",
         "offloader.store.s3_receive",
         "offloader.store.s3_unsent",
     },

@@ -43,7 +43,7 @@ class ReadSettings:
         "where entries are read that both tiers have",
         ("tiered-storage-first", "bookkeeper-first"),
     )
-    request_bytes: int = setting(4 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB)
+    request_bytes: int = setting(16 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB)
     requests_in_flight_max: int = setting(4, "ranged GETs of one reader at once", low=1, high=64)
     cache_bytes_max: int = setting(64 * MIB, "decoded blocks kept for single reads", low=0, high=2**40)
     batch_bytes: int = setting(4 * MIB, "payload bytes of one batch of a scan", low=1, high=1024 * MIB)

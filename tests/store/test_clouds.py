@@ -114,7 +114,7 @@ def test_what_cannot_be_tidied_after_a_completion_makes_it_no_failure(
 
 @pytest.mark.parametrize("body", [b"", b"[" * 5000, b"[]", b'{"key": "k", "metadata": 7}'])
 def test_a_mark_that_somebody_else_wrote_is_named(cloud_place: S3Place, body: bytes) -> None:
-    raw = open_raw(cloud_place.url, StoreOptions(**cloud_place.options))
+    raw: Any = open_raw(cloud_place.url, StoreOptions(**cloud_place.options))
     upload_id = raw.begin_upload("k")
     [mark] = raw._marks()
     raw._write(mark.key, body, OVERWRITE, {}, crc32c(body))
