@@ -19,7 +19,7 @@ from formats.keys import record_number
 from formats.stream_names import decode_stream
 from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, OffloaderError, Overloaded, Throttled
-from offloader.limits import Limiter, LimitStatus, Priority, Traffic, turn_waited_s, working_at
+from offloader.limits import Limiter, LimitStatus, Traffic, turn_waited_s
 from offloader.settings import LimitSettings
 from offloader.store.around import AroundStore, Request, body_bytes, layer_of
 from offloader.store.base import ObjectStore
@@ -28,7 +28,6 @@ from offloader.telemetry import NO_TELEMETRY, Recorder
 __all__ = [
     "AttemptStore",
     "OpenRequest",
-    "PrioritizedStore",
     "VerbCount",
     "histogram_of",
     "limits_of",
@@ -175,18 +174,6 @@ class AttemptStore(AroundStore):
         self._closing.set()
         self.limiter.wake()
         super().close()
-
-
-class PrioritizedStore(AroundStore):
-    """``inner``, asked at one priority, whatever is asked: a backfill's uploads wait for live ones."""
-
-    def __init__(self, inner: ObjectStore, priority: Priority) -> None:
-        super().__init__(inner)
-        self._priority = priority
-
-    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:  # noqa: ARG002
-        with working_at(self._priority):
-            return call()
 
 
 def requests_of(store: ObjectStore) -> Mapping[str, VerbCount]:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from offloader.errors import InvalidCall, StoreUnavailable, Throttled
-from offloader.limits import Limiter, Priority
+from offloader.limits import Limiter, Priority, working_at
 from offloader.settings import LimitSettings, Settings, StoreSettings
-from offloader.store.attempts import AttemptStore, PrioritizedStore, limits_of
+from offloader.store.attempts import AttemptStore, limits_of
 from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
@@ -127,21 +127,22 @@ def test_any_other_failure_leaves_the_pace_alone() -> None:
     assert limiter.status().slowdowns == 0
 
 
-def test_a_backfill_store_waits_behind_everyone_else() -> None:
+def test_work_at_the_priority_of_a_backfill_waits_behind_live_uploads() -> None:
     clock = ManualClock(waits_pass=False)
     limiter = Limiter(LimitSettings(requests_per_s=0.5), clock)
     store = opened(clock, limiter)
     store.put("first", b"x")
     order: list[str] = []
 
-    def put(through: ObjectStore, key: str) -> None:
-        through.put(key, b"x")
+    def put(key: str, priority: Priority) -> None:
+        with working_at(priority):
+            store.put(key, b"x")
         order.append(key)
 
     with ThreadPoolExecutor(2) as pool:
-        backfill = pool.submit(put, PrioritizedStore(store, Priority.BACKFILL), "old")
+        backfill = pool.submit(put, "old", Priority.BACKFILL)
         eventually(lambda: limiter.status().waiting["backfill"] == 1)
-        live = pool.submit(put, store, "new")
+        live = pool.submit(put, "new", Priority.LIVE)
         eventually(lambda: limiter.status().waiting["live"] == 1)
         clock.advance(2.0)
         live.result(timeout=PATIENCE_S)
