@@ -162,7 +162,6 @@ class Turn:
     """
 
     priority: Priority
-    traffic: Traffic
     size_bytes: int
     number: int
     admitted: int | None = None
@@ -187,10 +186,10 @@ class Turns:
             name: Bucket(name, rate, max(1.0, rate * settings.burst_s)) for name, rate in rates.items() if rate
         }
 
-    def ask(self, priority: Priority, traffic: Traffic, size_bytes: int) -> Turn:
+    def ask(self, priority: Priority, size_bytes: int) -> Turn:
         """Queues a request behind those of its priority."""
         self._asked += 1
-        turn = Turn(priority, traffic, size_bytes, self._asked)
+        turn = Turn(priority, size_bytes, self._asked)
         insort(self.waiting, turn, key=lambda other: (other.priority, other.number))
         return turn
 

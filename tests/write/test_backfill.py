@@ -359,7 +359,7 @@ def test_with_a_saturated_limit_a_live_request_goes_before_a_backfill_that_waite
         def take_turn(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Turn:
             if traffic is Traffic.UPLOAD:
                 return super().take_turn(traffic, size_bytes, closing, what=what)
-            return Turn(Priority.READ, traffic, size_bytes, 0, admitted=0)
+            return Turn(Priority.READ, size_bytes, 0, admitted=0)
 
     limiter = UploadsOnly(LimitSettings(requests_per_s=1.0), clock)
     throttled = AttemptStore(Noting(bench.memory), limiter)
