@@ -37,7 +37,8 @@ from benchmarks.s3_rig import BUCKET, MIB, rig
 from offloader.managed_ledger import open_managed_ledger
 from offloader.own_process import THREAD_SWITCH_S
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 
 WARM_UP_S = 1.0
 #: The aim is for the second; the others show what the tail is made of.

@@ -31,8 +31,9 @@ from formats.entries import Position
 from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, open_store
-from offloader.store.metered import requests_of
+from offloader.store.attempts import requests_of
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.segment.by_ledger import READ_BYTES
 

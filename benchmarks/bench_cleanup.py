@@ -34,7 +34,8 @@ from offloader.clock import SystemClock
 from offloader.manifest.log import load_manifest
 from offloader.settings import ManifestSettings
 from offloader.store.around import AroundStore
-from offloader.store.base import ListPage, ObjectInfo, ObjectStore, open_store
+from offloader.store.base import ListPage, ObjectInfo, ObjectStore
+from offloader.store.open import open_store
 
 PAGE = 1000
 MIDDLING = "bench/middling"

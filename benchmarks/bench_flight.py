@@ -45,7 +45,7 @@ from offloader.service.assembly import FeedParts, assemble
 from offloader.service.flight.columns import ENTRY_SCHEMA
 from offloader.service.flight.feed import FlightFeed
 from offloader.service.recent import RecentErrors
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 
 #: Entries of one ledger, so that ledgers end now and then as they do at a broker.
 LEDGER_ENTRIES = 1_000_000

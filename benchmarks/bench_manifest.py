@@ -39,7 +39,8 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.sealed_segments import SealedSegments
 from offloader.manifest.segment_table import SegmentTable
 from offloader.manifest.state import ManifestState, SegmentSums
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
 
 BIG, ASIDE, SMALL = "bench/big", "bench/aside", "bench/small"

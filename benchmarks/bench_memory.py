@@ -25,7 +25,7 @@ from benchmarks.endless_ledger import EndlessLedger
 from benchmarks.s3_rig import BUCKET, MIB, rig
 from offloader.own_process import ALLOCATOR
 from offloader.settings import Settings
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
 from services.slow_proxy import slowed
 

@@ -28,7 +28,7 @@ from offloader.service.control import ServiceControl
 from offloader.service.http.server import OffloadHttp
 from offloader.service.view import ServiceView
 from offloader.settings import Settings, TelemetrySettings
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from offloader.telemetry import METRICS
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.offloader import LedgerOffloader

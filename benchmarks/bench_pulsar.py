@@ -39,8 +39,8 @@ from offloader.ledgers.pulsar.cluster import PulsarCluster
 from offloader.ledgers.pulsar.consumer import Consumer, ConsumerLimits
 from offloader.read.reader import open_reader
 from offloader.settings import PulsarSettings, Settings
-from offloader.store.base import open_store
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
 
 KIB, MIB = 1024, 1024 * 1024

@@ -45,8 +45,9 @@ from offloader.read.fetch import Fetcher
 from offloader.read.plan import BlockRun, SegmentObjects, block_runs
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import Pairs, ReadSettings
-from offloader.store.base import ByteRange, ObjectStore, open_store
-from offloader.store.metered import requests_of
+from offloader.store.attempts import requests_of
+from offloader.store.base import ByteRange, ObjectStore
+from offloader.store.open import open_store
 from services.servers import make_bucket, server
 from services.slow_proxy import slowed
 

@@ -8,7 +8,7 @@ of these is the limit. Here client and server are on the same cores: the machine
 would be. So each figure stands beside two shares: of all cores' time, how much was taken while it was measured
 (``busy``), and of that time, how much of it somebody stood ready and had to wait for a core (``waited``; the kernel's
 own account, where it keeps one); and beside two bare readers (boto3's ranged GETs of the same ranges, not checked or
-decoded) in the same turns. A request of 4 MiB waits ``--delay-ms`` before it is sent; ``--in-flight`` of them are open
+decoded) in the same turns. A request of 16 MiB waits ``--delay-ms`` before it is sent; ``--in-flight`` of them are open
 at once in each reader. With ``--proxy`` it waits in a process in between instead, through which all bytes go: that
 costs as much processor as the reader. Two readers are two threads of one process (``scan``) or two processes
 (``processes``). Medians; 1 KiB entries.

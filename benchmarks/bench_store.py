@@ -24,7 +24,8 @@ import boto3
 from botocore.config import Config
 
 from offloader.settings import StoreSettings
-from offloader.store.base import CREATE, ByteRange, ObjectStore, open_store
+from offloader.store.base import CREATE, ByteRange, ObjectStore
+from offloader.store.open import open_store
 from services.servers import Endpoint, make_bucket, server
 
 PART_BYTES = 16 * 1024 * 1024

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from offloader.retention.group_retention import open_reader_groups
     from offloader.retention.stream_retention import open_retention
     from offloader.settings import Settings
-    from offloader.store.base import open_store
+    from offloader.store.open import open_store
     from offloader.write.offloader import LedgerOffloader
     from offloader.write.segment.handle import OffloadHandle
 
@@ -55,7 +55,7 @@ _HOMES = {
     "open_reader": ("offloader.read.reader", "open_reader"),
     "open_reader_groups": ("offloader.retention.group_retention", "open_reader_groups"),
     "open_retention": ("offloader.retention.stream_retention", "open_retention"),
-    "open_store": ("offloader.store.base", "open_store"),
+    "open_store": ("offloader.store.open", "open_store"),
     "spark": ("offloader.spark", ""),
 }
 

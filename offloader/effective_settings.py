@@ -68,11 +68,6 @@ AT_MOST = (
     ("offload.entry_bytes_max", "read.block_bytes_max"),
     ("read.block_bytes_max", "read.decompressed_bytes_max"),
     ("store.retry_delay_first_s", "store.retry_delay_max_s"),
-    ("limits.upload_bytes_per_s", "limits.bytes_per_s"),
-    ("limits.read_bytes_per_s", "limits.bytes_per_s"),
-    ("limits.upload_requests_per_s", "limits.requests_per_s"),
-    ("limits.read_requests_per_s", "limits.requests_per_s"),
-    ("limits.delete_requests_per_s", "limits.requests_per_s"),
     ("limits.slowdown_requests_per_s_min", "limits.requests_per_s"),
 )
 _SCOPES = ("namespaces", "topics")

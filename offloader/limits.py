@@ -99,7 +99,7 @@ class Limiter:
                     f"{what}: {len(self._turns.waiting)} requests wait for their turn already",
                     hint="raise limits.turns_waiting_max, or the limit that they wait for",
                 )
-            turn = self._turns.ask(current_priority(traffic), traffic, size_bytes)
+            turn = self._turns.ask(current_priority(traffic), size_bytes)
         while True:
             with self._lock:
                 now_s = self._clock.monotonic_s()

@@ -18,10 +18,8 @@ from offloader.errors import OffloaderError
 from offloader.limits import LimitStatus
 from offloader.settings import Settings
 from offloader.status_document import process_document, store_document, stream_document, write_status_file
+from offloader.store.attempts import limits_of, open_requests_of, stream_of
 from offloader.store.base import ObjectStore
-from offloader.store.metered import open_requests_of
-from offloader.store.observed import stream_of
-from offloader.store.throttled import limits_of
 from offloader.telemetry import NO_TELEMETRY, Reading, Recorder
 from offloader.watchdog import Stall, Watchdog
 from offloader.write.stream.progress import Lag

@@ -20,8 +20,8 @@ from offloader.errors import AccessDenied, Corrupt, NotFound
 from offloader.limits import LimitStatus
 from offloader.manifest.state import ManifestState
 from offloader.settings import Settings
+from offloader.store.attempts import open_requests_of
 from offloader.store.base import ObjectStore
-from offloader.store.metered import open_requests_of
 from offloader.watchdog import Stall
 from offloader.write.stream.progress import Lag
 from offloader.write.stream.status import Mode, StreamStatus

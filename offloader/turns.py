@@ -3,8 +3,8 @@
 Owns every decision about turns. Must never read a clock, hold a lock or wait: the time is handed in.
 
 Rates are token buckets. A request takes its turn when every bucket it needs has room; one that is larger than a
-bucket waits until that is full and leaves it in debt, so that rates hold over any time. Waiting requests are served by
-priority, then by arrival; a lower priority never takes from a bucket that a higher one is waiting for.
+bucket waits until that is full and leaves it in debt, so that rates hold over any time. Every request needs every
+bucket, so requests are served strictly by priority, then by arrival.
 
 A store that refuses with "slow down" lowers the request rate of the whole process by a factor, once for all requests
 that were under way (as TCP does it); each second without another refusal adds a fixed amount, until twice the rate at
@@ -23,10 +23,7 @@ from offloader.settings import LimitSettings
 __all__ = ["RATES", "Bucket", "Pace", "Priority", "Traffic", "Turn", "Turns"]
 
 #: The settings that are rates.
-RATES = (
-    *("bytes_per_s", "upload_bytes_per_s", "read_bytes_per_s"),
-    *("requests_per_s", "upload_requests_per_s", "read_requests_per_s", "delete_requests_per_s"),
-)
+RATES = ("bytes_per_s", "requests_per_s")
 
 #: Shortest wait for a turn: less is lost in the resolution of clocks.
 _WAIT_S_MIN = 0.001
@@ -165,7 +162,6 @@ class Turn:
     """
 
     priority: Priority
-    traffic: Traffic
     size_bytes: int
     number: int
     admitted: int | None = None
@@ -190,44 +186,39 @@ class Turns:
             name: Bucket(name, rate, max(1.0, rate * settings.burst_s)) for name, rate in rates.items() if rate
         }
 
-    def ask(self, priority: Priority, traffic: Traffic, size_bytes: int) -> Turn:
+    def ask(self, priority: Priority, size_bytes: int) -> Turn:
         """Queues a request behind those of its priority."""
         self._asked += 1
-        turn = Turn(priority, traffic, size_bytes, self._asked)
+        turn = Turn(priority, size_bytes, self._asked)
         insort(self.waiting, turn, key=lambda other: (other.priority, other.number))
         return turn
 
     def admit(self, now_s: float) -> list[Turn]:
-        """Lets go, in order, everyone whose buckets have room and are not waited for by somebody before."""
+        """Lets go, in order, everyone whose buckets have room; the first one that has to wait holds up the others."""
         going: list[Turn] = []
-        claimed: set[str] = set()
         pace = self.pace.bucket(now_s)
         for turn in self.waiting:
             needs = self._needs(turn, pace)
-            lacking = [b.name for b, amount in needs if b.name in claimed or b.ready_in_s(amount, now_s) > 0]
-            if lacking:
-                claimed.update(lacking)
-                continue
+            if any(bucket.ready_in_s(amount, now_s) > 0 for bucket, amount in needs):
+                break
             for bucket, amount in needs:
                 bucket.take(amount, now_s)
             self._admitted += 1
             turn.admitted = self._admitted
             self.pace.admitted(now_s)
             going.append(turn)
-        if going:
-            self.waiting = [turn for turn in self.waiting if turn.admitted is None]
+        del self.waiting[: len(going)]
         return going
 
     def ready_in_s(self, turn: Turn, now_s: float) -> float:
         """When it is worth asking again for this turn: its buckets have room, and so have those it waits behind."""
         pace = self.pace.bucket(now_s)
-        ready_s: dict[str, float] = {}
+        ready_s = _WAIT_S_MIN
         for other in self.waiting:
-            for bucket, amount in self._needs(other, pace):
-                ready_s[bucket.name] = max(ready_s.get(bucket.name, 0.0), bucket.ready_in_s(amount, now_s))
+            ready_s = max([ready_s, *(bucket.ready_in_s(amount, now_s) for bucket, amount in self._needs(other, pace))])
             if other is turn:
                 break
-        return max([_WAIT_S_MIN, *(ready_s.get(bucket.name, 0.0) for bucket, _ in self._needs(turn, pace))])
+        return ready_s
 
     def lacks(self, turn: Turn, now_s: float) -> str:
         """The limit that ``turn`` waits for longest, with its value."""
@@ -245,7 +236,7 @@ class Turns:
     def settle(self, turn: Turn, moved_bytes: int) -> None:
         """What was really moved, when that wasn't known before."""
         for bucket, amount in self._needs(turn, None):
-            if bucket.name.endswith("bytes_per_s"):
+            if bucket.name == "bytes_per_s":
                 bucket.give_back(amount - moved_bytes)
 
     def slow_down(self, turn: Turn, now_s: float) -> bool:
@@ -257,9 +248,8 @@ class Turns:
         return True
 
     def _needs(self, turn: Turn, pace: Bucket | None) -> list[tuple[Bucket, float]]:
-        kind = turn.traffic.value
         found: list[tuple[Bucket, float]] = [] if pace is None else [(pace, 1.0)]
         for amount, unit in ((1.0, "requests_per_s"), (float(turn.size_bytes), "bytes_per_s")):
-            names = (unit, f"{kind}_{unit}")
-            found += [(self._buckets[name], amount) for name in names if name in self._buckets]
+            if unit in self._buckets:
+                found.append((self._buckets[unit], amount))
         return found

@@ -100,7 +100,7 @@ class S3Place:
     root: str
 
     def open(self, **more: Any) -> ObjectStore:
-        from offloader.store.base import open_store
+        from offloader.store.open import open_store
 
         return open_store(self.url, **{**self.options, **more})
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from offloader.store.probe import require_conditional_puts
 from services.binaries import find_binary
 from services.pulsar.broker import offload_settings

@@ -23,7 +23,7 @@ NEVER = threading.Event()
 
 def test_without_limits_everyone_goes_at_once() -> None:
     turns = Turns(LimitSettings())
-    asked = [turns.ask(Priority.DELETION, Traffic.DELETE, 0) for _ in range(100)]
+    asked = [turns.ask(Priority.DELETION, 0) for _ in range(100)]
     assert turns.admit(0.0) == asked
     assert turns.waiting == []
 
@@ -54,12 +54,12 @@ def test_a_request_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -
 def test_in_any_time_no_more_goes_than_rate_times_time_plus_burst_plus_one_request(
     rate: float, burst_s: float, steps: list[tuple[float, int]]
 ) -> None:
-    turns = Turns(LimitSettings(upload_bytes_per_s=rate, burst_s=burst_s))
+    turns = Turns(LimitSettings(bytes_per_s=rate, burst_s=burst_s))
     burst = max(1.0, rate * burst_s)
     now_s, gone = 0.0, []
     for passed_s, size_bytes in steps:
         now_s += passed_s
-        turns.ask(Priority.LIVE, Traffic.UPLOAD, size_bytes)
+        turns.ask(Priority.LIVE, size_bytes)
         gone += [(now_s, turn.size_bytes) for turn in turns.admit(now_s)]
     largest = max((size for _, size in gone), default=0)
     for first in range(len(gone)):
@@ -71,20 +71,20 @@ def test_in_any_time_no_more_goes_than_rate_times_time_plus_burst_plus_one_reque
 
 def test_live_goes_before_reads_before_backfill_before_deletion_and_then_by_arrival() -> None:
     turns = Turns(LimitSettings(requests_per_s=1.0, burst_s=1.0))
-    turns.ask(Priority.LIVE, Traffic.UPLOAD, 0)
+    turns.ask(Priority.LIVE, 0)
     turns.admit(0.0)
     order = [Priority.DELETION, Priority.BACKFILL, Priority.READ, Priority.LIVE, Priority.READ, Priority.LIVE]
-    asked = [turns.ask(priority, Traffic.UPLOAD, 0) for priority in order]
+    asked = [turns.ask(priority, 0) for priority in order]
     went = [turn for second in range(1, 7) for turn in turns.admit(float(second))]
     assert [asked.index(turn) for turn in went] == [3, 5, 2, 4, 1, 0]
 
 
 def test_a_lower_priority_takes_nothing_that_a_higher_one_waits_for() -> None:
     turns = Turns(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
-    turns.ask(Priority.LIVE, Traffic.UPLOAD, 100)
+    turns.ask(Priority.LIVE, 100)
     turns.admit(0.0)
-    large = turns.ask(Priority.LIVE, Traffic.UPLOAD, 90)
-    small = turns.ask(Priority.BACKFILL, Traffic.UPLOAD, 5)
+    large = turns.ask(Priority.LIVE, 90)
+    small = turns.ask(Priority.BACKFILL, 5)
     assert turns.admit(0.5) == []
     assert turns.admit(0.9) == [large]
     assert turns.admit(0.95) == [small]
@@ -92,10 +92,10 @@ def test_a_lower_priority_takes_nothing_that_a_higher_one_waits_for() -> None:
 
 def test_who_waits_behind_a_large_request_asks_again_when_that_has_gone_not_all_the_time() -> None:
     turns = Turns(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
-    turns.ask(Priority.LIVE, Traffic.UPLOAD, 95)
+    turns.ask(Priority.LIVE, 95)
     turns.admit(0.0)
-    large = turns.ask(Priority.LIVE, Traffic.UPLOAD, 95)
-    small = turns.ask(Priority.BACKFILL, Traffic.UPLOAD, 5)
+    large = turns.ask(Priority.LIVE, 95)
+    small = turns.ask(Priority.BACKFILL, 5)
     assert turns.ready_in_s(large, 0.0) == pytest.approx(0.9)
     assert turns.ready_in_s(small, 0.0) == pytest.approx(0.9)
     turns.withdraw(large)
@@ -119,41 +119,38 @@ def test_who_gives_up_lets_those_behind_go() -> None:
             large.result(timeout=PATIENCE_S)
 
 
-def test_who_waits_for_another_limit_is_overtaken() -> None:
-    turns = Turns(LimitSettings(upload_bytes_per_s=100.0, read_requests_per_s=1.0))
-    turns.ask(Priority.LIVE, Traffic.UPLOAD, 100)
+def test_a_request_that_waits_for_bytes_holds_up_those_behind_it() -> None:
+    turns = Turns(LimitSettings(bytes_per_s=100.0, requests_per_s=2.0))
+    turns.ask(Priority.LIVE, 100)
     turns.admit(0.0)
-    turns.ask(Priority.LIVE, Traffic.UPLOAD, 50)
-    read = turns.ask(Priority.READ, Traffic.READ, 50)
-    assert turns.admit(0.1) == [read]
+    upload = turns.ask(Priority.LIVE, 50)
+    listing = turns.ask(Priority.READ, 0)
+    assert turns.admit(0.1) == []
+    assert turns.ready_in_s(listing, 0.1) == pytest.approx(0.4)
+    assert turns.admit(0.5) == [upload, listing]
 
 
-@pytest.mark.parametrize(
-    ("setting", "limited", "free"),
-    [
-        ("upload_requests_per_s", Traffic.UPLOAD, Traffic.READ),
-        ("read_requests_per_s", Traffic.READ, Traffic.DELETE),
-        ("delete_requests_per_s", Traffic.DELETE, Traffic.UPLOAD),
-    ],
-)
-def test_a_rate_of_one_kind_leaves_the_others_alone(setting: str, limited: Traffic, free: Traffic) -> None:
-    given: dict[str, Any] = {setting: 1.0}
-    turns = Turns(LimitSettings(**given))
-    for traffic, expected in ((limited, 1), (free, 3)):
-        for _ in range(3):
-            turns.ask(Priority.LIVE, traffic, 0)
-        assert len([turn for turn in turns.admit(0.0) if turn.traffic is traffic]) == expected
+@pytest.mark.parametrize("traffic", Traffic)
+@pytest.mark.parametrize(("rate", "size_bytes"), [("bytes_per_s", 1), ("requests_per_s", 0)])
+def test_a_rate_counts_every_kind_of_request(rate: str, size_bytes: int, traffic: Traffic) -> None:
+    given: dict[str, Any] = {rate: 1.0}
+    clock = ManualClock()
+    limiter = Limiter(LimitSettings(**given), clock)
+    limiter.take_turn(Traffic.UPLOAD, size_bytes, NEVER, what="put k")
+    assert clock.monotonic_s() == 0
+    limiter.take_turn(traffic, size_bytes, NEVER, what="next")
+    assert clock.monotonic_s() == pytest.approx(1.0)
 
 
 def test_bytes_that_werent_moved_are_given_back_and_others_charged() -> None:
-    turns = Turns(LimitSettings(read_bytes_per_s=100.0))
-    turn = turns.ask(Priority.READ, Traffic.READ, 100)
+    turns = Turns(LimitSettings(bytes_per_s=100.0))
+    turn = turns.ask(Priority.READ, 100)
     turns.admit(0.0)
     turns.settle(turn, 20)
-    following = turns.ask(Priority.READ, Traffic.READ, 80)
+    following = turns.ask(Priority.READ, 80)
     assert turns.admit(0.0) == [following]
     turns.settle(following, 180)
-    turns.ask(Priority.READ, Traffic.READ, 100)
+    turns.ask(Priority.READ, 100)
     assert turns.admit(1.9) == []
     assert len(turns.admit(2.0)) == 1
 
@@ -194,11 +191,11 @@ def test_the_rate_never_falls_below_its_minimum() -> None:
 
 def test_refusals_of_requests_that_were_under_way_together_count_once() -> None:
     turns = Turns(LimitSettings())
-    together = [turns.ask(Priority.LIVE, Traffic.UPLOAD, 0) for _ in range(32)]
+    together = [turns.ask(Priority.LIVE, 0) for _ in range(32)]
     turns.admit(0.0)
     assert [turns.slow_down(turn, 0.0) for turn in together] == [True] + [False] * 31
     assert turns.pace.rate_per_s == pytest.approx(16.0)
-    later = turns.ask(Priority.LIVE, Traffic.UPLOAD, 0)
+    later = turns.ask(Priority.LIVE, 0)
     assert turns.admit(10.0) == [later]
     assert turns.slow_down(later, 10.0)
     assert turns.pace.slowdowns == 2
@@ -207,11 +204,11 @@ def test_refusals_of_requests_that_were_under_way_together_count_once() -> None:
 def test_while_slowed_down_everybody_is_slow_reads_and_deletes_too() -> None:
     turns = Turns(LimitSettings(recovery_requests_per_s=0.001))
     for _ in range(4):
-        turns.ask(Priority.LIVE, Traffic.UPLOAD, 0)
+        turns.ask(Priority.LIVE, 0)
     going = turns.admit(0.0)
     turns.slow_down(going[0], 0.0)
-    for traffic in Traffic:
-        turns.ask(Priority.LIVE, traffic, 0)
+    for priority in (Priority.LIVE, Priority.READ, Priority.DELETION):
+        turns.ask(priority, 0)
     assert turns.admit(0.1) == []
     assert len([turn for tenth in range(1, 17) for turn in turns.admit(tenth / 10)]) == 3
 
@@ -230,7 +227,7 @@ def test_priority_is_what_the_work_says_or_follows_from_the_traffic() -> None:
 
 def test_a_turn_is_waited_for_by_the_clock_and_the_wait_is_told() -> None:
     clock = ManualClock()
-    limiter = Limiter(LimitSettings(upload_bytes_per_s=100.0), clock)
+    limiter = Limiter(LimitSettings(bytes_per_s=100.0), clock)
     before_s = turn_waited_s()
     for _ in range(5):
         limiter.take_turn(Traffic.UPLOAD, 100, NEVER, what="put k")
@@ -241,11 +238,9 @@ def test_a_turn_is_waited_for_by_the_clock_and_the_wait_is_told() -> None:
 
 def test_who_waits_too_long_is_refused_and_told_for_which_limit() -> None:
     clock = ManualClock()
-    limiter = Limiter(LimitSettings(upload_bytes_per_s=1.0, turn_wait_s_max=10.0), clock)
+    limiter = Limiter(LimitSettings(bytes_per_s=1.0, turn_wait_s_max=10.0), clock)
     limiter.take_turn(Traffic.UPLOAD, 1000, NEVER, what="put a")
-    with pytest.raises(
-        Throttled, match=r"put b: no turn within turn_wait_s_max = 10 s under limits.upload_bytes_per_s"
-    ):
+    with pytest.raises(Throttled, match=r"put b: no turn within turn_wait_s_max = 10 s under limits.bytes_per_s"):
         limiter.take_turn(Traffic.UPLOAD, 1, NEVER, what="put b")
     assert set(limiter.status().waiting.values()) == {0}
 
@@ -275,9 +270,9 @@ def test_threads_share_a_rate_and_everyone_gets_a_turn() -> None:
 
 
 def test_the_limits_that_are_set_show_in_the_status() -> None:
-    limiter = Limiter(LimitSettings(upload_bytes_per_s=5.0, delete_requests_per_s=2.0), ManualClock())
+    limiter = Limiter(LimitSettings(bytes_per_s=5.0, requests_per_s=2.0), ManualClock())
     status = limiter.status()
-    assert status.limits == {"upload_bytes_per_s": 5.0, "delete_requests_per_s": 2.0}
+    assert status.limits == {"bytes_per_s": 5.0, "requests_per_s": 2.0}
     assert status.pace_requests_per_s is None
     turn = limiter.take_turn(Traffic.READ, 0, NEVER, what="get")
     limiter.slow_down(turn)

@@ -17,11 +17,10 @@ from offloader.metrics import Metrics
 from offloader.read.reader import open_reader
 from offloader.settings import LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
 from offloader.store.around import Request
+from offloader.store.attempts import histogram_of, requests_of, stream_of
 from offloader.store.base import Body, ObjectInfo, ObjectStore, StoreOptions
-from offloader.store.layers import layered
 from offloader.store.memory import MemoryStore
-from offloader.store.metered import requests_of
-from offloader.store.observed import histogram_of, stream_of
+from offloader.store.open import stack
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
@@ -48,7 +47,7 @@ class Measured:
 
 def opened(raw: ObjectStore, metrics: Metrics, clock: ManualClock | None = None) -> ObjectStore:
     fast = StoreSettings(retry_delay_first_s=0.0, retry_delay_max_s=0.0)
-    return layered(raw, StoreOptions(settings=fast, clock=clock or SystemClock(), recorder=metrics))
+    return stack(raw, StoreOptions(settings=fast, clock=clock or SystemClock(), recorder=metrics))
 
 
 @pytest.fixture
@@ -165,9 +164,9 @@ def test_throttles_are_errors_too_and_slow_the_process_down() -> None:
 
 def test_time_spent_waiting_for_a_turn_is_counted() -> None:
     metrics, clock = Metrics(TelemetrySettings(), ManualClock()), ManualClock()
-    limits = LimitSettings(upload_bytes_per_s=100.0)
+    limits = LimitSettings(bytes_per_s=100.0)
     options = StoreOptions(settings=StoreSettings(), clock=clock, recorder=metrics, limiter=Limiter(limits, clock))
-    store = layered(MemoryStore("turns", "", clock), options)
+    store = stack(MemoryStore("turns", "", clock), options)
     for number in range(4):
         store.put(f"k{number}", bytes(100))
     assert exposed(metrics)["turns_waited_seconds_total"] == pytest.approx(3.0, abs=0.1)

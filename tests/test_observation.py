@@ -20,8 +20,9 @@ from offloader.managed_ledger import open_managed_ledger
 from offloader.metrics import Metrics
 from offloader.observation import Observation
 from offloader.settings import Settings, TelemetrySettings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.stream.progress import Lag

@@ -27,7 +27,8 @@ from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
-from offloader.store.base import open_store
+from offloader.settings.whole import REPLACED
+from offloader.store.open import open_store
 from offloader.turns import RATES
 
 ORDERS = "public/default/persistent/orders"
@@ -141,8 +142,8 @@ def test_what_is_wrong_by_itself_and_what_does_not_fit_together_are_reported_tog
     [store]
     retry_delay_first_s = 20
     [limits]
-    bytes_per_s = 1000
-    upload_bytes_per_s = 2000
+    requests_per_s = 10
+    slowdown_requests_per_s_min = 20
     [topics."{ORDERS}".offload]
     method = "none"
     codec = "zstd"
@@ -154,8 +155,18 @@ def test_what_is_wrong_by_itself_and_what_does_not_fit_together_are_reported_tog
         f'topics."{ORDERS}".offload.codec: has no effect, the method is none',
         f'topics."{ORDERS}".offload.drain_seconds_max: has no effect, only the method streaming looks at it',
         "store.retry_delay_first_s = 20 is above store.retry_delay_max_s = 10",
-        "limits.upload_bytes_per_s = 2000 is above limits.bytes_per_s = 1000",
+        "limits.slowdown_requests_per_s_min = 20 is above limits.requests_per_s = 10",
     ]
+
+
+@pytest.mark.parametrize(("old", "new"), sorted(REPLACED.items()))
+def test_setting_of_an_earlier_release_names_what_replaces_it(tmp_path: Path, old: str, new: str) -> None:
+    section, _, name = old.partition(".")
+    message = f"{old}: no such setting any more, use {new}"
+    assert problems_of(tmp_path, f"[{section}]\n{name} = 1\n") == [message]
+    with pytest.raises(InvalidCall, match=message):
+        Settings.of({section: {name: 1}})
+    assert new in SettingsFile().values_of("")
 
 
 def test_a_wrong_method_is_not_called_the_cause_of_other_problems(tmp_path: Path) -> None:

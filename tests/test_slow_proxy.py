@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from offloader.testing.servers import Answer, ScriptedServer
 from services.servers import make_bucket, server
 from services.slow_proxy import SlowProxy, slowed

@@ -14,8 +14,8 @@ from formats.entries import EntryBatch, Position
 from offloader.metrics import Metrics
 from offloader.settings import Settings, TelemetrySettings
 from offloader.store.base import StoreOptions
-from offloader.store.layers import layered
 from offloader.store.memory import MemoryStore
+from offloader.store.open import stack
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.offloader import LedgerOffloader
@@ -51,7 +51,7 @@ class Bench:
         self.raw = Hanging(self.clock)
         settings = Settings.of({"offload": {"workers_max": 1}, "telemetry": telemetry})
         options = StoreOptions(settings=settings.store, clock=self.clock, recorder=self.metrics)
-        self.offloader = LedgerOffloader(layered(self.raw, options), settings, clock=self.clock)
+        self.offloader = LedgerOffloader(stack(self.raw, options), settings, clock=self.clock)
         self.source = source(STREAM, self.clock)
         self.source.append([b"one", b"two"])
         self.stream = self.offloader.offload_stream(self.source, STREAM)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from offloader.workers import SerialTask, Workers
 from offloader.write.offloader import LedgerOffloader

@@ -11,12 +11,14 @@ from uuid import uuid4
 
 from benchmarks.endless_ledger import BATCH_BYTES, EndlessLedger
 from benchmarks.peers.answering import Place
+from benchmarks.peers.bare import REQUEST_BYTES
 from benchmarks.peers.entries import Entries
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
 from offloader.own_process import THREAD_SWITCH_S
 from offloader.read.reader import Reader, open_reader
-from offloader.store.base import open_store
+from offloader.settings import ReadSettings
+from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.stream.streaming import StreamOffload
 
@@ -70,7 +72,8 @@ class OurPeer:
 
     def read(self) -> tuple[int, int]:
         count = size_bytes = 0
-        with open_reader(self.store, self.stream) as reader:
+        # GETs as long as the other peers'.
+        with open_reader(self.store, self.stream, settings=ReadSettings(request_bytes=REQUEST_BYTES)) as reader:
             for batch in reader.scan():
                 count += len(batch)
                 size_bytes += batch.payload_bytes

@@ -22,7 +22,7 @@ from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.managed_ledger import open_managed_ledger
 from offloader.read.reader import open_reader
 from offloader.settings import Settings
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from services.pulsar.broker import offload_settings, running_broker
 
 __all__ = ["PER_S", "TIERS", "readable"]

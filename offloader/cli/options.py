@@ -17,7 +17,8 @@ from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import InvalidCall
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.settings import LimitSettings, Settings, StoreSettings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.store.probe import require_conditional_puts
 
 __all__ = [

@@ -24,8 +24,9 @@ from offloader.manifest.state import SegmentRecord
 from offloader.picture import Span, StreamShape, draw
 from offloader.read.reader import open_reader
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, open_store
-from offloader.store.metered import VerbCount, requests_of
+from offloader.store.attempts import VerbCount, requests_of
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.write.stream.status import Mode
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ from offloader.read.cache import Cache
 from offloader.read.plan import BlockRun, SegmentObjects, block_runs
 from offloader.read.workers import Workers
 from offloader.settings import ReadSettings
+from offloader.store.attempts import recorder_of
 from offloader.store.base import ByteRange, ObjectStore
-from offloader.store.observed import recorder_of
 
 __all__ = ["Fetcher", "SkipCorrupt"]
 

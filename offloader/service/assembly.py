@@ -26,7 +26,8 @@ from offloader.service.recent import RecentErrors
 from offloader.service.streams import ServedStreams
 from offloader.service.view import ServiceView
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.store.probe import require_conditional_puts
 from offloader.upkeep import Upkeep
 from offloader.write.offloader import LedgerOffloader

@@ -43,7 +43,7 @@ class ReadSettings:
         "where entries are read that both tiers have",
         ("tiered-storage-first", "bookkeeper-first"),
     )
-    request_bytes: int = setting(4 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB)
+    request_bytes: int = setting(16 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB)
     requests_in_flight_max: int = setting(4, "ranged GETs of one reader at once", low=1, high=64)
     cache_bytes_max: int = setting(64 * MIB, "decoded blocks kept for single reads", low=0, high=2**40)
     batch_bytes: int = setting(4 * MIB, "payload bytes of one batch of a scan", low=1, high=1024 * MIB)
@@ -59,12 +59,7 @@ class LimitSettings:
     """Bandwidth and request rate of one process, live before reads before backfill before deletion; 0 = no limit."""
 
     bytes_per_s: float = setting(0.0, "bytes sent and received, all together", low=0, high=2**50)
-    upload_bytes_per_s: float = setting(0.0, "bytes sent", low=0, high=2**50)
-    read_bytes_per_s: float = setting(0.0, "bytes received", low=0, high=2**50)
     requests_per_s: float = setting(0.0, "requests, all together", low=0, high=1e6)
-    upload_requests_per_s: float = setting(0.0, "requests that write", low=0, high=1e6)
-    read_requests_per_s: float = setting(0.0, "requests that read or list", low=0, high=1e6)
-    delete_requests_per_s: float = setting(0.0, "requests that delete or abort", low=0, high=1e6)
     burst_s: float = setting(1.0, "seconds of a rate that may be used at once", low=0.001, high=3600)
     turn_wait_s_max: float = setting(300.0, "wait for a turn after which a request fails", low=0.001, high=24 * 3600)
     turns_waiting_max: int = setting(10_000, "requests that wait for a turn", low=1, high=1_000_000)

@@ -20,7 +20,16 @@ from offloader.settings.pulsar import PulsarSettings
 from offloader.settings.serve import ServeSettings
 from offloader.settings.telemetry import TelemetrySettings
 
-__all__ = ["Settings"]
+__all__ = ["REPLACED", "Settings"]
+
+#: Settings of earlier releases -> what is set instead.
+REPLACED = {
+    "limits.upload_bytes_per_s": "limits.bytes_per_s",
+    "limits.read_bytes_per_s": "limits.bytes_per_s",
+    "limits.upload_requests_per_s": "limits.requests_per_s",
+    "limits.read_requests_per_s": "limits.requests_per_s",
+    "limits.delete_requests_per_s": "limits.requests_per_s",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +69,16 @@ class Settings:
             if name not in kinds:
                 problems.append(f"{name}: no such section (sections: {', '.join(kinds)})")
                 continue
-            sections[name], found = _section(kinds[name], given)
+            sections[name], found = _section(name, kinds[name], given)
             problems += [f"{name}.{problem}" for problem in found]
         if problems:
             raise InvalidCall(f"{origin}: {'; '.join(problems)}", hint="nothing was changed")
         return cls(**sections)
 
 
-def _section(kind: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[str]]:
+def _section(section: str, kind: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[str]]:
     known = {f.name: f for f in fields(kind)}
-    problems = [f"{name}: no such setting" for name in given if name not in known]
+    problems = [f"{name}: {_unknown(f'{section}.{name}')}" for name in given if name not in known]
     taken: dict[str, Any] = {}
     for name, value in given.items():
         if name in known:
@@ -80,3 +89,8 @@ def _section(kind: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[str]]
                 default: Any = known[name].default
                 taken[name] = default.__class__(value)
     return kind(**taken), problems
+
+
+def _unknown(name: str) -> str:
+    instead = REPLACED.get(name)
+    return "no such setting" if instead is None else f"no such setting any more, use {instead}"

@@ -32,16 +32,14 @@ from offloader.spark.message_rows import for_spark, message_options
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import SegmentSlice, wanted_blocks
 from offloader.spark.schema import Needs, Projection
+from offloader.store.attempts import VerbCount, requests_of
 from offloader.store.base import ObjectStore
-from offloader.store.metered import VerbCount, requests_of
 
 __all__ = [
     "BATCH_BYTES_MAX",
     "BATCH_ROWS_MAX",
     "INDEXES_KEPT_BYTES_MAX",
-    "REQUEST_BYTES",
     "read_slices",
-    "settings_for",
 ]
 
 _log = logging.getLogger("offloader.spark")
@@ -55,12 +53,6 @@ _US_PER_MS = 1000
 _REMEDY = (
     "option onBadMessage=null makes rows of bad entries that say what is wrong, messageBytesMax allows larger ones"
 )
-#: One ranged GET from a server. A task reads everything it asks for, so that large requests waste nothing, and each
-#: costs the server and this process a part that doesn't depend on its size: a fifth of the processor's time for all of
-#: them when they are of 4 MiB. Four of them and one that waits are 80 MiB in each Python worker.
-REQUEST_BYTES = 16 * 1024 * 1024
-#: Where reading costs no request, pieces that stay in the processor's cache until they are decoded are as good.
-_LOCAL_URLS = ("file:", "memory:")
 #: Indexes that a Python worker keeps: of a hundred segments of 1 GiB.
 INDEXES_KEPT_BYTES_MAX = 16 * 1024 * 1024
 #: Blocks whose positions one step makes out of the index: enough to be worth a thread's attention.
@@ -115,11 +107,6 @@ class _Rows:
         )
 
 
-def settings_for(store: ObjectStore) -> ReadSettings:
-    """How a task fetches from ``store``."""
-    return ReadSettings() if store.url.startswith(_LOCAL_URLS) else ReadSettings(request_bytes=REQUEST_BYTES)
-
-
 def read_slices(
     slices: Sequence[SegmentSlice],
     options: SourceOptions,
@@ -136,13 +123,13 @@ def read_slices(
         predicates: pushed filters; blocks that they rule out aren't fetched, rows aren't filtered by them.
         projection: the columns.
         store: where the objects are.
-        settings: sizes and limits; ``None``: as ``settings_for`` the store.
+        settings: sizes and limits; ``None``: the defaults.
 
     Raises:
         Corrupt, ObjectChanged, ObjectMissing, Trimmed: unless the options say to leave that out.
         StoreUnavailable: the store doesn't answer; Spark runs the task again.
     """
-    fetcher = Fetcher(store, settings or settings_for(store), cache=_indexes())
+    fetcher = Fetcher(store, settings or ReadSettings(), cache=_indexes())
     task = _Task(options, predicates, projection, fetcher)
     before = requests_of(store)
     try:

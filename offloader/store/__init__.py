@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 __all__ = ["open_store"]
 
 if TYPE_CHECKING:
-    from offloader.store.base import open_store
+    from offloader.store.open import open_store
 
 
 def __getattr__(name: str) -> object:
     if name == "open_store":
-        from offloader.store.base import open_store
+        from offloader.store.open import open_store
 
         return open_store
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,12 +10,12 @@ key decides. ``catalogue:///directory`` opens it, wherever a store's URL is take
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from formats.stream_names import RESERVED_LEVELS
 from offloader.errors import Corrupt, InvalidCall, NotFound, Unsupported
+from offloader.store import local
 from offloader.store.base import (
     CREATE,
     OVERWRITE,
@@ -29,7 +29,6 @@ from offloader.store.base import (
     PutMode,
     StoreOptions,
     UploadInfo,
-    module_of,
 )
 from offloader.store.read_only import ReadOnlyStore
 from offloader.store.receiver import Receiver
@@ -81,8 +80,15 @@ def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> No
         notes.close()
 
 
-def open_url(url: str, options: StoreOptions) -> CataloguedStore:
+def open_url(
+    url: str, options: StoreOptions, open_objects: Callable[[str, StoreOptions], ObjectStore]
+) -> CataloguedStore:
     """The store that a catalogue describes. An endpoint or region in ``options`` goes before the noted one.
+
+    Args:
+        url: of the catalogue.
+        options: for both places.
+        open_objects: opens the place of the objects, without wrappers: those go around the whole.
 
     Raises:
         NotFound: there is no catalogue.
@@ -99,7 +105,7 @@ def open_url(url: str, options: StoreOptions) -> CataloguedStore:
         read_only=True,
     )
     objects = ReadOnlyStore(
-        _opened(place.url, of_objects),
+        open_objects(place.url, of_objects),
         reason="it belongs to somebody else",
         hint="only the catalogue can be written; to record in the store itself adopt without --read-only",
     )
@@ -110,12 +116,7 @@ def _open_notes(url: str, options: StoreOptions) -> ObjectStore:
     scheme, _, path = url.partition("://")
     if scheme != SCHEME or not path.startswith("/"):
         raise InvalidCall(f"{url} names no catalogue", hint=f"give {SCHEME}:///directory (three slashes)")
-    return _opened(f"file://{path}", options)
-
-
-def _opened(url: str, options: StoreOptions) -> ObjectStore:
-    """Without layers: those go around the whole."""
-    return cast(ObjectStore, module_of(url).open_url(url, options))
+    return local.open_url(f"file://{path}", options)
 
 
 def _read_place(notes: ObjectStore, url: str) -> ObjectsPlace | None:

@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from offloader.errors import OffloaderError, PreconditionFailed, Unsupported
+from offloader.store.around import layer_of
+from offloader.store.attempts import AttemptStore
 from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, PutMode
 
 __all__ = [
@@ -59,14 +61,10 @@ class ProbeResult:
         return not self.problems
 
 
-#: Places that this process found to keep their promises: it asks them only a few times again.
-_proven: set[tuple[tuple[str, str], ...]] = set()
-
-
 def require_conditional_puts(store: ObjectStore, *, single_writer: bool = False, rounds: int = 4) -> ProbeResult:
     """Probes ``store`` and refuses it for writing when it lets two writers win.
 
-    The first probe of a bucket by this process takes about 200 requests, later ones and those of local stores about 20.
+    The first probe of an opened store takes about 200 requests, later ones and those of local stores about 20.
 
     Args:
         store: opened for writing.
@@ -76,16 +74,17 @@ def require_conditional_puts(store: ObjectStore, *, single_writer: bool = False,
     Raises:
         Unsupported: a promise is broken and ``single_writer`` isn't set.
     """
-    place = tuple(sorted(store.driver_metadata.items()))
-    is_known = place in _proven or store.driver_metadata["managedLedgerOffloadDriver"] in _LOCAL_DRIVERS
+    attempts = layer_of(store, AttemptStore)
+    is_known = attempts is not None and attempts.keeps_conditions
+    is_known = is_known or store.driver_metadata["managedLedgerOffloadDriver"] in _LOCAL_DRIVERS
     result = probe_conditional_puts(store, rounds=rounds, thorough=not is_known)
     if result.problems and not single_writer:
         raise Unsupported(
             f"{store.url} can't be written safely: {'; '.join(result.problems)}",
             hint="use a store with conditional puts, or set single_writer where nobody else ever writes",
         )
-    if result.conditional:
-        _proven.add(place)
+    if result.conditional and attempts is not None:
+        attempts.keeps_conditions = True
     return result
 
 

@@ -1,8 +1,6 @@
-"""Any other URL that fsspec knows: for reading, and for writing where that is proven.
+"""Any other URL that fsspec knows, for reading.
 
-Owns the only use of fsspec, its deadline, and the translation of whatever its file systems raise. Must never write
-through a file system that isn't on the list: fsspec's default for "create" looks first and writes then, so two writers
-can both win.
+fsspec's default for "create" looks first and writes then, so two writers could both win: nothing is written through it.
 """
 
 from __future__ import annotations
@@ -30,10 +28,9 @@ from offloader.store import checks
 from offloader.store.base import ByteRange, ListPage, ObjectInfo, ObjectStore, PartInfo, StoreOptions, UploadInfo
 from offloader.store.read_only import ReadOnlyStore
 from offloader.store.receiver import Receiver
-from offloader.store.remote_memory import RemoteMemoryWrites
 from offloader.store.urls import without_secrets
 
-__all__ = ["RemoteMemoryStore", "RemoteStore", "open_url"]
+__all__ = ["RemoteStore", "open_url"]
 
 _Answer = TypeVar("_Answer")
 #: What file systems without a listing of their own share.
@@ -44,7 +41,7 @@ _PREFIX = "fsspec+"
 
 
 def open_url(url: str, options: StoreOptions) -> ObjectStore:
-    """The store at any fsspec URL, read-only unless its file system is on the list."""
+    """The store at any fsspec URL, read-only."""
     plain = url.removeprefix(_PREFIX)
     protocol = plain.partition("://")[0]
     shown = without_secrets(url)
@@ -57,9 +54,6 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
         raise InvalidCall(f"{shown}: unknown store scheme {protocol!r}", hint=f"use {schemes}") from error
     except Exception as error:  # some file systems connect when they are made
         raise StoreUnavailable(f"{shown}: opening failed: {error}", hint="check the URL and the network") from error
-    # The one file system that is written through, with a run of the store suite: this process's memory, under one lock.
-    if protocol == "memory":
-        return RemoteMemoryStore(shown, file_system, str(root), options)
     reason = f"writing through {protocol} isn't proven to be atomic: two writers could both win"
     store = RemoteStore(shown, file_system, str(root), options)
     return ReadOnlyStore(store, reason, hint="use s3:// or file:// for writing")
@@ -231,10 +225,6 @@ def _files_below(files: Any, directory: str) -> Mapping[str, Mapping[str, Any]]:
                 seen.add(name)
                 waiting.append(name)
     return found
-
-
-class RemoteMemoryStore(RemoteMemoryWrites, RemoteStore):
-    """``fsspec+memory://name``: fsspec's memory file system, for reading and writing."""
 
 
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")

@@ -17,6 +17,7 @@ from offloader.clock import Clock
 from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from offloader.limits import turn_waited_s
 from offloader.settings import StoreSettings
+from offloader.store.around import layer_of
 from offloader.store.base import (
     OVERWRITE,
     Body,
@@ -272,9 +273,7 @@ def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
         InvalidCall: ``settings`` aren't the defaults, and the store was opened with others.
     """
     wanted = replace(settings, single_writer=False)
-    layer: object = store
-    while layer is not None and not isinstance(layer, RetryingStore):
-        layer = getattr(layer, "inner", None)
+    layer = layer_of(store, RetryingStore)
     if wanted != StoreSettings() and (layer is None or replace(layer.settings, single_writer=False) != wanted):
         raise InvalidCall(
             f"the settings store have no effect on {store.url}: it was opened with others",

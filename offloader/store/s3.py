@@ -57,7 +57,6 @@ from offloader.store.s3_body import sendable
 from offloader.store.s3_client import open_client
 from offloader.store.s3_download import Download
 from offloader.store.s3_errors import meaning_of
-from offloader.store.s3_gets import Gets
 from offloader.store.s3_keeping import keeping_of
 from offloader.store.s3_unsent import was_never_sent
 
@@ -101,7 +100,6 @@ class S3Store:
         self._downloads: Any = {"settings": options.settings, "clock": options.clock, "recorder": options.recorder}
         with self._translated("opening", writes=False):
             self._client: Any = open_client(options)
-        self._gets = Gets(self._client, bucket, options.clock)
         own_endpoint = not is_aws(self._client.meta.endpoint_url)
         self._driver_metadata = {
             "managedLedgerOffloadDriver": "S3" if own_endpoint else "aws-s3",
@@ -171,7 +169,7 @@ class S3Store:
         while download.result is None:
             try:
                 with self._translated(f"get of {key}", writes=False):
-                    download.take(self._gets.answer(full_key, download.wanted))
+                    download.take(self._client.get_object(Bucket=self._bucket, Key=full_key, **download.wanted))
             except OffloaderError as error:
                 past_end = _starts_past_end(error)
                 if past_end and not download.begun:

@@ -28,9 +28,8 @@ from offloader.manifest.segment_record import AT_ROOT, is_at_root
 from offloader.observation import Observation
 from offloader.read.handle import ReadHandle, read_offloaded
 from offloader.settings import OffloadSettings, Settings
+from offloader.store.attempts import recorder_of, require_limits
 from offloader.store.base import ObjectStore
-from offloader.store.observed import recorder_of
-from offloader.store.throttled import require_limits
 from offloader.telemetry import NO_TELEMETRY
 from offloader.workers import SerialTask, Workers
 from offloader.write.history.backfill import HistoryTools

@@ -20,8 +20,8 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_check import closed_edit
 from offloader.manifest.state import ManifestState, StreamPaused
 from offloader.settings import ManifestSettings
+from offloader.store.attempts import recorder_of
 from offloader.store.base import ObjectStore
-from offloader.store.observed import recorder_of
 from offloader.write.history.backfill import (
     ATTEMPTS_MAX,
     BackfillPlan,

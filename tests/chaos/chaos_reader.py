@@ -15,7 +15,8 @@ from offloader.clock import SystemClock
 from offloader.errors import ErrorKind, NotFound, OffloaderError, Trimmed
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.read.reader import open_reader
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.chaos.chaos_journal import Journal, number_of, read_journal
 
 Position = tuple[int, int]

@@ -20,7 +20,8 @@ from offloader.manifest.log import ManifestLog
 from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
 from offloader.retention.truncation import truncate_stream
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.write.killed_writer import KillingStore
 
 STREAM = "killed/stream"

@@ -27,7 +27,8 @@ from offloader.manifest.leases import take_lease
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.objects import listed
 from offloader.manifest.store_time import TIME_KEY
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.cleanup.killed_cleanup import HEAD, STREAM, clean, truncate
 from tests.independent_reader import read_segment
 from tests.support.streams import StreamWriter, batch_of

@@ -17,7 +17,8 @@ from offloader.manifest.log import load_manifest
 from offloader.manifest.objects import listed
 from offloader.manifest.topics import read_intent
 from offloader.retention.stream_retention import open_retention
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.cleanup.killed_cleanup import HEAD, PARTITIONS, TOPIC, truncate_as_one
 from tests.support.streams import StreamWriter, batch_of
 

@@ -29,8 +29,9 @@ from offloader.manifest.state import EditRefused
 from offloader.manifest.store_time import TIME_KEY, ClockSkew
 from offloader.retention.truncation import truncate_stream
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, UploadInfo, open_store
+from offloader.store.base import ObjectStore, UploadInfo
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import StreamWriter, batch_of

@@ -10,7 +10,8 @@ from threading import Thread
 
 import pytest
 
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.golden_bucket import GOLDEN_STREAM, golden_cases, put_golden
 

@@ -21,8 +21,9 @@ from offloader.manifest.global_hold import set_global_hold
 from offloader.manifest.hold import set_hold
 from offloader.manifest.log import ManifestLog
 from offloader.settings import Settings
-from offloader.store.base import DeleteFailure, ObjectStore, open_store
+from offloader.store.base import DeleteFailure, ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.conftest import S3Place

@@ -16,7 +16,8 @@ import pytest
 
 from formats.entries import Position
 from offloader.cli.main import main
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.pulsar_broker import FakeBroker
 from offloader.testing.pulsar_producers import FakeProducers
 from offloader.testing.pulsar_topics import FakeTopic

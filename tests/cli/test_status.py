@@ -133,7 +133,7 @@ def test_limits_and_trouble_are_shown(offloader: Offloader, tmp_path: Path, stor
     file = written(tmp_path, store_url)
     document = json.loads(file.read_text())
     document["limits"] |= {"waiting": {"live": 2, "read": 0}, "pace_requests_per_s": 2.5}
-    document["settings"]["limits"]["upload_bytes_per_s"] = 1000.0
+    document["settings"]["limits"]["bytes_per_s"] = 1000.0
     document["settings"]["store"]["single_writer"] = True
     document["store"] |= {"single_writer": True, "problems": ["a create replaces an object that is there"]}
     document["store"] |= {"open_requests": 3, "oldest_request": {"verb": "put", "key": "k", "seconds": 31.0}}
@@ -146,10 +146,7 @@ def test_limits_and_trouble_are_shown(offloader: Offloader, tmp_path: Path, stor
             "replaces an object that is there"
         ),
         "3 requests are open, put of k for 31 s",
-        (
-            "settings: store.single_writer = True, limits.upload_bytes_per_s = 1000.0, telemetry.status_interval_s = "
-            "3600.0"
-        ),
+        ("settings: store.single_writer = True, limits.bytes_per_s = 1000.0, telemetry.status_interval_s = 3600.0"),
         "waiting for their turn: 2 live",
         "slowed down by the store to 2.5 requests/s",
     ]

@@ -17,7 +17,7 @@ import pyarrow.flight as fl
 from offloader.service.flight import columns, messages
 from offloader.service.flight.actions import ACTIONS, Actions
 from offloader.service.roles import OPERATION_OF_ACTION
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from tests.contracts.shapes import shape_lines
 from tests.support.flight_door import APPEND_SCHEMA, flight_door
 

@@ -22,7 +22,7 @@ from offloader.errors import (
 )
 from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.read.reader import open_reader
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from tests.demo.demo_cases import Watching, events, files_in, run, write_events
 from tests.support.presence import there
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from offloader.service.flight.actions import ACTIONS
 from offloader.service.roles import OPERATION_OF_ACTION
 from offloader.settings import Settings
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from tests.support.flight_door import flight_door
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -9,7 +9,7 @@ import pytest
 
 from offloader.cli.main import main
 from offloader.settings import Settings
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from tests.support.documents import run_samples
 from tests.support.golden_bucket import put_golden
 

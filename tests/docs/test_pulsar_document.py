@@ -13,7 +13,7 @@ import pytest
 from offloader.cli.main import main
 from offloader.ledgers.pulsar.topic_patterns import TopicPatterns
 from offloader.settings import PulsarSettings, Settings
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from offloader.testing.pulsar_broker import FakeBroker
 from offloader.testing.pulsar_producers import FakeProducers
 from offloader.testing.pulsar_topics import FakeTopic

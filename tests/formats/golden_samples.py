@@ -118,8 +118,9 @@ from offloader.ledgers.embedded import EmbeddedLedgers
 from offloader.replay.progress import Progress, ProgressFile
 from offloader.settings import LedgerSettings
 from offloader.spark.offsets import StreamOffset, decode_offsets, encode_offsets
-from offloader.store.base import StoreOptions, open_store
+from offloader.store.base import StoreOptions
 from offloader.store.catalogued import ObjectsPlace, create_catalogue
+from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 
 __all__ = ["KINDS", "Kind", "write_ledgers"]

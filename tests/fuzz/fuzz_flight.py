@@ -27,7 +27,7 @@ from offloader.service.flight.actions import ACTIONS
 from offloader.service.flight.columns import ENTRY_SCHEMA, pushed_batches, require_columns, sent_payloads
 from offloader.service.flight.messages import batch_note, encoded, fields_of, get_request, put_request
 from offloader.service.flight.refusals import refusing
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from tests.fuzz.fuzz_engine import Outcome, Target, attempt
 from tests.fuzz.fuzz_mutation import EXTREMES, mutate, mutate_json, mutate_text
 from tests.support.flight_door import Door, flight_door

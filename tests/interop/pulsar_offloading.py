@@ -14,7 +14,8 @@ from offloader.errors import OffloaderError
 from offloader.ledgers.pulsar.cluster import PulsarCluster
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.settings import OffloadSettings, PulsarSettings, Settings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.stream.streaming import StreamOffload
 

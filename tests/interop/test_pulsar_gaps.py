@@ -18,7 +18,8 @@ from formats.entries import Position
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.log import load_manifest
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.write.hot.holes import LOST, NOT_DELIVERED
 from services.pulsar.broker import Broker
 from tests.interop.broker_topics import command, topic_of

@@ -11,7 +11,8 @@ from formats.entries import Position
 from offloader.errors import SourceMismatch
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.manifest.log import load_manifest
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from services.pulsar.broker import Broker, running_broker
 from tests.interop.broker_topics import topic_of
 from tests.interop.pulsar_offloading import OffloadingProcess

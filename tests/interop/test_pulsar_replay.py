@@ -20,7 +20,7 @@ from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer, Delivery
 from offloader.replay.progress import ProgressFile
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from services.pulsar.broker import Broker
 from tests.interop.broker_topics import NAMESPACE, command, topic_of
 from tests.support.streams import StreamWriter

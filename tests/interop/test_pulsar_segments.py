@@ -20,7 +20,8 @@ from formats.metadata.messages import OffloadContext, OffloadSegment
 from formats.segment import LedgerFacts
 from offloader.errors import ObjectChanged
 from offloader.settings import OffloadSettings, Settings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
 from services.pulsar.asked import Refused
 from services.pulsar.broker import offload_settings

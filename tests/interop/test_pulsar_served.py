@@ -18,7 +18,8 @@ from offloader.retention.cycle import RetentionCycle
 from offloader.retention.stream_retention import StreamRetention, open_retention
 from offloader.service.assembly import Assembled
 from offloader.service.pulsar_feed import PulsarFeed
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from services.pulsar.broker import Broker
 from tests.interop.broker_topics import command
 from tests.support.served import serving, settings_file

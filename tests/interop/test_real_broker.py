@@ -31,8 +31,9 @@ from offloader.manifest.store_time import store_time_ms
 from offloader.read.adopt import adopt
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import ManifestSettings, OffloadSettings, Settings
-from offloader.store.base import ObjectStore, StoreOptions, open_store
+from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.catalogued import ObjectsPlace, create_catalogue
+from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
 from services.pulsar.asked import Refused
 from services.pulsar.broker import Broker, offload_settings, running_broker

@@ -11,7 +11,7 @@ import pulsar
 
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.manifest.log import list_streams, load_manifest
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from services.pulsar.broker import running_broker
 from tests.interop.broker_topics import command
 from tests.support.readback import stored_entries

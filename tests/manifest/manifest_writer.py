@@ -14,7 +14,7 @@ from offloader.clock import SystemClock
 from offloader.errors import Fenced
 from offloader.manifest.log import ManifestLog
 from offloader.settings import ManifestSettings
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 
 #: A first writer that is never stopped ends here, and the test fails.
 COMMITS_MAX = 5000

@@ -30,7 +30,7 @@ from formats.manifest import (
 from formats.segment import Layout
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import open_reader
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1

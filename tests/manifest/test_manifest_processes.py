@@ -20,7 +20,8 @@ from offloader.manifest.creating import UNKNOWN_REPEATS_MAX
 from offloader.manifest.expiry import expire_records
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.settings import ManifestSettings, StoreSettings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.support.holding_proxy import HoldingProxy
 from tests.support.waiting import eventually
 

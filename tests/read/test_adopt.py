@@ -23,8 +23,9 @@ from offloader.read.adopt import Adoption, adopt, release
 from offloader.read.adopt_objects import ends_with_entry
 from offloader.read.handle import read_offloaded
 from offloader.read.reader import open_reader
-from offloader.store.base import ObjectStore, open_store
-from offloader.store.metered import requests_of
+from offloader.store.attempts import requests_of
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
 from tests.support.golden_bucket import GOLDEN_STREAM, golden_cases, golden_digest, put_golden

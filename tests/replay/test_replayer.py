@@ -19,7 +19,7 @@ from offloader.replay import replayer
 from offloader.replay.numbering import number_of, place_of
 from offloader.replay.rate import Rate
 from offloader.replay.replayer import ReplayResult
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.pulsar_broker import FakeBroker
 from offloader.testing.pulsar_producers import FakeProducers

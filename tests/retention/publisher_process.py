@@ -11,7 +11,7 @@ import sys
 
 from formats.entries import Position
 from offloader.retention.stream_retention import open_retention
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 
 
 def main() -> None:

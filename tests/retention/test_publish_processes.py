@@ -10,7 +10,8 @@ from typing import Any
 
 from formats.retention_state import Subscribers, document_key
 from offloader.retention.stream_retention import open_retention
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import pyarrow.flight as fl
 
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from tests.ledgers.pushing_broker import Broker
 from tests.support.flight_door import Producer
 from tests.support.readback import stored_entries

@@ -15,7 +15,8 @@ from offloader.retention.rows import partition_segment
 from offloader.retention.stream_retention import open_retention
 from offloader.retention.subscribers import SUBSCRIBER_NAME_CHARS_MAX, require_subscriber_name
 from offloader.service.pulsar_subscribers import PulsarSubscribers, subscriber_name
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.pulsar_admin import FakeAdmin
 from offloader.testing.pulsar_broker import FakeBroker

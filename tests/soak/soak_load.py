@@ -28,7 +28,7 @@ from formats.entries import Position
 from offloader.errors import NotFound, StoreUnavailable, Trimmed
 from offloader.own_process import set_up
 from offloader.read.reader import open_reader
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from tests.support.flight_door import APPEND_SCHEMA, Producer
 
 __all__ = ["ENTRY_BYTES", "Order", "Totals", "checked", "payloads_of"]

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from tests.soak.soak_load import BATCH_ENTRIES, Order
 from tests.support.flight_door import flight_door
 from tests.support.waiting import PATIENCE_S, eventually

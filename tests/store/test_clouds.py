@@ -15,8 +15,9 @@ from azure.storage.blob import BlobServiceClient
 from formats.checksum import crc32c
 from offloader.errors import Corrupt, InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.settings import StoreSettings
-from offloader.store.base import OVERWRITE, DeleteFailure, ObjectStore, StoreOptions, module_of, open_store
+from offloader.store.base import OVERWRITE, DeleteFailure, ObjectStore, StoreOptions
 from offloader.store.cloud import UPLOADS_PREFIX, CloudStore
+from offloader.store.open import open_raw, open_store
 from offloader.store.probe import probe_conditional_puts
 from offloader.testing.store_suite import StoreSuite, all_keys
 from services.binaries import BINARIES
@@ -99,7 +100,7 @@ class Untidy(CloudStore):
 def test_what_cannot_be_tidied_after_a_completion_makes_it_no_failure(
     cloud_place: S3Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw = module_of(cloud_place.url).open_url(cloud_place.url, StoreOptions(**cloud_place.options))
+    raw = open_raw(cloud_place.url, StoreOptions(**cloud_place.options))
     upload_id = raw.begin_upload("k")
     part = raw.upload_part("k", upload_id, 1, b"one")
     monkeypatch.setattr(raw, "_remove", Untidy._remove.__get__(raw))
@@ -113,7 +114,7 @@ def test_what_cannot_be_tidied_after_a_completion_makes_it_no_failure(
 
 @pytest.mark.parametrize("body", [b"", b"[" * 5000, b"[]", b'{"key": "k", "metadata": 7}'])
 def test_a_mark_that_somebody_else_wrote_is_named(cloud_place: S3Place, body: bytes) -> None:
-    raw = module_of(cloud_place.url).open_url(cloud_place.url, StoreOptions(**cloud_place.options))
+    raw: Any = open_raw(cloud_place.url, StoreOptions(**cloud_place.options))
     upload_id = raw.begin_upload("k")
     [mark] = raw._marks()
     raw._write(mark.key, body, OVERWRITE, {}, crc32c(body))

@@ -16,7 +16,8 @@ from formats.checksum import crc32c
 from formats.segment import Part
 from offloader.errors import OffloaderError, OutcomeUnknown
 from offloader.settings import StoreSettings
-from offloader.store.base import ObjectStore, PartInfo, open_store
+from offloader.store.base import ObjectStore, PartInfo
+from offloader.store.open import open_store
 from offloader.testing.servers import Answer, ScriptedServer
 from offloader.write.segment.upload import SegmentUpload
 from tests.conftest import S3Place

@@ -9,12 +9,12 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import boto3
-import fsspec
 import pytest
 
 from offloader.settings import StoreSettings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
 from offloader.store.memory import _buckets
+from offloader.store.open import open_store
 from offloader.testing.store_suite import StoreSuite
 from services.servers import Endpoint
 
@@ -52,27 +52,6 @@ class TestLocal(StoreSuite):
     def raw_get(self, store: ObjectStore, key: str) -> bytes | None:
         path = Path(unquote(urlsplit(store.url).path)) / key
         return path.read_bytes() if path.is_file() else None
-
-
-class TestRemoteMemory(StoreSuite):
-    nested_keys = "refused"
-
-    @pytest.fixture
-    def store(self, exercises: Any) -> ObjectStore:
-        exercises("fsspec memory")
-        return open_store(f"fsspec+memory://{uuid.uuid4().hex}/root")
-
-    def _path(self, store: ObjectStore, key: str) -> str:
-        return "/" + store.url.partition("://")[2] + "/" + key
-
-    def raw_put(self, store: ObjectStore, key: str, body: bytes) -> None:
-        fsspec.filesystem("memory").pipe_file(self._path(store, key), body)
-
-    def raw_get(self, store: ObjectStore, key: str) -> bytes | None:
-        try:
-            return bytes(fsspec.filesystem("memory").cat_file(self._path(store, key)))
-        except FileNotFoundError:
-            return None
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ import pytest
 
 from offloader.errors import StoreUnavailable
 from offloader.settings import StoreSettings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.store_suite import all_keys
 
 ONCE = StoreSettings(retries_max=0)

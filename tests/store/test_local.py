@@ -31,9 +31,10 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.settings import StoreSettings
-from offloader.store.base import CREATE, IfMatch, ObjectStore, open_store
+from offloader.store.base import CREATE, IfMatch, ObjectStore
 from offloader.store.local import LocalStore
 from offloader.store.local_listing import list_files
+from offloader.store.open import open_store
 from offloader.testing.store_suite import all_keys
 from tests.support.waiting import PATIENCE_S
 
@@ -60,7 +61,8 @@ def run_python(script: str, *arguments: object) -> subprocess.CompletedProcess[s
 CREATOR = """
 import sys
 from offloader.errors import PreconditionFailed
-from offloader.store.base import CREATE, open_store
+from offloader.store.base import CREATE
+from offloader.store.open import open_store
 url, name = sys.argv[1:]
 store = open_store(url)
 print("ready", flush=True)
@@ -101,7 +103,8 @@ def test_of_processes_that_create_at_once_exactly_one_wins_with_its_metadata(sto
 COUNTER = """
 import sys
 from offloader.errors import PreconditionFailed
-from offloader.store.base import IfMatch, open_store
+from offloader.store.base import IfMatch
+from offloader.store.open import open_store
 store = open_store(sys.argv[1])
 done = 0
 while done < 15:
@@ -124,7 +127,8 @@ def test_no_replacement_by_etag_is_lost_between_processes(store: ObjectStore) ->
 
 WRITER = """
 import sys
-from offloader.store.base import CREATE, open_store
+from offloader.store.base import CREATE
+from offloader.store.open import open_store
 store = open_store(sys.argv[1])
 print("ready", flush=True)
 for number in range(10_000):
@@ -311,7 +315,8 @@ LIMITED = """
 import resource, signal, sys
 from offloader.errors import OffloaderError
 from offloader.settings import StoreSettings
-from offloader.store.base import CREATE, open_store
+from offloader.store.base import CREATE
+from offloader.store.open import open_store
 store = open_store(sys.argv[1], settings=StoreSettings(retries_max=0))
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
@@ -333,7 +338,7 @@ UNPRIVILEGED = """
 import os, sys
 from offloader.errors import OffloaderError
 from offloader.store import local
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 if os.geteuid() == 0:
     os.seteuid(65534)
 try:

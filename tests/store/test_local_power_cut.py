@@ -17,7 +17,8 @@ import pytest
 from offloader.clock import SystemClock
 from offloader.errors import OffloaderError, OutcomeUnknown, PreconditionFailed
 from offloader.ledgers.database import Database
-from offloader.store.base import CREATE, IfMatch, ObjectStore, open_store
+from offloader.store.base import CREATE, IfMatch, ObjectStore
+from offloader.store.open import open_store
 from tests.support.power_cut import PowerCut
 from tests.support.waiting import PATIENCE_S
 
@@ -142,7 +143,8 @@ def test_name_that_cannot_be_synced_is_an_unknown_outcome(disk: PowerCut, tmp_pa
 
 KILLED = """
 import os, signal, stat, sys
-from offloader.store.base import CREATE, open_store
+from offloader.store.base import CREATE
+from offloader.store.open import open_store
 store = open_store(sys.argv[1])
 store.put("d/other", b"")
 left = int(sys.argv[2])

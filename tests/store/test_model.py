@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from offloader.errors import NotFound, PreconditionFailed
-from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo, open_store
+from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo
+from offloader.store.open import open_store
 from offloader.testing.store_suite import all_keys
 
 KEYS = st.sampled_from(["a", "b/a", "b/c/d", "b-", "é/ü", "z"])
@@ -145,14 +146,8 @@ class LocalModel(StoreModel):
             shutil.rmtree(unquote(urlsplit(self.store.url).path))
 
 
-class RemoteMemoryModel(StoreModel):
-    open = staticmethod(lambda: open_store(f"fsspec+memory://{uuid.uuid4().hex}"))
-
-
 _BOUNDED = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestMemoryModel = MemoryModel.TestCase
 TestMemoryModel.settings = _BOUNDED
 TestLocalModel = LocalModel.TestCase
 TestLocalModel.settings = _BOUNDED
-TestRemoteMemoryModel = RemoteMemoryModel.TestCase
-TestRemoteMemoryModel.settings = _BOUNDED

@@ -17,8 +17,9 @@ from fsspec.implementations.local import LocalFileSystem
 from formats.buffers import Pieces, views_of
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.settings import StoreSettings
-from offloader.store.base import CREATE, OVERWRITE, IfMatch, PutMode, StoreOptions, open_store
-from offloader.store.metered import requests_of
+from offloader.store.attempts import requests_of
+from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, PutMode, StoreOptions
+from offloader.store.open import open_store
 from offloader.store.probe import CREATES, ETAGS, probe_conditional_puts, require_conditional_puts
 from offloader.store.s3_body import BodyReader, sendable
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -124,7 +125,7 @@ def test_two_openings_of_a_memory_share_it_and_roots_are_apart() -> None:
 
 LOADED = """
 import sys
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 open_store(sys.argv[1])
 print(*(name for name in ("boto3", "botocore", "fsspec", "s3fs") if name in sys.modules))
 """
@@ -171,6 +172,29 @@ def test_another_fsspec_file_system_is_read_and_says_why_it_is_not_written(name:
     assert "s3://" in caught.value.hint
     with pytest.raises(NotFound):
         store.list_parts("k", "u")
+
+
+def test_reads_through_fsspec_answer_what_the_directory_holds(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(7):
+        (tmp_path / f"a/{number}").write_bytes(bytes(range(number * 10)))
+    (tmp_path / "a-b").write_bytes(b"x")
+    written, read = (open_store(f"{scheme}://{tmp_path}", read_only=True) for scheme in ("file", "fsspec+file"))
+    for start, stop in ((0, 0), (0, 60), (59, 61), (60, 61), (5, 9)):
+        assert read.get("a/6", ByteRange(start, stop))[0] == written.get("a/6", ByteRange(start, stop))[0]
+    assert read.get("a/6", ByteRange(5, 9))[1].size_bytes == 60
+    for prefix, after in (("", ""), ("a", "a/2"), ("a/", "a/6"), ("none/", "")):
+        for limit in (1, 3, 1000):
+            expected = written.list(prefix, after=after, limit=limit)
+            page = read.list(prefix, after=after, limit=limit)
+            assert [(info.key, info.size_bytes) for info in page.objects] == [
+                (info.key, info.size_bytes) for info in expected.objects
+            ]
+            assert page.next_after == expected.next_after
+    for key in ("absent", "a"):
+        with pytest.raises(NotFound):
+            read.head(key)
+    assert list(read.list_uploads("")) == []
 
 
 class HalfListed(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -289,14 +313,17 @@ def test_store_that_ignores_one_condition_in_twenty_passes_less_than_once_in_a_t
     assert 0.95 ** (CREATES + ETAGS) < 0.001
 
 
-def test_second_probe_of_a_bucket_by_one_process_asks_less(servers: Any) -> None:
+def test_second_probe_of_an_opened_store_asks_less(servers: Any) -> None:
     place = servers.place("moto")
-    first, second = (place.open(region="not-probed-yet") for _ in range(2))
-    require_conditional_puts(first)
-    require_conditional_puts(second)
-    asked = requests_of(second)["put"].requests
-    assert asked < 20
-    assert requests_of(first)["put"].requests == asked + CREATES + ETAGS + 30
+    store, other = place.open(), place.open()
+    require_conditional_puts(store)
+    first = requests_of(store)["put"].requests
+    require_conditional_puts(store)
+    again = requests_of(store)["put"].requests - first
+    assert again < 20
+    assert first == again + CREATES + ETAGS + 30
+    require_conditional_puts(other)
+    assert requests_of(other)["put"].requests == first
 
 
 def test_the_probe_finds_a_lie_about_etags() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from offloader.errors import Unsupported
-from offloader.store.base import OVERWRITE, PutMode, open_store
+from offloader.store.base import OVERWRITE, PutMode
+from offloader.store.open import open_store
 from offloader.store.probe import probe_conditional_puts, require_conditional_puts
 from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.store_suite import all_keys

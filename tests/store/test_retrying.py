@@ -19,10 +19,12 @@ from offloader.errors import (
     StoreUnavailable,
     Throttled,
 )
-from offloader.settings import StoreSettings
-from offloader.store.base import CREATE, IfMatch, ObjectStore, open_store
+from offloader.limits import Limiter
+from offloader.settings import LimitSettings, StoreSettings
+from offloader.store.attempts import AttemptStore, VerbCount, requests_of
+from offloader.store.base import CREATE, IfMatch, ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.metered import MeteredStore, VerbCount, requests_of
+from offloader.store.open import open_store
 from offloader.store.retrying import RetryingStore, retry_delay_s
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -220,7 +222,7 @@ def test_every_attempt_is_counted() -> None:
     clock = ManualClock()
     memory: ObjectStore = open_store(f"memory://{uuid.uuid4().hex}")
     faulty = FaultyStore(memory, [Fault(verb="put", call=1, calls=2)])
-    store = RetryingStore(MeteredStore(faulty), SETTINGS, clock, random.Random(1))
+    store = RetryingStore(AttemptStore(faulty, Limiter(LimitSettings(), clock)), SETTINGS, clock, random.Random(1))
     store.put("k", b"12345")
     store.get("k")
     with pytest.raises(NotFound):

@@ -27,8 +27,9 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.settings import StoreSettings
-from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo, open_store
-from offloader.store.metered import requests_of
+from offloader.store.attempts import requests_of
+from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo
+from offloader.store.open import open_store
 from offloader.store.s3_answers import composite_crc32c, composite_etag
 from offloader.store.s3_errors import meaning_of
 from offloader.testing.servers import Answer, LosingProxy, ScriptedServer, silent_server, slow_server

@@ -14,8 +14,9 @@ from urllib3.connectionpool import HTTPConnectionPool
 from offloader.errors import NotFound, ObjectChanged, OffloaderError, StoreUnavailable
 from offloader.settings import StoreSettings
 from offloader.store import s3_receive
-from offloader.store.base import ByteRange, ObjectStore, open_store
-from offloader.store.metered import requests_of
+from offloader.store.attempts import requests_of
+from offloader.store.base import ByteRange, ObjectStore
+from offloader.store.open import open_store
 from offloader.store.s3_answers import encoded_crc32c
 from offloader.store.s3_download import CONTINUATIONS_MAX, PIECE_BYTES, WHOLE_BYTES_MAX
 from offloader.testing.manual_clock import ManualClock

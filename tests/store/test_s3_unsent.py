@@ -16,7 +16,8 @@ import pytest
 
 from offloader.errors import OutcomeUnknown, StoreUnavailable
 from offloader.settings import StoreSettings
-from offloader.store.base import CREATE, ObjectStore, open_store
+from offloader.store.base import CREATE, ObjectStore
+from offloader.store.open import open_store
 from services.request_gate import Passing, RequestGate
 from services.servers import free_port
 from tests.support.certificates import Authority

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from offloader.errors import InvalidCall, StoreUnavailable, Throttled
-from offloader.limits import Limiter, Priority
+from offloader.limits import Limiter, Priority, working_at
 from offloader.settings import LimitSettings, Settings, StoreSettings
-from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore, open_store
+from offloader.store.attempts import AttemptStore, limits_of
+from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.store.retrying import RetryingStore
-from offloader.store.throttled import PrioritizedStore, ThrottledStore, limits_of
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.servers import Answer, ScriptedServer
@@ -29,41 +30,43 @@ def opened(clock: ManualClock, limiter: Limiter) -> ObjectStore:
     return open_store(f"memory://{uuid.uuid4().hex}", clock=clock, limits=limiter)
 
 
-def test_bodies_count_against_upload_bandwidth_and_answers_against_read_bandwidth() -> None:
+def test_bodies_and_answers_count_against_the_bandwidth() -> None:
     clock = ManualClock()
-    store = opened(clock, Limiter(LimitSettings(upload_bytes_per_s=1000.0, read_bytes_per_s=100.0), clock))
+    store = opened(clock, Limiter(LimitSettings(bytes_per_s=100.0), clock))
     for number in range(6):
-        store.put(f"k{number}", bytes(500))
+        store.put(f"k{number}", bytes(50))
     assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
     before_s = clock.monotonic_s()
     store.get("k0")  # nobody knows how long it is: the next one pays
     assert clock.monotonic_s() == before_s
-    store.get("k0", ByteRange(0, 100))
-    assert clock.monotonic_s() - before_s == pytest.approx(5.0, abs=0.1)
+    store.get("k0", ByteRange(0, 50))
+    assert clock.monotonic_s() - before_s == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_range_that_was_shorter_than_asked_for_is_charged_as_it_was() -> None:
     clock = ManualClock()
-    store = opened(clock, Limiter(LimitSettings(read_bytes_per_s=100.0), clock))
+    store = opened(clock, Limiter(LimitSettings(bytes_per_s=100.0), clock))
     store.put("k", b"abc")
     for _ in range(20):
         store.get("k", ByteRange(0, 100))
     assert clock.monotonic_s() < 20
 
 
-def test_parts_count_too_and_deletes_have_a_rate_of_their_own() -> None:
+def test_parts_count_too_and_a_delete_of_nothing_is_no_request() -> None:
     clock = ManualClock()
-    limiter = Limiter(LimitSettings(upload_bytes_per_s=100.0, delete_requests_per_s=1.0), clock)
+    limiter = Limiter(LimitSettings(bytes_per_s=100.0, requests_per_s=1.0), clock)
     store = opened(clock, limiter)
     upload = store.begin_upload("k")
     store.upload_part("k", upload, 1, bytes(100))
-    store.upload_part("k", upload, 2, bytes(100))
-    assert clock.monotonic_s() == pytest.approx(1.0, abs=0.1)
+    store.upload_part("k", upload, 2, bytes(400))
+    assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
+    store.upload_part("k", upload, 3, bytes(1))
+    assert clock.monotonic_s() == pytest.approx(5.0, abs=0.1)
     store.abort_upload("k", upload)
     store.delete(["k"])
-    assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
+    assert clock.monotonic_s() == pytest.approx(7.0, abs=0.1)
     store.delete([])
-    assert clock.monotonic_s() == pytest.approx(2.0, abs=0.1)
+    assert clock.monotonic_s() == pytest.approx(7.0, abs=0.1)
 
 
 def test_each_attempt_takes_a_turn_and_waiting_for_it_uses_up_no_retries() -> None:
@@ -71,9 +74,9 @@ def test_each_attempt_takes_a_turn_and_waiting_for_it_uses_up_no_retries() -> No
     faulty = FaultyStore(
         MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, calls=2, error=StoreUnavailable)]
     )
-    limiter = Limiter(LimitSettings(upload_bytes_per_s=1.0), clock)
+    limiter = Limiter(LimitSettings(bytes_per_s=1.0), clock)
     settings = StoreSettings(retry_total_s=5.0, retry_delay_first_s=0.1)
-    store = RetryingStore(ThrottledStore(faulty, limiter), settings, clock, random.Random(1))
+    store = RetryingStore(AttemptStore(faulty, limiter), settings, clock, random.Random(1))
     store.put("k", bytes(50))
     assert len(faulty.calls) == 3
     assert clock.monotonic_s() > 90
@@ -82,7 +85,7 @@ def test_each_attempt_takes_a_turn_and_waiting_for_it_uses_up_no_retries() -> No
 def test_one_store_that_is_told_to_slow_down_slows_all_that_share_its_limiter() -> None:
     clock = ManualClock()
     limiter = Limiter(LimitSettings(recovery_requests_per_s=0.001), clock)
-    refused = ThrottledStore(
+    refused = AttemptStore(
         FaultyStore(MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, error=Throttled)]),
         limiter,
     )
@@ -103,7 +106,7 @@ def test_after_slowing_down_the_store_recovers_and_everything_arrives() -> None:
     faults = [Fault(verb="put", call=call, error=Throttled) for call in (10, 11, 12, 30)]
     faulty = FaultyStore(MemoryStore(uuid.uuid4().hex, "", clock=clock), faults)
     limiter = Limiter(LimitSettings(), clock)
-    store = RetryingStore(ThrottledStore(faulty, limiter), StoreSettings(), clock, random.Random(1))
+    store = RetryingStore(AttemptStore(faulty, limiter), StoreSettings(), clock, random.Random(1))
     for number in range(60):
         store.put(f"k{number:02}", b"x")
     assert len(store.list("").objects) == 60
@@ -120,25 +123,26 @@ def test_any_other_failure_leaves_the_pace_alone() -> None:
         MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, error=StoreUnavailable)]
     )
     with pytest.raises(StoreUnavailable):
-        ThrottledStore(faulty, limiter).put("k", b"x")
+        AttemptStore(faulty, limiter).put("k", b"x")
     assert limiter.status().slowdowns == 0
 
 
-def test_a_backfill_store_waits_behind_everyone_else() -> None:
+def test_work_at_the_priority_of_a_backfill_waits_behind_live_uploads() -> None:
     clock = ManualClock(waits_pass=False)
-    limiter = Limiter(LimitSettings(upload_requests_per_s=0.5), clock)
+    limiter = Limiter(LimitSettings(requests_per_s=0.5), clock)
     store = opened(clock, limiter)
     store.put("first", b"x")
     order: list[str] = []
 
-    def put(through: ObjectStore, key: str) -> None:
-        through.put(key, b"x")
+    def put(key: str, priority: Priority) -> None:
+        with working_at(priority):
+            store.put(key, b"x")
         order.append(key)
 
     with ThreadPoolExecutor(2) as pool:
-        backfill = pool.submit(put, PrioritizedStore(store, Priority.BACKFILL), "old")
+        backfill = pool.submit(put, "old", Priority.BACKFILL)
         eventually(lambda: limiter.status().waiting["backfill"] == 1)
-        live = pool.submit(put, store, "new")
+        live = pool.submit(put, "new", Priority.LIVE)
         eventually(lambda: limiter.status().waiting["live"] == 1)
         clock.advance(2.0)
         live.result(timeout=PATIENCE_S)
@@ -150,7 +154,7 @@ def test_a_backfill_store_waits_behind_everyone_else() -> None:
 
 def test_closing_the_store_ends_the_waiting_and_leaves_other_stores_waiting() -> None:
     clock = ManualClock(waits_pass=False)
-    limiter = Limiter(LimitSettings(upload_requests_per_s=0.001), clock)
+    limiter = Limiter(LimitSettings(requests_per_s=0.001), clock)
     store, other = opened(clock, limiter), opened(clock, limiter)
     store.put("first", b"x")
     with ThreadPoolExecutor(2) as pool:
@@ -187,7 +191,7 @@ def test_threads_that_are_refused_together_slow_down_once() -> None:
             gate.wait(timeout=PATIENCE_S)
             raise Throttled("SlowDown")
 
-    store = ThrottledStore(Refusing(uuid.uuid4().hex, "", clock=clock), limiter)
+    store = AttemptStore(Refusing(uuid.uuid4().hex, "", clock=clock), limiter)
     with ThreadPoolExecutor(4) as pool:
         results = [pool.submit(store.put, f"k{number}", b"x") for number in range(4)]
         assert all(isinstance(result.exception(timeout=PATIENCE_S), Throttled) for result in results)
@@ -216,7 +220,7 @@ def test_a_store_with_a_capacity_is_used_without_being_stormed() -> None:
 
     inner = Limited(uuid.uuid4().hex, "", clock=clock)
     inner.put("k", b"x")
-    store = ThrottledStore(inner, Limiter(LimitSettings(), clock))
+    store = AttemptStore(inner, Limiter(LimitSettings(), clock))
     done = 0
     while done < 1000:
         with contextlib.suppress(Throttled):
@@ -243,7 +247,7 @@ def test_a_503_of_a_server_slows_down_and_what_was_refused_is_sent_again() -> No
 
 def test_limits_that_the_store_doesnt_obey_are_refused() -> None:
     """A limit that is set and has no effect would be worse than none."""
-    settings = Settings.of({"limits": {"upload_bytes_per_s": 1000.0}})
+    settings = Settings.of({"limits": {"bytes_per_s": 1000.0}})
     name = uuid.uuid4().hex
     with pytest.raises(InvalidCall, match="the settings limits have no effect on memory://"):
         LedgerOffloader(open_store(f"memory://{name}"), settings)
@@ -252,4 +256,4 @@ def test_limits_that_the_store_doesnt_obey_are_refused() -> None:
     LedgerOffloader(store, Settings()).close()
     status = limits_of(store)
     assert status is not None
-    assert status.limits == {"upload_bytes_per_s": 1000.0}
+    assert status.limits == {"bytes_per_s": 1000.0}

@@ -30,7 +30,8 @@ from offloader.service.http.server import OffloadHttp
 from offloader.service.recent import RecentErrors
 from offloader.service.view import ServiceView
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.runs import HistoryRuns
 from offloader.write.stream.streaming import StreamOffload

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader
 from tests.support.streams import StreamWriter, batch_of
 from tests.write.killed_writer import STREAM, KillingStore

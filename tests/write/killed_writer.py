@@ -16,7 +16,8 @@ from typing import Any
 
 from offloader.managed_ledger import open_managed_ledger
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 
 STREAM = "killed/stream"
 SETTINGS = Settings.of(

@@ -12,7 +12,7 @@ import pytest
 from formats.keys import data_key
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import list_streams, load_manifest
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from tests.support.readback import stored_entries
 from tests.write.killed_rollback import RECORDS_BEFORE, roll_back, written_stream
 from tests.write.killed_writer import HISTORY_SETTINGS, SETTINGS, STREAM, drawn_history, drawn_payloads

@@ -21,7 +21,7 @@ from offloader.ledgers.pushed import Offered, PushedLedgers, PushNews
 from offloader.manifest.log import ManifestLog
 from offloader.read.streams import load_stream
 from offloader.settings import Settings
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.stream.status import Mode, StreamStatus

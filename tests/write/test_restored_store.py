@@ -11,7 +11,7 @@ from formats.entries import Position
 from offloader.errors import OffloaderError
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.settings import Settings
-from offloader.store.base import open_store
+from offloader.store.open import open_store
 
 STREAM = "public/default/persistent/orders"
 

@@ -28,8 +28,9 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.read.reader import open_reader
 from offloader.retention.truncation import truncate_stream
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore, open_store
+from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.write.hot.release import release_hot_ledgers
 from offloader.write.offloader import LedgerOffloader
 

@@ -29,7 +29,7 @@ from offloader.read.fetch import Fetcher
 from offloader.read.reader import Reader
 from offloader.read.workers import Workers as Parallel
 from offloader.settings import ReadSettings
-from offloader.store.observed import recorder_of
+from offloader.store.attempts import recorder_of
 from offloader.write.history.backfill import HistoryTools
 from offloader.write.history.planned import PlannedSegment
 from offloader.write.history.rollback import RewriteGroup, StreamedLedger, next_group, streamed_ledgers

@@ -17,7 +17,7 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_check import closed_edit
 from offloader.manifest.state import ManifestState
-from offloader.store.observed import recorder_of
+from offloader.store.attempts import recorder_of
 from offloader.write.segment.announce import announce
 from offloader.write.segment.queue import WritingSegment
 

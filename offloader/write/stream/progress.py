@@ -14,8 +14,8 @@ from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.segment import SegmentSummary
 from offloader.errors import Fenced, OffloaderError
 from offloader.ledgers.base import LedgerInfo
+from offloader.store.attempts import recorder_of
 from offloader.store.base import ObjectStore
-from offloader.store.observed import recorder_of
 from offloader.write.stream.status import StreamStatus
 
 __all__ = ["Lag", "Progress", "lag_between", "lag_of"]

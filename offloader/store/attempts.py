@@ -1,0 +1,243 @@
+"""Attempts at requests: limited, counted and measured in one wrapper.
+
+``open_store`` puts it *under* the retrying wrapper, so each attempt waits for the rate limits and counts. One call of a
+verb is one request here, also where an implementation sends several (a delete of more than a thousand keys, the look
+after a lost completion).
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from formats.errors import FormatError
+from formats.keys import record_number
+from formats.stream_names import decode_stream
+from offloader.clock import Clock, SystemClock
+from offloader.errors import InvalidCall, OffloaderError, Overloaded, Throttled
+from offloader.limits import Limiter, LimitStatus, Traffic, turn_waited_s
+from offloader.settings import LimitSettings
+from offloader.store.around import AroundStore, Request, body_bytes, layer_of
+from offloader.store.base import ObjectStore
+from offloader.telemetry import NO_TELEMETRY, Recorder
+
+__all__ = [
+    "AttemptStore",
+    "OpenRequest",
+    "VerbCount",
+    "histogram_of",
+    "limits_of",
+    "open_requests_of",
+    "recorder_of",
+    "requests_of",
+    "require_limits",
+    "stream_of",
+]
+
+_Answer = TypeVar("_Answer")
+
+_CATALOG = "_catalog/"
+_MANIFEST = "/manifest/"
+_INDEX = "-index"
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class VerbCount:
+    """Requests of one verb: ``errors`` of the ``requests`` raised; ``bytes_sent`` counts bodies of all attempts,
+    ``bytes_received`` what ``get`` answered."""
+
+    requests: int = 0
+    errors: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request that was sent ``seconds`` ago and has no answer."""
+
+    verb: str
+    key: str
+    seconds: float
+
+
+class AttemptStore(AroundStore):
+    """``inner``, each request limited, counted and measured. The wait for the limits isn't part of what is measured.
+
+    Bytes count against the limits as they are sent; those of an answer as they were asked for, corrected when it came.
+
+    Args:
+        inner: the store.
+        limiter: shared by all stores that shall be slow together.
+        recorder: takes the measurements.
+        clock: measures.
+
+    Attributes:
+        keeps_conditions: whether a probe found that the store refuses what a condition forbids: later probes are short.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        limiter: Limiter,
+        *,
+        recorder: Recorder = NO_TELEMETRY,
+        clock: Clock | None = None,
+    ) -> None:
+        super().__init__(inner)
+        self.limiter = limiter
+        self.recorder = recorder
+        self.keeps_conditions = False
+        self._clock = clock or SystemClock()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._counts: dict[str, VerbCount] = {}
+        self._numbers = itertools.count()
+        self._open: dict[int, tuple[Request, float]] = {}
+
+    def requests(self) -> Mapping[str, VerbCount]:
+        """The counts so far, by verb; a value that later calls don't change. Open requests aren't counted yet."""
+        with self._lock:
+            return dict(self._counts)
+
+    def open_requests(self) -> Sequence[OpenRequest]:
+        """Requests without an answer, the oldest first."""
+        with self._lock:
+            # In the order in which they were sent, as dictionaries are.
+            found = list(self._open.values())
+        now_s = self._clock.monotonic_s()
+        return [OpenRequest(request.verb, request.key, now_s - sent_s) for request, sent_s in found]
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        before_s = turn_waited_s()
+        try:
+            what = f"{request.verb} {request.key} in {self.url}"
+            turn = self.limiter.take_turn(request.traffic, request.size_bytes, self._closing, what=what)
+        finally:
+            if turn_waited_s() > before_s:
+                self.recorder.add("turns_waited_seconds_total", turn_waited_s() - before_s)
+        stream = "" if self.recorder is NO_TELEMETRY else stream_of(request.key)
+        number, started_s = self._begin(request, stream)
+        errors = 1
+        received = 0
+        try:
+            answer = call()
+            received = body_bytes(request, answer)
+            errors = 0
+        except OffloaderError as error:
+            self.recorder.add("request_errors_total", stream=stream, label=_kind_of(error))
+            if isinstance(error, Throttled | Overloaded):
+                self.recorder.add("throttles_total", stream=stream)
+                self.limiter.slow_down(turn)
+            raise
+        finally:
+            self._end(number, request, errors, received)
+        if request.verb == "get":
+            self.limiter.settle(turn, received)
+        if self.recorder is not NO_TELEMETRY:
+            self._record(request, stream, self._clock.monotonic_s() - started_s, received, answer)
+        return answer
+
+    def _begin(self, request: Request, stream: str) -> tuple[int, float]:
+        self.recorder.add("requests_total", stream=stream, label=request.verb)
+        if request.traffic is Traffic.UPLOAD:
+            self.recorder.add("uploaded_bytes_total", request.size_bytes, stream=stream)
+        with self._lock:
+            number, started_s = next(self._numbers), self._clock.monotonic_s()
+            self._open[number] = request, started_s
+        return number, started_s
+
+    def _end(self, number: int, request: Request, errors: int, received: int) -> None:
+        sent = request.size_bytes if request.traffic is Traffic.UPLOAD else 0
+        with self._lock:
+            del self._open[number]
+            old = self._counts.get(request.verb, VerbCount())
+            self._counts[request.verb] = VerbCount(
+                old.requests + 1, old.errors + errors, old.bytes_sent + sent, old.bytes_received + received
+            )
+
+    def _record(self, request: Request, stream: str, taken_s: float, received: int, answer: object) -> None:
+        histogram = histogram_of(request)
+        if histogram:
+            self.recorder.observe(histogram, taken_s, stream=stream)
+        if request.verb == "get":
+            self.recorder.add("downloaded_bytes_total", received, stream=stream)
+        if request.verb == "delete" and isinstance(answer, list | tuple):
+            self.recorder.add("deleted_objects_total", request.keys - len(answer), stream=stream)
+
+    def close(self) -> None:
+        self._closing.set()
+        self.limiter.wake()
+        super().close()
+
+
+def requests_of(store: ObjectStore) -> Mapping[str, VerbCount]:
+    """Requests by verb of a store that ``open_store`` opened; empty for one that doesn't count."""
+    layer = layer_of(store, AttemptStore)
+    return {} if layer is None else layer.requests()
+
+
+def open_requests_of(store: ObjectStore) -> Sequence[OpenRequest]:
+    """Requests of such a store that have no answer yet, the oldest first."""
+    layer = layer_of(store, AttemptStore)
+    return [] if layer is None else layer.open_requests()
+
+
+def recorder_of(store: ObjectStore) -> Recorder:
+    """Where measurements of such a store go, and those of its callers."""
+    layer = layer_of(store, AttemptStore)
+    return NO_TELEMETRY if layer is None else layer.recorder
+
+
+def limits_of(store: ObjectStore) -> LimitStatus | None:
+    """What the limits of such a store do at the moment; ``None`` for one without."""
+    layer = layer_of(store, AttemptStore)
+    return None if layer is None else layer.limiter.status()
+
+
+def require_limits(store: ObjectStore, limits: LimitSettings) -> None:
+    """Refuses settings that the store doesn't obey: a limit without effect is worse than none.
+
+    Raises:
+        InvalidCall: ``limits`` aren't the defaults, and the store was opened with others.
+    """
+    layer = layer_of(store, AttemptStore)
+    if limits != LimitSettings() and (layer is None or layer.limiter.settings != limits):
+        raise InvalidCall(
+            f"the settings limits have no effect on {store.url}: it was opened with others",
+            hint="open it with open_store(..., limits=settings.limits)",
+        )
+
+
+def stream_of(key: str) -> str:
+    """The stream whose object or prefix this is; empty where it is none or nobody can tell."""
+    encoded = key.removeprefix(_CATALOG).rstrip("/") if key.startswith(_CATALOG) else key.split(_MANIFEST)[0]
+    if encoded == key:
+        encoded = key.rpartition("/")[0]
+    try:
+        return decode_stream(encoded) if encoded else ""
+    except FormatError:
+        return ""
+
+
+def histogram_of(request: Request) -> str:
+    """The histogram of a request; empty: it has none (listings, heads, deletes, whatever else is a manifest's)."""
+    if request.key.startswith(_CATALOG):
+        return ""
+    if request.traffic is Traffic.UPLOAD:
+        if _MANIFEST in request.key:
+            return "commit_seconds" if record_number(request.key) is not None else ""
+        return "index_seconds" if request.key.endswith(_INDEX) else "upload_seconds"
+    if request.verb != "get" or _MANIFEST in request.key:
+        return ""
+    return "index_read_seconds" if request.key.endswith(_INDEX) else "read_seconds"
+
+
+def _kind_of(error: OffloaderError) -> str:
+    """``StoreUnavailable`` -> ``store_unavailable``."""
+    return _CAPITAL.sub("_", type(error).__name__).lower()
