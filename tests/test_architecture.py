@@ -322,6 +322,7 @@ def test_every_public_name_is_there() -> None:
     assert set(offloader.__all__) <= set(dir(offloader))
 
 
+@pytest.mark.process
 def test_tracked_files_name_no_machine_and_no_registry() -> None:
     """Where packages come from and where a checkout lies is the business of the machine."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)

@@ -17,6 +17,8 @@ from services.binaries import BINARIES
 from services.pulsar.build import place
 from tests.support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parent.parent
 
 

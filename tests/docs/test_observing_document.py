@@ -22,6 +22,7 @@ def fences(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
 
 
+@pytest.mark.process
 def test_the_sample_runs_and_prints_what_the_text_says(tmp_path: Path) -> None:
     code = next(each for each in fences("python") if "metrics.exposition()" in each)
     done = subprocess.run(

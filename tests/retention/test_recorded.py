@@ -35,6 +35,7 @@ def grown(count: int, limits: list[Limits], *, step_bytes: int = 2**20, every: i
     return records
 
 
+@pytest.mark.slow
 def test_ten_years_of_half_hours_stay_small() -> None:
     """And nothing that is asked for later is further off than the rule allows."""
     count = 10 * YEAR_MS // HALF_HOUR_MS

@@ -327,6 +327,7 @@ def test_no_secret_is_in_any_answer_log_or_representation(tmp_path: Path, caplog
     assert not [text for text in shown for secret in secrets if secret in text]
 
 
+@pytest.mark.process
 def test_a_whole_process_shows_no_secret_and_renews_its_own(tmp_path: Path, authority: Authority) -> None:
     """``offloader serve`` with TLS and tokens of both kinds: its list entry, its log, its answers, and SIGHUP."""
     certificate, tokens, config = tmp_path / "tls.pem", tmp_path / "tokens", tmp_path / "offloader.toml"

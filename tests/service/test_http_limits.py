@@ -195,6 +195,7 @@ def test_a_connection_without_a_request_is_closed_after_its_time(tmp_path: Path)
         assert found.count(b"HTTP/1.1 200 ") == 2, "both requests of one connection are answered"
 
 
+@pytest.mark.slow
 def test_who_doesnt_take_the_answer_is_cut(tmp_path: Path) -> None:
     """An answer of 16 MiB into a socket that nobody reads."""
 

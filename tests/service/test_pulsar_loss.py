@@ -77,6 +77,7 @@ def test_an_unconfirmed_loss_is_recorded_under_a_reason_of_its_own_with_a_warnin
     assert "unconfirmed" in said.getMessage()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "reason"), [((403, b""), "unconfirmed: "), (None, "lost by the source: ")])
 def test_the_policy_block_stops_at_it_and_goes_on_when_it_is_changed(
     cluster: Cluster, answer: tuple[int, bytes] | None, reason: str
