@@ -32,6 +32,7 @@ BASE_PROGRAMS = [
     "ln",
     "ls",
     "mkdir",
+    "mktemp",
     "mv",
     "readlink",
 ]
@@ -291,8 +292,8 @@ def test_oldest_has_an_environment_of_its_own_and_runs_what_test_does(machine: M
 
 def test_check_runs_format_lint_types_and_architecture_without_java(machine: Machine) -> None:
     assert machine.dev("check").returncode == 0
-    tools = [" ".join(call.split()[2:4]) for call in machine.calls() if call.startswith("python")]
-    assert tools == ["ruff format", "ruff check", "mypy in", "docs.operations.make_reference --check", "pytest -q"]
+    tools = {" ".join(call.split()[2:4]) for call in machine.calls() if call.startswith("python")}
+    assert tools == {"ruff format", "ruff check", "mypy in", "docs.operations.make_reference --check", "pytest -q"}
 
 
 def test_check_goes_on_after_a_failure_and_names_what_failed(machine: Machine) -> None:
@@ -300,7 +301,7 @@ def test_check_goes_on_after_a_failure_and_names_what_failed(machine: Machine) -
     done = machine.dev("check")
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1] == "dev: check failed: lint"
-    assert machine.calls()[-1].startswith("python -m pytest")
+    assert any(call.startswith("python -m pytest") for call in machine.calls())
 
 
 @pytest.mark.parametrize(

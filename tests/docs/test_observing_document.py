@@ -56,6 +56,7 @@ def test_every_setting_that_the_text_names_exists() -> None:
     assert set(re.findall(r"`((?:limits|telemetry)\.[a-z0-9_]+)", TEXT)) <= known
 
 
+@pytest.mark.slow
 def test_every_event_that_is_logged_is_in_a_table_and_no_other() -> None:
     logged: set[str] = set()
     for path in (ROOT / "offloader").rglob("*.py"):

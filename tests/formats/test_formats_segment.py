@@ -353,6 +353,7 @@ def test_facts_of_the_ledger_go_into_the_v1_metadata() -> None:
     assert (ledger.closed, ledger.last_entry_id, ledger.length_bytes, ledger.created_ms) == (True, 3, 12, 123)
 
 
+@pytest.mark.slow
 def test_an_object_above_two_gibibytes() -> None:
     """Really built, part by part: offsets, parts and sizes go past 2**31, and the last block reads back."""
     step = batch(7, 0, [np.random.default_rng(4).bytes(4 * MIB - 200)] * 16)

@@ -137,6 +137,7 @@ def test_a_checkpoint_says_all_that_its_records_say() -> None:
     assert by_checkpoint.totals() == by_records.totals()
 
 
+@pytest.mark.slow
 def test_opening_takes_the_same_few_requests_whatever_the_history() -> None:
     bench = Bench()
     log = bench.log()
@@ -164,6 +165,7 @@ def test_the_tail_after_a_checkpoint_is_bounded_and_read_by_number() -> None:
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
+@pytest.mark.slow
 def test_a_long_tail_is_read_whole_and_in_order() -> None:
     bench = Bench(checkpoint_records=1000)
     log = bench.log()
@@ -188,6 +190,7 @@ def test_a_record_missing_in_the_middle_is_named_and_nothing_is_built_on_the_hol
         assert f"{lost:020d}.json" not in keys_in(bench, log)
 
 
+@pytest.mark.slow
 def test_runs_are_sealed_and_a_checkpoint_costs_only_what_is_new() -> None:
     bench = Bench(checkpoint_records=10**5)
     log = bench.log()
@@ -213,6 +216,7 @@ def test_runs_are_sealed_and_a_checkpoint_costs_only_what_is_new() -> None:
     assert len(state.segments) == RUN_ROWS_MIN + 101
 
 
+@pytest.mark.slow
 def test_retired_segments_of_a_sealed_run_are_overlaid_not_rewritten() -> None:
     bench = Bench(checkpoint_records=10**5)
     log = bench.log()
@@ -248,6 +252,7 @@ def test_a_failing_checkpoint_leaves_the_commit_alone_and_is_tried_again_later()
     assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["before", "after"])
 @pytest.mark.parametrize("key_part", ["segments", "checkpoint", "boundary"])
 def test_a_lost_answer_anywhere_in_a_checkpoint_harms_nothing(key_part: str, fault: str) -> None:
@@ -266,6 +271,7 @@ def test_a_lost_answer_anywhere_in_a_checkpoint_harms_nothing(key_part: str, fau
     assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == expected.record_id
 
 
+@pytest.mark.slow
 def test_of_two_checkpointers_at_once_one_object_stands_and_both_go_on() -> None:
     bench, log = with_a_full_run()
     state = log.state
@@ -300,6 +306,7 @@ def test_a_stalled_checkpointer_never_lowers_the_boundary() -> None:
     assert checkpoint_now(bench.memory, stale, os.urandom).boundary == after
 
 
+@pytest.mark.slow
 def test_a_checkpoint_left_by_a_stalled_checkpointer_is_not_named_when_its_runs_may_be_gone() -> None:
     """The boundary has moved to a checkpoint that merged those runs into others: they are garbage by now."""
     bench, log = with_a_full_run()
@@ -336,6 +343,7 @@ def replace_runs(state: ManifestState, base: ManifestState) -> SegmentTable:
     return base.segments if state.segments is not base.segments else state.segments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["boundary", "checkpoint", "segments", "ledgers"])
 def test_a_flipped_bit_anywhere_in_a_manifest_is_named(target: str) -> None:
     bench, log = with_a_full_run()
@@ -416,6 +424,7 @@ def test_no_commit_waits_for_a_checkpoint_that_is_written_aside() -> None:
     assert log.state == load_manifest(bench.memory, STREAM)
 
 
+@pytest.mark.slow
 def test_what_is_sealed_aside_isn_t_sealed_again() -> None:
     bench, log = with_a_full_run()
     later: list[Callable[[], object]] = []
@@ -529,6 +538,7 @@ def test_views_stay_readable_from_the_newest_old_checkpoint_on() -> None:
         load_manifest_view_at(bench.memory, log.state, 9)
 
 
+@pytest.mark.slow
 def test_runs_that_nobody_names_are_deleted_and_those_of_kept_checkpoints_are_not() -> None:
     bench, log = with_a_full_run()
     log.checkpoint()
@@ -546,6 +556,7 @@ def test_runs_that_nobody_names_are_deleted_and_those_of_kept_checkpoints_are_no
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
+@pytest.mark.slow
 def test_runs_that_only_the_oldest_kept_checkpoint_names_stay() -> None:
     """A view of a day ago can still be pinned, though the newest checkpoint has written its rows anew."""
     bench, log = with_a_full_run()
@@ -629,6 +640,7 @@ def test_what_has_no_name_of_ours_is_named_and_stays() -> None:
     assert {f"{prefix}{key}" for key in keys_in(bench, log)} >= set(strangers)
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_being_deleted_is_deleted_and_not_damaged() -> None:
     """What is left of it, the tombstone's checkpoint and its runs, can be read."""
     bench, log = with_a_full_run()

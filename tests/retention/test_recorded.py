@@ -98,6 +98,7 @@ def test_a_quarter_of_the_room_between_min_and_max_is_the_widest_gap(unit: Unit)
     assert max(b.time_ms - a.time_ms for a, b in pairwise(thinned)) == 10 * HALF_HOUR_MS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0, 1, HALF_HOUR_MS])
 def test_limits_that_lie_close_do_not_make_the_set_grow_for_ever(width: int) -> None:
     """Above the bound the spacing is widened, evenly; what a decision uses stays."""

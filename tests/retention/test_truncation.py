@@ -292,6 +292,7 @@ def test_hot_ledgers_that_can_t_be_deleted_are_named_and_tried_again() -> None:
     assert bench.hot_ids == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_truncation_that_stops_at_any_request_is_finished_by_the_next(after: bool, force: bool) -> None:
@@ -372,6 +373,7 @@ def test_after_a_forced_truncation_its_own_writer_goes_on_at_the_head(tmp_path: 
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [75, 45, 79])
 def test_a_living_writer_elsewhere_is_fenced_and_goes_on_at_the_head(
     tmp_path: Path, store: MemoryStore, at: int
@@ -406,6 +408,7 @@ def test_a_living_writer_elsewhere_is_fenced_and_goes_on_at_the_head(
         eventually(is_live)  # whoever waits for the commit hears of it before the next step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 5])
 def test_a_stream_that_is_truncated_again_and_again_while_it_is_written(
     tmp_path: Path, store: MemoryStore, seed: int

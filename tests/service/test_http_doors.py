@@ -181,6 +181,7 @@ def test_where_anyone_may_come_in_a_strange_name_in_host_is_refused_off_loopback
         assert ask(url, headers={"Host": "example"}).status == 421
 
 
+@pytest.mark.slow
 def test_a_page_of_another_site_uses_nobodys_machine(tmp_path: Path) -> None:
     """On loopback without tokens everyone is trusted who is on the machine: a web page isn't."""
     with http_process(tmp_path) as (http, _):

@@ -79,6 +79,7 @@ class Waiting:
         raise AssertionError(f"{name} isn't asked for here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
@@ -143,6 +144,7 @@ def test_a_body_is_as_long_as_allowed_and_no_longer(tmp_path: Path) -> None:
         assert digits.status == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET /heal", HEAD, HEAD + b"Content-Length: 1000\r\n\r\n12345"])
 def test_a_slow_sender_is_cut(tmp_path: Path, sent: bytes) -> None:
     """However often a byte more comes: the deadline is the request's."""
