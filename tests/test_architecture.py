@@ -330,8 +330,9 @@ def test_tests_neither_mock_nor_skip() -> None:
                     names.add(node.module)
                 if names & {"mock", "unittest.mock"}:
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} mocks")
-            skips = isinstance(node, ast.Attribute) and node.attr in ("skip", "importorskip", "skipif")
-            if skips and ast.unparse(node) in SKIPS:
+            if not isinstance(node, ast.Attribute) or node.attr not in ("skip", "importorskip", "skipif"):
+                continue
+            if ast.unparse(node) in SKIPS:
                 wrong.append(f"{path.relative_to(ROOT)}:{node.lineno} skips")
     assert not wrong
 
