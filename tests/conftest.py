@@ -7,6 +7,7 @@ what can't be had here aren't collected, and the end of the run says which, why,
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -159,6 +160,17 @@ def pytest_configure(config: pytest.Config) -> None:
         # Before the first test: building takes minutes, and a test has a time limit. What fails here fails its tests.
         with contextlib.suppress(Unavailable):
             _find(name, build=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Thousands of collected tests are walked by each garbage collection of the run unless they are left out of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
