@@ -109,7 +109,6 @@ def test_a_small_object_does_not_become_hundreds_of_megabytes(name: str, decode:
     assert said.startswith("LimitExceeded"), said
 
 
-@pytest.mark.slow
 def test_segments_of_very_many_equal_ledgers_are_read_again() -> None:
     """What compresses best of all that is right: ledgers that differ in nothing but their ids."""
     columns = segments_with_ledgers(segments=40, ledgers=5000)

@@ -137,7 +137,6 @@ def test_a_checkpoint_says_all_that_its_records_say() -> None:
     assert by_checkpoint.totals() == by_records.totals()
 
 
-@pytest.mark.slow
 def test_opening_takes_the_same_few_requests_whatever_the_history() -> None:
     bench = Bench()
     log = bench.log()
@@ -165,7 +164,6 @@ def test_the_tail_after_a_checkpoint_is_bounded_and_read_by_number() -> None:
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
-@pytest.mark.slow
 def test_a_long_tail_is_read_whole_and_in_order() -> None:
     bench = Bench(checkpoint_records=1000)
     log = bench.log()
@@ -271,7 +269,6 @@ def test_a_lost_answer_anywhere_in_a_checkpoint_harms_nothing(key_part: str, fau
     assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == expected.record_id
 
 
-@pytest.mark.slow
 def test_of_two_checkpointers_at_once_one_object_stands_and_both_go_on() -> None:
     bench, log = with_a_full_run()
     state = log.state
@@ -640,7 +637,6 @@ def test_what_has_no_name_of_ours_is_named_and_stays() -> None:
     assert {f"{prefix}{key}" for key in keys_in(bench, log)} >= set(strangers)
 
 
-@pytest.mark.slow
 def test_a_stream_that_is_being_deleted_is_deleted_and_not_damaged() -> None:
     """What is left of it, the tombstone's checkpoint and its runs, can be read."""
     bench, log = with_a_full_run()

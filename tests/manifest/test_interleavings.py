@@ -329,7 +329,6 @@ def test_delete_below_boundary_a_number_of_a_stream_that_is_being_deleted_is_wor
         world.log().open_epoch()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stop_before", range(2, 30))
 def test_incarnation_in_keys_a_paused_deleter_takes_nothing_of_the_new_stream(stop_before: int) -> None:
     world = World()

@@ -73,7 +73,6 @@ def test_a_whole_stream_has_no_findings_and_every_block_was_read(
     assert sum(check.data_bytes for check in checks) == (lengths if deep else 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("role", ["data", "index"])

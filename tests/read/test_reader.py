@@ -356,7 +356,6 @@ def test_counting_whole_segments_asks_for_nothing_and_cut_ones_for_their_index()
     assert cut == [writer.keys(uuids[0])[1], writer.keys(uuids[2])[1]]
 
 
-@pytest.mark.slow
 def test_readers_in_many_threads_do_not_disturb_each_other(stream: StreamWriter, reader: Reader) -> None:
     wrong: list[object] = []
 

@@ -171,7 +171,6 @@ RANGES = {
 EPOCHS = [["0.0", "1.0", "2.0"], ["2.0", "3.1"], ["2.0", "4.2", "5.2"], ["4.2", "6.3"]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("epoch_of", [lambda i: i % 11, lambda i: 10 - i % 11, lambda i: 0, lambda i: (i * 7) % 11])
 def test_cuts_of_a_hundred_segments_scaled_ten_times(epoch_of: object) -> None:
     """Each key range may be in an epoch of its own; the guide's case 2 of section 5."""

@@ -267,7 +267,6 @@ def test_a_stream_of_which_nothing_is_left_has_no_tail_to_record() -> None:
     assert bench.remembered().records.records == ()
 
 
-@pytest.mark.slow
 def test_old_records_are_thinned_by_the_cycles() -> None:
     bench = Bench(policy="size", min_mbytes=1000)
     bench.grow_and_run(40)

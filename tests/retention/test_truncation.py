@@ -292,7 +292,6 @@ def test_hot_ledgers_that_can_t_be_deleted_are_named_and_tried_again() -> None:
     assert bench.hot_ids == [3]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_truncation_that_stops_at_any_request_is_finished_by_the_next(after: bool, force: bool) -> None:
@@ -373,7 +372,6 @@ def test_after_a_forced_truncation_its_own_writer_goes_on_at_the_head(tmp_path: 
         ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("at", [75, 45, 79])
 def test_a_living_writer_elsewhere_is_fenced_and_goes_on_at_the_head(
     tmp_path: Path, store: MemoryStore, at: int
