@@ -194,6 +194,7 @@ def test_every_module_has_a_layer() -> None:
     assert not homeless, "add them to LAYERS and to the import table of the design"
 
 
+@pytest.mark.slow
 def test_imports_point_downwards() -> None:
     wrong = []
     for module, path in modules().items():
@@ -252,6 +253,7 @@ def _last(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else ""
 
 
+@pytest.mark.slow
 def test_only_the_clock_reads_the_clock() -> None:
     wrong = []
     for module, path in modules().items():

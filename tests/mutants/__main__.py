@@ -37,7 +37,8 @@ LIBRARIES = ("pytest", "hypothesis", "hypothesis.stateful", "numpy", "pyarrow", 
 CPU_S_MAX = 180
 #: pytest's exit code when it finds no test.
 NO_TESTS = 5
-COPIED = ("formats", "offloader", "services", "tests", "docs", "benchmarks", "pyproject.toml", "pyspark_offloader.py")
+#: What is not copied from the checkout: environments, caches and what runs left behind.
+NOT_COPIED = {"build", "dist", "offloader-demo", "__pycache__"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,13 @@ def _report(chosen: dict[int, Mutant], outcomes: dict[int, Outcome]) -> int:
 
 def _copied(target: Path) -> Path:
     target.mkdir()
-    for name in COPIED:
-        source = ROOT / name
+    for source in ROOT.iterdir():
+        if source.name in NOT_COPIED or (source.name.startswith(".") and source.name != ".ci"):
+            continue
         if source.is_dir():
-            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns(".git"))
+            shutil.copytree(source, target / source.name)
         else:
-            shutil.copy2(source, target / name)
+            shutil.copy2(source, target / source.name)
     return target
 
 

@@ -142,6 +142,7 @@ def test_partitions_are_ruled_by_their_topics_policy_as_one_stream(make: Any) ->
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "name", "policy"),
     [

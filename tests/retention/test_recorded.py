@@ -113,6 +113,7 @@ def test_limits_that_lie_close_do_not_make_the_set_grow_for_ever(width: int) -> 
     assert max(gaps) <= 64 * HALF_HOUR_MS
 
 
+@pytest.mark.slow
 def test_clocks_that_went_back_thin_only_what_is_too_many() -> None:
     records = grown(50, [], every=99)
     assert records.thinned(-YEAR_MS, [Limits(Unit.TIME, 0)]) is records

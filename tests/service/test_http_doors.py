@@ -216,6 +216,7 @@ def client_tls(authority: Authority, certificate: Path | None = None) -> ssl.SSL
     return context
 
 
+@pytest.mark.slow
 def test_clients_are_known_by_their_certificates(tmp_path: Path, authority: Authority) -> None:
     access = {
         "certificate_file": str(authority.issue("127.0.0.1")),

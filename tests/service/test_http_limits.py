@@ -214,6 +214,7 @@ def test_who_doesnt_take_the_answer_is_cut(tmp_path: Path) -> None:
         assert ask(f"{http.url}/healthz").status == 200
 
 
+@pytest.mark.slow
 def test_no_more_is_asked_for_while_answers_lie_unread(tmp_path: Path) -> None:
     class Large(Waiting):
         def overview(self) -> dict[str, Any]:

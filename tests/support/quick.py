@@ -4,7 +4,7 @@ What a test needs follows from its fixtures (``@needs`` on a fixture) and its ow
 
 * ``process``: it starts a server, a browser, a JVM or any other process;
 * ``java``: one of those processes runs on Java; implies ``process``;
-* ``slow``: it takes more than about 1.5 s of one core, or sweeps over seeds.
+* ``slow``: with all its parameters it takes more than about half a second of one core, or sweeps over seeds.
 
 A test with none of them is quick. ``Guard`` fails a quick test that starts a process all the same, so that a missing
 marker shows in the next quick run. Sockets within the process are allowed.
@@ -28,6 +28,8 @@ __all__ = ["EXAMPLES_MAX", "Guard", "fewer_examples", "is_quick", "is_wholly_exc
 STARTS = frozenset({"subprocess.Popen", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 #: Examples of one property in a quick run.
 EXAMPLES_MAX = 25
+#: Runs of one state machine, which are of dozens of steps each.
+MACHINE_RUNS_MAX = 5
 EXCLUDING = ("process", "java", "slow")
 _OF_MODULE = re.compile(rf"^pytestmark = .*\bpytest\.mark\.({'|'.join(EXCLUDING)})\b", re.MULTILINE)
 _Fixture = TypeVar("_Fixture", bound=Callable[..., Any])
@@ -69,15 +71,15 @@ def fewer_examples(item: pytest.Item) -> None:
         return
     machine = getattr(item.cls, "settings", None)
     if isinstance(machine, hypothesis.settings):
-        item.cls.settings = _limited(machine)
+        item.cls.settings = _limited(machine, MACHINE_RUNS_MAX)
     function: Any = getattr(item.obj, "__func__", item.obj)
     if getattr(function, "is_hypothesis_test", False):
         name = "_hypothesis_internal_use_settings"
         setattr(function, name, _limited(getattr(function, name, None) or hypothesis.settings()))
 
 
-def _limited(settings: hypothesis.settings) -> hypothesis.settings:
-    examples = min(settings.max_examples, EXAMPLES_MAX)
+def _limited(settings: hypothesis.settings, examples_max: int = EXAMPLES_MAX) -> hypothesis.settings:
+    examples = min(settings.max_examples, examples_max)
     return hypothesis.settings(settings, max_examples=examples, derandomize=True, database=None)
 
 
