@@ -7,6 +7,7 @@ what can't be had here aren't collected, and the end of the run says which, why,
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -30,10 +31,12 @@ from services.toxiproxy import toxiproxy as run_toxiproxy
 from tests.simulation.seeds import VARIABLE as SEEDS_VARIABLE
 from tests.simulation.seeds import first_seed
 from tests.support.lanes import Lanes, in_order_of_length
+from tests.support.quick import Guard, fewer_examples, is_quick, is_wholly_excluded, mark_needs, needs
 
 if TYPE_CHECKING:
     from offloader.store.base import ObjectStore
 
+HERE = Path(__file__).resolve().parent
 #: Servers that every test of an S3 store runs against; rclone is the one that must be refused.
 S3_SERVERS = ("moto", "minio", "versitygw")
 #: What is needed beside stores.
@@ -79,13 +82,13 @@ def _can_be_had(name: str) -> bool:
 
 _available = tuple(name for name in S3_SERVERS if _can_be_had(name))
 _clouds = tuple(name for name in CLOUDS if _can_be_had(name))
-#: Tests of a real broker, in a real browser, behind a proxy that does damage, and of the comparison with peers: each
-#: has a folder of its own.
-collect_ignore = [
+#: Folders of tests that need a server which can't be had here: of a real broker, in a real browser, behind a proxy that
+#: does damage, and of the comparison with peers. A quick run takes what needs no server out of them.
+_without_server = frozenset(
     folder
     for name, folder in (("pulsar", "interop"), ("chromium", "browser"), ("toxiproxy", "chaos"), ("minio", "peers"))
     if not _can_be_had(name)
-]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,21 @@ class Servers:
         return S3Place(name, f"{endpoint.scheme}://{BUCKET}/{root}", options, endpoint, BUCKET, root)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only tests that start no process and end soon")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("quick"):
+        ignored = collection_path.parent == HERE and collection_path.name in _without_server
+    else:
+        ignored = collection_path.match("test_*.py") and is_wholly_excluded(collection_path)
+    return ignored or None
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("quick"):
+        config.pluginmanager.register(Guard(), "quick-guard")
     unknown = [name for name in _required if name not in (*SERVERS, *OTHERS)]
     if unknown:
         raise pytest.UsageError(f"OFFLOADER_REQUIRE_SERVICES: no such server: {', '.join(unknown)}")
@@ -145,9 +162,28 @@ def pytest_configure(config: pytest.Config) -> None:
             _find(name, build=True)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Thousands of collected tests are walked by each garbage collection of the run unless they are left out of it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Among workers that run at once what takes long begins first."""
-    if hasattr(config, "workerinput"):
+    """Marks what tests need; a quick run keeps those that need nothing. Else what takes long begins first."""
+    mark_needs(items)
+    if not _clouds:  # else pytest reports each of them as skipped; the end of the run names what is missing
+        items[:] = [item for item in items if "cloud_place" not in getattr(item, "fixturenames", ())]
+    if config.getoption("quick"):
+        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
+        items[:] = [item for item in items if is_quick(item)]
+        for item in items:
+            fewer_examples(item)
+    elif hasattr(config, "workerinput"):
         in_order_of_length(items)
 
 
@@ -165,6 +201,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
+@needs("process")
 def servers() -> Iterator[Servers]:
     """Real servers by name: ``servers["minio"]`` is an endpoint, ``servers.place("minio")`` an empty root."""
     with contextlib.ExitStack() as stack:
@@ -196,6 +233,7 @@ def cloud_place(request: pytest.FixtureRequest, servers: Servers, exercises: Any
 
 
 @pytest.fixture(scope="session")
+@needs("process")
 def toxiproxy() -> Iterator[Toxiproxy]:
     """A running toxiproxy, for tests in folders that aren't collected without it."""
     with run_toxiproxy() as program:
@@ -254,5 +292,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("stores")
     names = ", ".join(f"{name} ({count} tests)" for name, count in sorted(_exercised.items()))
     terminalreporter.write_line(f"stores exercised: {names}")
-    for name, why in _missing.items():
-        terminalreporter.write_line(f"not exercised: {name}: {why}")
+    if _missing:
+        terminalreporter.write_line("not exercised: " + "; ".join(f"{name}: {why}" for name, why in _missing.items()))

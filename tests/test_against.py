@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.against import How, listed_tests, main
+from tests.support.quick import needs
 
 NEW = "tests/test_new.py"
 EARLIER = "def double(number):\n    if number > 9:\n        raise ValueError('too large')\n    return number\n"
@@ -48,6 +49,7 @@ def test_imports_what_is_new():
 
 
 @pytest.fixture
+@needs("process")
 def root(tmp_path: Path) -> Path:
     """A small project whose newest commit has the earlier product, and the later one in the working tree."""
     root = tmp_path / "project"

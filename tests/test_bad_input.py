@@ -135,6 +135,7 @@ OFFERS: dict[str, Callable[[OffloadHandle], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", list(OFFERS))
 def test_a_wrong_offer_is_refused_and_the_segment_is_as_if_it_never_was(
     place: Place, handle: OffloadHandle, wrong: str
@@ -304,6 +305,7 @@ def _requires_repair(place: Place, command: Command, named: str) -> None:
     assert place.hot() == hot
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", list(FLIPPED))
 def test_a_flipped_bit_in_a_manifest_is_named_and_nothing_is_changed(place: Place, command: Command, what: str) -> None:
     key = FLIPPED[what](place)

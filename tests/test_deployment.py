@@ -100,6 +100,7 @@ def test_the_image_starts_the_sidecar_as_nobody_in_particular(capsys: pytest.Cap
     assert main([*words, "--check"]) == 0, capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_the_health_check_asks_a_process_that_serves(tmp_path: Path) -> None:
     port = free_port()
     config = tmp_path / "offloader.toml"

@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 
 import offloader
 from tests.support.documents import fences
+from tests.support.quick import needs
 from tests.support.wheel import build_wheel, copy_checkout
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,6 +40,7 @@ sys.meta_path.insert(0, Missing())
 
 
 @pytest.fixture(scope="module")
+@needs("process")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("wheel"))
 
@@ -112,6 +114,7 @@ def needed(name: str, extras: Iterable[str]) -> list[tuple[str, frozenset[str]]]
 
 
 @pytest.fixture(scope="module")
+@needs("process")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return Environment(tmp_path_factory.mktemp("bare"), wheel, with_extras=False)
 
@@ -180,6 +183,7 @@ def test_what_needs_an_extra_names_it(bare: Environment, words: list[str], extra
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.process
 def test_tests_pass_on_the_installed_package(wheel: Path, tmp_path: Path) -> None:
     """Of each kind a few, in a folder where nothing of the package lies."""
     installed = Environment(tmp_path / "env", wheel, with_extras=True)
@@ -252,6 +256,7 @@ def as_installed(constraint: str) -> str:
         return constraint
 
 
+@pytest.mark.process
 @pytest.mark.timeout(1200)  # pip makes two environments: ten seconds on a machine with nothing else to do
 def test_the_readmes_line_installs_upgrades_and_leaves_nothing_but_its_folder(tmp_path: Path) -> None:
     install, path = install_lines("README.md").splitlines()

@@ -20,6 +20,7 @@ from services.binaries import find_binary
 from services.pulsar.broker import offload_settings
 from services.pulsar.build import SOURCES
 from services.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Unavailable, free_port, stop_group
+from tests.support.quick import needs
 from tests.support.waiting import PATIENCE_S
 
 FILE = Path(__file__).parent.parent / "docker-compose.yml"
@@ -75,6 +76,7 @@ def test_the_lines_to_type_name_what_the_file_sets(minio: dict[str, Any]) -> Non
 if _minio_can_be_had():
 
     @pytest.fixture
+    @needs("process")
     def started(minio: dict[str, Any], tmp_path: Path) -> Iterator[tuple[int, list[str]]]:
         """The service's own command line with another port and data folder; its port and its health check."""
         port = free_port()
@@ -112,6 +114,7 @@ if _minio_can_be_had():
         assert require_conditional_puts(store).conditional
         store.close()
 
+    @pytest.mark.process
     def test_the_check_fails_where_no_server_is(minio: dict[str, Any]) -> None:
         check = minio["healthcheck"]["test"]
         script = check[-1].replace("/9000", f"/{free_port()}").replace("$$", "$")

@@ -81,6 +81,7 @@ def run_whole_path(open_store: Open, ledgers: Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_whole_path_over_a_local_directory(open_local: Open, tmp_path: Path) -> None:
     run_whole_path(open_local, tmp_path / "ledgers.db")
 

@@ -55,11 +55,13 @@ def loaded_modules(code: str) -> list[str]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
+@pytest.mark.process
 def test_a_serving_process_without_http_needs_none_of_its_packages() -> None:
     modules = loaded_modules("import offloader.cli.serve, offloader.service.assembly")
     assert not {"fastapi", "pydantic", "starlette", "uvicorn"} & {name.split(".")[0] for name in modules}
 
 
+@pytest.mark.process
 def test_import_offloader_loads_nothing_heavy() -> None:
     """Modules are counted instead of seconds: the count is the same on every machine."""
     modules = loaded_modules("import offloader")
@@ -68,6 +70,7 @@ def test_import_offloader_loads_nothing_heavy() -> None:
     assert len(modules) <= IMPORT_MODULES_MAX
 
 
+@pytest.mark.process
 def test_help_loads_nothing_heavy_and_no_verb() -> None:
     modules = loaded_modules("from offloader.cli.main import main\nassert main(['--help']) == 0")
     assert not (HEAVY | {"rich"}) & {name.split(".")[0] for name in modules}
@@ -78,11 +81,13 @@ def test_help_loads_nothing_heavy_and_no_verb() -> None:
     assert len(modules) <= HELP_MODULES_MAX
 
 
+@pytest.mark.process
 def test_errors_and_settings_are_light_too() -> None:
     modules = loaded_modules("import offloader\noffloader.errors.NotFound\noffloader.Settings()")
     assert not HEAVY & {name.split(".")[0] for name in modules}
 
 
+@pytest.mark.process
 def test_opening_a_store_loads_only_the_sdk_of_its_scheme(tmp_path: Path) -> None:
     modules = loaded_modules(f"import offloader\noffloader.open_store('file://{tmp_path}/store').close()")
     assert not (HEAVY - {"numpy", "pyarrow"}) & {name.split(".")[0] for name in modules}
@@ -97,6 +102,7 @@ def test_version_is_the_distributions() -> None:
     assert f'version = "{offloader.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", ["regular", "namespace"])
 def test_a_foreign_formats_package_is_named_in_one_line(tmp_path: Path, kind: str) -> None:
     foreign = tmp_path / "formats"

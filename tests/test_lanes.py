@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.support.lanes import LONGEST_FIRST, SPARK_ALSO, SPARK_APART, in_order_of_length, scope_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,6 +19,7 @@ def test_every_module_that_is_named_is_there() -> None:
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
+@pytest.mark.slow
 def test_what_takes_the_fixture_spark_goes_to_one_worker() -> None:
     def takes_spark(path: Path) -> bool:
         functions = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.FunctionDef)]

@@ -219,6 +219,7 @@ KIB = 1024
 CACHES = [pytest.param(512 * KIB, id="all kept"), pytest.param(80 * KIB, id="some kept"), pytest.param(0, id="none")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_bytes", CACHES)
 def test_a_refused_stream_reads_the_hot_tier_only_for_what_the_cache_gave_up(
     bench: Bench, hot_reads: list[Position], cache_bytes: int
@@ -240,6 +241,7 @@ def test_a_refused_stream_reads_the_hot_tier_only_for_what_the_cache_gave_up(
     assert stored_entries(bench.store, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache_bytes", CACHES)
 def test_a_restarted_stream_reads_the_hot_tier_only_for_what_the_cache_gave_up(
     bench: Bench, hot_reads: list[Position], cache_bytes: int

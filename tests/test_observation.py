@@ -134,6 +134,7 @@ def test_numbers_of_a_namespace_are_those_of_its_streams_together() -> None:
     assert of_namespace(metrics, "last_progress_timestamp_seconds", stream) == 4.0
 
 
+@pytest.mark.slow
 def test_streams_that_come_and_go_leave_nothing_behind() -> None:
     (observation, metrics), held = observed(), []
     for number in range(20):
@@ -179,6 +180,7 @@ def test_after_it_was_closed_nobody_is_asked_any_more() -> None:
     assert of_namespace(metrics, "streams", stream.stream, mode="live") is None
 
 
+@pytest.mark.slow
 def test_a_stream_that_nobody_holds_is_looked_at_no_more() -> None:
     observation, _ = observed()
     stream = Scripted("a")

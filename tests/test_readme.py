@@ -14,6 +14,7 @@ import yaml
 
 from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.settings import Settings
+from tests.support.quick import needs
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,6 +43,7 @@ def run(command: list[str], folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
+@needs("process")
 def after_the_library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A folder in which the library's example has run, and what it printed."""
     folder = tmp_path_factory.mktemp("readme")
@@ -76,6 +78,7 @@ def test_the_commands_run_on_what_the_library_made(after_the_library: tuple[Path
     assert "public/default/persistent/orders" in printed
 
 
+@pytest.mark.java
 def test_the_spark_example_runs_on_what_the_library_made(after_the_library: tuple[Path, str]) -> None:
     folder, _ = after_the_library
     (code,) = fences("python spark")
@@ -97,6 +100,7 @@ def test_the_settings_beside_pulsar_are_settings(tmp_path: Path) -> None:
     assert "http://127.0.0.1:8750/" in TEXT
 
 
+@pytest.mark.process
 def test_every_dev_verb_exists() -> None:
     known = set(re.findall(r"^  ([a-z]+) ", run([str(ROOT / "dev"), "help"], ROOT), re.M))
     named = set(re.findall(r"\./dev ([a-z]+)", TEXT))

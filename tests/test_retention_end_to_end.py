@@ -27,6 +27,8 @@ from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 STREAM = "public/default/persistent/orders"
 TOPIC = "public/default/persistent/payments"
 PARTITIONS = [f"{TOPIC}-partition-{number}" for number in range(3)]

@@ -38,6 +38,7 @@ def secrets_in(text: str) -> list[str]:
     return [what for what, shape in SECRETS.items() for match in shape.finditer(text) if match[0] not in PUBLIC]
 
 
+@pytest.mark.process
 def test_no_file_of_the_repository_holds_a_secret() -> None:
     texts = tracked_texts()
     assert len(texts) > 300

@@ -265,6 +265,7 @@ def test_settings_that_what_was_opened_before_does_not_obey_are_refused(
 SETTINGS = re.compile(r"settings(\.\w+)?$|^chosen$|^serve$|self\._serve$|settings_of\((\w+|'')\)\.\w+$")
 
 
+@pytest.mark.slow
 def test_every_setting_is_read_somewhere_and_described() -> None:
     """A setting that nothing looks at is worse than none.
 

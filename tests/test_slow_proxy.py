@@ -58,6 +58,7 @@ def test_requests_wait_as_long_as_their_bytes_take(scripted: ScriptedServer) -> 
     assert waits[-1] > len(BODY) - 60, "a byte a second, but for the moments that the test takes"
 
 
+@pytest.mark.process
 def test_a_store_behind_a_proxy_of_its_own_process_keeps_every_byte(tmp_path: Path) -> None:
     with server("moto") as endpoint, slowed(endpoint.url, delay_ms=1) as url:
         make_bucket(endpoint, "far")

@@ -170,6 +170,7 @@ def test_what_all_have_read_is_retired_purged_and_deleted_without_anybody_asking
     assert bench.value("cleanup_cycles_total", result="done") == pytest.approx(28, abs=4)
 
 
+@pytest.mark.slow
 def test_upkeep_reports_and_deletes_nothing_by_default(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(deletes=False, cleanup={"grace_hours": 0, "allow_large_delete": True})
     orphan = bench.orphan(1)
@@ -195,6 +196,7 @@ def test_upkeep_reports_and_deletes_nothing_by_default(caplog: pytest.LogCapture
     )
 
 
+@pytest.mark.slow
 def test_cleanup_delete_of_one_stream_lets_only_that_stream_be_deleted() -> None:
     bench = Bench(cleanup={"grace_hours": 0, "allow_large_delete": True})
     chosen, bench.settings = bench.settings, Bench(deletes=False).settings
@@ -210,6 +212,7 @@ def test_cleanup_delete_of_one_stream_lets_only_that_stream_be_deleted() -> None
     assert len(bench.segment_keys()) == 2
 
 
+@pytest.mark.slow
 def test_what_a_running_process_deletes_follows_its_settings_when_they_change() -> None:
     bench = Bench(deletes=False, cleanup={"grace_hours": 0, "allow_large_delete": True})
     bench.pass_time(4 * DAY_S)
@@ -241,12 +244,14 @@ def test_turns_come_once_in_a_period_more_or_less() -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_search_for_orphans_when_its_period_is_zero() -> None:
     bench = Bench(cleanup={"orphans_hours": 0})
     bench.pass_time(5 * DAY_S)
     assert set(bench.upkeep.latest) == {CLEANUP}
 
 
+@pytest.mark.slow
 def test_orphans_go_when_they_are_old_and_those_that_stay_are_counted() -> None:
     bench = Bench(cleanup={"grace_hours": 10**4, "orphans_hours": 12})
     old = bench.orphan(1)
@@ -285,6 +290,7 @@ def test_what_the_store_refuses_to_delete_is_seen_until_it_is_gone(caplog: pytes
     assert bench.value("cleanup_deleted_objects_total") == 6
 
 
+@pytest.mark.slow
 def test_a_stop_of_everything_is_seen_and_nothing_goes(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(cleanup={"grace_hours": 0, "allow_large_delete": True})
     orphan = bench.orphan(1)
@@ -304,6 +310,7 @@ def test_a_stop_of_everything_is_seen_and_nothing_goes(caplog: pytest.LogCapture
     assert len(bench.segment_keys()) == 2
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_and_tried_again_soon_and_others_have_their_turn() -> None:
     bench = Bench(cleanup={"cycle_minutes": 100, "orphans_hours": 6})
     other = StreamWriter(bench.memory, "a/b/persistent/zz", clock=bench.clock)
@@ -335,6 +342,7 @@ def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
     assert bench.value("cleanup_segments_total", status="retired") == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", ["for three days", "for ever", "by a hold"])
 def test_records_that_a_checkpoint_holds_go_from_the_manifest_when_they_are_old(kept: str) -> None:
     days = -1 if kept == "for ever" else 3

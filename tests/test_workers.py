@@ -111,6 +111,7 @@ for number in range(200):
 """
 
 
+@pytest.mark.process
 def test_a_program_that_ends_without_closing_its_stream_says_nothing_and_loses_nothing(tmp_path: Path) -> None:
     program = subprocess.run(
         [sys.executable, "-c", LEFT_OPEN, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 from services.chromium import find_chromium
 from tests.support.page_server import PageServer
+from tests.support.quick import needs
 from tests.support.staged_view import StagedView
 
 #: Waits of the page are 2.5 s; the machine may be busy.
@@ -24,6 +25,7 @@ expect.set_options(timeout=PATIENCE_MS)
 
 
 @pytest.fixture(scope="module")
+@needs("process")
 def browser() -> Iterator[Browser]:
     """Chromium without a window; one for all tests of a module."""
     with sync_playwright() as playwright:

@@ -14,6 +14,8 @@ from tests.support.page_server import PageServer
 from tests.support.staged_view import NOW_MS, StagedView, lively, shape, stream_row
 from tests.support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.process
+
 Serve = Callable[..., PageServer]
 Look = Callable[..., Page]
 Keep = Callable[[Page, str], None]

@@ -108,6 +108,7 @@ def sound(servers: Any, one_server: str, tmp_path_factory: pytest.TempPathFactor
     client.close()
 
 
+@pytest.mark.process
 def test_it_shares_no_code_with_the_product() -> None:
     """Nor do its readers: nothing of the product comes with them."""
     modules = ("tests.chaos.chaos_oracle", "tests.independent_manifest", "tests.independent_reader")

@@ -89,6 +89,7 @@ def test_a_run_that_was_broken_off_is_gone_on_with(tmp_path: Path) -> None:
         Kept(tmp_path / "none", {"seed": 1}).first(0)
 
 
+@pytest.mark.process
 def test_options_are_told() -> None:
     said = subprocess.run(
         [sys.executable, "-m", "tests.chaos", "--help"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -50,6 +50,7 @@ def test_requests_are_told_apart_by_what_they_are_about() -> None:
     }.keys() == {"record", "checkpoint", "boundary", "catalog", "lease", "retention", "part", "index", "data", ""}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("wrong", [["--kills", "0"], ["--kills", "-1"], ["--round", "0"]])
 def test_a_run_that_would_try_nothing_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

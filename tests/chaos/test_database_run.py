@@ -12,6 +12,8 @@ import pytest
 
 from tests.chaos.database_run import CLASSES, class_of, run
 
+pytestmark = pytest.mark.process
+
 
 @pytest.mark.parametrize("seed", range(len(CLASSES)), ids=class_of)
 def test_a_changed_database_is_named_and_no_acknowledged_entry_is_lost(

@@ -19,6 +19,8 @@ from botocore.exceptions import ClientError, HTTPClientError
 from services.request_gate import Passing, RequestGate
 from tests.support.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.process
+
 BODY = bytes(range(256)) * 8192
 
 

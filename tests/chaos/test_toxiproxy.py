@@ -14,6 +14,8 @@ from botocore.exceptions import ConnectionClosedError, EndpointConnectionError, 
 from services.toxiproxy import FaultyProxy, Toxiproxy
 from tests.support.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.process
+
 #: Many times what sockets between client, proxy and server hold.
 BODY = bytes(range(256)) * (64 * 1024)
 

@@ -127,6 +127,7 @@ class Walk:
         assert state.head is None or all(s.end is not None and s.end >= state.head for s in state.offloaded())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(WALKS))
 def test_whatever_comes_nothing_dangles_and_nothing_is_left(seed: int) -> None:
     walk = Walk(seed)

@@ -28,6 +28,8 @@ from offloader.testing.manual_clock import ManualClock
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import StreamWriter, batch_of
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_segment_before_the_head_is_retired_then_purged_and_its_objects_go() -> None:
     bench = Bench()

@@ -53,6 +53,7 @@ def delete(bench: Bench, store: ObjectStore) -> None:
     remove_stream(store, STREAM, clock=bench.clock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", [clean, retain, delete])
 def test_nothing_goes_by_a_record_after_the_hold(act: Callable[[Bench, ObjectStore], None]) -> None:
     shortened = set()

@@ -34,6 +34,8 @@ from tests.independent_reader import read_segment
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 LEDGERS = range(1, 7)
 ALL = [(ledger, entry, f"{ledger}:{entry} ".encode().ljust(20, b".")) for ledger in LEDGERS for entry in range(10)]

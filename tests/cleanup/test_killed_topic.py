@@ -22,6 +22,8 @@ from offloader.store.open import open_store
 from tests.cleanup.killed_cleanup import HEAD, PARTITIONS, TOPIC, truncate_as_one
 from tests.support.streams import StreamWriter, batch_of
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 INTENT, RECORD = "retention/truncation", r"-partition-{}/manifest/.*/[0-9]{{20}}\.json$"
 TRUNCATIONS = [

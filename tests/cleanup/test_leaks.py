@@ -34,6 +34,8 @@ from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 from tests.write.killed_writer import SETTINGS, drawn_payloads
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Everything is old enough at once: nothing here leans on a clock.
 NOW = ManifestSettings(orphan_age_hours_min=0)

@@ -67,6 +67,7 @@ def test_a_segment_younger_than_the_round_is_never_taken_for_purged() -> None:
     assert call > 5
 
 
+@pytest.mark.slow
 def test_a_round_that_another_one_overtakes_plans_anew_and_ends_well() -> None:
     """Wherever it stands still: both retire and purge the same segments, and neither calls the other's work wrong."""
     for call in count(1):

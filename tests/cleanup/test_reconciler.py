@@ -207,6 +207,7 @@ class UnrulyListing(FaultyStore):
         return ListPage(tuple(self.pages[prefix][number]), None if following is None else str(following))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_listing_may_be_paged_unordered_doubled_and_change_underneath(seed: int) -> None:
     bucket = Bucket()
@@ -233,6 +234,7 @@ def test_a_listing_may_be_paged_unordered_doubled_and_change_underneath(seed: in
     assert bucket.keys() == bucket.named_keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["before", "after", "torn"])
 def test_after_a_crash_at_any_request_the_next_run_finishes_and_nothing_is_lost(how: str) -> None:
     for call in range(1, 60):
@@ -376,6 +378,7 @@ def test_a_segment_that_is_written_while_the_reconciler_runs_stays() -> None:
     everywhere(make, act, check)
 
 
+@pytest.mark.slow
 def test_a_stream_that_is_deleted_and_created_again_underneath_loses_nothing() -> None:
     def act(bucket: Bucket) -> None:
         settings = ManifestSettings(orphan_age_hours_min=0)

@@ -133,6 +133,7 @@ def test_a_stream_that_is_read_held_or_stopped_is_not_deleted() -> None:
     assert not bench.state.stream_deleted
 
 
+@pytest.mark.slow
 def test_a_deletion_that_stopped_is_finished_by_the_rounds_of_cleanup() -> None:
     for call in range(1, 100):
         bench = Bench(ledgers=2)
@@ -157,6 +158,7 @@ def test_a_deletion_that_stopped_is_finished_by_the_rounds_of_cleanup() -> None:
     raise AssertionError("no deletion was without a fault")
 
 
+@pytest.mark.slow
 def test_a_deleter_that_wakes_up_after_the_stream_was_created_again_takes_nothing_of_it() -> None:
     """It stalls before any of its requests; leases and what retention keeps have the same keys in both."""
     stalled_in_time = 0
@@ -241,6 +243,7 @@ def test_uploads_of_attempts_that_failed_go_where_a_store_finds_them_by_their_wh
     assert [upload.key for upload in bench.memory.list_uploads("")] == [foreign]
 
 
+@pytest.mark.slow
 def test_a_stop_of_everything_stops_a_deletion_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes before each of its requests in turn; what the request after it was about may still go, no more."""
     monkeypatch.setattr(removal, "DELETE_KEYS_MAX", 3)

@@ -35,6 +35,8 @@ from offloader.testing.manual_clock import ManualClock
 from tests.retention.retained_streams import STREAM, TOPIC, Bench, mb
 from tests.support.streams import StreamWriter, batch_of
 
+pytestmark = pytest.mark.slow
+
 PARTITIONS = [f"{TOPIC}-partition-{number}" for number in range(3)]
 DAY_S = 24 * 3600.0
 GRACELESS = Settings.of({"cleanup": {"grace_hours": 0, "allow_large_delete": True}})

@@ -130,6 +130,7 @@ def test_remarks_name_what_is_left_out_and_why(
     assert "1 object not Pulsar's, for example notes.txt\n" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "argument"),
     [

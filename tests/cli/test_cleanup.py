@@ -65,6 +65,7 @@ def test_more_than_half_asks(offloader: Offloader, store: ObjectStore) -> None:
     assert offloader("cleanup", "run", "--yes").out.splitlines()[-1].startswith("orders: 3 segments retired, ")
 
 
+@pytest.mark.slow
 def test_undo_brings_back_what_is_retired_and_audit_says_what_went(
     offloader: Offloader, store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -134,6 +135,7 @@ def test_a_stream_is_deleted_only_when_that_is_said_twice(
     assert offloader("delete-stream", "orders", "--yes").code == 3
 
 
+@pytest.mark.slow
 def test_a_topic_goes_with_all_its_partitions(offloader: Offloader, store: ObjectStore, tmp_path: Path) -> None:
     for number in (0, 1):
         written(store, f"orders-partition-{number}")

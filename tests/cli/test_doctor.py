@@ -149,6 +149,7 @@ def test_one_check_that_fails_keeps_no_other_from_its_turn() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_streams_that_wait_are_named_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url, ledgers = f"file://{tmp_path}/store", f"sqlite:///{tmp_path}/ledgers.db"
     store = open_store(url)

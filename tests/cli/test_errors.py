@@ -72,12 +72,14 @@ def test_exit_codes_are_distinct_and_stay_clear_of_the_shells() -> None:
     assert all(1 <= code < 64 for code in codes)
 
 
+@pytest.mark.process
 def test_a_failing_verb_prints_two_lines_and_nothing_on_standard_output() -> None:
     done = run("fail", "ObjectMissing", "--hint", "offloader verify a/b")
     assert (done.returncode, done.stdout) == (6, "")
     assert done.stderr == "offloader: stream a/b: segment 7 is gone\nhint: offloader verify a/b\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("place", [["--debug", "fail", "Fenced"], ["fail", "Fenced", "--debug"]])
 def test_debug_adds_the_traceback_before_or_after_the_verb(place: list[str]) -> None:
     done = run(*place)
@@ -87,10 +89,12 @@ def test_debug_adds_the_traceback_before_or_after_the_verb(place: list[str]) -> 
     assert done.stderr.endswith("\noffloader: stream a/b: segment 7 is gone\n")
 
 
+@pytest.mark.process
 def test_after_two_dashes_debug_is_an_argument_like_any_other() -> None:
     assert "'--debug'" in run("fail", "--", "--debug").stderr
 
 
+@pytest.mark.process
 def test_with_json_an_error_is_one_object_on_standard_error() -> None:
     done = run("fail", "NotFound", "--hint", "offloader ls", "--json")
     assert (done.returncode, done.stdout) == (3, "")
@@ -105,6 +109,7 @@ def test_with_json_an_error_is_one_object_on_standard_error() -> None:
     }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -127,6 +132,7 @@ def test_a_usage_error_looks_like_every_other_error(arguments: list[str], messag
     assert hint.endswith(" --help`")
 
 
+@pytest.mark.process
 def test_the_unexpected_is_called_a_bug_without_traceback() -> None:
     done = run("fail", "KeyError", "--text", "x")
     assert done.returncode == 1
@@ -135,6 +141,7 @@ def test_the_unexpected_is_called_a_bug_without_traceback() -> None:
     )
 
 
+@pytest.mark.process
 def test_a_missing_extra_is_named_with_what_to_install() -> None:
     done = run("fail", "ModuleNotFoundError", "--text", "pyspark.sql")
     assert done.returncode == 2
@@ -143,6 +150,7 @@ def test_a_missing_extra_is_named_with_what_to_install() -> None:
     assert run("fail", "ModuleNotFoundError", "--text", "offloader.nowhere").returncode == 1
 
 
+@pytest.mark.process
 def test_a_command_lets_waiting_threads_go_on_often_and_importing_it_changes_nothing() -> None:
     program = """
 import sys
@@ -161,6 +169,7 @@ sys.exit(code)
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.process
 def test_a_command_with_a_budget_tells_the_allocator_to_give_memory_back_before_arrow_is_loaded() -> None:
     program = """
 import os, sys
@@ -191,6 +200,7 @@ print({name: os.environ.get(name) for name in ALLOCATOR})
         assert done.stdout.splitlines()[-1] == str({"MIMALLOC_PURGE_DELAY": seen})
 
 
+@pytest.mark.process
 def test_ctrl_c_is_one_line_and_130() -> None:
     process = subprocess.Popen(
         command("wait"),
@@ -207,6 +217,7 @@ def test_ctrl_c_is_one_line_and_130() -> None:
     assert (process.returncode, stderr) == (130, "offloader: interrupted\n")
 
 
+@pytest.mark.process
 def test_a_reader_that_goes_away_is_no_error_worth_words() -> None:
     process = subprocess.Popen(
         command("flood"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
@@ -220,10 +231,12 @@ def test_a_reader_that_goes_away_is_no_error_worth_words() -> None:
     assert process.wait(timeout=PATIENCE_S) == 141
 
 
+@pytest.mark.process
 def test_a_verb_can_answer_an_exit_code() -> None:
     assert run("wait", "--code", "9").returncode == 9
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_lists_the_verbs_with_one_line_each(arguments: list[str]) -> None:
     done = run(*arguments)
@@ -232,10 +245,12 @@ def test_help_lists_the_verbs_with_one_line_each(arguments: list[str]) -> None:
         assert f"{verb:5}  {text}" in done.stdout
 
 
+@pytest.mark.process
 def test_help_of_a_verb_is_its_docstring() -> None:
     assert "Raise an error." in run("fail", "--help").stdout
 
 
+@pytest.mark.process
 def test_the_real_verbs_fit_their_help_in_one_line() -> None:
     from offloader.cli.main import VERBS as REAL
     from offloader.cli.main import place_of

@@ -125,6 +125,7 @@ class TestBadStores:
         assert (code, line) == (3, f"file://{tmp_path}/no: no such directory")
         assert not (tmp_path / "no").exists()
 
+    @pytest.mark.slow
     def test_no_credentials(
         self, offloader: Offloader, verb: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:

@@ -172,6 +172,7 @@ def test_a_settings_file_says_the_method_and_the_sizes(offloader: Offloader, ben
     assert (code, line.count(";")) == (2, 1)
 
 
+@pytest.mark.process
 def test_what_it_did_is_known_to_another_process_afterwards(offloader: Offloader) -> None:
     """Nothing of it lives in the process that did it: the status is the manifest's."""
     command = [sys.executable, "-m", "offloader.cli.main", "offload", STREAM, "--until", "2:4"]
@@ -182,6 +183,7 @@ def test_what_it_did_is_known_to_another_process_afterwards(offloader: Offloader
     assert (done["offloaded"][0]["first"], done["committed"]) == ("2:5", "3:9")
 
 
+@pytest.mark.process
 def test_a_stream_that_another_process_writes_is_left_alone_or_taken_with_its_unfinished_segment(
     offloader: Offloader, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

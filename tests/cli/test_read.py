@@ -34,6 +34,7 @@ def lines_of(writer: StreamWriter, first: int, stop: int) -> list[str]:
     return [entry.payload.decode() for entry in writer.entries[first:stop]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "first", "stop"),
     [
@@ -85,6 +86,7 @@ PAYLOADS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "line"), PAYLOADS)
 def test_text_is_printed_as_it_is_and_anything_that_is_not_one_harmless_line_as_base64(
     offloader: Offloader, writer: StreamWriter, text: str, line: str | None
@@ -110,6 +112,7 @@ def test_an_empty_stream_prints_nothing(offloader: Offloader, writer: StreamWrit
     assert (offloader("read", "empty").out, offloader("read", "empty", "--count").out) == ("", "0\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "line", "hint"),
     [

@@ -108,6 +108,7 @@ def test_what_was_sent_may_be_truncated_before_the_rest_is(told: Told, capsys: p
     assert told.place.arrived == ALL
 
 
+@pytest.mark.process
 def test_a_process_that_is_killed_costs_nothing(told: Told, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "offloader.cli.main", "replay", STREAM, "--to", TARGET, *told.options]
 

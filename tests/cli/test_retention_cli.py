@@ -75,6 +75,7 @@ def test_a_partitioned_topic_takes_a_position_for_each_partition(offloader: Offl
     assert (row["start"], row["lag_entries"]) == ({"0.0": "1:5"}, 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [

@@ -62,6 +62,7 @@ def test_a_plan_and_the_run_say_the_same_and_only_the_run_does_it(offloader: Off
     assert len(table) == 4
 
 
+@pytest.mark.slow
 def test_explaining_shows_the_stream_its_readers_and_past_decisions(offloader: Offloader) -> None:
     orders = "a/b/persistent/orders"
     offloader("retention", "add", orders, "audit")

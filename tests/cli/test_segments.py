@@ -106,6 +106,7 @@ def test_what_is_no_stream_name_is_refused(offloader: Offloader) -> None:
     assert "stream name 'a//b' can't be used" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "begin"), [("p.svg", b"<?xml"), ("p.png", b"\x89PNG")])
 def test_a_picture_is_drawn_into_a_file(offloader: Offloader, tmp_path: Path, name: str, begin: bytes) -> None:
     path = tmp_path / name

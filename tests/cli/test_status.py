@@ -250,6 +250,7 @@ def test_watching_ends_with_an_error_that_lasts() -> None:
         watch(show, 1.0, clock=ManualClock(), stop=threading.Event())
 
 
+@pytest.mark.process
 def test_a_watching_process_shows_what_changes_and_ends_at_ctrl_c(tmp_path: Path, store_url: str) -> None:
     file = written(tmp_path, store_url)
     command = [sys.executable, "-m", "offloader.cli.main", "status", "--status-file", str(file), "--json"]
@@ -279,6 +280,7 @@ def test_a_watching_process_shows_what_changes_and_ends_at_ctrl_c(tmp_path: Path
         process.wait()
 
 
+@pytest.mark.process
 def test_on_a_terminal_it_watches_in_place_and_no_line_is_too_long(tmp_path: Path, store_url: str) -> None:
     file = written(tmp_path, store_url)
     document = json.loads(file.read_text())

@@ -13,6 +13,8 @@ from offloader.cli.verify import run
 from offloader.store import open_store
 from tests.support.streams import StreamWriter, batch_of
 
+pytestmark = pytest.mark.slow
+
 STREAM = "orders"
 DAMAGED = 6
 #: Of the first file of a kind that nothing but ``--deep`` reads whole each byte is flipped, of the others every so

@@ -70,6 +70,7 @@ def test_every_verb_is_called_wrongly_here() -> None:
     assert {each.split()[0] for each in OF_A_STREAM} | OTHERS == set(VERBS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", OF_A_STREAM)
 def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: str, verb: str) -> None:
     words, store = verb.split(), ("--store", store_url)

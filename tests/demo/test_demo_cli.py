@@ -17,6 +17,8 @@ import pytest
 from tests.demo.demo_cases import write_events
 from tests.support.ctrl_c import heed_ctrl_c
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -18,6 +18,8 @@ import pytest
 from offloader.demo.input import FLIGHTS, Flights
 from tests.independent_reader import read_segment
 
+pytestmark = pytest.mark.java
+
 #: The directory it ran in, and its result.
 Whole = tuple[Path, dict[str, Any]]
 DEPARTED = FLIGHTS - 8_255

@@ -35,6 +35,8 @@ from offloader.demo.input import (
 )
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
 
+pytestmark = pytest.mark.slow
+
 
 def payloads(source: Source) -> list[bytes]:
     return [payload for events in source.events() for payload in events.payloads.to_pylist()]

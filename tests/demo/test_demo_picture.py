@@ -13,6 +13,8 @@ from offloader.picture import Span, StreamShape, draw
 from tests.demo.demo_cases import Watching, run, write_events
 from tests.support.presence import there
 
+pytestmark = pytest.mark.slow
+
 DAY_MS = 86_400_000
 
 

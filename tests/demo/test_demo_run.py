@@ -26,6 +26,8 @@ from offloader.store.open import open_store
 from tests.demo.demo_cases import Watching, events, files_in, run, write_events
 from tests.support.presence import there
 
+pytestmark = pytest.mark.slow
+
 EVENTS = 30_000
 
 
@@ -134,6 +136,7 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--no-picture", *map(str, arguments)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("lines", [2, 4, 7])
 def test_a_killed_run_goes_on(tmp_path: Path, input_file: Path, lines: int) -> None:
     """kill -9 after some lines of progress; the same command then completes and finds every event exactly once."""

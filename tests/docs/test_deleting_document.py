@@ -43,6 +43,7 @@ def told(lines: list[str]) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_samples_run_in_order_and_print_what_the_text_says(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

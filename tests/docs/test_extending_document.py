@@ -36,6 +36,7 @@ def run(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.process
 def test_the_store_and_the_source_pass_their_suites(folder: Path) -> None:
     assert "$ python -m pytest -q" in TEXT
     out = run(folder, "-m", "pytest", "-q", "-W", "error", "-p", "no:randomly", "-p", "no:cacheprovider")
@@ -44,6 +45,7 @@ def test_the_store_and_the_source_pass_their_suites(folder: Path) -> None:
     assert int(passed[1]) > 60
 
 
+@pytest.mark.process
 def test_the_source_is_offloaded_and_read_back_as_the_page_says(folder: Path) -> None:
     (promised,) = re.findall(r"^```text\n(.*?)^```$", TEXT, re.M | re.S)
     assert run(folder, "-W", "error", "use.py") == promised

@@ -8,6 +8,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from offloader.service.flight.actions import ACTIONS
 from offloader.service.roles import OPERATION_OF_ACTION
 from offloader.settings import Settings
@@ -22,6 +24,7 @@ def fences(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
 
 
+@pytest.mark.slow
 def test_the_samples_run_and_print_what_the_text_says(tmp_path: Path) -> None:
     printed = fences("text")
     store = open_store(f"file://{tmp_path}/store")

@@ -8,6 +8,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from offloader.effective_settings import read_settings_file
 from offloader.service.auth import Role
 from offloader.service.http.application import DESCRIPTION
@@ -43,6 +45,7 @@ def test_the_settings_that_the_text_shows_are_good(tmp_path: Path) -> None:
         assert read_settings_file(str(file))
 
 
+@pytest.mark.slow
 def test_the_paths_are_those_that_there_are_with_their_roles(tmp_path: Path) -> None:
     with http_process(tmp_path, {"access": ACCESS}, environ={**TOKENS, "BOUND": BOUND}, streams=()) as (http, _):
         description = ask(f"{http.url}/v1/openapi.json", token=TOKENS["READ"]).json()

@@ -9,6 +9,10 @@ import sys
 from itertools import zip_longest
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "LOOKING.md").read_text(encoding="utf-8")
 #: Where the text's samples are.

@@ -55,6 +55,7 @@ def run(command: list[str], folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.process
 def test_the_commands_print_what_the_page_shows(folder: Path) -> None:
     shown = fences("console")
     assert len(shown) == 2
@@ -63,6 +64,7 @@ def test_the_commands_print_what_the_page_shows(folder: Path) -> None:
         assert run(["bash", "-c", command.removeprefix("$ ")], folder) == output
 
 
+@pytest.mark.process
 def test_the_examples_print_what_the_page_shows(folder: Path) -> None:
     examples, outputs = fences("python"), fences("output")
     assert len(examples) == len(outputs) == 2
@@ -74,6 +76,7 @@ def test_the_examples_print_what_the_page_shows(folder: Path) -> None:
         ]
 
 
+@pytest.mark.java
 def test_the_spark_example_shows_keys_and_values(folder: Path) -> None:
     (code,) = fences("python spark")
     before = "from offloader.spark.session import local_session\nspark = local_session(cores=1)\n"

@@ -18,6 +18,7 @@ TEXT = (FOLDER / "MIGRATION.md").read_text(encoding="utf-8")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?<=\"uuid\": \")\.\.\.")
 
 
+@pytest.mark.slow
 def test_the_steps_are_taken_in_order_and_print_what_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

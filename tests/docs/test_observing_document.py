@@ -22,6 +22,7 @@ def fences(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
 
 
+@pytest.mark.process
 def test_the_sample_runs_and_prints_what_the_text_says(tmp_path: Path) -> None:
     code = next(each for each in fences("python") if "metrics.exposition()" in each)
     done = subprocess.run(
@@ -55,6 +56,7 @@ def test_every_setting_that_the_text_names_exists() -> None:
     assert set(re.findall(r"`((?:limits|telemetry)\.[a-z0-9_]+)", TEXT)) <= known
 
 
+@pytest.mark.slow
 def test_every_event_that_is_logged_is_in_a_table_and_no_other() -> None:
     logged: set[str] = set()
     for path in (ROOT / "offloader").rglob("*.py"):

@@ -55,6 +55,7 @@ def _session(text: str) -> Iterator[tuple[str, list[str]]]:
             command[1].append(line)
 
 
+@pytest.mark.slow
 def test_the_samples_run_in_order_and_print_what_the_text_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,7 @@ def metric_of(name: str) -> str:
     return name
 
 
+@pytest.mark.slow
 def test_the_reference_is_what_the_code_says() -> None:
     assert (HERE / "REFERENCE.md").read_text(encoding="utf-8") == reference(), "run ./dev reference"
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.bench_peers import RESULTS
 from benchmarks.peers.kinds import KINDS
 from benchmarks.peers.readable import TIERS
 from benchmarks.peers.report import rendered
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,6 +18,7 @@ def test_the_document_names_the_benchmarks_of_the_write_side() -> None:
     assert {name for name, _ in COMMANDS} >= {"offload", "memory", "append", "streams", "store"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("name", "options"), COMMANDS, ids=[" ".join(command) for command in COMMANDS])
 def test_a_command_of_the_document_is_one(name: str, options: str) -> None:
     # --help at the end: everything before it is parsed, nothing is run.

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from offloader.effective_settings import read_settings_file
 from offloader.retention.decision import Rule
 from offloader.retention.policies import policy_of
@@ -17,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "RETENTION.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.process
 def test_the_example_prints_what_the_text_shows() -> None:
     samples = re.findall(r"^```python\n(.*?)^```\n\nprints\n\n```text\n(.*?)^```$", TEXT, re.M | re.S)
     assert len(samples) == TEXT.count("```python")

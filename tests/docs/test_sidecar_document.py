@@ -69,6 +69,7 @@ def comparable(line: str) -> list[str]:
     return line.split()
 
 
+@pytest.mark.process
 def test_the_samples_run_in_order_and_print_what_the_text_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

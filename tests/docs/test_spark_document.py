@@ -77,6 +77,7 @@ def is_like(lines: list[str], wanted: list[str]) -> bool:
     return len(lines) == len(patterns) and all(map(re.fullmatch, patterns, lines))
 
 
+@pytest.mark.java
 def test_the_samples_print_what_the_text_shows(folder: Path) -> None:
     """In the text's order and in one process, so that Spark starts once; commands go through the program's main."""
     blocks = re.findall(r"^```(python|output|console)\n(.*?)^```$", TEXT.replace(PLACE, str(folder)), re.M | re.S)
@@ -97,6 +98,7 @@ def test_the_samples_print_what_the_text_shows(folder: Path) -> None:
         assert is_like(lines, wanted), f"printed {lines}, the text has {wanted}"
 
 
+@pytest.mark.java
 def test_the_job_for_spark_submit_runs(folder: Path) -> None:
     (code,) = re.findall(r"^```python job\n(.*?)^```$", TEXT, re.M | re.S)
     (folder / "scrub.py").write_text(code)
@@ -105,6 +107,7 @@ def test_the_job_for_spark_submit_runs(folder: Path) -> None:
     assert "|stream|problem|damage|segment|object|start|stop|expected|found|message|advice|" in lines
 
 
+@pytest.mark.java
 def test_what_is_submitted_to_clusters_is_what_spark_submit_takes() -> None:
     """Spark's own launcher reads the lines; there is no YARN and no Kubernetes here to run them."""
     texts = re.findall(r"^```text\n(.*?)^```$", TEXT, re.M | re.S)

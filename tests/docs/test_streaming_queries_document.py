@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from offloader.spark.offsets import decode_offsets
 from offloader.spark.options import SourceOptions
@@ -26,6 +27,7 @@ def fence(language: str) -> str:
     return str(found)
 
 
+@pytest.mark.java
 def test_the_example_writes_the_stream_into_parquet(tmp_path: Path) -> None:
     writer = StreamWriter(open_store(f"file://{tmp_path}/store"), "orders")
     writer.add([batch_of(1, 0, 300)])

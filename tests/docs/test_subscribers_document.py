@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "SUBSCRIBERS.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.process
 def test_the_examples_print_what_the_text_shows() -> None:
     samples = re.findall(r"^```python\n(.*?)^```\n\nprints\n\n```text\n(.*?)^```$", TEXT, re.M | re.S)
     assert len(samples) == TEXT.count("```python") == 2

@@ -27,6 +27,7 @@ def flips(length: int) -> list[tuple[int, int]]:
     return [(at, 1 << bit) for at in range(length) for bit in range(8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "codec"), KINDS)
 def test_every_flipped_bit_of_the_data_is_detected_and_harmless_in_padding(layout: Layout, codec: Codec) -> None:
     data, finished = segment(layout, codec)

@@ -62,6 +62,7 @@ def test_memory_that_is_not_kept_goes_back_to_the_system_and_serves_again() -> N
     assert sorted(int(each.max()) for each in again) == [0, 0, 0, 0xFF, 0xFF], "the system clears what it gives"
 
 
+@pytest.mark.process
 def test_a_forked_process_does_not_write_into_the_blocks_of_its_parent() -> None:
     memory = BlockMemory(KIB, 4 * KIB)
     buffer = memory.take()

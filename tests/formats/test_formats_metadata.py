@@ -126,6 +126,7 @@ def test_numbers_beyond_64_bits_are_inconsistent() -> None:
         PulsarLedger(ledger_id=1, entries=2**63).encode()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["pulsar_ledger", "bookkeeper_ledger", "pulsar_message", "pulsar_protocol"])
 def test_the_generated_code_says_what_the_proto_file_says(name: str, tmp_path: Path) -> None:
     described = tmp_path / "described"

@@ -119,6 +119,7 @@ def test_a_block_boundary_at_entry_128() -> None:
     assert [(first, last, padded) for _, first, last, padded in cuts(data)] == [(0, 127, 4), (128, 137, 4)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("size", [1 << 10, 64 << 10, 1 << 20], ids=["1 KiB", "64 KiB", "1 MiB"])
 def test_large_entries_over_many_blocks(size: int, codec: Codec) -> None:
@@ -353,6 +354,7 @@ def test_facts_of_the_ledger_go_into_the_v1_metadata() -> None:
     assert (ledger.closed, ledger.last_entry_id, ledger.length_bytes, ledger.created_ms) == (True, 3, 12, 123)
 
 
+@pytest.mark.slow
 def test_an_object_above_two_gibibytes() -> None:
     """Really built, part by part: offsets, parts and sizes go past 2**31, and the last block reads back."""
     step = batch(7, 0, [np.random.default_rng(4).bytes(4 * MIB - 200)] * 16)
@@ -403,6 +405,7 @@ def streams(draw: st.DrawFn, *, one_ledger: bool) -> list[EntryBatch]:
     return batches
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.data(), st.sampled_from(Layout), st.sampled_from(Codec), st.booleans())
 def test_whatever_is_written_comes_back(data: st.DataObject, layout: Layout, codec: Codec, extension: bool) -> None:

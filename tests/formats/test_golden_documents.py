@@ -84,6 +84,7 @@ def constants() -> Iterator[str]:
                         yield f"{module}.{target.id}"
 
 
+@pytest.mark.slow
 def test_every_version_in_the_code_has_golden_files() -> None:
     known = {kind.constant for kind in KINDS if kind.constant} | set(NOT_KEPT)
     assert set(constants()) == known, "add samples to golden_samples.py and run make_golden_own.py"

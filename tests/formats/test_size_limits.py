@@ -76,6 +76,7 @@ def decoded_in_a_process(decode: str, data: bytes) -> tuple[int, str]:
     return int(grown), said.strip()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "decode"),
     [

@@ -19,6 +19,7 @@ INPUTS_MIN = 128
 SEED = 1 if os.environ.get("CI") else 2**31 + secrets.randbelow(2**31)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", list(TARGETS))
 def test_any_bytes_are_taken_or_refused_by_name(name: str) -> None:
     report = run(name, seed=SEED, inputs=10**9, seconds=SECONDS / len(TARGETS), least=INPUTS_MIN)

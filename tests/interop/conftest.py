@@ -8,9 +8,11 @@ import pytest
 
 from services.pulsar.broker import Broker, running_broker
 from tests.spark.conftest import spark as spark
+from tests.support.quick import needs
 
 
 @pytest.fixture(scope="session")
+@needs("java")
 def plain_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """For tests that share it: each has topics of its own.
 

@@ -28,6 +28,8 @@ from tests.support.readback import stored_entries
 from tests.support.refusing_admin import RefusingAdmin
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.java
+
 #: Its ledgers are deleted as soon as nobody needs them.
 TRIMMED = "public/trimmed"
 

@@ -20,6 +20,8 @@ from tests.interop.test_pulsar_gaps import Topic
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.java
+
 
 def offloading(broker: Broker, store: ObjectStore, topic: Topic) -> OffloadingProcess:
     return OffloadingProcess(broker.service_url, broker.admin_url, store, [topic.name])

@@ -35,6 +35,8 @@ from tests.support.waiting import PATIENCE_S, eventually
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.java
+
 ROOT = Path(__file__).parents[2]
 QUIET = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
 #: Name -> options of a producer, messages of one burst, bytes of one message.

@@ -26,6 +26,8 @@ from tests.interop.broker_topics import NAMESPACE, command, topic_of
 from tests.support.streams import StreamWriter
 from tests.support.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.java
+
 MESSAGES = 900
 SOURCE = topic_of("replayed")
 STREAM = f"{NAMESPACE}/persistent/replayed"

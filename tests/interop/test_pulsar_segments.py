@@ -30,6 +30,8 @@ from services.servers import make_bucket
 from tests.independent_reader import read_segment
 from tests.support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.java
+
 BUCKET = "pulsar-segments"
 #: First entry of a segment -> the ledger of that case. 128 is what Pulsar's reader takes the first header's number for.
 BEGINS = {0: 1, 100: 2, 127: 3, 128: 4, 129: 5, 1000: 6}

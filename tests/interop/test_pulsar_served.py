@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
+import pytest
 
 from formats.entries import Position
 from offloader.clock import SystemClock
@@ -24,6 +25,8 @@ from services.pulsar.broker import Broker
 from tests.interop.broker_topics import command
 from tests.support.served import serving, settings_file
 from tests.support.waiting import PATIENCE_S, eventually
+
+pytestmark = pytest.mark.java
 
 NAMESPACE = "public/served"
 TOPIC, STREAM = f"persistent://{NAMESPACE}/orders", f"{NAMESPACE}/persistent/orders"

@@ -45,6 +45,8 @@ from tests.support.waiting import PATIENCE_S, eventually
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.java
+
 BUCKET = "pulsar-offloads"
 #: Of the topic whose objects are replaced by ours.
 OURS = "replaced"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
+import pytest
 
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.manifest.log import list_streams, load_manifest
@@ -17,6 +18,8 @@ from tests.interop.broker_topics import command
 from tests.support.readback import stored_entries
 from tests.support.serving_processes import Serving
 from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.java
 
 NAMESPACE = "public/sidecars"
 TOPIC, STREAM = f"persistent://{NAMESPACE}/orders", f"{NAMESPACE}/persistent/orders"

@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.java
+
 ROOT = Path(__file__).parents[2]
 
 

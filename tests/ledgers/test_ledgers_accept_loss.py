@@ -320,6 +320,7 @@ while True:
 """
 
 
+@pytest.mark.process
 def test_processes_that_share_a_database_note_their_ends_beside_each_other(place: Place) -> None:
     children = {
         name: subprocess.Popen([sys.executable, "-c", _APPEND_FOR_EVER, place.path, name], stdout=subprocess.PIPE)

@@ -68,6 +68,7 @@ def killed(tmp_path: Path) -> Killed:
     return Killed(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folded", [True, False])
 def test_a_flipped_bit_in_the_log_is_never_silent(tmp_path: Path, folded: bool) -> None:
     """Either everything acknowledged is there, or the stream is refused by name."""

@@ -352,6 +352,7 @@ def test_large_batches_become_bounded_chunks_and_large_entries_one_each(make: Ma
     assert payloads_of(stream)[-3:] == [big, big, b"tail"]
 
 
+@pytest.mark.slow
 def test_many_entries_without_bytes_are_stored_in_bounded_chunks(make: Make) -> None:
     stream = make().open_stream("s")
     stream.append([b""] * 150_000, np.arange(150_000))
@@ -426,6 +427,7 @@ def test_a_failing_listener_is_logged_and_harms_nobody(make: Make, caplog: pytes
     assert "stream s: a listener failed at 1:0" in caplog.text
 
 
+@pytest.mark.slow
 def test_threads_append_and_read_at_once_without_tearing_a_call(make: Make) -> None:
     """Four writers, two readers: each call's entries stay together and in order, and what was read once stays."""
     stream = make(ledger_entries_max=37).open_stream("s")

@@ -176,6 +176,7 @@ def test_an_append_may_take_the_room_of_what_was_deleted(ledgers: EmbeddedLedger
     assert payloads_of(stream) == [bytes(1_000_000)] * 2
 
 
+@pytest.mark.process
 def test_a_disk_without_room_to_open_what_is_there_is_called_full(ledgers: EmbeddedLedgers, path: str) -> None:
     """A process that may not make a file of more than 16 KiB sees what one on a full disk sees."""
     ledgers.open_stream("s").append([b"kept"])
@@ -273,6 +274,7 @@ print(before, stream.read(before, 0).payload_bytes, stream.last_position())
 """
 
 
+@pytest.mark.process
 def test_a_disk_that_fails_in_the_middle_of_a_write_leaves_the_old_state(tmp_path: Path, path: str) -> None:
     """Writes beyond a size limit fail in the operating system, below SQLite."""
     done = subprocess.run([sys.executable, "-c", _WITH_A_FILE_LIMIT, path], capture_output=True, text=True, check=True)

@@ -114,6 +114,7 @@ print(stream.owner, flush=True)
 """
 
 
+@pytest.mark.process
 def test_another_process_takes_the_stream_over(ledgers: EmbeddedLedgers, path: str) -> None:
     mine = ledgers.open_stream("s")
     mine.append([b"mine"])
@@ -125,6 +126,7 @@ def test_another_process_takes_the_stream_over(ledgers: EmbeddedLedgers, path: s
     assert [x.closed for x in mine.ledgers()] == [True, False]
 
 
+@pytest.mark.process
 def test_two_processes_may_create_the_database_at_once(path: str) -> None:
     """SQLite doesn't wait for locks when it switches to the write-ahead log; we do."""
     script = _OPEN_AND_APPEND.replace('"s"', "sys.argv[2]")
@@ -157,6 +159,7 @@ while True:
 """
 
 
+@pytest.mark.process
 def test_kill_9_leaves_exactly_the_acknowledged_entries_or_one_whole_call_more(path: str) -> None:
     acknowledged = 0
     for lines in (3, 9, 14):

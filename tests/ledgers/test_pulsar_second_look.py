@@ -258,6 +258,7 @@ def test_each_entry_of_a_long_run_is_asked_about(bench: PulsarBench) -> None:
     assert readers_from(bench, Position(1, 1)) == 1
 
 
+@pytest.mark.slow
 def test_entries_beyond_the_limit_of_questions_are_unconfirmed(bench: PulsarBench) -> None:
     most = 1000
     bench.fill(1)

@@ -126,6 +126,7 @@ def refused(stored: Stored, error: type[OffloaderError], named: str) -> None:
     assert stored.contents() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", list(DAMAGES))
 @pytest.mark.parametrize("what", OBJECTS)
 def test_damage_is_named_and_nothing_is_changed(stored: Stored, what: str, damage: str) -> None:

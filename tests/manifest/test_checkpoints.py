@@ -188,6 +188,7 @@ def test_a_record_missing_in_the_middle_is_named_and_nothing_is_built_on_the_hol
         assert f"{lost:020d}.json" not in keys_in(bench, log)
 
 
+@pytest.mark.slow
 def test_runs_are_sealed_and_a_checkpoint_costs_only_what_is_new() -> None:
     bench = Bench(checkpoint_records=10**5)
     log = bench.log()
@@ -213,6 +214,7 @@ def test_runs_are_sealed_and_a_checkpoint_costs_only_what_is_new() -> None:
     assert len(state.segments) == RUN_ROWS_MIN + 101
 
 
+@pytest.mark.slow
 def test_retired_segments_of_a_sealed_run_are_overlaid_not_rewritten() -> None:
     bench = Bench(checkpoint_records=10**5)
     log = bench.log()
@@ -248,6 +250,7 @@ def test_a_failing_checkpoint_leaves_the_commit_alone_and_is_tried_again_later()
     assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["before", "after"])
 @pytest.mark.parametrize("key_part", ["segments", "checkpoint", "boundary"])
 def test_a_lost_answer_anywhere_in_a_checkpoint_harms_nothing(key_part: str, fault: str) -> None:
@@ -300,6 +303,7 @@ def test_a_stalled_checkpointer_never_lowers_the_boundary() -> None:
     assert checkpoint_now(bench.memory, stale, os.urandom).boundary == after
 
 
+@pytest.mark.slow
 def test_a_checkpoint_left_by_a_stalled_checkpointer_is_not_named_when_its_runs_may_be_gone() -> None:
     """The boundary has moved to a checkpoint that merged those runs into others: they are garbage by now."""
     bench, log = with_a_full_run()
@@ -336,6 +340,7 @@ def replace_runs(state: ManifestState, base: ManifestState) -> SegmentTable:
     return base.segments if state.segments is not base.segments else state.segments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["boundary", "checkpoint", "segments", "ledgers"])
 def test_a_flipped_bit_anywhere_in_a_manifest_is_named(target: str) -> None:
     bench, log = with_a_full_run()
@@ -416,6 +421,7 @@ def test_no_commit_waits_for_a_checkpoint_that_is_written_aside() -> None:
     assert log.state == load_manifest(bench.memory, STREAM)
 
 
+@pytest.mark.slow
 def test_what_is_sealed_aside_isn_t_sealed_again() -> None:
     bench, log = with_a_full_run()
     later: list[Callable[[], object]] = []
@@ -529,6 +535,7 @@ def test_views_stay_readable_from_the_newest_old_checkpoint_on() -> None:
         load_manifest_view_at(bench.memory, log.state, 9)
 
 
+@pytest.mark.slow
 def test_runs_that_nobody_names_are_deleted_and_those_of_kept_checkpoints_are_not() -> None:
     bench, log = with_a_full_run()
     log.checkpoint()
@@ -546,6 +553,7 @@ def test_runs_that_nobody_names_are_deleted_and_those_of_kept_checkpoints_are_no
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
+@pytest.mark.slow
 def test_runs_that_only_the_oldest_kept_checkpoint_names_stay() -> None:
     """A view of a day ago can still be pinned, though the newest checkpoint has written its rows anew."""
     bench, log = with_a_full_run()

@@ -181,6 +181,7 @@ def test_expire_deletes_nothing_of_a_manifest_that_can_t_be_read(
     assert sorted(info.key for info in store.list(f"{STREAM}/").objects) == before
 
 
+@pytest.mark.slow
 def test_a_store_that_lets_two_win_isn_t_written_to(
     capsys: pytest.CaptureFixture[str], store: ObjectStore, writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

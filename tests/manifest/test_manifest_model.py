@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import count
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -181,6 +182,7 @@ def test_sealing_merging_and_checkpoints_never_change_what_a_view_says(
         check(sealed, had_purge)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 200), st.integers(1, 9), st.randoms())
 def test_runs_stay_few_however_many_segments_there_are(segments: int, of_record: int, random: object) -> None:

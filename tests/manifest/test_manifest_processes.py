@@ -25,6 +25,8 @@ from offloader.store.open import open_store
 from tests.support.holding_proxy import HoldingProxy
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 STREAM = "public/default/persistent/orders"
 COMMITS = 25

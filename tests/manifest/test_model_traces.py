@@ -103,6 +103,7 @@ class Replay:
             self.world.schedule.finish(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [False, True], ids=["lands before", "lands after"])
 @pytest.mark.parametrize("trace", TRACES, ids=lambda path: path.stem)
 def test_the_loss_that_a_rule_prevents_doesn_t_happen(trace: Path, late: bool) -> None:

@@ -149,6 +149,7 @@ def steps(draw: st.DrawFn) -> tuple[Edit, ...]:
     return made[draw(st.sampled_from(["whole", "whole", *made]))]
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.lists(steps(), min_size=10, max_size=60), st.lists(st.sampled_from(["", "", "", "checkpoint"]), min_size=60))
 def test_the_names_are_those_of_the_whole_view(drawn: list[tuple[Edit, ...]], interludes: list[str]) -> None:

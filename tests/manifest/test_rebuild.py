@@ -354,6 +354,7 @@ def test_nothing_is_rebuilt_of_nothing() -> None:
     assert store.list("").objects == ()
 
 
+@pytest.mark.slow
 def test_a_thousand_segments_take_a_few_records_and_a_checkpoint() -> None:
     writer = StreamWriter(new_store(), STREAM)
     for number in range(1100):

@@ -99,6 +99,7 @@ def test_a_void_stays_while_anything_of_the_stream_is_there(folder: str) -> None
     assert bench.forget()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [MemoryStore, Unconditional])
 def test_whoever_comes_between_two_requests_of_a_removal_has_his_stream(kind: type[MemoryStore]) -> None:
     """A creator runs to each of its requests, at each request of a removal; then either goes on first."""

@@ -224,6 +224,7 @@ def test_a_deleter_that_stalled_while_another_finished_writes_nothing_any_more()
     assert bench.all_keys() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_a_deletion_that_stops_anywhere_is_finished_by_the_next_one(after: bool) -> None:
     for call in range(1, 60):

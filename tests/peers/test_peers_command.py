@@ -16,6 +16,7 @@ from benchmarks.peers.report import COLUMNS, rendered, value_of
 WITHOUT_JAVA = ["ours", "boto3", "s3transfer", "obstore"]
 
 
+@pytest.mark.process
 def test_the_command_measures_and_reports_each_peer_that_needs_no_java(
     tmp_path: Path, exercises: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

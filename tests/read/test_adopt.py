@@ -469,6 +469,7 @@ def entries_of(store: ObjectStore) -> list[Position]:
     return [entry.position for batch in open_reader(store, GOLDEN_STREAM).scan() for entry in batch.entries()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before its effect", "after it"])
 def test_stopped_at_any_call_it_goes_on_and_never_hides_what_was_there(
     after: bool, monkeypatch: pytest.MonkeyPatch

@@ -57,6 +57,7 @@ def got(handle: ReadHandle, first: int, last: int) -> list[tuple[int, bytes]]:
     return [(entry.entry_id, entry.payload) for entry in handle.read(first, last)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["v1-tiny", "v1-multi", "v1-edges", "v1-rich-metadata"])
 def test_a_ledger_that_pulsar_offloaded_as_v1_is_read_whole_and_in_parts(store: ObjectStore, name: str) -> None:
     case = golden(name)

@@ -51,6 +51,7 @@ def content(entry: bytes) -> list[dict[str, object]]:
     return [{name: row[name] for name in names} for row in messages(EntryBatch.build(1, 0, [entry])).to_pylist()]
 
 
+@pytest.mark.slow
 def test_every_message_arrives_as_it_was(place: Place) -> None:
     told: list[ReplayResult] = []
     result = place.run(on_progress=told.append)
@@ -96,6 +97,7 @@ def test_two_replays_of_a_stream_to_one_topic_are_kept_apart_wherever_they_begin
     assert place.arrived == [*ALL, *ALL[40:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deduplicates", [True, False])
 def test_a_connection_that_breaks_again_and_again_costs_nothing(place: Place, deduplicates: bool) -> None:
     place.producers.deduplicates = deduplicates
@@ -124,6 +126,7 @@ def test_what_arrives_late_is_there_once_or_known_to_be_twice(place: Place, dedu
         assert result.twice == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32), deduplicates=st.booleans(), foreign=st.booleans())
 def test_runs_that_are_killed_anywhere_send_everything_once(

@@ -142,6 +142,7 @@ def test_partitions_are_ruled_by_their_topics_policy_as_one_stream(make: Any) ->
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "name", "policy"),
     [
@@ -186,6 +187,7 @@ def test_what_fails_is_tried_again_and_keeps_nobody_else_waiting(make: Any, capl
     assert list_streams(bench.memory) == [STREAM, other]
 
 
+@pytest.mark.slow
 def test_a_stream_that_isn_t_offloaded_any_more_isn_t_held_back_by_what_never_will_be(make: Any) -> None:
     bench = make("ledger", retention=QUEUE)
     bench.grow(2)

@@ -8,11 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from formats.retention_state import Subscribers, document_key
 from offloader.retention.stream_retention import open_retention
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parents[2]
 STREAM = "public/default/persistent/orders"

@@ -213,6 +213,7 @@ def test_a_deleted_group_is_gone_and_a_new_one_of_its_name_goes_on_counting() ->
     assert bench.groups.names() == ["rg"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["get", "put"])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_crash_at_any_call_is_completed_by_the_next_one(verb: str, after: bool) -> None:
@@ -267,6 +268,7 @@ def test_an_automatic_checkpoint_comes_with_its_period_and_what_was_published_is
     assert len(group.checkpoints) == 2, "readers that are behind heap none up"
 
 
+@pytest.mark.slow
 def test_a_group_and_its_checkpoints_have_limits() -> None:
     bench = Bench(outstanding_checkpoints_max=3)
     bench.groups.start_checkpoint("rg", "c0")

@@ -35,6 +35,7 @@ def grown(count: int, limits: list[Limits], *, step_bytes: int = 2**20, every: i
     return records
 
 
+@pytest.mark.slow
 def test_ten_years_of_half_hours_stay_small() -> None:
     """And nothing that is asked for later is further off than the rule allows."""
     count = 10 * YEAR_MS // HALF_HOUR_MS
@@ -97,6 +98,7 @@ def test_a_quarter_of_the_room_between_min_and_max_is_the_widest_gap(unit: Unit)
     assert max(b.time_ms - a.time_ms for a, b in pairwise(thinned)) == 10 * HALF_HOUR_MS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0, 1, HALF_HOUR_MS])
 def test_limits_that_lie_close_do_not_make_the_set_grow_for_ever(width: int) -> None:
     """Above the bound the spacing is widened, evenly; what a decision uses stays."""
@@ -111,6 +113,7 @@ def test_limits_that_lie_close_do_not_make_the_set_grow_for_ever(width: int) -> 
     assert max(gaps) <= 64 * HALF_HOUR_MS
 
 
+@pytest.mark.slow
 def test_clocks_that_went_back_thin_only_what_is_too_many() -> None:
     records = grown(50, [], every=99)
     assert records.thinned(-YEAR_MS, [Limits(Unit.TIME, 0)]) is records

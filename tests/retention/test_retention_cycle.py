@@ -102,6 +102,7 @@ def test_unread_data_above_max_goes_and_the_decision_says_who_lost_it() -> None:
     assert lost[0]["overridden"][0]["reason"] == OverrideReason.ABOVE_MAX.name.lower()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_whoever_loses_something_is_named_wherever_a_cycle_dies(after: bool) -> None:
     died_after_truncation = False
@@ -248,6 +249,7 @@ def test_a_cycle_that_was_overtaken_by_another_leaves_recorded_sizes_as_they_are
     assert bench.head() == Position(7, 0), "10 KiB are kept"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_one_that_stops_at_any_request_goes_on_in_the_next_cycle(after: bool) -> None:
     failed = 0

@@ -98,6 +98,7 @@ def test_a_dry_run_changes_nothing() -> None:
     assert not bench.memory.list(f"{TOPIC}/").objects
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 def test_one_that_stops_at_any_request_is_all_or_nothing_in_the_end(after: bool) -> None:
     seen = set()

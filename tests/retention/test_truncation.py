@@ -406,6 +406,7 @@ def test_a_living_writer_elsewhere_is_fenced_and_goes_on_at_the_head(
         eventually(is_live)  # whoever waits for the commit hears of it before the next step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 5])
 def test_a_stream_that_is_truncated_again_and_again_while_it_is_written(
     tmp_path: Path, store: MemoryStore, seed: int

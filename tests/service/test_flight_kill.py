@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pyarrow.flight as fl
+import pytest
 
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
@@ -15,6 +16,8 @@ from tests.ledgers.pushing_broker import Broker
 from tests.support.flight_door import Producer
 from tests.support.readback import stored_entries
 from tests.support.serving_processes import Serving
+
+pytestmark = pytest.mark.process
 
 STREAM = "shop/eu/persistent/orders"
 #: Pushes until the process is killed: while the first segment gathers, and when some are committed.

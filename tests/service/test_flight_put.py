@@ -132,6 +132,7 @@ def test_the_same_broker_may_come_again_before_its_last_call_is_over(store: Faul
     assert stored_entries(store, ORDERS) == broker.entries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "count", "note", "message"),
     [

@@ -11,6 +11,8 @@ import pytest
 from tests.support.flight_door import APPEND_SCHEMA
 from tests.support.serving_processes import Serving
 
+pytestmark = pytest.mark.process
+
 #: Taken in, a message costs the process several times its size.
 MESSAGE_BYTES = 64 << 20
 

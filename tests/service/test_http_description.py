@@ -33,6 +33,7 @@ def described(http: Any) -> Any:
     return schemathesis.openapi.from_dict(ask(f"{http.url}/v1/openapi.json", token=TOKEN).json())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "stream"),
     [(GenerationMode.POSITIVE, None), (GenerationMode.POSITIVE, ORDERS), (GenerationMode.NEGATIVE, ORDERS)],

@@ -181,6 +181,7 @@ def test_where_anyone_may_come_in_a_strange_name_in_host_is_refused_off_loopback
         assert ask(url, headers={"Host": "example"}).status == 421
 
 
+@pytest.mark.slow
 def test_a_page_of_another_site_uses_nobodys_machine(tmp_path: Path) -> None:
     """On loopback without tokens everyone is trusted who is on the machine: a web page isn't."""
     with http_process(tmp_path) as (http, _):
@@ -215,6 +216,7 @@ def client_tls(authority: Authority, certificate: Path | None = None) -> ssl.SSL
     return context
 
 
+@pytest.mark.slow
 def test_clients_are_known_by_their_certificates(tmp_path: Path, authority: Authority) -> None:
     access = {
         "certificate_file": str(authority.issue("127.0.0.1")),
@@ -327,6 +329,7 @@ def test_no_secret_is_in_any_answer_log_or_representation(tmp_path: Path, caplog
     assert not [text for text in shown for secret in secrets if secret in text]
 
 
+@pytest.mark.process
 def test_a_whole_process_shows_no_secret_and_renews_its_own(tmp_path: Path, authority: Authority) -> None:
     """``offloader serve`` with TLS and tokens of both kinds: its list entry, its log, its answers, and SIGHUP."""
     certificate, tokens, config = tmp_path / "tls.pem", tmp_path / "tokens", tmp_path / "offloader.toml"

@@ -79,6 +79,7 @@ class Waiting:
         raise AssertionError(f"{name} isn't asked for here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raw", "status"),
     [
@@ -143,6 +144,7 @@ def test_a_body_is_as_long_as_allowed_and_no_longer(tmp_path: Path) -> None:
         assert digits.status == 400
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET /heal", HEAD, HEAD + b"Content-Length: 1000\r\n\r\n12345"])
 def test_a_slow_sender_is_cut(tmp_path: Path, sent: bytes) -> None:
     """However often a byte more comes: the deadline is the request's."""
@@ -195,6 +197,7 @@ def test_a_connection_without_a_request_is_closed_after_its_time(tmp_path: Path)
         assert found.count(b"HTTP/1.1 200 ") == 2, "both requests of one connection are answered"
 
 
+@pytest.mark.slow
 def test_who_doesnt_take_the_answer_is_cut(tmp_path: Path) -> None:
     """An answer of 16 MiB into a socket that nobody reads."""
 
@@ -211,6 +214,7 @@ def test_who_doesnt_take_the_answer_is_cut(tmp_path: Path) -> None:
         assert ask(f"{http.url}/healthz").status == 200
 
 
+@pytest.mark.slow
 def test_no_more_is_asked_for_while_answers_lie_unread(tmp_path: Path) -> None:
     class Large(Waiting):
         def overview(self) -> dict[str, Any]:

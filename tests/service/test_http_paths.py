@@ -233,6 +233,7 @@ def test_every_kind_of_row_has_the_shape_that_is_promised(tmp_path: Path) -> Non
         assert ask(of(http, ORDERS, "/subscribers")).json()["items"] == view.subscriber_rows
 
 
+@pytest.mark.slow
 def test_an_answer_that_isnt_as_described_is_shown_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

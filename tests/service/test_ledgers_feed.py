@@ -144,6 +144,7 @@ def test_what_is_appended_until_the_end_is_drained(store: MemoryStore, database:
     assert stored(store, "a/b/one") == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["streaming", "ledger"])
 def test_another_database_is_named_and_nothing_of_it_counts_as_offloaded_until_it_is_accepted(
     store: MemoryStore, tmp_path: Path, method: str

@@ -6,6 +6,8 @@ import itertools
 import re
 from pathlib import Path
 
+import pytest
+
 from offloader.picture import Span, StreamShape
 from offloader.service.dashboard.files import HEADERS, page_files
 from offloader.service.stream_picture import BARS_MAX, POINTS_MAX, shape_document
@@ -47,6 +49,7 @@ def test_nothing_is_inline_or_from_elsewhere() -> None:
     assert {value for name, value in rules.items() if name != "default-src"} <= {"'self'", "'none'"}
 
 
+@pytest.mark.slow
 def test_a_stream_of_many_segments_is_told_as_few() -> None:
     count = 100_000
     spans = [Span(f"segment {number + 1}", number * 10, number * 10 + 10, 7) for number in range(count)]

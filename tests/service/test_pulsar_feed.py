@@ -126,6 +126,7 @@ def pongs(broker: FakeBroker, client: BrokerClient) -> int:
     return sum(each is client and command.type is CommandType.PONG for each, command in list(broker.received))
 
 
+@pytest.mark.slow
 def test_topics_are_found_followed_and_wound_down(cluster: Cluster) -> None:
     cluster.make("one", "two", "__change_events", "left-out")
     with cluster.serve("t/n", exclude=("t/n/left-*",)) as assembled:
@@ -153,6 +154,7 @@ def test_topics_are_found_followed_and_wound_down(cluster: Cluster) -> None:
     assert load_manifest(cluster.store, f"{S}one").method == "streaming"
 
 
+@pytest.mark.slow
 def test_a_reload_counts_for_which_topics_and_for_what_was_lost_of_them(cluster: Cluster) -> None:
     cluster.make("one", "two")
     with cluster.serve("t/n/one", on_gap="block") as assembled:
@@ -195,6 +197,7 @@ def test_a_process_that_never_saw_a_topic_is_not_ready(cluster: Cluster) -> None
         eventually(lambda: cluster.is_offloaded("one"))
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_works_and_the_other_takes_over(cluster: Cluster) -> None:
     cluster.make("one", "two")
     with cluster.serve() as first:

@@ -62,6 +62,7 @@ def errors_of(assembled: Assembled) -> str:
 AT_ONCE: dict[str, Any] = {"offload__deletion_lag_minutes": 0.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 412, 200])
 def test_an_unconfirmed_loss_is_recorded_under_a_reason_of_its_own_with_a_warning(
     cluster: Cluster, status: int, caplog: pytest.LogCaptureFixture
@@ -77,6 +78,7 @@ def test_an_unconfirmed_loss_is_recorded_under_a_reason_of_its_own_with_a_warnin
     assert "unconfirmed" in said.getMessage()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "reason"), [((403, b""), "unconfirmed: "), (None, "lost by the source: ")])
 def test_the_policy_block_stops_at_it_and_goes_on_when_it_is_changed(
     cluster: Cluster, answer: tuple[int, bytes] | None, reason: str
@@ -91,6 +93,7 @@ def test_the_policy_block_stops_at_it_and_goes_on_when_it_is_changed(
         eventually(lambda: is_stored(cluster))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "reason"), [((403, b""), "unconfirmed: "), (None, "lost by the source: ")])
 def test_the_hot_copy_of_a_ledger_with_a_loss_stays(
     cluster: Cluster, answer: tuple[int, bytes] | None, reason: str, caplog: pytest.LogCaptureFixture

@@ -112,6 +112,7 @@ def is_its_turn(assembled: Assembled) -> bool:
     return found is not None and found.is_active
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["unloaded", "cut", "restarted"])
 def test_a_topic_that_moves_while_somebody_waits_for_its_offload_costs_time_only(cluster: Cluster, what: str) -> None:
     topic = cluster.make("one")

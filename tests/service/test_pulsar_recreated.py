@@ -61,6 +61,7 @@ def stays_as_it_is(cluster: Cluster, topic: FakeTopic, before: list[tuple[Positi
     assert set(load_manifest(cluster.store, f"{S}one").hot_released_ledgers) == {1, 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ledgers", "said"),
     [

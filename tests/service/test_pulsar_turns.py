@@ -50,6 +50,7 @@ def looks_of(store: FaultyStore) -> int:
     return sum(key.endswith("is-anybody-there") for _, key in store.calls)
 
 
+@pytest.mark.slow
 def test_who_cannot_reach_the_store_leaves_its_turn_once_and_comes_back_when_it_can(cluster: Cluster) -> None:
     cluster.make("one")
     near, far = FaultyStore(cluster.store), FaultyStore(cluster.store)

@@ -128,6 +128,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.process
 def test_one_process_has_the_lock_until_it_ends(tmp_path: Path) -> None:
     lock = ProcessLock(tmp_path / "lock")
     command = [sys.executable, "-c", HOLDER, str(lock.path)]

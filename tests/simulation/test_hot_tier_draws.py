@@ -14,6 +14,8 @@ from offloader.manifest.log import ManifestLog
 from offloader.write.ownership import opening
 from tests.simulation.hot_tier_draws import CLASSES, class_of, play
 
+pytestmark = pytest.mark.slow
+
 #: 200 draws in blocks that run beside each other; every class has its share of each block.
 BLOCKS, DRAWS = 10, 20
 

@@ -20,6 +20,8 @@ from offloader.testing.simulation_checks import loaded
 from offloader.testing.soak import broken_seeds, main
 from tests.simulation.seeds import seeds_of_part
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 2_000
 PARTS = 10
 

@@ -21,6 +21,8 @@ from offloader.store.base import ObjectStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.simulated_world import World
 
+pytestmark = pytest.mark.slow
+
 KIB = 1024
 #: What a call may do, but for what it is asked to.
 FAULTS = {

@@ -13,6 +13,8 @@ from offloader.testing.soak import broken_seeds, main
 from offloader.testing.tended_simulation import TendedSimulation, simulate_tended
 from tests.simulation.seeds import BROKEN_ONCE, seeds_of_part
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 250
 PARTS = 5
 

@@ -32,6 +32,8 @@ from offloader.testing.simulated_world import STREAM
 from offloader.testing.tended_checks import what_is_left
 from offloader.testing.tended_world import FOREIGN, TendedWorld
 
+pytestmark = pytest.mark.slow
+
 FAULTS = {
     "refused": Fault(call=0, error=StoreUnavailable),
     "throttled": Fault(call=0, error=Throttled),

@@ -15,6 +15,8 @@ from offloader.testing.soak import broken_seeds, main
 from offloader.testing.topic_simulation import TopicSimulation, simulate_topic
 from tests.simulation.seeds import BROKEN_ONCE, seeds_of_part
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 48
 PARTS = 2
 

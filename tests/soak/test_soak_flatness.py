@@ -100,6 +100,7 @@ def test_metrics_are_summed_over_their_labels() -> None:
     }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("wrong", [["--minutes", "-3"], ["--minutes", "0.5"], ["--streams", "0"], ["--readers", "0"]])
 def test_a_run_that_could_say_nothing_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

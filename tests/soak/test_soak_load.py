@@ -8,10 +8,14 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from offloader.store.open import open_store
 from tests.soak.soak_load import BATCH_ENTRIES, Order
 from tests.support.flight_door import flight_door
 from tests.support.waiting import PATIENCE_S, eventually
+
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "soak/moment/persistent/one"

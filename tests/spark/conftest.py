@@ -13,6 +13,7 @@ from formats.entries import EntryBatch, Position
 from formats.segment import Codec, Layout
 from offloader.spark import local_session
 from offloader.store import open_store
+from tests.support.quick import needs
 from tests.support.streams import BASE_MS, StreamWriter, batch_of, random_batch
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
+@needs("java")
 def spark() -> Iterator[SparkSession]:
     session = local_session("offloader tests", cores=2)
     yield session

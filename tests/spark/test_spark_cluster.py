@@ -26,7 +26,7 @@ from tests.support.wheel import build_wheel
 HERE = Path(__file__).resolve().parent
 HOT = ("hot/a", "hot/b")
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.java, pytest.mark.timeout(900)]
 #: For the whole program, on a machine that is busy.
 PROGRAM_S = 480.0
 

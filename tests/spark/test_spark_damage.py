@@ -16,6 +16,8 @@ from tests.support.streams import StreamWriter, batch_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.java
+
 
 @pytest.fixture
 def writer(tmp_path: Path) -> StreamWriter:

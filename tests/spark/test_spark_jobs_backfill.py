@@ -40,6 +40,8 @@ from tests.support.waiting import eventually
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.java
+
 STREAMS = ("other", "t/a", "t/b")
 
 

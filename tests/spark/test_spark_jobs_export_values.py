@@ -20,6 +20,8 @@ from tests.support.streams import BASE_MS, StreamWriter
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.java
+
 FIELDS = "id BIGINT, name STRING, tags ARRAY<STRING>"
 #: Not a message at all, under a right checksum.
 GARBAGE = entry_of(metadata_of(compression=3, uncompressed_size=300, batch=3, publish_time=BASE_MS), b"garbage")

@@ -18,6 +18,8 @@ from tests.support.streams import BASE_MS, StreamWriter, batch_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+pytestmark = pytest.mark.java
+
 #: A payload that nobody can decompress, under a right checksum.
 GARBAGE = entry_of(metadata_of(compression=3, uncompressed_size=300, batch=3, publish_time=BASE_MS), b"garbage")
 

@@ -127,6 +127,7 @@ def test_executors_only_read_ranges_of_the_objects_in_their_partition(writer: St
     assert ids == list(range(900))
 
 
+@pytest.mark.slow
 def test_publish_times_read_a_fraction_of_the_bytes_and_positions_none(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 2000, size=300)])
     key = writer.keys(writer.uuids[0])[0]
@@ -177,6 +178,7 @@ def test_segments_are_cut_by_their_number_of_blocks_when_there_are_too_many_to_r
     assert ids == list(range(900))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "block_bytes"),
     [([10] * 60_000, 1 << 20), ([10] * 3000, 300), ([1 << 20] * 20, 1 << 23), ([6 << 20, 1, 1, 7 << 20], 1 << 20)],

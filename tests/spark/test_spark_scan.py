@@ -24,6 +24,8 @@ from tests.support.waiting import PATIENCE_S
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.java
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

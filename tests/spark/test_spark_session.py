@@ -45,6 +45,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "jvm"
 
 
+@pytest.mark.process
 def test_java_home_comes_before_path_and_path_before_what_is_installed(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,12 +59,14 @@ def test_java_home_comes_before_path_and_path_before_what_is_installed(
     assert find_java(bare) == chosen
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("version", "fits"), [("1.8.0_392", False), ("11.0.2", False), ("17", True), ("25.0.3", True)])
 def test_only_java_17_and_later_will_do(bare: Path, version: str, fits: bool) -> None:
     java = java_home(bare / "java", version)
     assert find_java(bare) == (java if fits else None)
 
 
+@pytest.mark.process
 def test_an_old_java_home_does_not_hide_a_good_installation(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +77,7 @@ def test_an_old_java_home_does_not_hide_a_good_installation(
     assert find_java(bare) == good
 
 
+@pytest.mark.process
 def test_of_several_installations_the_lowest_that_fits_is_taken_and_broken_ones_are_passed_over(bare: Path) -> None:
     java_home(bare / "a-25", "25.0.3")
     java_home(bare / "b-17-broken", "17", broken=True)
@@ -83,6 +87,7 @@ def test_of_several_installations_the_lowest_that_fits_is_taken_and_broken_ones_
     assert find_java(bare) == expected
 
 
+@pytest.mark.process
 def test_a_link_is_followed_so_that_java_home_can_be_told_from_it(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def mixed(writer: StreamWriter) -> StreamWriter:
     return writer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limits",
     [

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+pytestmark = pytest.mark.java
+
 
 @pytest.fixture
 def writer(tmp_path: Path) -> StreamWriter:

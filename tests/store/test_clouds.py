@@ -23,6 +23,8 @@ from offloader.testing.store_suite import StoreSuite, all_keys
 from services.binaries import BINARIES
 from tests.conftest import S3Place
 
+pytestmark = pytest.mark.process
+
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "STORES.md"
 _FEW_RETRIES = StoreSettings(retries_max=2, retry_delay_first_s=0.01)
 

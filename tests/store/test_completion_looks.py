@@ -98,6 +98,7 @@ def test_segment_whose_completion_cannot_be_looked_at_is_not_sent_again(
         assert store.get("data")[0] == b"bytes"
 
 
+@pytest.mark.slow
 def test_s3_completion_without_a_proof_whose_look_fails_is_an_unknown_outcome() -> None:
     body = b"<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>"
     part = PartInfo(1, '"0123456789abcdef0123456789abcdef"', 5, 1234)

@@ -114,6 +114,7 @@ PAGES: list[Pages] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pages", PAGES, ids=["middle", "beginning", "end", "everywhere"])
 @pytest.mark.parametrize("scheme", _PAGE)
 def test_pages_without_keys_do_not_end_a_listing(scheme: str, pages: Pages) -> None:

@@ -76,6 +76,7 @@ for number in range(40):
 """
 
 
+@pytest.mark.process
 def test_of_processes_that_create_at_once_exactly_one_wins_with_its_metadata(store: ObjectStore) -> None:
     command = [sys.executable, "-c", CREATOR, store.url]
     writers = {
@@ -117,6 +118,7 @@ while done < 15:
 """
 
 
+@pytest.mark.process
 def test_no_replacement_by_etag_is_lost_between_processes(store: ObjectStore) -> None:
     store.put("counter", b"0")
     with ThreadPoolExecutor(3) as threads:
@@ -138,6 +140,7 @@ for number in range(10_000):
 """
 
 
+@pytest.mark.process
 def test_after_a_kill_every_object_is_whole_and_has_its_metadata(store: ObjectStore) -> None:
     process = subprocess.Popen([sys.executable, "-c", WRITER, store.url], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -328,6 +331,7 @@ for mode in ({}, {"mode": CREATE}):
 """
 
 
+@pytest.mark.process
 def test_a_write_that_fails_half_way_leaves_nothing(store: ObjectStore, root: Path) -> None:
     found = run_python(LIMITED, store.url)
     assert found.stdout.split() == ["StoreUnavailable", "StoreUnavailable"], found.stderr
@@ -348,6 +352,7 @@ except OffloaderError as error:
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("below", ["", "/new"])
 def test_a_directory_that_cannot_be_written_is_denied_when_opened(tmp_path: Path, below: str) -> None:
     for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):

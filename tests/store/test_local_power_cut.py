@@ -171,6 +171,7 @@ def killed(root: Path, sync: int, verb: str = "put") -> list[Path]:
     return left
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("sync", [1, 2, 3, 4])
 def test_what_a_killed_process_left_is_removed(tmp_path: Path, sync: int) -> None:
     left = killed(tmp_path, sync)
@@ -180,12 +181,14 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, sync: int) -> Non
     store.put("d/new", b"")
 
 
+@pytest.mark.process
 def test_upload_that_a_killed_process_was_beginning_is_removed(tmp_path: Path) -> None:
     [left] = [path for path in killed(tmp_path, 3, "begin_upload") if path.is_dir()]
     open_store(f"file://{tmp_path}")
     assert not left.exists()
 
 
+@pytest.mark.process
 def test_object_that_a_killed_process_has_not_confirmed_survives_when_its_leavings_are_removed(
     disk: PowerCut, tmp_path: Path
 ) -> None:

@@ -131,6 +131,7 @@ print(*(name for name in ("boto3", "botocore", "fsspec", "s3fs") if name in sys.
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("url", ["memory://x", "file://{}"])
 def test_a_store_without_an_sdk_loads_none(url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOADED, url.format(tmp_path)]

@@ -37,6 +37,7 @@ def test_the_client_knows_what_the_store_calls_and_what_it_was_told_to_know() ->
     client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_each_operation_is_described_as_the_sdk_describes_it(name: str) -> None:
     """Nothing of an operation is lost with the others."""
@@ -65,6 +66,7 @@ def described(shape: object, depth: int = 0) -> object:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("region", "address"),
     [

@@ -76,6 +76,7 @@ def test_a_server_that_never_answers_runs_into_the_deadline(name: str) -> None:
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid:9000"])
 def test_what_was_never_sent_changed_nothing(name: str, url: str) -> None:
@@ -123,6 +124,7 @@ TABLE: list[tuple[int, str, str, type[OffloaderError]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "code", "name", "kind"), TABLE)
 def test_each_error_code_has_its_kind(status: int, code: str, name: str, kind: type[OffloaderError]) -> None:
     with ScriptedServer([Answer(status, error_body(code) if code else b"")]) as server:
@@ -219,6 +221,7 @@ def test_a_delete_that_breaks_off_half_way_names_the_rest() -> None:
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", [b"<html>welcome to the hotel</html>", b"", b"not even that"])
 @pytest.mark.parametrize("name", ["put", "create", "begin", "part", "complete", "get", "head", "list"])
 def test_a_200_from_something_that_is_not_s3_is_no_success(name: str, body: bytes) -> None:

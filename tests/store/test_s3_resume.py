@@ -24,6 +24,8 @@ from offloader.testing.range_suite import KeptBody
 from offloader.testing.servers import Answer, ScriptedServer
 from tests.support.cutting_proxy import CuttingProxy
 
+pytestmark = pytest.mark.process
+
 KEYS: dict[str, Any] = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
 ONCE = StoreSettings(retries_max=0)
 MIB = 1024 * 1024

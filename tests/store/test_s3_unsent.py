@@ -51,6 +51,7 @@ def test_an_answer_that_is_lost_behind_a_proxy_is_an_unknown_outcome(
             assert store.get("k")[0] == b"body"
 
 
+@pytest.mark.process
 def test_a_proxy_that_is_not_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("NO_PROXY", "")

@@ -84,6 +84,7 @@ GATEWAY = [
 GATEWAY_NAMES = ["503", "503 page", "503 code", "write quorum", "lock", "starting", "507", "full"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITES)
 @pytest.mark.parametrize(("status", "body"), GATEWAY, ids=GATEWAY_NAMES)
 def test_s3_write_that_a_gateway_refuses_may_have_happened(name: str, status: int, body: bytes) -> None:

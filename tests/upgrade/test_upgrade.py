@@ -146,6 +146,7 @@ def test_every_stream_is_read_as_it_was_and_every_object_is_whole(upgraded: Upgr
     assert {row["stream"] for row in upgraded.run("ls")} == set(upgraded.readable)
 
 
+@pytest.mark.slow
 def test_what_looks_at_streams_says_what_it_finds(upgraded: Upgraded) -> None:
     upgraded.finish_deletions()
     for stream in upgraded.readable:
@@ -166,6 +167,7 @@ def test_what_looks_at_streams_says_what_it_finds(upgraded: Upgraded) -> None:
     upgraded.run("cleanup", "audit")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stream", "there", "method"),
     [
@@ -273,6 +275,7 @@ def test_adopted_objects_are_known_and_released(upgraded: Upgraded) -> None:
     assert upgraded.digest(ORACLE) == upgraded.readable[ORACLE]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_this_release_holds_what_the_earlier_ones_did(upgraded: Upgraded) -> None:
     assert load_manifest(upgraded.store, "a/streamed").checkpoint_id
     for stream, wanted in upgraded.readable.items():

@@ -174,6 +174,7 @@ def test_the_end_is_the_contiguous_prefix_and_an_interrupted_run_goes_on_with_wh
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", range(1, 40, 3))
 @pytest.mark.parametrize(("error", "after"), [(StoreUnavailable, False), (OutcomeUnknown, True)])
 def test_whatever_call_fails_a_later_run_makes_it_whole(

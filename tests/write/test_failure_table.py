@@ -52,6 +52,7 @@ def started(bench: Bench) -> tuple[EmbeddedStream, StreamOffload]:
 class TestBudgetUsedUp:
     """Status failed; the same range again under a new uuid before anything newer; the old upload is aborted."""
 
+    @pytest.mark.slow
     def test_the_same_range_goes_first_under_a_new_name_and_the_upload_is_aborted(
         self, new_bench: Callable[..., Bench]
     ) -> None:
@@ -89,6 +90,7 @@ class TestBudgetUsedUp:
 class TestCompleteOutcomeUnknown:
     """Look before deciding anything; never send again blindly, never delete on doubt."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("after", [False, True], ids=["it did not happen", "it happened"])
     def test_the_object_is_looked_for_first(self, new_bench: Callable[..., Bench], after: bool) -> None:
         bench = new_bench(settings=BIG)
@@ -248,6 +250,7 @@ class Broken:
 class TestDiskOrMemoryErrorInAWorker:
     """Marked as failed with the cause, restarted with backoff, never a silent stall: the watchdog names it."""
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
     @pytest.mark.parametrize(
         "error", [MemoryError("no memory"), OSError(28, "No space left on device"), _Shock("out of line")], ids=repr

@@ -338,6 +338,7 @@ def test_an_object_that_was_sent_is_not_sent_again_because_a_look_failed(
     assert len(read_back(store, UUID_A)) == (1200 if large else 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["begin_upload", "upload_part", "complete_upload", "put"])
 @pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
 def test_a_refused_call_fails_the_segment_frees_its_bytes_and_leaves_no_upload(

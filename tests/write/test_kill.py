@@ -17,6 +17,8 @@ from tests.support.readback import stored_entries
 from tests.write.killed_rollback import RECORDS_BEFORE, roll_back, written_stream
 from tests.write.killed_writer import HISTORY_SETTINGS, SETTINGS, STREAM, drawn_history, drawn_payloads
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 POINTS = [
     pytest.param("put", f"{1:020d}.json", id="open-epoch"),

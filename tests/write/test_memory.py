@@ -197,6 +197,7 @@ def worlds() -> Iterator[list[World]]:
         world.offloader.close()
 
 
+@pytest.mark.slow
 def test_two_thousand_streams_with_half_a_block_each_all_get_on(worlds: list[World]) -> None:
     """Half a block of 2,000 streams is 4 MiB; the budget is one: whoever waits gets a turn, nobody is left out."""
     world = World(2000, 1, offload_memory_bytes_max=1024 * KIB)
@@ -214,6 +215,7 @@ def test_two_thousand_streams_with_half_a_block_each_all_get_on(worlds: list[Wor
         assert stored_entries(world.store, name) == world.ledgers[name].appended
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     streams=st.integers(1, 30),

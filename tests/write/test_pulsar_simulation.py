@@ -259,6 +259,7 @@ class World:
         self.bench.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_happens_the_cold_tier_has_what_the_broker_had(seed: int) -> None:
     world = World(seed)

@@ -309,6 +309,7 @@ def test_other_readers_are_told_that_entries_are_on_their_way_and_disturb_nobody
     assert len(sidecar.source.ledgers()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_fails_and_whenever_everything_arrives_once(
     seed: int, store: FaultyStore, start: Callable[..., Sidecar]

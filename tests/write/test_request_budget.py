@@ -11,6 +11,8 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from formats.keys import parse_object_key, record_number
 from formats.manifest import Offloaded, decode_record
 from offloader.clock import SystemClock
@@ -87,6 +89,7 @@ def test_a_restart_with_many_idle_streams_writes_nothing_and_none_of_them_asks_a
     world.stop()
 
 
+@pytest.mark.slow
 def test_streams_have_no_threads_of_their_own() -> None:
     clock = SystemClock()
     store = MemoryStore(f"budget-{next(_names)}", "", clock)

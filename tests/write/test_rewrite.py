@@ -167,6 +167,7 @@ def test_nothing_that_was_replaced_is_deleted(bench: Bench) -> None:
     assert "delete" not in [verb for verb, _ in bench.store.calls]
 
 
+@pytest.mark.slow
 def test_one_group_at_a_time_writes_little_twice() -> None:
     """Ledgers as small as a tenth of a segment: only what borders on another group is written more than once."""
     bench = Bench(settings=Settings.of({"offload": {"max_size_per_offload_segment_mbytes": 0.001}}))
@@ -187,6 +188,7 @@ def test_one_group_at_a_time_writes_little_twice() -> None:
     assert written < 2 * before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [StoreUnavailable, OutcomeUnknown], ids=lambda error: error.__name__)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_whatever_call_fails_the_next_run_goes_on_and_every_entry_is_there_once(
@@ -524,6 +526,7 @@ def streams(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, bool]], set[int]
     return pieces, closed, gaps & closed
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(stream=streams(), at=st.integers(1, 60), small=st.booleans(), deleted=st.sets(st.integers(1, 5), max_size=1))
 def test_whatever_the_stream_and_wherever_it_breaks_every_entry_is_there_once(

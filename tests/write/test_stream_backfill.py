@@ -109,6 +109,7 @@ def test_a_stream_that_fell_far_behind_while_the_store_was_down_catches_up_in_pa
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "after"), [(StoreUnavailable, False), (OutcomeUnknown, False), (OutcomeUnknown, True)]
 )

@@ -232,6 +232,7 @@ def test_a_refused_stream_catches_up_from_the_ledgers_and_is_live_again(new_benc
     eventually(lambda: stream.status().mode is Mode.LIVE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("entries", "size"), [(10, 600), (2, 60_000), (1, 40_000), (7, 1)])
 def test_a_buffer_smaller_than_a_part_makes_smaller_segments_not_a_stall(
     new_bench: Callable[..., Bench], entries: int, size: int
@@ -295,6 +296,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "after"), FAULTS)
 def test_whichever_storage_call_fails_every_entry_arrives_once(
     new_bench: Callable[..., Bench], error: type[OffloaderError], after: bool
@@ -320,6 +322,7 @@ def test_whichever_storage_call_fails_every_entry_arrives_once(
     assert call > 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "after"), FAULTS)
 def test_a_crash_at_any_storage_call_loses_and_repeats_nothing(
     new_bench: Callable[..., Bench], error: type[OffloaderError], after: bool

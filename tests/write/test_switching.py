@@ -198,6 +198,7 @@ def test_streaming_first_fills_what_an_interrupted_backfill_left_open(bench: Ben
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [("streaming", "ledger"), ("ledger", "streaming")])
 def test_a_process_that_dies_while_it_switches_loses_and_repeats_nothing(
     tmp_path: Path, before: str, after: str
@@ -294,6 +295,7 @@ def test_a_method_that_does_not_exist_changes_nothing(bench: Bench) -> None:
     assert topic.method == "none"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @settings(
     max_examples=25,

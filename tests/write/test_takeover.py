@@ -138,6 +138,7 @@ def test_objects_that_arent_whole_are_given_up_and_left_alone(new_bench: Callabl
     assert unaccounted_keys(bench.memory, STREAM) == {data_key(STREAM, left.uuid), index_key(STREAM, left.uuid)}
 
 
+@pytest.mark.slow
 def test_an_unfinished_upload_of_the_last_epoch_is_aborted_and_never_continued(
     new_bench: Callable[..., Bench],
 ) -> None:

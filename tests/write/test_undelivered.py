@@ -157,6 +157,7 @@ def require_whole(store: MemoryStore, source: MarkedLedgers) -> None:
             assert gap.reason == REASONS[source.fate_of(entry_id)]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(layout=layouts, segment_bytes=st.sampled_from([60, 10**6]))
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -201,6 +202,7 @@ def test_the_ledger_method_takes_whole_ledgers_as_v1_and_the_others_in_pieces(la
         assert stored_entries(store, STREAM) == given
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(layout=layouts, segment_bytes=st.sampled_from([60, 10**6]))
 @pytest.mark.parametrize("when", ["before", "after"])
