@@ -19,11 +19,11 @@ from uuid import UUID
 
 from formats.metadata.messages import BookKeeperLedger
 from formats.segment_map import SegmentMap
-from offloader.clock import SystemClock
+from offloader.adopt.record import adopt
 from offloader.errors import NotFound
-from offloader.read.adopt import adopt
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ByteRange, ListPage, ObjectInfo, PartInfo, UploadInfo
-from offloader.store.read_only import ReadOnlyStore
+from offloader.store.wrappers import ReadOnlyStore
 
 ENTRIES = 10
 PAYLOAD = b"x" * 100

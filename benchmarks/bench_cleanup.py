@@ -28,14 +28,14 @@ import numpy as np
 
 from benchmarks.bench_manifest import BIG, SMALL, build, resident_mb
 from formats.keys import new_segment_uuid, stream_prefix
-from offloader.cleanup.orphans import Place
-from offloader.cleanup.reconciler import Reconciliation
-from offloader.clock import SystemClock
+from offloader.gc.orphans import Place
+from offloader.gc.reconcile import Reconciliation
 from offloader.manifest.log import load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
-from offloader.store.around import AroundStore
 from offloader.store.base import ListPage, ObjectInfo, ObjectStore
 from offloader.store.open import open_store
+from offloader.store.wrappers import AroundStore
 
 PAGE = 1000
 MIDDLING = "bench/middling"

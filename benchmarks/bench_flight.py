@@ -29,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from offloader.own_process import keep_heap_small
+from offloader.runtime.process_tuning import keep_heap_small
 
 if "--serve" in sys.argv:
     keep_heap_small()  # as `offloader serve` does, before Arrow is loaded
@@ -39,12 +39,12 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from formats.entries import Position
-from offloader.clock import SystemClock
-from offloader.effective_settings import SettingsFile
-from offloader.service.assembly import FeedParts, assemble
-from offloader.service.flight.columns import ENTRY_SCHEMA
-from offloader.service.flight.feed import FlightFeed
-from offloader.service.recent import RecentErrors
+from offloader.runtime.clock import SystemClock
+from offloader.service.bootstrap import FeedParts, assemble
+from offloader.service.flight.handlers import ENTRY_SCHEMA
+from offloader.service.providers.flight import FlightFeed
+from offloader.service.queries import RecentErrors
+from offloader.settings.layered import SettingsFile
 from offloader.store.open import open_store
 
 #: Entries of one ledger, so that ledgers end now and then as they do at a broker.

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from formats.entries import Position
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 
 BATCH_BYTES = 1_000_000
 READ_BYTES = 4 * 1024 * 1024

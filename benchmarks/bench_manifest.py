@@ -29,16 +29,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
 
-from formats.checkpoint_columns import SegmentColumns
+from formats.checkpoint_parquet import SegmentColumns
 from formats.entries import Position
 from formats.manifest import Assign, Edit, Offloaded
 from formats.segment import Layout, LedgerSpan, SegmentSummary
-from offloader.clock import SystemClock
-from offloader.manifest.checkpointer import checkpoint_now
+from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.sealed_segments import SealedSegments
-from offloader.manifest.segment_table import SegmentTable
+from offloader.manifest.segment_table import SealedSegments, SegmentTable
 from offloader.manifest.state import ManifestState, SegmentSums
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore

@@ -28,9 +28,8 @@ import zstandard
 from formats.checksum import crc32c, implementation
 from formats.entries import EntryBatch
 from formats.metadata import pulsar_message_pb2
-from formats.pulsar.columns import COLUMNS, ENTRY_COLUMNS
-from formats.pulsar.compression import PayloadCodec
-from formats.pulsar.messages import MessageDecoder, MessageOptions
+from formats.pulsar.entry import PayloadCodec
+from formats.pulsar.messages import COLUMNS, ENTRY_COLUMNS, MessageDecoder, MessageOptions
 
 PROTOCOL: Any = pulsar_message_pb2
 BATCH_MESSAGES = 100

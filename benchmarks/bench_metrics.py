@@ -21,15 +21,15 @@ import urllib.request
 from pathlib import Path
 from typing import cast
 
-from offloader.clock import SystemClock
-from offloader.metrics import Metrics
+from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Credentials
-from offloader.service.control import ServiceControl
+from offloader.service.commands import ServiceControl
 from offloader.service.http.server import OffloadHttp
-from offloader.service.view import ServiceView
+from offloader.service.queries import ServiceView
 from offloader.settings import Settings, TelemetrySettings
 from offloader.store.open import open_store
-from offloader.telemetry import METRICS
+from offloader.telemetry.prometheus import Metrics
+from offloader.telemetry.recorder import METRICS
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.offloader import LedgerOffloader
 

@@ -33,11 +33,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.bench_streams import ForgetfulStore
 from formats.entries import Position
 from formats.pulsar.messages import messages
-from offloader.clock import SystemClock
 from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.cluster import PulsarCluster
 from offloader.ledgers.pulsar.consumer import Consumer, ConsumerLimits
+from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.read.reader import open_reader
+from offloader.runtime.clock import SystemClock
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
@@ -269,10 +269,10 @@ def late() -> dict[str, float]:
 
 
 def many(topics: int) -> dict[str, float]:
-    from offloader.testing.pulsar_admin import FakeAdmin
-    from offloader.testing.pulsar_broker import FakeBroker
-    from offloader.testing.pulsar_topics import FakeTopic
     from tests.formats.pulsar_entries import Sent, single_entry
+    from tests.support.pulsar_admin import FakeAdmin
+    from tests.support.pulsar_broker import FakeBroker
+    from tests.support.pulsar_topics import FakeTopic
 
     names = [f"{NAMESPACE}/topic-{number}" for number in range(topics)]
     entry = single_entry(Sent(value=os.urandom(MESSAGE_BYTES)))

@@ -38,12 +38,11 @@ from formats.entries import EntryBatch, Position
 from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Assign, LedgerClosed, Offloaded
 from formats.segment import SegmentBuilder
-from offloader.clock import SystemClock
 from offloader.manifest.log import ManifestLog
 from offloader.read.cache import Cache
-from offloader.read.fetch import Fetcher
-from offloader.read.plan import BlockRun, SegmentObjects, block_runs
+from offloader.read.fetch import BlockRun, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import Reader, open_reader
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Pairs, ReadSettings
 from offloader.store.attempts import requests_of
 from offloader.store.base import ByteRange, ObjectStore

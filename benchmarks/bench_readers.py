@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from botocore.httpsession import URLLib3Session
 
 from benchmarks.bench_read import BUCKET, S3_URL, all_runs, bare_get_of, opened_store, seconds, store_at, write_stream
-from offloader.read.plan import BlockRun
+from offloader.read.fetch import BlockRun
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import Pairs, ReadSettings
 from services.slow_proxy import slowed

@@ -20,13 +20,11 @@ from typing import NamedTuple
 
 from formats.entries import Position
 from offloader.ledgers.base import LedgerInfo
-from offloader.retention.cuts import Cut, Offset, SegmentId
-from offloader.retention.decide import decide
+from offloader.retention.cuts import Cut, Offset, OwnCuts, PartitionEntries, SegmentId
+from offloader.retention.decide import Situation, Subscription, decide
 from offloader.retention.lineage import Lineage, LineageMeasure, Measure
-from offloader.retention.own_cuts import OwnCuts, PartitionEntries
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.recorded import Record, RetentionSet
-from offloader.retention.situation import Situation, Subscription
+from offloader.retention.state import Record, RetentionSet
 
 HALF_HOUR_MS = 1_800_000
 STEP_BYTES = 2**26

@@ -25,13 +25,13 @@ os.environ["MIMALLOC_PURGE_DELAY"] = "0"  # as commands do, before Arrow is load
 
 from benchmarks.endless_ledger import EndlessLedger
 from formats.entries import ENTRY_HEADER_BYTES, Entry
-from offloader.clock import SystemClock
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectInfo
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream.streaming import StreamOffload
 
 KIB, MIB = 1024, 1024 * 1024
 IDLE_S = 5.0

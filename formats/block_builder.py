@@ -1,7 +1,4 @@
-"""One block being filled: entries in, the bytes of a block out.
-
-Owns the cut of a block and its encoding. Must never know where in an object the block will stand.
-"""
+"""Builds one block: entries in, the bytes of a block out."""
 
 from __future__ import annotations
 
@@ -11,12 +8,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.block import BLOCK_HEADER_BYTES, COMPRESSED_PREFIX, END_MARKER_BYTES, Layout, encode_plain_header, padding
+from formats.block import (
+    BLOCK_HEADER_BYTES,
+    COMPRESSED_PREFIX,
+    END_MARKER_BYTES,
+    Layout,
+    encode_plain_header,
+    interleave,
+    padding,
+)
 from formats.block_memory import BlockMemory
-from formats.buffers import Bytes, byte_array
 from formats.checksum import crc32c
 from formats.compression import Codec, compress
-from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
+from formats.entries import ENTRY_HEADER_BYTES, Bytes, EntryBatch, Position, byte_array
 from formats.extension import (
     ENTRY_TABLE_HEADER_BYTES,
     FLAG_INDEXED,
@@ -26,7 +30,6 @@ from formats.extension import (
     encode_entry_table,
     time_range,
 )
-from formats.payload import interleave
 
 __all__ = ["BlockBuilder", "EncodedBlock", "Stretch"]
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from formats.buffers import Bytes
+from formats.entries import Bytes
 
 __all__ = ["BlockMemory"]
 

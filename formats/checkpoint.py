@@ -1,38 +1,189 @@
-"""A manifest's checkpoint: everything that its records add up to, as one Parquet file that names sealed runs.
-
-Owns the checkpoint's header and the names of runs. Must never decide what is sealed, nor fold a record.
-"""
+"""Manifest checkpoints: the file that names a manifest's runs, and its ledgers in columns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
-from formats.checkpoint_columns import SegmentColumns
-from formats.checkpoint_ledgers import FILE_LEDGERS_MAX
-from formats.checkpoint_parquet import FILE_ROWS_MAX, ROW_BYTES_MIN, decode_file, encode_columns
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from formats.checked_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
+from formats.checkpoint_parquet import (
+    FILE_ROWS_MAX,
+    ROW_BYTES_MIN,
+    ColumnLimits,
+    SegmentColumns,
+    decode_file,
+    encode_columns,
+    require_sizes,
+)
 from formats.entries import Position
-from formats.errors import Inconsistent, LimitExceeded
+from formats.errors import Inconsistent, LimitExceeded, UnsupportedVersion
 from formats.manifest import FACT_UNKNOWN, Gap, Totals, Writer
-from formats.sealed_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
 
 __all__ = [
+    "ASIDE",
+    "DELETED",
+    "FILE_LEDGERS_MAX",
+    "HOT_RELEASED",
+    "LAST_UNKNOWN",
     "AssignedSegment",
     "AssigningEpoch",
     "Checkpoint",
     "KnownSource",
+    "LedgerColumns",
     "LedgerRow",
     "ReplacedSegment",
     "RowRange",
     "RunRef",
     "decode_checkpoint",
+    "decode_ledgers",
     "encode_checkpoint",
+    "encode_ledgers",
     "run_name",
     "run_record_id",
 ]
+
+#: ``last_entry_id`` of a ledger that isn't known to be closed.
+LAST_UNKNOWN = -2
+#: Bits of ``flags``.
+DELETED = 1
+HOT_RELEASED = 2
+#: Of an accepted source whose ledger contradicts the manifest: nothing touches its hot copy.
+ASIDE = 4
+
+_FORMAT_KEY, _FORMAT = b"offloader.format", b"1"
+#: Most ledgers of one file: runs are merged as long as eight of them together stay below it.
+FILE_LEDGERS_MAX = 2_097_152
+#: Rows of a Parquet row group.
+GROUP_LEDGERS_MAX = 1_048_576
+#: Rows that are taken over at once.
+_BATCH_ROWS = 65_536
+#: A page ends at 1 MiB, but for the last numbers put into it.
+PAGE_BYTES_MAX = 2 * 1024 * 1024
+_SCHEMA = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("last_entry_id", pa.int64(), nullable=False),
+        pa.field("flags", pa.uint8(), nullable=False),
+    ],
+    metadata={_FORMAT_KEY: _FORMAT},
+)
+#: With columns that a file has only if any of its ledgers has such a fact: earlier releases read the others.
+_FACTS = ("payload_bytes", "created_ms")
+_SCHEMA_WITH_FACTS = pa.schema(
+    [*_SCHEMA, *(pa.field(name, pa.int64(), nullable=False) for name in _FACTS)], metadata={_FORMAT_KEY: _FORMAT}
+)
+
+_LIMITS = ColumnLimits(
+    columns=(len(_SCHEMA), len(_SCHEMA_WITH_FACTS)),
+    rows_max=FILE_LEDGERS_MAX,
+    group_rows_max=GROUP_LEDGERS_MAX,
+    page_bytes_max=PAGE_BYTES_MAX,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LedgerColumns:
+    """n ledgers, ascending; every column has shape (n,).
+
+    Attributes:
+        ledger_id: int64.
+        last_entry_id: int64; -1 the ledger is empty, ``LAST_UNKNOWN`` it isn't known to be closed.
+        flags: uint8, of ``DELETED``, ``HOT_RELEASED`` and ``ASIDE``.
+        payload_bytes, created_ms: int64, ``FACT_UNKNOWN`` where the source didn't tell.
+    """
+
+    ledger_id: NDArray[np.int64]
+    last_entry_id: NDArray[np.int64]
+    flags: NDArray[np.uint8]
+    payload_bytes: NDArray[np.int64]
+    created_ms: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ledger_id)
+
+    @classmethod
+    def merged(cls, parts: Sequence[LedgerColumns]) -> LedgerColumns:
+        """The ledgers of all parts; of a ledger in several, what the last one says."""
+        ids = np.concatenate([part.ledger_id for part in parts])
+        # A stable sort keeps the order of the parts within a ledger: the last row of each is the newest.
+        order = np.argsort(ids, kind="stable")
+        ids = ids[order]
+        newest = order[np.append(ids[1:] != ids[:-1], True)] if len(ids) else order
+        return cls(
+            ledger_id=np.concatenate([part.ledger_id for part in parts])[newest],
+            last_entry_id=np.concatenate([part.last_entry_id for part in parts])[newest],
+            flags=np.concatenate([part.flags for part in parts])[newest],
+            payload_bytes=np.concatenate([part.payload_bytes for part in parts])[newest],
+            created_ms=np.concatenate([part.created_ms for part in parts])[newest],
+        )
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether any source told more than where its ledger ends."""
+        return bool((self.payload_bytes != FACT_UNKNOWN).any() or (self.created_ms != FACT_UNKNOWN).any())
+
+
+def encode_ledgers(ledgers: LedgerColumns) -> bytes:
+    """A Parquet file of ledger facts.
+
+    Raises:
+        LimitExceeded: nobody could read it.
+    """
+    schema = _SCHEMA_WITH_FACTS if ledgers.has_facts else _SCHEMA
+    arrays = [pa.array(getattr(ledgers, name), type=schema.field(name).type) for name in schema.names]
+    sink = pa.BufferOutputStream()
+    wide = [name for name in schema.names if name != "flags"]
+    pq.write_table(
+        pa.Table.from_arrays(arrays, schema=schema),
+        sink,
+        use_dictionary=["flags"],
+        column_encoding=dict.fromkeys(wide, "DELTA_BINARY_PACKED"),
+        compression="ZSTD",
+        row_group_size=GROUP_LEDGERS_MAX,
+    )
+    body = cast(bytes, sink.getvalue().to_pybytes())
+    require_sizes(body, _LIMITS)
+    return body
+
+
+def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
+    """The ledger facts in a Parquet file of ``encode_ledgers``; raises ``FormatError``."""
+    rows = require_sizes(data, _LIMITS, object_name=object_name)
+    columns: dict[str, NDArray[Any]] = {
+        "ledger_id": np.empty(rows, np.int64),
+        "last_entry_id": np.empty(rows, np.int64),
+        "flags": np.empty(rows, np.uint8),
+        **{name: np.full(rows, FACT_UNKNOWN, np.int64) for name in _FACTS},
+    }
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        found = (file.schema_arrow.metadata or {}).get(_FORMAT_KEY)
+        if found != _FORMAT:
+            raise UnsupportedVersion("format", object_name=object_name, expected=_FORMAT, found=found)
+        if not any(map(file.schema_arrow.equals, (_SCHEMA, _SCHEMA_WITH_FACTS))):
+            raise Inconsistent("columns", object_name=object_name, expected=_SCHEMA.names, found=file.schema_arrow)
+        start = 0
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+            for name in batch.schema.names:
+                columns[name][start : start + batch.num_rows] = batch.column(name).to_numpy()
+            start += batch.num_rows
+        if start != rows:
+            raise Inconsistent("rows", object_name=object_name, expected=rows, found=start)
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise Inconsistent(f"not a table of ledgers: {error}", object_name=object_name) from error
+    ids = columns["ledger_id"]
+    if (ids[1:] <= ids[:-1]).any():
+        raise Inconsistent("ledgers", object_name=object_name, expected="ascending ids")
+    return LedgerColumns(**columns)
+
 
 CHECKPOINT_FORMAT = 1
 #: Bytes of the header. Most are dead rows, gaps, and segments that were replaced and aren't deleted yet.

@@ -1,32 +1,466 @@
-"""Parquet files of segments: sealed runs and checkpoints.
-
-Owns how the columns are laid out in a file. Must never decode more than one row group at a time.
-"""
+"""Segments in columns, their Parquet files, and the check of decoded sizes before decoding."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from formats.checkpoint_columns import NUMBER_COLUMNS, SPAN_NUMBERS, Numbers, SegmentColumns, narrow_dtype
-from formats.errors import Inconsistent, LimitExceeded, UnsupportedVersion
-from formats.parquet_sizes import ColumnLimits, require_sizes
+from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, UnsupportedVersion
 
 __all__ = [
     "FILE_ROWS_MAX",
+    "NUMBER_COLUMNS",
+    "PLAIN_SPAN_COLUMNS",
     "ROW_BYTES_MIN",
     "RUN_FORMAT",
+    "SPAN_NUMBERS",
+    "ColumnLimits",
+    "Numbers",
+    "SegmentColumns",
     "decode_columns",
     "decode_file",
     "decode_names",
     "encode_columns",
+    "narrow_dtype",
+    "require_sizes",
 ]
+
+#: Numbers of one ledger span: ledger id, first and last entry id, entries, payload bytes.
+SPAN_NUMBERS = 5
+#: The same of a segment whose one span is all of it: these columns say them.
+PLAIN_SPAN_COLUMNS = ("begin_ledger_id", "begin_entry_id", "end_entry_id", "entries", "payload_bytes")
+
+Numbers = NDArray[Any]
+
+#: Columns of one number per segment. In memory they are as narrow as their values allow.
+NUMBER_COLUMNS: Mapping[str, np.dtype[Any]] = {
+    "status": np.dtype(np.uint8),
+    "layout": np.dtype(np.uint8),
+    "owned": np.dtype(np.uint8),
+    "compressed": np.dtype(np.uint8),
+    "driver": np.dtype(np.int32),
+    "epoch": np.dtype(np.int64),
+    "retire_record": np.dtype(np.int64),
+    "begin_ledger_id": np.dtype(np.int64),
+    "begin_entry_id": np.dtype(np.int64),
+    "end_ledger_id": np.dtype(np.int64),
+    "end_entry_id": np.dtype(np.int64),
+    "assigned_ms": np.dtype(np.int64),
+    "offloaded_ms": np.dtype(np.int64),
+    "data_bytes": np.dtype(np.int64),
+    "index_bytes": np.dtype(np.int64),
+    "data_crc32c": np.dtype(np.uint32),
+    "index_crc32c": np.dtype(np.uint32),
+    "entries": np.dtype(np.int64),
+    "payload_bytes": np.dtype(np.int64),
+    "publish_time_min_ms": np.dtype(np.int64),
+    "publish_time_max_ms": np.dtype(np.int64),
+    "blocks": np.dtype(np.int64),
+}
+_NARROW = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32"))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SegmentColumns:
+    """n offloaded or retired segments, ascending by begin, their ranges disjoint; every column has shape (n,).
+
+    Attributes:
+        uuid_high, uuid_low: the two halves of the uuids, uint64.
+        status: 1 offloaded, 2 retired.
+        layout: 1 or 2.
+        owned, compressed: 0 or 1.
+        driver: index into ``drivers``.
+        epoch: which assigned it.
+        retire_record: which retired it, -1 none.
+        begin_ledger_id, begin_entry_id, end_ledger_id, end_entry_id: the range.
+        assigned_ms, offloaded_ms: ms since 1970 UTC.
+        data_bytes, index_bytes, data_crc32c, index_crc32c: the two objects.
+        entries, payload_bytes, blocks: what is in them.
+        publish_time_min_ms, publish_time_max_ms: -1 where none is known.
+        span_rows: int64, ascending: rows whose ledgers can't be told from the other columns.
+        span_offsets: int64, shape (len(span_rows) + 1,): where the spans of each such row begin in ``spans``.
+        spans: int64, shape (m, 5): ledger id, first and last entry id, entries, payload bytes.
+        drivers: where the objects are.
+    """
+
+    uuid_high: Numbers
+    uuid_low: Numbers
+    status: Numbers
+    layout: Numbers
+    owned: Numbers
+    compressed: Numbers
+    driver: Numbers
+    epoch: Numbers
+    retire_record: Numbers
+    begin_ledger_id: Numbers
+    begin_entry_id: Numbers
+    end_ledger_id: Numbers
+    end_entry_id: Numbers
+    assigned_ms: Numbers
+    offloaded_ms: Numbers
+    data_bytes: Numbers
+    index_bytes: Numbers
+    data_crc32c: Numbers
+    index_crc32c: Numbers
+    entries: Numbers
+    payload_bytes: Numbers
+    publish_time_min_ms: Numbers
+    publish_time_max_ms: Numbers
+    blocks: Numbers
+    span_rows: Numbers
+    span_offsets: Numbers
+    spans: Numbers
+    drivers: tuple[Mapping[str, str], ...]
+
+    def __len__(self) -> int:
+        return len(self.begin_ledger_id)
+
+    def spans_of(self, row: int) -> list[list[int]]:
+        """The ledger spans of one segment, each as five numbers."""
+        at = int(np.searchsorted(self.span_rows, row))
+        if at < len(self.span_rows) and self.span_rows[at] == row:
+            found = self.spans[int(self.span_offsets[at]) : int(self.span_offsets[at + 1])].tolist()
+            return cast("list[list[int]]", found)
+        columns = [getattr(self, name) for name in PLAIN_SPAN_COLUMNS]
+        return [[int(column[row]) for column in columns]]
+
+    def ledger_spans(self, rows: Numbers) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The ledger spans of some rows, in their order: the spans, int64, shape (m, 5), and how many each row has."""
+        at = np.searchsorted(self.span_rows, rows)
+        has_spans = np.append(self.span_rows, -1)[at] == rows
+        counts = np.ones(len(rows), np.int64)
+        starts = self.span_offsets[at[has_spans]]
+        counts[has_spans] = self.span_offsets[at[has_spans] + 1] - starts
+        firsts = np.cumsum(counts) - counts
+        found = np.empty((int(counts.sum()), SPAN_NUMBERS), np.int64)
+        plain = rows[~has_spans]
+        columns = [getattr(self, name) for name in PLAIN_SPAN_COLUMNS]
+        found[firsts[~has_spans]] = np.stack([column[plain].astype(np.int64) for column in columns], axis=1)
+        own = counts[has_spans]
+        within = np.arange(int(own.sum())) - np.repeat(np.cumsum(own) - own, own)
+        found[np.repeat(firsts[has_spans], own) + within] = self.spans[np.repeat(starts, own) + within]
+        return found, counts
+
+    def take(self, rows: Numbers) -> SegmentColumns:
+        """Those rows, in that order."""
+        at = np.searchsorted(self.span_rows, rows)
+        padded = np.append(self.span_rows, -1)
+        has_spans = np.flatnonzero(padded[at] == rows)
+        starts, stops = self.span_offsets[at[has_spans]], self.span_offsets[at[has_spans] + 1]
+        pieces = [self.spans[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        return SegmentColumns(
+            uuid_high=self.uuid_high[rows],
+            uuid_low=self.uuid_low[rows],
+            **{name: _narrowed(getattr(self, name)[rows]) for name in NUMBER_COLUMNS},
+            span_rows=has_spans.astype(np.int64),
+            span_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts, dtype=np.int64)]),
+            spans=np.concatenate([np.empty((0, SPAN_NUMBERS), np.int64), *pieces]),
+            drivers=self.drivers,
+        )
+
+    def narrowed(self) -> SegmentColumns:
+        """The same values in as few bytes as they need."""
+        values = {name: _narrowed(getattr(self, name)) for name in NUMBER_COLUMNS}
+        return replace(self, **values)  # type: ignore[arg-type]
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[SegmentColumns]) -> SegmentColumns:
+        """The rows of ``parts`` in the order of their begins."""
+        drivers: list[Mapping[str, str]] = []
+        numbers = {name: [getattr(part, name) for part in parts] for name in NUMBER_COLUMNS}
+        for position, part in enumerate(parts):
+            drivers += [driver for driver in part.drivers if driver not in drivers]
+            renumbered = np.array([drivers.index(driver) for driver in part.drivers] or [0], dtype=np.int32)
+            numbers["driver"][position] = renumbered[part.driver]
+        first_row = np.cumsum([0, *map(len, parts)])
+        first_span = np.cumsum([0, *(len(part.spans) for part in parts)])
+        joined = cls(
+            uuid_high=np.concatenate([part.uuid_high for part in parts]),
+            uuid_low=np.concatenate([part.uuid_low for part in parts]),
+            **{name: np.concatenate(columns) for name, columns in numbers.items()},
+            span_rows=np.concatenate([part.span_rows + first_row[i] for i, part in enumerate(parts)]),
+            span_offsets=np.concatenate(
+                [np.zeros(1, np.int64), *(part.span_offsets[1:] + first_span[i] for i, part in enumerate(parts))]
+            ),
+            spans=np.concatenate([part.spans for part in parts]),
+            drivers=tuple(drivers),
+        )
+        order = np.lexsort((joined.begin_entry_id, joined.begin_ledger_id))
+        if (order[1:] > order[:-1]).all():
+            return joined.narrowed()
+        return joined.take(order)
+
+
+def narrow_dtype(low: int, high: int, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The smallest unsigned type that holds ``low`` to ``high``, or ``dtype`` where none is smaller."""
+    for narrow in _NARROW:
+        if low >= 0 and high < 1 << 8 * narrow.itemsize and narrow.itemsize < dtype.itemsize:
+            return narrow
+    return dtype
+
+
+def _narrowed(values: Numbers) -> Numbers:
+    if not len(values) or values.strides == (0,):
+        return values
+    low, high = int(values.min()), int(values.max())
+    if low == high:
+        return np.broadcast_to(values[:1].copy()[0], (len(values),))
+    return values.astype(narrow_dtype(low, high, values.dtype), copy=False)
+
+
+_MAGIC = b"PAR1"
+_TAIL_BYTES = 4 + len(_MAGIC)
+#: Structures within structures; Parquet's own have no more than eight.
+_DEPTH_MAX = 16
+#: Bytes of the longest number: 64 bits, 7 in each byte.
+_VARINT_BYTES_MAX = 10
+
+#: Types of the compact protocol.
+_TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
+_WHOLE = frozenset({_I16, _I32, _I64})
+
+
+def _key(number: int, kind: int) -> int:
+    """Of a field in ``_Fields``: with its type, because Thrift passes over a field of another type than it expects."""
+    return kind << 16 | number
+
+
+#: Fields of FileMetaData, RowGroup, ColumnChunk, ColumnMetaData, PageHeader and the headers in it.
+_NUM_ROWS, _ROW_GROUPS, _ENCRYPTION = _key(3, _I64), _key(4, _LIST), _key(8, _STRUCT)
+_GROUP_COLUMNS, _GROUP_ROWS = _key(1, _LIST), _key(3, _I64)
+_CHUNK_FILE, _CHUNK_METADATA = _key(1, _BINARY), _key(3, _STRUCT)
+_CHUNK_CRYPTO, _CHUNK_ENCRYPTED = _key(8, _STRUCT), _key(9, _BINARY)
+_VALUES, _COMPRESSED_BYTES, _DATA_AT, _DICTIONARY_AT = (_key(number, _I64) for number in (5, 7, 9, 11))
+_PAGE_TYPE, _PAGE_BYTES, _PAGE_COMPRESSED_BYTES = (_key(number, _I32) for number in (1, 2, 3))
+#: Type of a page -> the field of its own header.
+_PAGE_HEADERS = {0: _key(5, _STRUCT), 2: _key(7, _STRUCT), 3: _key(8, _STRUCT)}
+_PAGE_VALUES = _key(1, _I32)
+_DICTIONARY = 2
+_FIELD_NUMBER_MAX = 2**15 - 1
+
+_Fields = Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnLimits:
+    """What the columns of a file may be.
+
+    Attributes:
+        columns: how many there may be, leaves counted.
+        rows_max: rows of the file.
+        group_rows_max: rows of a row group, which is what is decoded at once.
+        list_values_max: values of all lists; columns that are no lists have as many values as there are rows.
+        page_bytes_max: bytes of a page after decompression.
+        lists: which of the columns are lists, by their numbers.
+    """
+
+    columns: tuple[int, ...]
+    rows_max: int
+    group_rows_max: int
+    page_bytes_max: int
+    list_values_max: int = 0
+    lists: frozenset[int] = frozenset()
+
+
+def require_sizes(data: bytes, limits: ColumnLimits, *, object_name: str = "") -> int:
+    """Refuses a file that would become more than ``limits`` say; how many rows it has.
+
+    Raises:
+        LimitExceeded: it would.
+        FormatError: it isn't Parquet, or its footer and its page headers contradict each other.
+    """
+    try:
+        return _Sizes(data, limits, object_name).rows()
+    except (LookupError, TypeError, AttributeError) as error:  # a field that isn't there, or is of another type
+        raise Inconsistent("a Parquet header lacks a field", object_name=object_name) from error
+
+
+class _Sizes:
+    """One file."""
+
+    def __init__(self, data: bytes, limits: ColumnLimits, object_name: str) -> None:
+        self._data, self._limits, self._name = data, limits, object_name
+        if len(data) < len(_MAGIC) + _TAIL_BYTES:
+            raise Truncated("too short for a Parquet file", object_name=object_name, found=len(data))
+        for at in (0, len(data) - len(_MAGIC)):
+            found = bytes(data[at : at + len(_MAGIC)])
+            if found != _MAGIC:
+                raise BadMagic("not a Parquet file", object_name=object_name, offset=at, expected=_MAGIC, found=found)
+        footer_bytes = int.from_bytes(data[-_TAIL_BYTES : -len(_MAGIC)], "little")
+        self._footer_at = len(data) - _TAIL_BYTES - footer_bytes
+        if self._footer_at < len(_MAGIC):
+            raise Truncated("Parquet footer", object_name=object_name, expected=footer_bytes, found=len(data))
+        self._list_values = 0
+
+    def rows(self) -> int:
+        footer = self._fields(self._footer_at, len(self._data) - _TAIL_BYTES)[0]
+        if _ENCRYPTION in footer:
+            raise Inconsistent("the Parquet file is encrypted", object_name=self._name)
+        rows, groups = footer[_NUM_ROWS], footer[_ROW_GROUPS]
+        self._bounded("rows", rows, self._limits.rows_max)
+        for group in groups:
+            self._group(group)
+        if sum(group[_GROUP_ROWS] for group in groups) != rows:
+            raise Inconsistent("rows of the row groups", object_name=self._name, expected=rows)
+        return cast(int, rows)
+
+    def _group(self, group: _Fields) -> None:
+        rows, columns = group[_GROUP_ROWS], group[_GROUP_COLUMNS]
+        self._bounded("rows of a row group", rows, self._limits.group_rows_max)
+        if len(columns) not in self._limits.columns:
+            raise Inconsistent(
+                "columns of a row group", object_name=self._name, expected=self._limits.columns, found=len(columns)
+            )
+        for number, chunk in enumerate(columns):
+            if any(field in chunk for field in (_CHUNK_FILE, _CHUNK_CRYPTO, _CHUNK_ENCRYPTED)):
+                raise Inconsistent("a Parquet column is elsewhere, or encrypted", object_name=self._name)
+            self._column(chunk[_CHUNK_METADATA], rows, is_list=number in self._limits.lists)
+
+    def _column(self, column: _Fields, rows: int, *, is_list: bool) -> None:
+        values = column[_VALUES]
+        if values < rows or (values > rows and not is_list):
+            raise Inconsistent("values of a column", object_name=self._name, expected=rows, found=values)
+        # A row without a list is a value too.
+        self._list_values += values - rows
+        self._bounded("values of lists", self._list_values, self._limits.list_values_max)
+        if (found := sum(self._pages(column, values))) != values:
+            raise Inconsistent("values of a column's pages", object_name=self._name, expected=values, found=found)
+
+    def _pages(self, column: _Fields, values: int) -> Iterator[int]:
+        """How many values each page of data has."""
+        if not values:
+            return
+        at = column[_DATA_AT]
+        dictionary_at = column.get(_DICTIONARY_AT, 0)
+        at = dictionary_at if 0 < dictionary_at < at else at
+        stop = at + column[_COMPRESSED_BYTES]
+        if not len(_MAGIC) <= at <= stop <= self._footer_at:
+            raise Inconsistent("place of a column", object_name=self._name, found=f"{at} to {stop}")
+        seen = 0
+        while seen < values:
+            header, at = self._fields(at, stop)
+            kind = header[_PAGE_TYPE]
+            self._bounded("bytes of a page", header[_PAGE_BYTES], self._limits.page_bytes_max)
+            at += self._bounded("compressed bytes of a page", header[_PAGE_COMPRESSED_BYTES], stop - at)
+            count = self._bounded("values of a page", header[_PAGE_HEADERS[kind]][_PAGE_VALUES], values)
+            if kind != _DICTIONARY:
+                seen += count
+                yield count
+
+    def _bounded(self, what: str, found: int, most: int) -> int:
+        if not 0 <= found <= most:
+            raise LimitExceeded(what, object_name=self._name, expected=f"at most {most}", found=found)
+        return found
+
+    def _fields(self, at: int, stop: int) -> tuple[_Fields, int]:
+        """A structure that begins at ``at`` and ends before ``stop``, and where it ends."""
+        try:
+            return _struct(self._data, at, stop, _DEPTH_MAX)
+        except IndexError:
+            raise Truncated("a Parquet header", object_name=self._name, offset=at) from None
+        except ValueError as error:
+            raise Inconsistent(f"a Parquet header: {error}", object_name=self._name, offset=at) from None
+
+
+def _struct(data: bytes, at: int, stop: int, depth: int) -> tuple[_Fields, int]:
+    """A structure's fields by their keys: numbers, and structures and lists of them; ``None`` for what is neither.
+
+    Raises:
+        IndexError: it doesn't end before ``stop``.
+        ValueError: it is none.
+    """
+    if not depth:
+        raise ValueError("too deep")
+    fields: dict[int, Any] = {}
+    numbers = set()
+    number = 0
+    while True:
+        if at >= stop:
+            raise IndexError
+        head = data[at]
+        at += 1
+        if not head:
+            return fields, at
+        if head >> 4:
+            number += head >> 4
+        else:
+            number, at = _zigzag(data, at, stop)
+        # Thrift cuts numbers off, and puts two structures of one number into each other.
+        if number in numbers or not 0 <= number <= _FIELD_NUMBER_MAX:
+            raise ValueError(f"field {number}")
+        numbers.add(number)
+        kind = head & 15
+        if kind in _WHOLE and at < stop and data[at] < 128:  # most of them
+            value: Any = (data[at] >> 1) ^ -(data[at] & 1)
+            at += 1
+        elif kind in (_TRUE, _FALSE):
+            value = kind == _TRUE
+        else:
+            value, at = _value(data, at, stop, kind, depth)
+        fields[kind << 16 | number] = value
+
+
+def _value(data: bytes, at: int, stop: int, kind: int, depth: int) -> tuple[Any, int]:
+    if kind in _WHOLE:
+        return _zigzag(data, at, stop)
+    if kind == _STRUCT:
+        return _struct(data, at, stop, depth - 1)
+    if kind in (_LIST, _SET):
+        return _items(data, at, stop, depth)
+    if kind == _BINARY:
+        size, at = _varint(data, at, stop)
+        return None, _within(at + size, stop)
+    if kind in (_BYTE, _TRUE, _FALSE):
+        return None, _within(at + 1, stop)
+    if kind == _DOUBLE:
+        return None, _within(at + 8, stop)
+    raise ValueError(f"a field of type {kind}")
+
+
+def _items(data: bytes, at: int, stop: int, depth: int) -> tuple[Sequence[Any], int]:
+    if at >= stop:
+        raise IndexError
+    head = data[at]
+    size, at = (head >> 4, at + 1) if head >> 4 < 15 else _varint(data, at + 1, stop)
+    if size > stop - at:  # none takes less than a byte
+        raise IndexError
+    found = []
+    for _ in range(size):
+        item, at = _value(data, at, stop, head & 15, depth - 1)
+        found.append(item)
+    return found, at
+
+
+def _within(at: int, stop: int) -> int:
+    if at > stop:
+        raise IndexError
+    return at
+
+
+def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
+    found = 0
+    for place in range(_VARINT_BYTES_MAX):
+        if at + place >= stop:
+            raise IndexError
+        byte = data[at + place]
+        found |= (byte & 127) << 7 * place
+        if byte < 128:
+            return found, at + place + 1
+    raise ValueError("a number of more than 64 bits")
+
+
+def _zigzag(data: bytes, at: int, stop: int) -> tuple[int, int]:
+    found, at = _varint(data, at, stop)
+    return (found >> 1) ^ -(found & 1), at
+
 
 #: Version of the Parquet files' columns; a reader refuses any other.
 RUN_FORMAT = 1

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from formats.buffers import Buffer, byte_array
+from formats.entries import Buffer, byte_array
 
 __all__ = ["crc32c", "crc32c_combine", "implementation"]
 

@@ -9,7 +9,7 @@ from enum import IntEnum
 
 import zstandard
 
-from formats.buffers import Buffer, byte_array
+from formats.entries import Buffer, byte_array
 from formats.errors import Inconsistent, LimitExceeded, UnsupportedVersion
 
 __all__ = ["ZSTD_LEVEL", "Codec", "codec_of", "compress", "decompress"]

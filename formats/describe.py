@@ -20,16 +20,14 @@ from formats.block import (
     decode_block_header,
     decode_run,
 )
-from formats.buffers import Buffer, byte_array
-from formats.checkpoint import decode_checkpoint
-from formats.checkpoint_ledgers import decode_ledgers
+from formats.checked_json import to_json
+from formats.checkpoint import decode_checkpoint, decode_ledgers
 from formats.checkpoint_parquet import decode_columns
-from formats.entries import EntryBatch
+from formats.entries import Buffer, EntryBatch, byte_array
 from formats.errors import FormatError
 from formats.index import INDEX_ENTRY, INDEX_HEADER_BYTES, IndexGroup, decode_index, decode_index_header
 from formats.manifest import decode_boundary, decode_catalog_entry, decode_record
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
-from formats.sealed_json import to_json
 
 __all__ = [
     "Piece",

@@ -1,22 +1,17 @@
-"""Positions, entries and columnar batches of entries.
-
-Owns the in-memory shape of entries. Must never know how entries are laid out in a block
-(``formats.block``) nor where they come from.
-"""
+"""Positions, entries, columnar batches of entries, and the byte types that decoders accept."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from formats.buffers import byte_array
 from formats.errors import Inconsistent, LimitExceeded
 
 __all__ = [
@@ -25,10 +20,67 @@ __all__ = [
     "TIME_MS_MAX",
     "TIME_MS_MIN",
     "TIME_UNKNOWN_MS",
+    "Buffer",
+    "Bytes",
     "Entry",
     "EntryBatch",
+    "Pieces",
     "Position",
+    "byte_array",
+    "views_of",
 ]
+
+#: Anything that holds bytes in one piece.
+Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8] | pa.Buffer
+#: uint8, shape (n,).
+Bytes: TypeAlias = NDArray[np.uint8]
+
+
+def byte_array(data: Buffer) -> Bytes:
+    """A uint8 view of ``data``, shape (n,); shares the memory."""
+    if isinstance(data, np.ndarray) and data.dtype == np.uint8:
+        return data
+    return np.frombuffer(data, dtype=np.uint8) if len(data) else np.empty(0, dtype=np.uint8)
+
+
+class Pieces:
+    """Bytes in several places that are one body: whoever sends them needs no copy in one piece.
+
+    Its length is that of all bytes; ``bytes(pieces)`` is the copy in one piece. Compares with any bytes.
+
+    Args:
+        pieces: in order; not changed by anybody from here on.
+    """
+
+    __slots__ = ("_size_bytes", "views")
+
+    def __init__(self, pieces: Iterable[Buffer]) -> None:
+        self.views: Sequence[memoryview] = tuple(byte_array(piece).data for piece in pieces if len(piece))
+        self._size_bytes = sum(map(len, self.views))
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.views)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, bytes | bytearray | memoryview | Pieces):
+            return NotImplemented
+        return len(self) == len(other) and bytes(self) == bytes(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<Pieces: {len(self)} bytes in {len(self.views)}>"
+
+
+def views_of(body: Buffer | Pieces) -> Sequence[memoryview]:
+    """The bytes of ``body`` where they lie, in order."""
+    if isinstance(body, Pieces):
+        return body.views
+    return (byte_array(body).data,) if len(body) else ()
+
 
 #: Publish time of an entry whose publish time nobody recorded.
 TIME_UNKNOWN_MS = -1

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.buffers import Buffer, Bytes, byte_array
 from formats.checksum import crc32c
 from formats.compression import Codec, codec_of
-from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS
+from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, byte_array
 from formats.errors import BadMagic, ChecksumMismatch, Inconsistent, Truncated, UnsupportedVersion
 
 __all__ = [

@@ -1,22 +1,27 @@
-"""Object names: building and parsing every key of the bucket, and the uuids that prove their origin.
-
-Owns the shapes of keys under a store's root. Must never list, read or write anything.
-"""
+"""Object keys, encoded stream names and the user metadata of objects."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
+from urllib.parse import quote, unquote
 from uuid import UUID
 
-from formats.errors import Inconsistent
-from formats.object_metadata import check_object_version, object_metadata
-from formats.stream_names import decode_stream, encode_stream
+from formats.errors import Inconsistent, UnsupportedVersion
 
 __all__ = [
+    "CONTENT_TYPE",
+    "LEVEL_BYTES_MAX",
+    "RESERVED_FIRST_LEVEL",
+    "RESERVED_LEVELS",
+    "STREAM_BYTES_MAX",
     "ObjectKey",
+    "ObjectOwner",
+    "Testimony",
     "boundary_key",
     "catalog_key",
     "catalog_prefix",
@@ -28,15 +33,190 @@ __all__ = [
     "encode_stream",
     "index_key",
     "is_segment_uuid_of",
+    "levels_above",
     "manifest_prefix",
     "new_segment_uuid",
     "object_metadata",
+    "object_owner",
+    "object_testimony",
     "parse_object_key",
     "record_key",
     "record_number",
     "stream_of_catalog_key",
     "stream_prefix",
 ]
+
+#: Levels that a stream name may not have: they are folders of the stream itself.
+RESERVED_LEVELS = frozenset({"manifest", "retention", "leases"})
+#: First level that a stream name may not have: the folder that a local store keeps beside its objects.
+RESERVED_FIRST_LEVEL = ".offloader"
+#: File systems take 255 bytes per name.
+LEVEL_BYTES_MAX = 255
+#: Keys end at 1,024 bytes in S3; the rest is for what comes after the stream.
+STREAM_BYTES_MAX = 800
+#: Every key begins with a name, and a process has few of them.
+_NAMES_CACHED = 4096
+
+
+@lru_cache(_NAMES_CACHED)
+def encode_stream(stream: str) -> str:
+    """A stream's name as the beginning of its keys: levels between ``/``, each percent-encoded.
+
+    Letters, digits and ``_ . - ~`` stay, so that Pulsar's names stay as they are; a level of dots only is
+    encoded too, because a file system would take it for a folder of its own.
+
+    Raises:
+        Inconsistent: an empty name or level, a reserved level, a first level that begins with ``_`` or is
+            ``.offloader``, a name that is too long or isn't text (spec: names of streams).
+    """
+    levels = stream.split("/")
+    encoded = "/".join(_encode_level(stream, level) for level in levels)
+    if levels[0].startswith("_"):
+        raise _bad_stream(stream, "a first level that doesn't begin with _", levels[0])
+    if levels[0] == RESERVED_FIRST_LEVEL:
+        raise _bad_stream(stream, f"a first level other than {RESERVED_FIRST_LEVEL}", levels[0])
+    if len(encoded) > STREAM_BYTES_MAX:
+        raise _bad_stream(stream, f"at most {STREAM_BYTES_MAX} bytes when encoded", len(encoded))
+    return encoded
+
+
+def levels_above(stream: str) -> list[str]:
+    """The names above a stream's: their streams' keys would lie around its own, so only one of two such can exist."""
+    levels = stream.split("/")
+    return ["/".join(levels[:count]) for count in range(1, len(levels))]
+
+
+def _encode_level(stream: str, level: str) -> str:
+    if not level:
+        raise _bad_stream(stream, "levels that aren't empty, separated by /", "an empty level")
+    if level in RESERVED_LEVELS:
+        raise _bad_stream(stream, f"no level named {', '.join(sorted(RESERVED_LEVELS))}", level)
+    try:
+        encoded = quote(level, safe="")
+    except UnicodeEncodeError as cause:
+        raise _bad_stream(stream, "text", "a lone surrogate") from cause
+    if not level.strip("."):
+        encoded = encoded.replace(".", "%2E")
+    if len(encoded) > LEVEL_BYTES_MAX:
+        raise _bad_stream(stream, f"levels of at most {LEVEL_BYTES_MAX} bytes when encoded", len(encoded))
+    return encoded
+
+
+def _bad_stream(stream: str, expected: str, found: object) -> Inconsistent:
+    shown = ascii(stream if len(stream) <= 100 else stream[:100] + "...")
+    return Inconsistent(f"stream name {shown} can't be used", expected=expected, found=found)
+
+
+def decode_stream(encoded: str) -> str:
+    """The stream whose ``encode_stream`` is ``encoded``; ``Inconsistent`` when there is none."""
+    try:
+        stream = "/".join(unquote(level, errors="strict") for level in encoded.split("/"))
+    except UnicodeDecodeError as cause:
+        raise Inconsistent("not an encoded stream name", expected="UTF-8", found=ascii(encoded)) from cause
+    if encode_stream(stream) != encoded:
+        raise Inconsistent("not an encoded stream name", expected=encode_stream(stream), found=ascii(encoded))
+    return stream
+
+
+#: Content type we write for data and index; ignored on reading.
+CONTENT_TYPE = "application/octet-stream"
+
+_FORMAT_VERSION = "s3managedledgeroffloaderformatversion"
+_SOFTWARE_VERSION = "s3managedledgeroffloadersoftwareversion"
+_INCARNATION = "offloaderincarnation"
+_EPOCH = "offloaderepoch"
+_EPOCH_NONCE = "offloaderepochnonce"
+_ASSIGNING_RECORD = "offloaderrecord"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectOwner:
+    """Who wrote an object: the stream's incarnation and the writer's epoch."""
+
+    incarnation: UUID
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Testimony:
+    """What an object tells of the manifest: the record that assigned it, or a later one of its epoch that assigned.
+
+    Attributes:
+        epoch_nonce: of the record that opened the epoch.
+        record_id: of the record that assigned.
+    """
+
+    epoch_nonce: str
+    record_id: int
+
+    def as_metadata(self) -> dict[str, str]:
+        """As user metadata of an object."""
+        return {_EPOCH_NONCE: self.epoch_nonce, _ASSIGNING_RECORD: str(self.record_id)}
+
+
+def object_metadata(
+    *,
+    role: Literal["data", "index"],
+    stream: str,
+    format_version: int,
+    software_version: str,
+    incarnation: UUID,
+    epoch: int,
+    testimony: Testimony | None = None,
+) -> dict[str, str]:
+    """The user metadata of an object that this project writes.
+
+    Args:
+        role: what the object is.
+        stream: the stream's name; written percent-encoded, because metadata is ASCII. Empty: not known, not written
+            (objects at the store's root, in Pulsar's own layout).
+        format_version: 1, or 2 when a block is compressed (Pulsar refuses 2 when it opens the object).
+        software_version: of this project.
+        incarnation: of the stream.
+        epoch: of the writer.
+        testimony: of the record that assigned the segment; ``None``: not written.
+    """
+    return {
+        "role": role,
+        **({"managedledgername": encode_stream(stream)} if stream else {}),
+        _FORMAT_VERSION: str(format_version),
+        _SOFTWARE_VERSION: software_version,
+        _INCARNATION: str(incarnation),
+        _EPOCH: str(epoch),
+        **({} if testimony is None else testimony.as_metadata()),
+    }
+
+
+def check_object_version(metadata: Mapping[str, str], object_name: str) -> int:
+    """The object's format version, 1 or 2; ``UnsupportedVersion`` when it is missing or another."""
+    found = _lower(metadata).get(_FORMAT_VERSION)
+    if found not in ("1", "2"):
+        raise UnsupportedVersion("invalid object version", object_name=object_name, expected="1 or 2", found=found)
+    return int(found)
+
+
+def object_owner(metadata: Mapping[str, str]) -> ObjectOwner | None:
+    """Who wrote the object; ``None`` when it carries no marker of ours, or a damaged one."""
+    values = _lower(metadata)
+    try:
+        return ObjectOwner(UUID(values[_INCARNATION]), int(values[_EPOCH]))
+    except (KeyError, ValueError):
+        return None
+
+
+def object_testimony(metadata: Mapping[str, str]) -> Testimony | None:
+    """Which record assigned the object; ``None`` when it doesn't say, or not in our words."""
+    values = _lower(metadata)
+    try:
+        return Testimony(values[_EPOCH_NONCE], int(values[_ASSIGNING_RECORD]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _lower(metadata: Mapping[str, str]) -> dict[str, str]:
+    # Stores differ in how they give back the case of metadata names.
+    return {name.lower(): value for name, value in metadata.items()}
+
 
 _CATALOG = "_catalog/"
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")

@@ -10,13 +10,12 @@ from collections.abc import Mapping
 
 from formats.block import BLOCK_HEADER_BYTES, BlockHeader, Layout, decode_block, decode_block_header
 from formats.block_builder import EncodedBlock
-from formats.buffers import Buffer, byte_array
 from formats.checksum import crc32c
 from formats.compression import Codec
-from formats.entries import EntryBatch
+from formats.entries import Buffer, EntryBatch, byte_array
 from formats.errors import Inconsistent, LimitExceeded, Truncated
 from formats.extension import BlockExtension
-from formats.segment_index import LedgerFacts, LedgerSpan, SegmentSummary, describe_segment
+from formats.segment_map import LedgerFacts, LedgerSpan, SegmentSummary, describe_segment
 
 __all__ = ["SegmentRecovery"]
 

@@ -1,8 +1,4 @@
-"""Segments: batches of entries -> parts of a data object -> its index.
-
-Owns where blocks and parts are cut and what a finished segment is. Must never upload, buffer more than the part
-and the block being filled, or know why a segment ends. The way back is ``SegmentMap``.
-"""
+"""Encodes a segment: batches of entries into parts of a data object, and its index."""
 
 from __future__ import annotations
 
@@ -11,18 +7,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, Layout
+from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, RUN_BYTES_MAX, Layout
 from formats.block_builder import BlockBuilder, EncodedBlock, Stretch
 from formats.block_memory import BlockMemory
-from formats.buffers import Bytes, Pieces
 from formats.checksum import crc32c, crc32c_combine
 from formats.compression import Codec
-from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
+from formats.entries import ENTRY_HEADER_BYTES, Bytes, EntryBatch, Pieces, Position
 from formats.errors import Inconsistent, LimitExceeded
 from formats.extension import ENTRY_TABLE_HEADER_BYTES, TABLE_ENTRY_BYTES_MAX
-from formats.payload import RUN_BYTES_MAX
-from formats.segment_index import LedgerFacts, LedgerSpan, SegmentSummary, describe_segment
-from formats.segment_map import BlockTable, LedgerGroup, SegmentMap
+from formats.segment_map import (
+    BlockTable,
+    LedgerFacts,
+    LedgerGroup,
+    LedgerSpan,
+    SegmentMap,
+    SegmentSummary,
+    describe_segment,
+)
 
 __all__ = [
     "ENTRY_BYTES_MAX",

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from offloader import errors, spark
     from offloader.managed_ledger import open_managed_ledger
     from offloader.read.reader import open_reader
-    from offloader.retention.group_retention import open_reader_groups
-    from offloader.retention.stream_retention import open_retention
+    from offloader.retention.group_service import open_reader_groups
+    from offloader.retention.subscribers import open_retention
     from offloader.settings import Settings
     from offloader.store.open import open_store
     from offloader.write.offloader import LedgerOffloader
-    from offloader.write.segment.handle import OffloadHandle
+    from offloader.write.segment import OffloadHandle
 
 __version__ = "0.1.0"
 
@@ -47,14 +47,14 @@ _HOMES = {
     "Entry": ("formats.entries", "Entry"),
     "EntryBatch": ("formats.entries", "EntryBatch"),
     "LedgerOffloader": ("offloader.write.offloader", "LedgerOffloader"),
-    "OffloadHandle": ("offloader.write.segment.handle", "OffloadHandle"),
+    "OffloadHandle": ("offloader.write.segment", "OffloadHandle"),
     "Position": ("formats.entries", "Position"),
     "Settings": ("offloader.settings", "Settings"),
     "errors": ("offloader.errors", ""),
     "open_managed_ledger": ("offloader.managed_ledger", "open_managed_ledger"),
     "open_reader": ("offloader.read.reader", "open_reader"),
-    "open_reader_groups": ("offloader.retention.group_retention", "open_reader_groups"),
-    "open_retention": ("offloader.retention.stream_retention", "open_retention"),
+    "open_reader_groups": ("offloader.retention.group_service", "open_reader_groups"),
+    "open_retention": ("offloader.retention.subscribers", "open_retention"),
     "open_store": ("offloader.store.open", "open_store"),
     "spark": ("offloader.spark", ""),
 }

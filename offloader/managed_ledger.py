@@ -18,27 +18,26 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.entries import EntryBatch, Position
-from offloader.clock import Clock, SystemClock
-from offloader.effective_settings import settings_for
 from offloader.errors import InvalidCall
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.ledgers.payloads import require_small
-from offloader.ledgers.tailing import TailingSource
+from offloader.ledgers.sqlite.chunks import require_small
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.tail_buffer import TailingSource
 from offloader.manifest.catalog import read_entry, require_free_name
 from offloader.manifest.log import ManifestLog
 from offloader.read.reader import Entries, open_reader
-from offloader.retention.truncation import Truncation, truncate_stream
+from offloader.retention.truncate import Truncation, truncate_stream
+from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LedgerSettings, Settings
+from offloader.settings.layered import settings_for
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
 from offloader.store.retrying import require_store_settings
 from offloader.stream_names import require_stream_name
-from offloader.write.by_method import MethodOffload
-from offloader.write.hot.release import HotRelease
-from offloader.write.offloader import LedgerOffloader
-from offloader.write.ownership.starting import open_source
-from offloader.write.stream.status import StreamStatus
+from offloader.write.epoch import open_source
+from offloader.write.hot_release import HotRelease
+from offloader.write.offloader import LedgerOffloader, MethodOffload
+from offloader.write.status import StreamStatus
 
 __all__ = ["ManagedLedger", "open_managed_ledger"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from formats.errors import FormatError
-from formats.stream_names import encode_stream
+from formats.keys import encode_stream
 from offloader.errors import InvalidCall
 
 __all__ = ["name_clash", "require_stream_name"]

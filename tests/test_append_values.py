@@ -15,11 +15,11 @@ import pytest
 
 import offloader
 from formats.entries import TIME_UNKNOWN_MS, Position
-from offloader.clock import SystemClock
 from offloader.errors import Corrupt, InvalidCall
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger
 from offloader.read.reader import open_reader
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from tests.formats.pulsar_entries import Sent, single_entry

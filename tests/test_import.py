@@ -57,7 +57,7 @@ def loaded_modules(code: str) -> list[str]:
 
 @pytest.mark.process
 def test_a_serving_process_without_http_needs_none_of_its_packages() -> None:
-    modules = loaded_modules("import offloader.cli.serve, offloader.service.assembly")
+    modules = loaded_modules("import offloader.cli.serve, offloader.service.bootstrap")
     assert not {"fastapi", "pydantic", "starlette", "uvicorn"} & {name.split(".")[0] for name in modules}
 
 

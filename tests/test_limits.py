@@ -10,12 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloader.clock import SystemClock
 from offloader.errors import StoreUnavailable, Throttled
-from offloader.limits import Limiter, current_priority, turn_waited_s, working_at
+from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings
+from offloader.store.rate_limit import (
+    Bucket,
+    Limiter,
+    Pace,
+    Priority,
+    Traffic,
+    Turns,
+    current_priority,
+    turn_waited_s,
+    working_at,
+)
 from offloader.testing.manual_clock import ManualClock
-from offloader.turns import Bucket, Pace, Priority, Traffic, Turns
 from tests.support.waiting import PATIENCE_S, eventually
 
 NEVER = threading.Event()

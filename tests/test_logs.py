@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from offloader.clock import SystemClock
-from offloader.logs import JsonLines, PlainLines, log_to
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
+from offloader.monitor import stream_document
+from offloader.runtime.clock import SystemClock
+from offloader.runtime.logs import JsonLines, PlainLines, log_to
 from offloader.settings import StoreSettings
-from offloader.status_document import stream_document
 from offloader.store import open_store
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore

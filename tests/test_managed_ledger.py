@@ -13,14 +13,14 @@ import pytest
 
 import offloader
 from formats.entries import EntryBatch, Position
-from offloader.clock import SystemClock
 from offloader.errors import BeyondEnd, Fenced, InvalidCall, LimitReached, StoreUnavailable
-from offloader.ledgers.embedded import EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
-from offloader.store.around import AroundStore, Request
 from offloader.store.memory import MemoryStore
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually

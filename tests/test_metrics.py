@@ -8,9 +8,9 @@ import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from offloader.metrics import Metrics
 from offloader.settings import TelemetrySettings
-from offloader.telemetry import METRICS, NO_TELEMETRY, Reading, namespace_of
+from offloader.telemetry.prometheus import Metrics
+from offloader.telemetry.recorder import METRICS, NO_TELEMETRY, Reading, namespace_of
 from offloader.testing.manual_clock import ManualClock
 from tests.support.metrics import exposed, of_namespace
 
@@ -267,9 +267,9 @@ def test_long_names_are_no_labels_where_a_scrape_would_be_too_large(
     text = kept.exposition()
     samples = sum(len(line) + 1 for line in text.splitlines() if not line.startswith(b"#"))
     # About what it takes: so much that the smallest limit that is kept is told by it.
-    monkeypatch.setattr("offloader.metrics.TOPICS_SCRAPE_BYTES_MAX", round(1.1 * samples))
+    monkeypatch.setattr("offloader.telemetry.prometheus.TOPICS_SCRAPE_BYTES_MAX", round(1.1 * samples))
     assert kept.exposition() == text
-    monkeypatch.setattr("offloader.metrics.TOPICS_SCRAPE_BYTES_MAX", round(0.9 * samples))
+    monkeypatch.setattr("offloader.telemetry.prometheus.TOPICS_SCRAPE_BYTES_MAX", round(0.9 * samples))
     found = exposed(kept)
     assert found['entries_offloaded_total{namespace="t/n",topic=""}'] == 50
     assert found['buffer_bytes{namespace="t/n",topic=""}'] == 10

@@ -13,21 +13,20 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.clock import Clock, SystemClock
 from offloader.errors import StoreUnavailable
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
-from offloader.metrics import Metrics
-from offloader.observation import Observation
+from offloader.monitor import Observation
+from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
+from offloader.telemetry.prometheus import Metrics
 from offloader.testing.manual_clock import ManualClock
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream.progress import Lag
-from offloader.write.stream.status import Mode, StreamStatus
-from offloader.write.stream.streaming import StreamOffload
+from offloader.write.status import Lag, Mode, StreamStatus
 from tests.support.metrics import exposed, of_namespace
 from tests.support.waiting import eventually
 
@@ -202,7 +201,7 @@ def test_a_source_that_is_away_leaves_the_lag_open() -> None:
 
 
 def test_a_stall_is_told_once_when_it_begins_and_once_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="offloader.watchdog")
+    caplog.set_level(logging.INFO, logger="offloader.monitor")
     clock = ManualClock()
     observation, metrics = observed(clock, watchdog_no_progress_s=60.0)
     stream = Scripted("a", mode=Mode.CATCH_UP, tail=Position(1, 5), error="the disk is full")

@@ -22,20 +22,20 @@ from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, decode_index, en
 from formats.keys import data_key, index_key, is_segment_uuid_of, parse_object_key
 from formats.metadata.messages import OffloadContext, OffloadSegment, PulsarLedger
 from formats.segment import Layout
-from offloader.clock import SystemClock
 from offloader.errors import BeyondEnd, Corrupt, InvalidCall, StoreUnavailable
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import open_reader
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.write.ledger_objects import SourceLedger
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.segment.buffer import StreamBuffer
-from offloader.write.segment.by_ledger import SourceLedger
-from offloader.write.segment.handle import OffloadHandle
+from offloader.write.quota import StreamBuffer
+from offloader.write.segment import OffloadHandle
 from tests.support.streams import StreamWriter, batch_of
 
 KIB, MIB = 1024, 1024 * 1024

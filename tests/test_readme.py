@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.settings import Settings
+from offloader.settings.layered import SettingsFile, read_settings_file
 from tests.support.quick import needs
 
 ROOT = Path(__file__).resolve().parents[1]

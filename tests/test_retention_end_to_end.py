@@ -10,17 +10,17 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import parse_object_key
-from offloader.cleanup.cycle import cleanup_all
-from offloader.cleanup.whole_store import StoreReconciliation
-from offloader.clock import SystemClock
 from offloader.errors import OffloaderError, StoreUnavailable, Trimmed
+from offloader.gc.reconcile import StoreReconciliation
+from offloader.gc.sweep import cleanup_all
 from offloader.managed_ledger import open_managed_ledger
+from offloader.manifest.boundary import listed
+from offloader.manifest.deletion_clock import TIME_KEY
 from offloader.manifest.log import load_manifest
-from offloader.manifest.objects import listed
-from offloader.manifest.store_time import TIME_KEY
 from offloader.read.reader import open_reader
 from offloader.retention.cycle import RetentionCycle
-from offloader.retention.stream_retention import open_retention
+from offloader.retention.subscribers import open_retention
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.testing.faulty_store import Fault, FaultyStore

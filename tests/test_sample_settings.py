@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from offloader.cli.main import main
-from offloader.effective_settings import read_settings_file
-from offloader.sample_settings import sample_settings
 from offloader.settings import Settings
+from offloader.settings.layered import read_settings_file
+from offloader.settings.sample import sample_settings
 
 SAMPLE = Path(__file__).parents[1] / "docs" / "operations" / "offloader.toml"
 

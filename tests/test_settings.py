@@ -13,7 +13,12 @@ from typing import Any
 
 import pytest
 
-from offloader.effective_settings import (
+from offloader.errors import InvalidCall, NotFound
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.managed_ledger import open_managed_ledger
+from offloader.manifest.log import load_manifest
+from offloader.settings import Settings
+from offloader.settings.layered import (
     AT_MOST,
     METHOD_OF,
     NEEDS_NO_METHOD,
@@ -22,14 +27,9 @@ from offloader.effective_settings import (
     SettingsFile,
     read_settings_file,
 )
-from offloader.errors import InvalidCall, NotFound
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.managed_ledger import open_managed_ledger
-from offloader.manifest.log import load_manifest
-from offloader.settings import Settings
-from offloader.settings.whole import REPLACED
+from offloader.settings.values import REPLACED
 from offloader.store.open import open_store
-from offloader.turns import RATES
+from offloader.store.rate_limit import RATES
 
 ORDERS = "public/default/persistent/orders"
 FILE = """

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from offloader.store.open import open_store
-from offloader.testing.servers import Answer, ScriptedServer
 from services.servers import make_bucket, server
 from services.slow_proxy import SlowProxy, slowed
+from tests.support.misbehaving_servers import Answer, ScriptedServer
 from tests.support.waiting import PATIENCE_S
 
 BODY = bytes(range(256)) * 8192  # 2 MiB: many times what a pipe or a socket holds

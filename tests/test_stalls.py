@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.metrics import Metrics
 from offloader.settings import Settings, TelemetrySettings
 from offloader.store.base import StoreOptions
 from offloader.store.memory import MemoryStore
 from offloader.store.open import stack
+from offloader.telemetry.prometheus import Metrics
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.offloader import LedgerOffloader
@@ -69,7 +69,7 @@ class Bench:
 
 @pytest.fixture
 def hanging(caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
-    caplog.set_level(logging.INFO, logger="offloader.watchdog")
+    caplog.set_level(logging.INFO, logger="offloader.monitor")
     bench = Bench(status_interval_s=60.0)
     bench.stream.request_offload()
     assert bench.raw.reached.wait(PATIENCE_S)
@@ -142,7 +142,7 @@ class Silent(MemoryLedgers):
 
 
 def test_a_source_that_hangs_doesnt_keep_the_watchdog_quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="offloader.watchdog")
+    caplog.set_level(logging.INFO, logger="offloader.monitor")
     bench = Bench(Silent, status_interval_s=60.0)
     source = bench.source
     assert isinstance(source, Silent)

@@ -12,11 +12,10 @@ import pytest
 
 import offloader
 from offloader.cli.main import main
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, OffloaderError
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.ledgers.push_window import PushMemory
-from offloader.ledgers.pushed import PushedLedgers
+from offloader.ledgers.pushed import PushedLedgers, PushMemory
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.memory_ledgers import MemoryLedgers

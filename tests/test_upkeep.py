@@ -17,18 +17,18 @@ from formats.entries import Position
 from formats.keys import data_key, index_key, manifest_prefix, new_segment_uuid
 from formats.manifest import Hold
 from offloader.errors import StoreUnavailable
-from offloader.manifest.global_hold import DeletionStopped, lift_global_hold, set_global_hold
+from offloader.maintenance import CLEANUP, FIRST_S_MAX, JOBS_AT_ONCE_MAX, ORPHANS, Upkeep
+from offloader.manifest.leases import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.manifest.log import load_manifest
-from offloader.metrics import Metrics
-from offloader.retention.service import JITTER, RETRY
-from offloader.retention.stream_retention import open_retention
+from offloader.retention.cycle import JITTER, RETRY
+from offloader.retention.subscribers import open_retention
+from offloader.runtime.workers import Workers
 from offloader.settings import Settings, TelemetrySettings
 from offloader.store.base import DeleteFailure, ObjectStore, UploadInfo
 from offloader.store.memory import MemoryStore
+from offloader.telemetry.prometheus import Metrics
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.upkeep import CLEANUP, FIRST_S_MAX, JOBS_AT_ONCE_MAX, ORPHANS, Upkeep
-from offloader.workers import Workers
 from tests.support.metrics import exposed
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
@@ -176,7 +176,7 @@ def test_upkeep_reports_and_deletes_nothing_by_default(caplog: pytest.LogCapture
     orphan = bench.orphan(1)
     bench.writer.log.checkpoint()
     before = {info.key for info in bench.memory.list("").objects}
-    with caplog.at_level(logging.INFO, "offloader.upkeep"):
+    with caplog.at_level(logging.INFO, "offloader.maintenance"):
         bench.pass_time(40 * DAY_S)
     kept = {info.key for info in bench.memory.list("").objects}
     assert before <= kept, f"deleted: {sorted(before - kept)}"
@@ -276,7 +276,7 @@ def test_orphans_go_when_they_are_old_and_those_that_stay_are_counted() -> None:
 def test_what_the_store_refuses_to_delete_is_seen_until_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(cleanup={"grace_hours": 1, "allow_large_delete": True})
     bench.store.refused = "-index"
-    with caplog.at_level(logging.WARNING, "offloader.upkeep"):
+    with caplog.at_level(logging.WARNING, "offloader.maintenance"):
         bench.pass_time(5 * HOUR_S)
     assert bench.value("cleanup_pending_objects") == 6
     assert bench.value("cleanup_pending_retries") == 1
@@ -296,7 +296,7 @@ def test_a_stop_of_everything_is_seen_and_nothing_goes(caplog: pytest.LogCapture
     orphan = bench.orphan(1)
     set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
     before = bench.segment_keys()
-    with caplog.at_level(logging.WARNING, "offloader.upkeep"):
+    with caplog.at_level(logging.WARNING, "offloader.maintenance"):
         bench.pass_time(6 * HOUR_S)
     assert {type(run.error) for run in bench.upkeep.latest.values()} == {DeletionStopped}
     assert bench.segment_keys() == before

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.watchdog import Watchdog
-from offloader.write.stream.status import Mode, StreamStatus
+from offloader.monitor import Watchdog
+from offloader.write.status import Mode, StreamStatus
 
 
 def status(**given: Any) -> StreamStatus:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.runtime.workers import SerialTask, Workers
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
-from offloader.workers import SerialTask, Workers
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S, eventually

@@ -15,12 +15,12 @@ from benchmarks.peers.bare import REQUEST_BYTES
 from benchmarks.peers.entries import Entries
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
-from offloader.own_process import THREAD_SWITCH_S
 from offloader.read.reader import Reader, open_reader
+from offloader.runtime.process_tuning import THREAD_SWITCH_S
 from offloader.settings import ReadSettings
 from offloader.store.open import open_store
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream.streaming import StreamOffload
 
 __all__ = ["OurPeer"]
 

@@ -19,11 +19,11 @@ import yaml
 
 import formats
 import offloader
-from offloader.effective_settings import PROCESS_SECTIONS, PROCESS_SETTINGS
 from offloader.errors import ErrorKind, OffloaderError
-from offloader.sample_settings import sample_settings
 from offloader.settings import Settings
-from offloader.telemetry import METRICS
+from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS
+from offloader.settings.sample import sample_settings
+from offloader.telemetry.recorder import METRICS
 
 __all__ = ["reference"]
 

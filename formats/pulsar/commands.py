@@ -1,7 +1,7 @@
 """Commands of Pulsar's binary protocol, in frames: ``[total size][command size][command][entry]``.
 
 Owns the bytes between a client and a broker, both ways, and their limits. Must never look into an entry: that is
-``formats.pulsar.frame``.
+``formats.pulsar.entry``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from formats.entries import Position
 from formats.errors import Inconsistent, LimitExceeded
 from formats.metadata import pulsar_protocol_pb2
-from formats.pulsar.frame import signed64
+from formats.pulsar.entry import signed64
 
 __all__ = [
     "FRAME_BYTES_MAX",

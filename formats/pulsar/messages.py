@@ -1,15 +1,13 @@
-"""Entries that Pulsar stored -> messages in Arrow columns.
-
-Owns which rows an entry becomes and what happens to entries that can't be read. Must never make another number of
-rows of an entry because other columns are wanted, nor hold more than a batch and one entry in memory.
-"""
+"""Decodes stored Pulsar entries into Arrow columns of messages."""
 
 from __future__ import annotations
 
+import base64
 import enum
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,25 +15,517 @@ from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
 from formats.errors import FormatError, Inconsistent, LimitExceeded
-from formats.pulsar.batch import MESSAGE_BYTES_MIN, split_batch
-from formats.pulsar.columns import COLUMNS, ROW_COLUMNS, TIME_MS_MAX, schema_of
-from formats.pulsar.compression import PayloadCodec, decompress_payload
-from formats.pulsar.frame import Frame, decode_frame
-from formats.pulsar.rows import MessageRows, Piece
-from formats.pulsar.table import record_batch
+from formats.metadata import pulsar_message_pb2
+from formats.pulsar.entry import (
+    MESSAGE_BYTES_MIN,
+    Frame,
+    PayloadCodec,
+    codec_name,
+    decode_frame,
+    decompress_payload,
+    signed64,
+    split_batch,
+)
 
 __all__ = [
     "BATCH_MESSAGES_MAX",
     "BYTES_MAX",
+    "COLUMNS",
+    "ENTRY_COLUMNS",
+    "NOTHING",
+    "NOT_IN_A_BATCH",
     "PAYLOAD_BYTES_LIMIT",
     "PAYLOAD_BYTES_MAX",
     "ROWS_MAX",
+    "ROW_COLUMNS",
+    "TIME_MS_MAX",
     "BadEntry",
     "MessageDecoder",
     "MessageOptions",
+    "MessageRows",
+    "Piece",
+    "binary_column",
+    "entry_column",
+    "key_column",
     "messages",
+    "properties_column",
     "publish_times_ms",
+    "record_batch",
+    "schema_of",
+    "text_column",
+    "time_column",
 ]
+
+#: ``batch_index`` of a message that is an entry of its own: what Pulsar's message ids have there.
+NOT_IN_A_BATCH: Final = -1
+
+_PROTOCOL: Any = pulsar_message_pb2
+#: Stands for the metadata of a message that couldn't be read.
+NOTHING: Final[Any] = _PROTOCOL.SingleMessageMetadata()
+
+
+class Piece(NamedTuple):
+    """Rows of one entry: all of them, or some neighbours of a large batch.
+
+    Attributes:
+        entry_id: the entry.
+        metadata, broker: protobuf; ``None`` where it couldn't be read, the broker's also where there is none.
+        first: index in the batch of the first row, or ``NOT_IN_A_BATCH``.
+        rows: how many.
+        singles: the messages' own metadata (protobuf), of as many rows as could be read; none when nobody wants them.
+        payload: bytes that hold them all; of a message that isn't in a batch, its own.
+        starts, ends: where the bytes of messages of a batch are in ``payload``, before ``shift`` is taken off.
+        shift: what is to be taken off.
+        error: why the other rows, or if there is no other something in the last row, couldn't be read.
+        more_bytes: about how much memory the rows take besides their payload.
+    """
+
+    entry_id: int
+    metadata: Any
+    broker: Any
+    first: int = NOT_IN_A_BATCH
+    rows: int = 1
+    singles: Sequence[Any] = ()
+    payload: bytes = b""
+    starts: Sequence[int] = ()
+    ends: Sequence[int] = ()
+    shift: int = 0
+    error: str | None = None
+    more_bytes: int = 0
+
+
+class MessageRows:
+    """Rows of one ledger.
+
+    Attributes:
+        ledger_id: the ledger.
+        count: rows so far.
+        payload_bytes: bytes of ``payloads``.
+        size_bytes: about how much memory the rows take.
+        entry_ids, metadata, brokers, firsts, counts: a value per piece.
+        singles, starts, ends: a value per row, none when only columns of entries are wanted: the message's own metadata
+            (``NOTHING`` where it couldn't be read) and where its bytes are in the joined ``payloads``.
+        errors: row -> why it, or something in its entry, couldn't be read.
+    """
+
+    def __init__(self, ledger_id: int) -> None:
+        self.ledger_id = ledger_id
+        self.count = 0
+        self.payload_bytes = 0
+        self.size_bytes = 0
+        self.entry_ids: list[int] = []
+        self.metadata: list[Any] = []
+        self.brokers: list[Any] = []
+        self.firsts: list[int] = []
+        self.counts: list[int] = []
+        self.singles: list[Any] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.payloads: list[bytes] = []
+        self.errors: dict[int, str] = {}
+
+    def add(self, piece: Piece) -> None:
+        """Appends the rows of ``piece``."""
+        self.entry_ids.append(piece.entry_id)
+        self.metadata.append(piece.metadata)
+        self.brokers.append(piece.broker)
+        self.firsts.append(piece.first)
+        self.counts.append(piece.rows)
+        self.count += piece.rows
+        self.size_bytes += piece.more_bytes
+        if piece.singles:
+            size = len(piece.payload)
+            self.singles += piece.singles
+            if piece.first == NOT_IN_A_BATCH:
+                self.starts.append(self.payload_bytes)
+                self.ends.append(self.payload_bytes + size)
+            else:
+                shift = self.payload_bytes - piece.shift
+                self.starts += [shift + start for start in piece.starts]
+                self.ends += [shift + end for end in piece.ends]
+            self.payloads.append(piece.payload)
+            self.payload_bytes += size
+            self.size_bytes += size
+        if piece.error is not None:
+            self._add_unread(piece.rows - len(piece.singles), piece.error)
+
+    def _add_unread(self, unread: int, reason: str) -> None:
+        """The last ``unread`` rows have no content; the reason is on them, or on the last row."""
+        self.singles += [NOTHING] * unread
+        self.starts += [self.payload_bytes] * unread
+        self.ends += [self.payload_bytes] * unread
+        self.errors.update(dict.fromkeys(range(self.count - max(unread, 1), self.count), reason))
+
+
+#: Last millisecond of the year 9999: later "times" are something else, and Python and Spark can't show them.
+TIME_MS_MAX: Final = 253_402_300_799_999
+
+_TIME = pa.timestamp("ms", tz="UTC")
+_PROPERTIES = pa.map_(pa.string(), pa.string())
+_ENCRYPTION_KEY = pa.struct(
+    [pa.field("name", pa.string()), pa.field("value", pa.binary()), pa.field("metadata", _PROPERTIES)]
+)
+
+#: Column -> type, in the order of ``COLUMNS``. These are known without looking into the payload.
+ENTRY_COLUMNS: Final[dict[str, pa.DataType]] = {
+    "ledger_id": pa.int64(),
+    "entry_id": pa.int64(),
+    "batch_index": pa.int32(),
+    "batch_size": pa.int32(),
+    "publish_time": _TIME,
+    "producer_name": pa.string(),
+    "schema_version": pa.binary(),
+    "replicated_from": pa.string(),
+    "deliver_at": _TIME,
+    "marker_type": pa.int32(),
+    "txn_most_bits": pa.int64(),
+    "txn_least_bits": pa.int64(),
+    "chunk_uuid": pa.string(),
+    "chunk_id": pa.int32(),
+    "chunk_count": pa.int32(),
+    "chunk_total_bytes": pa.int32(),
+    "compression": pa.string(),
+    "uncompressed_bytes": pa.int64(),
+    "encryption_algorithm": pa.string(),
+    "encryption_parameter": pa.binary(),
+    "encryption_keys": pa.list_(_ENCRYPTION_KEY),
+    "broker_time": _TIME,
+    "broker_index": pa.int64(),
+}
+#: These come from each message of a batch, so the payload has to be decompressed and taken apart.
+ROW_COLUMNS: Final[dict[str, pa.DataType]] = {
+    "key": pa.string(),
+    "key_is_base64": pa.bool_(),
+    "null_key": pa.bool_(),
+    "ordering_key": pa.binary(),
+    "event_time": _TIME,
+    "sequence_id": pa.int64(),
+    "properties": _PROPERTIES,
+    "value": pa.binary(),
+    "compacted_out": pa.bool_(),
+    "error": pa.string(),
+}
+#: All columns that a decoder can make.
+COLUMNS: Final[dict[str, pa.DataType]] = ENTRY_COLUMNS | ROW_COLUMNS
+
+
+def schema_of(names: Iterable[str]) -> pa.Schema:
+    """The Arrow schema of these columns, in this order."""
+    return pa.schema([pa.field(name, COLUMNS[name]) for name in names])
+
+
+def _optional(name: str) -> Callable[[Any], object]:
+    return lambda m: getattr(m, name) if m.HasField(name) else None
+
+
+def _bits(name: str) -> Callable[[Any], object]:
+    return lambda m: signed64(getattr(m, name)) if m.HasField(name) else None
+
+
+def _chunk(name: str) -> Callable[[Any], object]:
+    return lambda m: getattr(m, name) if m.num_chunks_from_msg > 1 else None
+
+
+def _time(name: str) -> Callable[[Any], object]:
+    return lambda m: _time_or_none(getattr(m, name))
+
+
+def _time_or_none(value_ms: int) -> int | None:
+    return value_ms if 0 < value_ms <= TIME_MS_MAX else None
+
+
+def _encryption_keys(m: Any) -> object:
+    if not m.encryption_keys:
+        return None
+    return [
+        {
+            "name": _text(key.key),
+            "value": key.value,
+            "metadata": [(_text(item.key), _text(item.value)) for item in key.metadata],
+        }
+        for key in m.encryption_keys
+    ]
+
+
+#: How a column is made of an entry's ``MessageMetadata``.
+_OF_METADATA: Final[dict[str, Callable[[Any], object]]] = {
+    "batch_size": _optional("num_messages_in_batch"),
+    "producer_name": lambda m: m.producer_name,
+    "schema_version": _optional("schema_version"),
+    "replicated_from": _optional("replicated_from"),
+    "deliver_at": _time("deliver_at_time"),
+    "marker_type": _optional("marker_type"),
+    "txn_most_bits": _bits("txnid_most_bits"),
+    "txn_least_bits": _bits("txnid_least_bits"),
+    "chunk_uuid": _chunk("uuid"),
+    "chunk_id": _chunk("chunk_id"),
+    "chunk_count": _chunk("num_chunks_from_msg"),
+    "chunk_total_bytes": _chunk("total_chunk_msg_size"),
+    "compression": lambda m: codec_name(m.compression),
+    "uncompressed_bytes": _optional("uncompressed_size"),
+    "encryption_algorithm": _optional("encryption_algo"),
+    "encryption_parameter": _optional("encryption_param"),
+    "encryption_keys": _encryption_keys,
+}
+
+
+def entry_column(name: str, metadata: Iterable[Any], brokers: Iterable[Any]) -> pa.Array:
+    """One value per entry; null where the metadata is ``None`` (couldn't be read) or doesn't say."""
+    if name == "broker_time":
+        return pa.array([None if b is None else _time_or_none(b.broker_timestamp) for b in brokers], _TIME)
+    make = _OF_METADATA[name]
+    values = [None if m is None else make(m) for m in metadata]
+    kind = COLUMNS[name]
+    return text_column(values) if kind == pa.string() else pa.array(values, kind)
+
+
+def text_column(values: Sequence[Any]) -> pa.Array:
+    """Text fields; a byte that isn't UTF-8 becomes ``\\xff``: Pulsar's producers need not send UTF-8."""
+    try:
+        return pa.array(values, pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([None if value is None else _text(value) for value in values], pa.string())
+
+
+def _text(value: str | bytes) -> str:
+    """protobuf hands out bytes where a text field isn't UTF-8."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+
+
+def key_column(keys: list[Any], is_base64: list[bool], is_null: NDArray[np.bool_] | None) -> tuple[pa.Array, pa.Array]:
+    """Keys and whether each is base64 of the real key: those that aren't UTF-8 become so, and lose nothing."""
+    try:
+        return pa.array(keys, pa.string()), pa.array(is_base64, pa.bool_(), mask=is_null)
+    except pa.ArrowInvalid:
+        for index, key in enumerate(keys):
+            if isinstance(key, bytes):
+                keys[index], is_base64[index] = base64.b64encode(key).decode("ascii"), True
+        return pa.array(keys, pa.string()), pa.array(is_base64, pa.bool_(), mask=is_null)
+
+
+def properties_column(messages: Iterable[Any], is_null: NDArray[np.bool_] | None) -> pa.MapArray:
+    """Each message's properties; of several with one name the last counts, as in Pulsar."""
+    offsets = [0]
+    keys: list[Any] = []
+    values: list[Any] = []
+    for message in messages:
+        found = message.properties
+        if len(found) == 1:  # by far the most frequent number above 0
+            keys.append(found[0].key)
+            values.append(found[0].value)
+        elif found:
+            unique = {item.key: item.value for item in found}
+            keys += unique.keys()
+            values += unique.values()
+        offsets.append(len(keys))
+    bounds = pa.array(offsets, pa.int32(), mask=None if is_null is None else np.append(is_null, [False]))
+    return pa.MapArray.from_arrays(bounds, text_column(keys), text_column(values))
+
+
+def time_column(values_ms: NDArray[np.uint64]) -> pa.Array:
+    """Times, null where 0 (none given) or beyond the year 9999."""
+    known = (values_ms > 0) & (values_ms <= TIME_MS_MAX)
+    return pa.array(values_ms.astype(np.int64), pa.int64(), mask=~known).cast(_TIME)
+
+
+def binary_column(
+    data: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64], is_null: NDArray[np.bool_]
+) -> pa.BinaryArray:
+    """Slices of ``data`` as one column; one copy, none where the slices fill ``data``.
+
+    Args:
+        data: fewer than 2^31 bytes.
+        starts, ends: int64, shape (n,), ascending, none overlapping.
+        is_null: bool, shape (n,).
+    """
+    count = len(starts)
+    valid = None
+    if is_null.any():
+        valid = pa.py_buffer(np.packbits(~is_null, bitorder="little"))
+    if count == 0:
+        return pa.array([], pa.binary())
+    if starts[0] == 0 and ends[-1] == len(data) and (starts[1:] == ends[:-1]).all():
+        bounds = np.concatenate([starts, ends[-1:]]).astype(np.int32)
+        return pa.BinaryArray.from_buffers(pa.binary(), count, [valid, pa.py_buffer(bounds), pa.py_buffer(data)])
+    # Every second value of (slice, what is between, slice, ...) over the same bytes.
+    both = np.empty(2 * count, dtype=np.int32)
+    both[0::2], both[1::2] = starts, ends
+    column = pa.BinaryArray.from_buffers(
+        pa.binary(), 2 * count - 1, [None, pa.py_buffer(both), pa.py_buffer(data)], null_count=0
+    )
+    indices = pa.array(np.arange(0, 2 * count, 2, dtype=np.int64), mask=is_null if valid is not None else None)
+    return column.take(indices)
+
+
+def record_batch(rows: MessageRows, names: Sequence[str]) -> pa.RecordBatch:
+    """All of ``rows`` as one record batch of the columns ``names``."""
+    table = _Table(rows)
+    return pa.RecordBatch.from_arrays([table.column(name) for name in names], schema=schema_of(names))
+
+
+class _Table:
+    """Makes the columns of collected rows; ``owners`` is each row's piece."""
+
+    def __init__(self, rows: MessageRows) -> None:
+        self.rows = rows
+        self.counts = np.array(rows.counts, dtype=np.int64)
+        self.firsts = np.array(rows.firsts, dtype=np.int64)
+        self.is_batch = self.firsts != NOT_IN_A_BATCH
+        self.owners = np.repeat(np.arange(len(self.counts)), self.counts)
+        self.unread: NDArray[np.bool_] | None = None
+        if rows.errors and rows.singles:
+            unread = np.array([single is NOTHING for single in rows.singles], dtype=bool)
+            self.unread = unread if unread.any() else None
+
+    def column(self, name: str) -> pa.Array:
+        make = _MAKERS.get(name)
+        if make is not None:
+            return make(self)
+        return self.expanded(entry_column(name, self.rows.metadata, self.rows.brokers))
+
+    def expanded(self, of_entries: pa.Array) -> pa.Array:
+        """A value per entry -> a value per row."""
+        return of_entries if len(of_entries) == len(self.owners) else of_entries.take(pa.array(self.owners))
+
+    @functools.cached_property
+    def batch_indices(self) -> NDArray[np.int64]:
+        before = np.cumsum(self.counts) - self.counts
+        indices = np.arange(self.rows.count, dtype=np.int64) + (self.firsts - before)[self.owners]
+        return np.where(self.is_batch[self.owners], indices, NOT_IN_A_BATCH)
+
+    @functools.cached_property
+    def event_times_ms(self) -> NDArray[np.uint64]:
+        """Of each message, else of its batch; 0 where there is none."""
+        own = np.array([single.event_time for single in self.rows.singles], dtype=np.uint64)
+        return np.where(own == 0, self.of_entries("event_time")[self.owners], own)
+
+    @functools.cached_property
+    def keys(self) -> tuple[pa.Array, pa.Array]:
+        singles = self.rows.singles
+        keys = [single.partition_key or ("" if single.HasField("partition_key") else None) for single in singles]
+        return key_column(keys, [single.partition_key_b64_encoded for single in singles], self.unread)
+
+    @functools.cached_property
+    def compacted_out(self) -> list[bool]:
+        """Only messages of a batch can be: the field isn't one of an entry's metadata."""
+        is_batch = self.is_batch[self.owners].tolist()
+        return [inside and single.compacted_out for single, inside in zip(self.rows.singles, is_batch, strict=True)]
+
+    def of_entries(self, name: str) -> NDArray[np.uint64]:
+        """A numeric field of each entry's metadata, 0 where that couldn't be read."""
+        return np.array([0 if m is None else getattr(m, name) for m in self.rows.metadata], dtype=np.uint64)
+
+    def masked(self, values: list[Any], kind: pa.DataType) -> pa.Array:
+        """A value per row, null in rows that couldn't be read."""
+        return pa.array(values, kind) if self.unread is None else pa.array(values, kind, mask=self.unread)
+
+
+def _ledger_id(table: _Table) -> pa.Array:
+    return pa.array(np.full(table.rows.count, table.rows.ledger_id, dtype=np.int64))
+
+
+def _entry_id(table: _Table) -> pa.Array:
+    return pa.array(np.array(table.rows.entry_ids, dtype=np.int64)[table.owners])
+
+
+def _batch_index(table: _Table) -> pa.Array:
+    return pa.array(table.batch_indices.astype(np.int32))
+
+
+def _broker_index(table: _Table) -> pa.Array:
+    """The broker counts messages, and an entry has the number of its last one."""
+    brokers = table.rows.brokers
+    known = np.array([broker is not None and broker.HasField("index") for broker in brokers], dtype=bool)
+    last = np.array([broker.index if there else 0 for broker, there in zip(brokers, known, strict=True)], np.uint64)
+    is_batch = table.is_batch
+    sizes = [m.num_messages_in_batch if batch else 0 for m, batch in zip(table.rows.metadata, is_batch, strict=True)]
+    sizes_of_rows = np.array(sizes, dtype=np.int64)[table.owners]
+    behind = np.where(is_batch[table.owners], sizes_of_rows - 1 - table.batch_indices, 0)
+    return pa.array(last.view(np.int64)[table.owners] - behind, mask=~known[table.owners])
+
+
+def _publish_time(table: _Table) -> pa.Array:
+    return table.expanded(time_column(table.of_entries("publish_time")))
+
+
+def _event_time(table: _Table) -> pa.Array:
+    return time_column(table.event_times_ms)
+
+
+def _sequence_id(table: _Table) -> pa.Array:
+    """Of each message, else of its batch, as in Pulsar."""
+    singles, metadata = table.rows.singles, table.rows.metadata
+    ids = [single.sequence_id for single in singles]
+    for row, number in enumerate(ids):
+        if number == 0 and not singles[row].HasField("sequence_id") and singles[row] is not NOTHING:
+            ids[row] = metadata[table.owners[row]].sequence_id
+    if ids and max(ids) >= 2**63:
+        ids = [signed64(number) for number in ids]
+    return table.masked(ids, pa.int64())
+
+
+def _ordering_key(table: _Table) -> pa.Array:
+    singles = table.rows.singles
+    keys = [single.ordering_key or (b"" if single.HasField("ordering_key") else None) for single in singles]
+    return pa.array(keys, pa.binary())
+
+
+def _null_key(table: _Table) -> pa.Array:
+    return table.masked([single.null_partition_key for single in table.rows.singles], pa.bool_())
+
+
+def _compacted_out(table: _Table) -> pa.Array:
+    return table.masked(table.compacted_out, pa.bool_())
+
+
+def _properties(table: _Table) -> pa.Array:
+    return properties_column(table.rows.singles, table.unread)
+
+
+def _value(table: _Table) -> pa.Array:
+    rows = table.rows
+    is_null = np.array([single.null_value for single in rows.singles], dtype=bool)
+    is_null |= np.array(table.compacted_out, dtype=bool)
+    if table.unread is not None:
+        is_null |= table.unread
+    data = b"".join(rows.payloads)
+    return binary_column(data, np.array(rows.starts, dtype=np.int64), np.array(rows.ends, dtype=np.int64), is_null)
+
+
+def _error(table: _Table) -> pa.Array:
+    """Why a row couldn't be read, or which of its times isn't one."""
+    reasons = dict(table.rows.errors)
+    beyond = {
+        "publish_time": table.of_entries("publish_time")[table.owners],
+        "event_time": table.event_times_ms,
+    }
+    for name, times_ms in beyond.items():
+        for row in np.flatnonzero(times_ms > TIME_MS_MAX).tolist():
+            reasons.setdefault(row, f"{name} {times_ms[row]} ms is beyond the year 9999")
+    if not reasons:
+        return pa.nulls(table.rows.count, pa.string())
+    return pa.array([reasons.get(row) for row in range(table.rows.count)], pa.string())
+
+
+_MAKERS: Final[dict[str, Callable[[_Table], pa.Array]]] = {
+    "ledger_id": _ledger_id,
+    "entry_id": _entry_id,
+    "batch_index": _batch_index,
+    "broker_index": _broker_index,
+    "publish_time": _publish_time,
+    "key": lambda table: table.keys[0],
+    "key_is_base64": lambda table: table.keys[1],
+    "null_key": _null_key,
+    "ordering_key": _ordering_key,
+    "event_time": _event_time,
+    "sequence_id": _sequence_id,
+    "properties": _properties,
+    "value": _value,
+    "compacted_out": _compacted_out,
+    "error": _error,
+}
+assert set(_MAKERS) <= set(COLUMNS)
+
 
 #: Default for the most bytes that one payload may have once it is decompressed. Pulsar's brokers take 5 MiB.
 PAYLOAD_BYTES_MAX = 128 * 1024 * 1024

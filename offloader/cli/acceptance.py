@@ -7,12 +7,12 @@ from contextlib import closing
 
 from offloader.cli.options import DryRun, Json, LedgerArguments, Stream
 from offloader.cli.output import json_line
-from offloader.clock import SystemClock
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
-from offloader.read.streams import load_stream
-from offloader.write.ownership import accepting
-from offloader.write.ownership.accepting import Acceptance
+from offloader.read.reader import load_stream
+from offloader.runtime.clock import SystemClock
+from offloader.write import recovery as accepting
+from offloader.write.recovery import Acceptance
 
 __all__ = ["accept_loss", "accept_source"]
 

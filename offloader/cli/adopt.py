@@ -16,17 +16,17 @@ from typing import Annotated, TextIO
 
 import typer
 
+from offloader.adopt.record import REQUESTS_IN_FLIGHT, AdoptedStream, Adoption, AdoptionProgress, adopt, release
 from offloader.cli.options import Json, StoreArguments, open_chosen_store
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
-from offloader.clock import SystemClock
 from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
-from offloader.ledgers.pulsar.security import open_security
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics
-from offloader.read.adopt import REQUESTS_IN_FLIGHT, AdoptedStream, Adoption, AdoptionProgress, adopt, release
-from offloader.read.workers import Workers
+from offloader.ledgers.pulsar.transport import open_security
+from offloader.read.prefetch import Workers
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore, StoreOptions
-from offloader.store.catalogued import SCHEME, ObjectsPlace, create_catalogue
+from offloader.store.overlay import SCHEME, ObjectsPlace, create_catalogue
 from offloader.store.probe import require_conditional_puts
 
 __all__ = ["run"]

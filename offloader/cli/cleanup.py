@@ -1,23 +1,453 @@
-"""``offloader cleanup ACTION``: deleting what no stream needs any more.
-
-Owns the list of actions. Must never say what one of them does: its own function's docstring does.
-"""
+"""``offloader cleanup ACTION``: deletes what no stream needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+from uuid import UUID
 
-from offloader.cli import cleanup_audit, cleanup_hold, cleanup_orphans, cleanup_run, cleanup_undo
+import typer
 
-__all__ = ["ACTIONS"]
+from formats.documents import DeletionRecord
+from offloader.cli.errors import failure_of
+from offloader.cli.options import ConfigArguments, DryRun, Json, StoreArguments, Stream, position_of
+from offloader.cli.output import Column, bytes_text, counted, json_line, print_rows
+from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
+from offloader.gc.audit import read_batches
+from offloader.gc.orphans import Leftover, Outcome, Place
+from offloader.gc.plan import CleanupPlan
+from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally
+from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, undo_retirements
+from offloader.manifest.catalog import list_streams
+from offloader.manifest.leases import global_hold, lift_global_hold, set_global_hold, set_hold, user_at_host
+from offloader.manifest.log import ManifestLog
+from offloader.read.reader import time_text
+from offloader.runtime.clock import SystemClock
+from offloader.store.base import ObjectStore
+
+__all__ = ["ACTIONS", "audit", "hold", "orphans", "plan", "run", "undo"]
+
+_AUDIT_COLUMNS = [
+    Column("stream", "STREAM"),
+    Column("done_ms", "WHEN", lambda done_ms: "not yet" if done_ms is None else time_text(done_ms)),
+    Column("action", "ACTION"),
+    Column("first", "FIRST", right=True),
+    Column("last", "LAST", right=True),
+    Column("entries", "ENTRIES", right=True),
+    Column("object_bytes", "BYTES", bytes_text, right=True),
+    Column("by", "BY"),
+    Column("rule", "WHY"),
+]
+
+
+def audit(
+    given: StoreArguments,
+    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default="every stream")] = "",
+    json: Json = False,
+) -> None:
+    """List every segment that was deleted from the store: who decided, why, which objects, how many bytes, when.
+
+    With --json one object per line, to be kept elsewhere: batches are remembered for cleanup.audit_days, at most
+    cleanup.audit_records_max of a stream, and as long as the stream exists.
+    """
+    opened = given.open()
+    streams = list_streams(opened)
+    if stream and stream not in streams:
+        raise NotFound(f"stream {stream} isn't in {opened.url}", hint="`offloader ls` lists the streams")
+    rows = (row for name in ([stream] if stream else streams) for row in _audit_rows(opened, name))
+    print_rows(rows, _AUDIT_COLUMNS, as_json=json, empty="nothing was deleted")
+
+
+def _audit_rows(store: ObjectStore, stream: str) -> Iterator[Mapping[str, object]]:
+    for done in (True, False):
+        for batch in read_batches(store, stream, done=done):
+            yield from _of_batch(batch)
+
+
+def _of_batch(batch: DeletionRecord) -> Iterator[Mapping[str, object]]:
+    for segment in batch.segments:
+        yield {
+            "stream": batch.stream,
+            "incarnation": batch.incarnation,
+            "batch": batch.name,
+            "action": batch.action,
+            "by": batch.by,
+            "rule": batch.rule,
+            "retire_record": batch.retire_record or None,
+            "segment": segment.uuid,
+            "keys": segment.keys,
+            "first": segment.first,
+            "last": segment.last,
+            "entries": segment.entries,
+            "object_bytes": segment.object_bytes,
+            "planned_ms": batch.planned_ms,
+            "done_ms": batch.done_ms,
+            "attempts": batch.attempts,
+            "problem": batch.problem or None,
+        }
+
+
+def hold(
+    given: ConfigArguments,
+    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All deletion in the store.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Lift it.")] = False,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for people.", show_default="none")] = "",
+    json: Json = False,
+) -> None:
+    """Keep everything of a stream, or of the whole store, until the hold is lifted.
+
+    Nothing is truncated, retired, purged or deleted meanwhile; what is under way ends before its next step.
+    """
+    if bool(stream) == everything:
+        raise InvalidCall("a hold is on one stream or on everything", hint="name a STREAM, or say --all")
+    opened = given.open(given.settings(stream), read_only=False)
+    clock = SystemClock()
+    if stream:
+        changed = set_hold(opened, stream, on=not off, reason=reason, clock=clock)
+    elif off:
+        lift_global_hold(opened)
+        changed = True
+    else:
+        set_global_hold(opened, by=user_at_host(), reason=reason or "no reason given", now_ms=clock.now_ms())
+        changed = True
+    what = stream or f"everything in {opened.url}"
+    if json:
+        print(json_line({"stream": stream or None, "held": not off, "changed": changed}))
+    elif off:
+        print(f"no hold on {what} any more" if changed else f"there was no hold on {what}")
+    else:
+        print(f"nothing of {what} is deleted until `offloader cleanup hold {stream or '--all'} --off`")
+
+
+def orphans(
+    given: ConfigArguments,
+    stream: Annotated[
+        str, typer.Argument(help="The stream's name; without one: the whole store.", show_default=False)
+    ] = "",
+    delete: Annotated[bool, typer.Option("--delete", help="Delete what may be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, which is the default.")] = False,
+    ours: Annotated[bool, typer.Option("--ours", help="Leave out what is foreign; the sums still count it.")] = False,
+    json: Json = False,
+) -> int:
+    """Find objects and unfinished uploads that no manifest needs, and delete those that are ours and old.
+
+    Ours is what its name proves to be ours; everything else is foreign: it is listed and never touched. Old is what
+    was last written orphan_age_hours_min ago, by the earlier of this machine's clock and the store's. With --delete the
+    same list is gone through: each line says what became of it.
+    """
+    if delete and dry_run:
+        raise InvalidCall("--delete and --dry-run contradict each other", hint="leave out one of them")
+    settings_of = given.settings_of()
+    settings = settings_of(stream)
+    opened = given.open(settings, read_only=not delete)
+    clock, said = SystemClock(), _Said(ours_only=ours)
+    search: Reconciliation | StoreReconciliation
+    if stream:
+        search = Reconciliation(opened, stream, clock=clock, settings=settings.manifest, delete=delete)
+    else:
+        search = StoreReconciliation(
+            opened,
+            clock=clock,
+            settings_of=lambda name: settings_of(name).manifest,
+            failed=said.fail,
+            delete=delete,
+        )
+    now_ms = clock.now_ms()
+    print_rows(said.rows(search.leftovers(), now_ms), _ORPHAN_COLUMNS, as_json=json)
+    if json:
+        print(json_line(said.summary(search.needed)))
+    else:
+        said.print_summary(search.needed)
+    return said.exit_code
+
+
+def _age_text(seconds: float) -> str:
+    if seconds < 0:
+        return "in the future"
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+_ORPHAN_COLUMNS = [
+    Column("stream", "STREAM", lambda name: name or "-"),
+    Column("key", "KEY"),
+    Column("what", "WHAT"),
+    Column("age_s", "AGE", _age_text, right=True),
+    Column("bytes", "BYTES", bytes_text, right=True),
+    Column("ours", "OURS", lambda ours: "yes" if ours else "no"),
+    Column("reason", "WHY"),
+    Column("outcome", "OUTCOME"),
+]
+
+
+@dataclass(slots=True)
+class _Said:
+    """What was printed, added up.
+
+    Attributes:
+        ours_only: foreign things aren't printed.
+        tallies: (outcome, whether it is ours) -> how many.
+        exit_code: of the process.
+    """
+
+    ours_only: bool
+    tallies: dict[tuple[Outcome, bool], Tally] = field(default_factory=dict)
+    failures: int = 0
+    exit_code: int = 0
+
+    def rows(self, leftovers: Iterator[Leftover], now_ms: int) -> Iterator[Mapping[str, object]]:
+        for each in leftovers:
+            ours = each.reason.is_ours
+            self.tallies.setdefault((each.outcome, ours), Tally()).add(each.objects, each.size_bytes)
+            if each.outcome is Outcome.FAILED:
+                self.exit_code = self.exit_code or ErrorKind.RETRY_LATER.value
+            if ours or not self.ours_only:
+                yield each.as_json(now_ms)
+
+    def fail(self, stream: str, error: OffloaderError) -> None:
+        """Says why a stream couldn't be finished; the others go on."""
+        failure = failure_of(error)
+        self.failures += 1
+        self.exit_code = max(self.exit_code, failure.exit_code)
+        sys.stderr.write(f"offloader: stream {stream}: {failure.message}\n")
+        if failure.hint:
+            sys.stderr.write(f"hint: {failure.hint}\n")
+
+    def summary(self, needed: Mapping[Place, Tally]) -> Mapping[str, object]:
+        """One object for programs."""
+        found: dict[str, object] = {"what": "summary", "failed_streams": self.failures}
+        for (outcome, ours), tally in sorted(self.tallies.items()):
+            name = outcome.value if ours else "foreign"
+            found |= {name: tally.objects, f"{name}_bytes": tally.size_bytes}
+        found["needed"] = {
+            place.value: {"objects": tally.objects, "bytes": tally.size_bytes} for place, tally in needed.items()
+        }
+        return found
+
+    def print_summary(self, needed: Mapping[Place, Tally]) -> None:
+        """The same in words."""
+        count, size_bytes = (
+            sum(each.objects for each in needed.values()),
+            sum(each.size_bytes for each in needed.values()),
+        )
+        print(f"{count:,} objects ({bytes_text(size_bytes)}) are needed")
+        words = {
+            Outcome.DELETABLE: "may be deleted: say --delete",
+            Outcome.DELETED: "deleted",
+            Outcome.FAILED: "couldn't be deleted; the next run tries again",
+            Outcome.KEPT: "kept for now",
+        }
+        for (outcome, ours), tally in sorted(self.tallies.items()):
+            text = words[outcome] if ours else "foreign, left alone"
+            print(f"{tally.objects:,} ({bytes_text(tally.size_bytes)}) {text}")
+        if not any(ours for _, ours in self.tallies) and not self.failures:
+            print("nothing of ours is left over")
+
+
+_Stream = Annotated[str, typer.Argument(help="The stream's name.", show_default="every stream")]
+_Prefix = Annotated[
+    str, typer.Option("--prefix", metavar="TEXT", help="Only streams whose names begin with it.", show_default=False)
+]
+
+_PLAN_COLUMNS = [
+    Column("stream", "STREAM"),
+    Column("action", "ACTION"),
+    Column("segment", "SEGMENT"),
+    Column("first", "FIRST", right=True),
+    Column("last", "LAST", right=True),
+    Column("object_bytes", "BYTES", bytes_text, right=True),
+    Column("rule", "WHY"),
+    Column("when", "WHEN"),
+]
+
+
+def plan(
+    given: ConfigArguments,
+    stream: _Stream = "",
+    prefix: _Prefix = "",
+    json: Json = False,
+) -> None:
+    """List what the next round would do, segment by segment, why, and what it waits for. Writes nothing.
+
+    What is old is told by this machine's clock alone here; a round asks the store's clock too.
+    """
+    _round(stream, given, prefix, yes=False, dry_run=True, as_json=json)
+
+
+def run(
+    given: ConfigArguments,
+    stream: _Stream = "",
+    prefix: _Prefix = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Also when more than half of a stream would be retired.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
+    json: Json = False,
+) -> None:
+    """Run one round: retire what nobody needs, purge what was retired and is over its grace period and readers.
+
+    The objects of a segment go only after the manifest has recorded that it is purged. Interrupted, the next round goes
+    on. Objects that can't be deleted are tried again by later rounds, for ever.
+    """
+    _round(stream, given, prefix, yes=yes, dry_run=dry_run, as_json=json)
+
+
+def _round(stream: str, given: ConfigArguments, prefix: str, *, yes: bool, dry_run: bool, as_json: bool) -> None:
+    if stream and prefix:
+        raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
+    clock = SystemClock()
+    opened = given.open(given.settings(stream), read_only=dry_run)
+    stop = global_hold(opened) if dry_run else None
+    if stop is not None and not as_json:
+        print(f"all deletion is stopped by {stop.by}: {stop.reason}: nothing of this happens")
+
+    def show(planned: CleanupPlan) -> None:
+        print_rows(_plan_rows(planned), _PLAN_COLUMNS, as_json=as_json)
+
+    if stream:
+        settings = given.settings(stream)
+        reports: Iterable[CleanupReport] = [
+            cleanup_stream(
+                *(opened, stream), clock=clock, settings=settings, allow_large=yes, dry_run=dry_run, on_plan=show
+            )
+        ]
+    else:
+        reports = cleanup_all(
+            opened,
+            clock=clock,
+            settings_of=given.settings_of(),
+            prefix=prefix,
+            allow_large=yes,
+            dry_run=dry_run,
+            on_plan=show,
+        )
+    errors = []
+    for report in reports:
+        _print(report, as_json=as_json)
+        errors += [] if report.error is None else [report.error]
+    if errors:
+        raise errors[0]
+
+
+def _plan_rows(planned: CleanupPlan) -> Iterator[Mapping[str, object]]:
+    for line in planned.lines():
+        until = "" if line.until_ms is None else f" until {time_text(line.until_ms)}"
+        when = f"waits for {line.waits_for}{until}" if line.waits_for else "now"
+        yield {"stream": planned.state.stream, **line.as_json(), "when": when}
+
+
+def _print(report: CleanupReport, *, as_json: bool) -> None:
+    swept = report.swept
+    if as_json:
+        facts = {
+            "what": "summary",
+            "stream": report.stream,
+            "dry_run": report.dry_run,
+            "held": report.held,
+            "large": None if report.plan is None else report.plan.large,
+            "is_deleted": report.is_deleted,
+            "retired": swept.retired,
+            "released": swept.released,
+            "purged": swept.purged,
+            "deleted_objects": swept.deleted_objects,
+            "deleted_bytes": swept.deleted_bytes,
+            "pending": [_pending(batch) for batch in report.pending],
+            "error": None if report.error is None else str(report.error),
+        }
+        print(json_line(facts))
+        return
+    for batch in report.pending:
+        print(f"{report.stream}: not deleted yet: {_pending_text(batch)}")
+    if report.error is not None:
+        print(f"{report.stream}: {report.error}")
+    elif report.is_deleted:
+        print(f"{report.stream}: the stream is being deleted")
+    elif report.held:
+        print(f"{report.stream}: on hold, nothing was done")
+    elif report.dry_run:
+        large = report.plan is not None and report.plan.large
+        print(f"{report.stream}: {'more than half of it: run asks for --yes' if large else 'nothing was done'}")
+    else:
+        print(
+            f"{report.stream}: {counted(swept.retired, 'segment')} retired, {swept.released:,} released, "
+            f"{swept.purged:,} purged; {counted(swept.deleted_objects, 'object')} deleted, "
+            f"{bytes_text(swept.deleted_bytes)}"
+        )
+
+
+def _pending(batch: DeletionRecord) -> Mapping[str, object]:
+    return {
+        "batch": batch.name,
+        "segments": len(batch.segments),
+        "attempts": batch.attempts,
+        "tried_ms": batch.tried_ms or None,
+        "problem": batch.problem or None,
+    }
+
+
+def _pending_text(batch: DeletionRecord) -> str:
+    what = f"{counted(len(batch.segments), 'segment')} of batch {batch.name}"
+    if not batch.attempts:
+        return f"{what}: the next round goes on"
+    return f"{what}, tried {counted(batch.attempts, 'time')}: {batch.problem}"
+
+
+def undo(
+    stream: Stream,
+    given: ConfigArguments,
+    segment: Annotated[
+        list[str] | None,
+        typer.Option("--segment", metavar="UUID", help="Only this one. May be repeated.", show_default="all retired"),
+    ] = None,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="LEDGER:ENTRY", help="Where the stream begins then.", show_default="where it began before"
+        ),
+    ] = "",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Bring back what a truncation took away, as long as it isn't purged.
+
+    The stream begins where it did before. What was purged is gone, and with it everything before that. A policy that
+    truncated the stream will do so again: put a hold on it first.
+    """
+    try:
+        uuids = [UUID(text) for text in segment or []]
+    except ValueError as cause:
+        raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists them") from cause
+    settings = given.settings(stream)
+    opened = given.open(settings, read_only=dry_run)
+    log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
+    head = position_of(to, option="--to") if to else None
+    done = undo_retirements(log, segments=uuids, head=head, dry_run=dry_run)
+    if json:
+        facts = {
+            "stream": stream,
+            "dry_run": dry_run,
+            "segments": [each.uuid for each in done.segments],
+            "head_before": done.head_before,
+            "head": done.head,
+            "ledgers": done.ledgers,
+            "record": done.record_id,
+        }
+        print(json_line(facts))
+        return
+    verbs = ("would come back", "would begin") if dry_run else ("came back", "begins")
+    begins = "" if done.head == done.head_before else f"; the stream {verbs[1]} at {done.head} again"
+    print(f"{counted(len(done.segments), 'segment')} of {stream} {verbs[0]}{begins}")
+
 
 #: Action -> what runs it, in the order of the help.
 ACTIONS: Mapping[str, Callable[..., Any]] = {
-    "plan": cleanup_run.plan,
-    "run": cleanup_run.run,
-    "undo": cleanup_undo.run,
-    "orphans": cleanup_orphans.run,
-    "hold": cleanup_hold.run,
-    "audit": cleanup_audit.run,
+    "plan": plan,
+    "run": run,
+    "undo": undo,
+    "orphans": orphans,
+    "hold": hold,
+    "audit": audit,
 }

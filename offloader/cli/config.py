@@ -11,9 +11,9 @@ import typer
 
 from offloader.cli.options import Config, Json
 from offloader.cli.output import Column, json_line, print_rows
-from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import InvalidCall
-from offloader.sample_settings import sample_settings
+from offloader.settings.layered import SettingsFile, read_settings_file
+from offloader.settings.sample import sample_settings
 
 __all__ = ["run"]
 

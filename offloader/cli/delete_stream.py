@@ -11,15 +11,15 @@ from typing import Annotated
 
 import typer
 
-from offloader.cleanup.removal import StreamRemoval, removal_of, remove_stream
 from offloader.cli.options import ConfigArguments, DryRun, Json, StreamOrTopic
 from offloader.cli.output import bytes_text, counted, json_line
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall
+from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.store_time import time_for_deletion_ms
+from offloader.manifest.deletion_clock import time_for_deletion_ms
 from offloader.manifest.topics import release_topics_of
-from offloader.retention.place import find_place
+from offloader.retention.scope import find_place
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 
 __all__ = ["run"]

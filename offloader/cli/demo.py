@@ -16,9 +16,9 @@ import typer
 
 from offloader.cli.options import Json, StoreArguments
 from offloader.cli.output import Column, bytes_text, json_line, print_rows, program_name
-from offloader.clock import SystemClock
 from offloader.demo.input import FORMATS
 from offloader.demo.run import STREAM, DemoRequest, DemoResult, Progress, run_demo
+from offloader.runtime.clock import SystemClock
 from offloader.spark.demo_query import ScanResult, snippet
 
 __all__ = ["run"]

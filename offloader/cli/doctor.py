@@ -14,14 +14,10 @@ import typer
 
 from offloader.cli.options import ConfigArguments, Json, StoreArguments, open_chosen_store
 from offloader.cli.output import Column, print_rows
-from offloader.clock import SystemClock
-from offloader.doctor.findings import Check, Finding, Outcome, run_checks
-from offloader.doctor.local_checks import LocalChecks
-from offloader.doctor.pulsar_checks import PulsarChecks
-from offloader.doctor.store_checks import StoreChecks
-from offloader.doctor.stream_checks import StreamChecks
-from offloader.effective_settings import SettingsFile
-from offloader.service.preflight import DoorChecks
+from offloader.doctor import Check, Finding, LocalChecks, Outcome, PulsarChecks, StoreChecks, StreamChecks, run_checks
+from offloader.runtime.clock import SystemClock
+from offloader.service.bootstrap import DoorChecks
+from offloader.settings.layered import SettingsFile
 
 __all__ = ["run"]
 

@@ -16,7 +16,7 @@ from formats.entries import Position
 from offloader.cli.options import Json, StoreArguments
 from offloader.cli.output import json_line
 from offloader.errors import ErrorKind
-from offloader.read.inspect import Inspection, inspect_object
+from offloader.inspect.inspect import Inspection, inspect_object
 
 __all__ = ["hex_lines", "run"]
 

@@ -15,7 +15,7 @@ from offloader.cli.options import Json, StoreArguments
 from offloader.cli.output import Column, bytes_text, print_rows
 from offloader.errors import OffloaderError
 from offloader.manifest.log import list_streams, load_manifest
-from offloader.read import plan
+from offloader.read import fetch as plan
 from offloader.store.base import ObjectStore
 
 __all__ = ["run"]

@@ -23,8 +23,8 @@ import typer
 from typer.main import get_command
 
 import offloader
-from offloader import own_process
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
+from offloader.runtime import process_tuning as own_process
 
 __all__ = ["VERBS", "main", "place_of"]
 

@@ -14,21 +14,18 @@ import typer
 
 from offloader.cli.options import ConfigArguments, Json, Stream, position_of
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
-from offloader.clock import SystemClock
 from offloader.errors import ErrorKind, InvalidCall, NotFound
 from offloader.manifest.catalog import is_released, read_entry
-from offloader.manifest.expiry import expire_records
-from offloader.manifest.global_hold import require_no_global_hold
-from offloader.manifest.load import LoadedManifest, load_manifest_view
+from offloader.manifest.compaction import plan_checkpoint
+from offloader.manifest.leases import require_no_global_hold
+from offloader.manifest.load import LoadedManifest, kept_records, load_manifest_view
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.rebuild import Rebuild, rebuild_manifest
-from offloader.manifest.records import kept_records
-from offloader.manifest.salvage import FoundSegment
-from offloader.manifest.sealing import plan_checkpoint
+from offloader.manifest.lost_records import Range, missing_ranges
+from offloader.manifest.maintenance import expire_records, sweep_dead_incarnations
+from offloader.manifest.rebuild import FoundSegment, Rebuild, rebuild_manifest
 from offloader.manifest.state import ManifestState
-from offloader.manifest.stream_deletion import sweep_dead_incarnations
-from offloader.manifest.survivors import Range, missing_ranges
-from offloader.read.times import time_text
+from offloader.read.reader import time_text
+from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 

@@ -14,23 +14,21 @@ from typing import Annotated, Any
 import typer
 
 from formats.entries import Position
-from offloader.asking import OwnerSilent, ask_owner
 from offloader.cli.options import DryRun, Json, LedgerArguments, ShowProgress, Stream, TakeOver, position_of
-from offloader.cli.output import Column, bytes_text, json_line, print_rows
-from offloader.cli.progress import SegmentProgress
-from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
+from offloader.cli.output import Column, SegmentProgress, bytes_text, json_line, print_rows
+from offloader.cli.segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
 from offloader.errors import BucketMissing, NotFound
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.read.streams import load_stream
+from offloader.owner_client import OwnerSilent, ask_owner
+from offloader.read.reader import load_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
-from offloader.write.by_hand import method_by_hand, offload_by_hand
-from offloader.write.history.backfill import BackfillPlan
-from offloader.write.history.ledger_method import LedgerMethodPlan
-from offloader.write.history.planned import HistoryResult
-from offloader.write.hot.split import HistoryBytes, position_leaving
-from offloader.write.offloader import LedgerOffloader
+from offloader.write.backfill import HistoryResult
+from offloader.write.backfill_plan import BackfillPlan
+from offloader.write.hot_tier import HistoryBytes, position_leaving
+from offloader.write.ledger_method import LedgerMethodPlan
+from offloader.write.offloader import LedgerOffloader, method_by_hand, offload_by_hand
 
 __all__ = ["run"]
 

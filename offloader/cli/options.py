@@ -1,8 +1,4 @@
-"""The options that several verbs share, and opening what they name: the store, the settings, the ledger database.
-
-There is no option for a secret: credentials come from where the store's SDK finds them (environment, files, instance
-roles).
-"""
+"""Options that several verbs share: store, settings, ledger database, ranges."""
 
 from __future__ import annotations
 
@@ -13,19 +9,23 @@ from typing import Annotated
 import typer
 
 from formats.entries import Position
-from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import InvalidCall
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.read.reader import Reader, time_ms_of
 from offloader.settings import LimitSettings, Settings, StoreSettings
+from offloader.settings.layered import SettingsFile, read_settings_file
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.store.probe import require_conditional_puts
 
 __all__ = [
+    "AskedRange",
     "Config",
     "ConfigArguments",
     "DryRun",
     "EndpointUrl",
+    "From",
+    "FromTime",
     "Json",
     "LedgerArguments",
     "Region",
@@ -35,6 +35,7 @@ __all__ = [
     "Stream",
     "StreamOrTopic",
     "TakeOver",
+    "chosen_range",
     "open_chosen_store",
     "position_of",
 ]
@@ -209,3 +210,66 @@ def position_of(text: str, *, option: str) -> Position:
         raise InvalidCall(
             f"{option}: {cause}", hint="`offloader segments STREAM` lists the positions there are"
         ) from cause
+
+
+From = Annotated[
+    str, typer.Option("--from", metavar="LEDGER:ENTRY", help="First entry.", show_default="the first there is")
+]
+FromTime = Annotated[
+    str,
+    typer.Option(
+        "--from-time",
+        metavar="TIME",
+        help="Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC), or ms.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AskedRange:
+    """Where to begin and to end: by position, both included, or by time; ``None``: at the stream's own end."""
+
+    first: Position | None
+    last: Position | None
+    from_ms: int | None
+    to_ms: int | None
+
+    @classmethod
+    def of(
+        cls, start: str, end: str, from_time: str, to_time: str, *, end_options: tuple[str, str] = ("--to", "--to-time")
+    ) -> AskedRange:
+        """From the options' texts; empty ones weren't given.
+
+        Args:
+            start, from_time: of ``--from`` and ``--from-time``.
+            end, to_time: of ``end_options``.
+
+        Raises:
+            InvalidCall: one isn't a position or a time, or two say the same thing.
+        """
+        by_position, by_time = end_options
+        first = position_of(start, option="--from") if start else None
+        last = position_of(end, option=by_position) if end else None
+        from_ms = time_ms_of(from_time, option="--from-time") if from_time else None
+        to_ms = time_ms_of(to_time, option=by_time) if to_time else None
+        if first is not None and from_ms is not None:
+            raise InvalidCall("--from and --from-time both say where to begin", hint="leave one of them out")
+        if last is not None and to_ms is not None:
+            raise InvalidCall(f"{by_position} and {by_time} both say where to end", hint="leave one of them out")
+        return cls(first, last, from_ms, to_ms)
+
+
+def chosen_range(reader: Reader, asked: AskedRange) -> tuple[Position | None, Position | None] | None:
+    """The first and last position that are meant; ``None`` when times leave nothing between them."""
+    first, last = asked.first, asked.last
+    if asked.from_ms is not None:
+        first = reader.position_at(asked.from_ms)
+        if first is None or (last is not None and first > last):
+            return None
+    if asked.to_ms is not None:
+        after, begin = reader.position_at(asked.to_ms), first or reader.first_position
+        if after is not None and begin is not None and after <= begin:
+            return None
+        last = None if after is None else Position(after.ledger_id, after.entry_id - 1)
+    return first, last

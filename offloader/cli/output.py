@@ -1,22 +1,40 @@
-"""How verbs print: tables on terminals, plain columns in pipes, JSON lines for programs.
-
-Owns the shape of standard output. Must never write to standard error nor decide what is printed.
-"""
+"""Output of verbs: tables, plain columns, JSON lines, messages and progress."""
 
 from __future__ import annotations
 
+import base64
+import codecs
 import json
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, TextIO
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TextIO
 
 from formats.entries import Position
+from formats.segment import SegmentSummary
 
-__all__ = ["Column", "bytes_text", "counted", "json_line", "print_rows", "program_name"]
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+__all__ = [
+    "VALUE_SIGNS_MAX",
+    "Column",
+    "EntryProgress",
+    "SegmentProgress",
+    "bytes_text",
+    "counted",
+    "json_line",
+    "message_json",
+    "message_text",
+    "print_rows",
+    "program_name",
+]
 
 #: Rows that a table holds before it begins to print: columns are as wide as their widest cell.
 TABLE_ROWS_MAX = 10_000
@@ -143,3 +161,217 @@ def program_name() -> str:
     if found is not None and Path(found).resolve() == here.resolve():
         return "offloader"
     return os.path.relpath(here) if here.exists() else "offloader"
+
+
+class SegmentProgress:
+    """Counts segments as they become readable. Thread-safe; a context that ends the bar.
+
+    Args:
+        out: standard error.
+        always: lines also where ``out`` is no terminal.
+        what: what is counted, in the plural.
+    """
+
+    def __init__(self, out: TextIO, *, always: bool = False, what: str = "segments") -> None:
+        self._out, self._what = out, what
+        self._shown = always or out.isatty()
+        self._lock = threading.Lock()
+        self._done = 0
+        self._payload_bytes = 0
+        self._total = 0
+        self._about = ""
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def expect(self, total: int, *, about: bool = False) -> None:
+        """Says how many there will be; ``about``: that is an estimate."""
+        with self._lock:
+            self._total, self._about = total, "about " if about else ""
+            if self._shown and self._out.isatty() and total and self._bar is None:
+                self._bar = _bar(self._out)
+                self._task = self._bar.add_task(self._what, total=total, size="0 B")
+                self._bar.start()
+
+    def segment(self, summary: SegmentSummary) -> None:
+        """One more."""
+        with self._lock:
+            self._done += 1
+            self._payload_bytes += summary.payload_bytes
+            size = bytes_text(self._payload_bytes)
+            if self._bar is not None and self._task is not None:
+                self._bar.update(self._task, completed=self._done, total=max(self._done, self._total), size=size)
+            elif self._shown:
+                of = f"{self._done} of {self._about}{self._total} {self._what}"
+                self._out.write(f"{of}, {size}: {summary.begin}..{summary.end}\n")
+                self._out.flush()
+
+    def __enter__(self) -> SegmentProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class EntryProgress:
+    """Shows how many entries are done. A context that ends the bar.
+
+    Args:
+        out: standard error.
+        total: how many there are.
+        always: lines also where ``out`` is no terminal.
+    """
+
+    def __init__(self, out: TextIO, total: int, *, always: bool = False) -> None:
+        self._out, self._total = out, total
+        self._shown = always or out.isatty()
+        self._last = -1
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        if self._shown and out.isatty():
+            self._bar = _bar(out)
+            self._task = self._bar.add_task("entries", total=total, size="0 B")
+            self._bar.start()
+
+    def at(self, entries: int, size_bytes: int, position: Position | None) -> None:
+        """So far."""
+        size = bytes_text(size_bytes)
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=entries, size=size)
+        elif self._shown and entries != self._last:
+            self._last = entries
+            self._out.write(f"{entries:,} of {self._total:,} entries, {size}: {position or '-'}\n")
+            self._out.flush()
+
+    def __enter__(self) -> EntryProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _bar(out: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[size]}"),
+        TimeElapsedColumn(),
+        console=Console(file=out),
+        transient=True,
+    )
+
+
+#: Signs of a value that a line for people shows.
+VALUE_SIGNS_MAX = 200
+#: Enough for so many signs of UTF-8.
+_PREVIEW_BYTES = 4 * VALUE_SIGNS_MAX
+
+_Row = Mapping[str, Any]
+
+
+def message_text(row: _Row) -> str:
+    """``id <tab> publish time <tab> key <tab> value``, the value cut; what isn't an ordinary value is in brackets."""
+    key = "-" if row["key"] is None else _one_line(row["key"])
+    time = "-" if row["publish_time"] is None else _time(row["publish_time"])
+    return "\t".join([_id(row), time, key, _note(row) or _preview(row["value"])])
+
+
+def message_json(row: _Row) -> str:
+    """One object: ``id``, ``publish_time``, ``key``, ``value``, ``properties``, and whatever else is known.
+
+    Bytes are base64 under a name that ends in ``_base64``; a value that is UTF-8 is text.
+    """
+    shown: dict[str, object] = {"id": _id(row)}
+    for name in ("publish_time", "key"):
+        shown[name] = _plain_value(row[name])
+    shown |= _value(row["value"])
+    shown["properties"] = dict(row["properties"] or ())
+    for name, value in row.items():
+        if name not in _SHOWN_ALREADY and value is not None and value is not False:
+            shown[f"{name}_base64" if isinstance(value, bytes) else name] = _plain_value(value)
+    if row["encryption_keys"]:
+        shown["encryption_keys"] = [key["name"] for key in row["encryption_keys"]]
+    return json_line(shown)
+
+
+_SHOWN_ALREADY = frozenset(
+    ("ledger_id", "entry_id", "batch_index", "publish_time", "key", "value", "properties", "encryption_keys")
+)
+
+
+def _id(row: _Row) -> str:
+    """``7:12``, and in a batch ``7:12:3``."""
+    place = f"{row['ledger_id']}:{row['entry_id']}"
+    return place if row["batch_index"] < 0 else f"{place}:{row['batch_index']}"
+
+
+def _value(value: bytes | None) -> dict[str, object]:
+    text = _decoded(value) if value is not None else None
+    if value is None or text is not None:
+        return {"value": text}
+    return {"value_base64": _base64(value)}
+
+
+def _note(row: _Row) -> str:
+    """What stands for a value that isn't an ordinary one, in brackets; empty for an ordinary one."""
+    value, note = row["value"], ""
+    if row["error"] is not None and value is None:
+        note = f"error: {row['error']}"
+    elif row["marker_type"] is not None:
+        note = f"marker {row['marker_type']}"
+    elif value is None:
+        note = "compacted out" if row["compacted_out"] else "null"
+    elif row["encryption_keys"]:
+        note = f"encrypted, {len(value)} bytes"
+    elif row["chunk_id"] is not None:
+        note = f"chunk {row['chunk_id'] + 1} of {row['chunk_count']} of {row['chunk_uuid']}, {len(value)} bytes"
+    return f"({_one_line(note)})" if note else ""
+
+
+def _preview(value: bytes) -> str:
+    head = value[:_PREVIEW_BYTES]
+    try:
+        # The cut may go through a sign, which then isn't shown.
+        text = codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) == len(value))
+    except UnicodeDecodeError:
+        shown = "base64:" + _base64(value[:VALUE_SIGNS_MAX])
+        return shown if len(value) <= VALUE_SIGNS_MAX else f"{shown}..."
+    whole = len(head) == len(value) and len(text) <= VALUE_SIGNS_MAX
+    return _one_line(text[:VALUE_SIGNS_MAX]) + ("" if whole else "...")
+
+
+def _one_line(text: str) -> str:
+    """Line breaks, tabs and whatever else isn't printable as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, datetime):
+        return _time(value)
+    return _base64(value) if isinstance(value, bytes) else value
+
+
+def _time(when: datetime) -> str:
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def _decoded(value: bytes) -> str | None:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None

@@ -13,9 +13,9 @@ import typer
 
 from offloader.cli.options import ConfigArguments, Json, Stream
 from offloader.cli.output import json_line
-from offloader.read.streams import load_stream
+from offloader.read.reader import load_stream
+from offloader.write.backfill_service import HistoryRuns
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.runs import HistoryRuns
 
 __all__ = ["resume", "run"]
 

@@ -16,18 +16,12 @@ import pyarrow as pa
 import typer
 
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch
-from formats.pulsar.columns import COLUMNS
-from formats.pulsar.messages import ROWS_MAX, BadEntry, MessageOptions
-from offloader.cli.message_lines import message_json, message_text
-from offloader.cli.options import Json, StoreArguments, Stream
-from offloader.cli.output import json_line
-from offloader.cli.range_options import AskedRange, From, FromTime, chosen_range
-from offloader.clock import SystemClock
+from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageOptions
+from offloader.cli.options import AskedRange, From, FromTime, Json, StoreArguments, Stream, chosen_range
+from offloader.cli.output import json_line, message_json, message_text
 from offloader.errors import InvalidCall
-from offloader.read.follow import follow
-from offloader.read.messages import decode_messages
-from offloader.read.reader import open_reader
-from offloader.read.times import time_text
+from offloader.read.reader import decode_messages, follow, open_reader, time_text
+from offloader.runtime.clock import SystemClock
 
 __all__ = ["run"]
 

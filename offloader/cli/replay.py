@@ -15,21 +15,35 @@ from typing import Annotated
 import typer
 
 from formats.entries import Position
-from offloader.cli.options import ConfigArguments, DryRun, Json, ShowProgress, StreamOrTopic
-from offloader.cli.output import bytes_text, counted, json_line
-from offloader.cli.progress import EntryProgress
-from offloader.cli.range_options import AskedRange, From, FromTime, chosen_range
-from offloader.clock import SystemClock
+from offloader.cli.options import (
+    AskedRange,
+    ConfigArguments,
+    DryRun,
+    From,
+    FromTime,
+    Json,
+    ShowProgress,
+    StreamOrTopic,
+    chosen_range,
+)
+from offloader.cli.output import EntryProgress, bytes_text, counted, json_line
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.security import security_of
 from offloader.ledgers.pulsar.topics import stream_of_topic
+from offloader.ledgers.pulsar.transport import security_of
 from offloader.manifest.topics import partition_streams
-from offloader.read.reader import Reader, open_reader
-from offloader.read.streams import load_stream
-from offloader.replay.numbering import lease_name, producer_name
-from offloader.replay.progress import Progress, ProgressFile, default_folder
-from offloader.replay.replayer import Replayer, ReplayLimits, ReplayResult
+from offloader.read.reader import Reader, load_stream, open_reader
+from offloader.replay import (
+    Progress,
+    ProgressFile,
+    Replayer,
+    ReplayLimits,
+    ReplayResult,
+    default_folder,
+    lease_name,
+    producer_name,
+)
+from offloader.runtime.clock import SystemClock
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 

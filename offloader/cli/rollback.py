@@ -16,15 +16,13 @@ from typing import Annotated
 import typer
 
 from offloader.cli.options import ConfigArguments, DryRun, Json, ShowProgress, Stream, TakeOver
-from offloader.cli.output import Column, bytes_text, json_line, print_rows
-from offloader.cli.progress import SegmentProgress
-from offloader.cli.stored_segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
+from offloader.cli.output import Column, SegmentProgress, bytes_text, json_line, print_rows
+from offloader.cli.segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
 from offloader.errors import InvalidCall, Unsupported
-from offloader.read.streams import load_stream
+from offloader.read.reader import load_stream
 from offloader.store.base import ObjectStore
-from offloader.write.history.rewrite import RewriteResult
-from offloader.write.history.rollback import StreamedLedger, streamed_ledgers
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_ledgers
 
 __all__ = ["Action", "run"]
 

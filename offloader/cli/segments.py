@@ -1,26 +1,26 @@
-"""``offloader segments STREAM``: what a stream's manifest says of its segments.
-
-Owns that table. Must never look at the objects: that is verifying.
-"""
+"""``offloader segments STREAM``: lists a stream's segments."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
+from formats.segment import SegmentSummary
 from offloader.cli.options import Json, StoreArguments, Stream
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.errors import InvalidCall
+from offloader.inspect.inspect import segment_row, shape_of
 from offloader.manifest.state import ManifestState
-from offloader.picture import draw
-from offloader.read.segment_rows import segment_row
-from offloader.read.stream_shape import shape_of
-from offloader.read.streams import load_stream
-from offloader.read.times import time_text
+from offloader.plot import draw
+from offloader.read.reader import load_stream, time_text
+from offloader.store.base import ObjectStore
+from offloader.write.upload import confirm_stored
 
-__all__ = ["run"]
+__all__ = ["STORED_COLUMNS", "run", "stored_rows", "stored_totals", "totals_text"]
 
 
 def _time(value: int | None) -> str:
@@ -85,3 +85,52 @@ def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
         raise InvalidCall(f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="give the file such a name")
     draw(shape_of(state), path)
     print(json_line({"stream": state.stream, "picture": str(path)}) if as_json else f"Picture: {path}")
+
+
+STORED_COLUMNS = [
+    Column("uuid", "SEGMENT"),
+    Column("layout", "LAYOUT"),
+    Column("first", "FIRST", right=True),
+    Column("last", "LAST", right=True),
+    Column("entries", "ENTRIES", right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    Column("object_bytes", "STORED", bytes_text, right=True),
+]
+
+
+def stored_rows(
+    store: ObjectStore, stream: str, segments: Iterable[tuple[UUID, SegmentSummary]]
+) -> list[Mapping[str, Any]]:
+    """A row for each segment, in the stream's order.
+
+    Raises:
+        ObjectMissing, ObjectChanged: the store hasn't what was recorded.
+    """
+    return [_row(store, stream, uuid, summary) for uuid, summary in sorted(segments, key=lambda each: each[1].begin)]
+
+
+def stored_totals(rows: list[Mapping[str, Any]]) -> dict[str, int]:
+    """Sums over the rows; each segment is two objects."""
+    sums = {name: sum(row[name] for row in rows) for name in ("entries", "payload_bytes", "object_bytes")}
+    return {"segments": len(rows), "objects": 2 * len(rows), **sums}
+
+
+def totals_text(totals: Mapping[str, int], store: ObjectStore) -> str:
+    """The same for people."""
+    size = bytes_text(totals["payload_bytes"])
+    return f"{totals['entries']:,} entries, {size}, in {totals['objects']} objects, each checked in {store.url}"
+
+
+def _row(store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary) -> Mapping[str, Any]:
+    data, index = confirm_stored(store, stream, uuid, summary)
+    return {
+        "uuid": str(uuid),
+        "layout": f"V{int(summary.layout)}",
+        "first": summary.begin,
+        "last": summary.end,
+        "entries": summary.entries,
+        "payload_bytes": summary.payload_bytes,
+        "object_bytes": summary.data_bytes + summary.index_bytes,
+        "data": data,
+        "index": index,
+    }

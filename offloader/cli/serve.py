@@ -19,15 +19,14 @@ from typing import Annotated
 import typer
 
 from offloader.cli.options import Config
-from offloader.clock import Clock, SystemClock
-from offloader.effective_settings import SettingsFile, read_settings_file
 from offloader.errors import InvalidCall, OffloaderError, StoreUnavailable
-from offloader.logs import log_to
-from offloader.service.assembly import assemble
-from offloader.service.notify import Notifier
-from offloader.service.preflight import require_sound
+from offloader.runtime.clock import Clock, SystemClock
+from offloader.runtime.logs import log_to
+from offloader.service.bootstrap import assemble, require_sound
+from offloader.service.host import Notifier
 from offloader.service.process import ServingProcess
-from offloader.service.recent import RecentErrors
+from offloader.service.queries import RecentErrors
+from offloader.settings.layered import SettingsFile, read_settings_file
 
 __all__ = ["run"]
 

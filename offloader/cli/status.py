@@ -1,16 +1,15 @@
-"""``offloader status [STREAM]``: what the streams are doing.
-
-Owns where the document comes from and when it is shown again; how it looks is ``offloader.cli.status_view``. Must never
-change anything, nor pass an old document off as news.
-"""
+"""``offloader status [STREAM]``: prints or watches the state of streams."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,27 +17,348 @@ import typer
 
 from offloader.cli.errors import failure_of
 from offloader.cli.options import Json, StoreArguments
-from offloader.cli.output import json_line, print_rows
-from offloader.cli.status_view import (
-    LIMIT_COLUMNS,
-    PLAIN_COLUMNS,
-    frame,
-    head_lines,
-    limit_lines,
-    limit_rows,
-    trouble_of,
-)
-from offloader.clock import Clock, SystemClock
+from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
-from offloader.read.streams import load_stream
-from offloader.status_document import manifest_document, read_status_file, with_manifest
+from offloader.monitor import manifest_document, read_status_file, with_manifest
+from offloader.read.reader import load_stream, time_text
+from offloader.runtime.clock import Clock, SystemClock
+from offloader.settings import Settings, TelemetrySettings
 from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["run", "watch"]
+__all__ = [
+    "LIMIT_COLUMNS",
+    "PLAIN_COLUMNS",
+    "frame",
+    "head_lines",
+    "limit_lines",
+    "limit_rows",
+    "run",
+    "trouble_of",
+    "watch",
+]
+
+#: A status file that wasn't written for so many of its intervals is called old.
+_INTERVALS_MAX = 3
+#: The narrowest column of names; others give way before it gets narrower.
+_NAME_WIDTH_MIN = 24
+#: Troubles take at most this part of the height.
+_TROUBLES_PART = 3
+_GAP = "  "
+_HEADING = "STREAM"
+_STYLES = {"live": "green", "catch-up": "yellow", "paused": "yellow", "stopped": "red", "deleted": "red"}
+
+
+# -- above the table
+
+
+def head_lines(document: Mapping[str, Any], status_file: str, now_ms: int) -> list[tuple[str, bool]]:
+    """What is to be said of the whole process, line by line, and whether it is a warning."""
+    if document.get("written_ms") is None:
+        return []
+    lines = [_age_line(document, status_file, now_ms)]
+    settings = document.get("settings") or {}
+    store = document.get("store")
+    if store is not None:
+        problems = "; it breaks promises: " + "; ".join(store["problems"]) if store["problems"] else ""
+        alone = "; single writer: nobody else may ever write there" if store["single_writer"] else ""
+        lines.append((f"store: {store['url']}{alone}{problems}", bool(alone or problems)))
+        oldest, allowed_s = store["oldest_request"], (settings.get("store") or {}).get("read_timeout_s", 0)
+        if oldest is not None and oldest["seconds"] > allowed_s:
+            what = f"{oldest['verb']} of {oldest['key']}"
+            lines.append((f"{store['open_requests']} requests are open, {what} for {oldest['seconds']:.0f} s", True))
+    changed = [
+        f"{row['setting']} = {row['value']}"
+        for row in limit_rows(document)
+        if row["value"] != row["default"] and row["setting"] != "telemetry.status_file"
+    ]
+    if changed:
+        lines.append((f"settings: {', '.join(changed)}", False))
+    return lines + _limit_lines(document.get("limits"))
+
+
+def _age_line(document: Mapping[str, Any], status_file: str, now_ms: int) -> tuple[str, bool]:
+    age_s = max(0, now_ms - document["written_ms"]) / 1000
+    telemetry = (document.get("settings") or {}).get("telemetry") or {}
+    interval_s = telemetry.get("status_interval_s", TelemetrySettings().status_interval_s)
+    old = age_s > _INTERVALS_MAX * interval_s
+    note = f": OLD, it is due every {interval_s:g} s; the process may have ended" if old else ""
+    return f"{status_file} of process {document.get('pid')}, written {_duration(age_s)} ago{note}", old
+
+
+def _limit_lines(limits: Mapping[str, Any] | None) -> list[tuple[str, bool]]:
+    lines = []
+    waiting = {name: count for name, count in (limits or {}).get("waiting", {}).items() if count}
+    if waiting:
+        lines.append((f"waiting for their turn: {', '.join(f'{n} {name}' for name, n in waiting.items())}", False))
+    pace = (limits or {}).get("pace_requests_per_s")
+    if pace is not None:
+        lines.append((f"slowed down by the store to {pace:.1f} requests/s", True))
+    return lines
+
+
+def limit_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every setting that is in force: name, value, default and what it limits."""
+    rows = []
+    for section in fields(Settings):
+        given = (document.get("settings") or {}).get(section.name) or {}
+        for setting in fields(getattr(Settings(), section.name)):
+            if setting.name in given:
+                row = {"setting": f"{section.name}.{setting.name}", "value": given[setting.name]}
+                # As JSON has it.
+                default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
+                rows.append({**row, "default": default, "what": setting.metadata["doc"]})
+    return rows
+
+
+def limit_lines(document: Mapping[str, Any], width: int) -> list[Text]:
+    """The same for a terminal: a line for each setting, and one for what it limits."""
+    from rich.text import Text
+
+    lines = []
+    for row in limit_rows(document):
+        differs = row["value"] != row["default"]
+        note = f" (default {row['default']})" if differs else ""
+        lines += [Text(part, style="bold") for part in _wrapped(f"{row['setting']} = {row['value']}{note}", width)]
+        lines += [Text(f"{_GAP}{part}") for part in textwrap.wrap(row["what"], width - len(_GAP))]
+    return lines
+
+
+LIMIT_COLUMNS = [
+    Column("setting", "SETTING"),
+    Column("value", "VALUE", str, right=True),
+    Column("default", "DEFAULT", str, right=True),
+    Column("what", "WHAT"),
+]
+
+
+# -- one stream
+
+
+def trouble_of(row: Mapping[str, Any]) -> str | None:
+    """What is wrong with a stream, ``None``: nothing that is known."""
+    text: str | None = row.get("stalled") or row.get("last_error")
+    return text
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _plain(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _size(value: int | None) -> str:
+    return "-" if value is None else bytes_text(value)
+
+
+def _segments(value: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {status}" for status, count in value.items() if count) or "0"
+
+
+def _lag(value: Mapping[str, Any] | None) -> str:
+    if value is None:
+        return "-"
+    seconds = "" if value["seconds"] is None else f", {value['seconds']:.1f} s"
+    return "0" if not value["entries"] else f"{value['entries']:,} entries, {bytes_text(value['bytes'])}{seconds}"
+
+
+def _buffer(value: Mapping[str, Any] | None) -> str:
+    return "-" if value is None else f"{bytes_text(value['bytes'])} of {bytes_text(value['bytes_max'])}"
+
+
+#: Into pipes and files: everything, one line for each stream.
+PLAIN_COLUMNS = [
+    Column("stream", "STREAM"),
+    Column("mode", "MODE", _plain),
+    Column("committed", "COMMITTED", _plain, right=True),
+    Column("offered", "OFFERED", _plain, right=True),
+    Column("tail", "TAIL", _plain, right=True),
+    Column("lag", "LAG", _lag),
+    Column("buffer", "BUFFER", _buffer),
+    Column("segments", "SEGMENTS", _segments),
+    Column("bytes_offloaded", "OFFLOADED", _size, right=True),
+    Column("last_progress_ms", "LAST PROGRESS", lambda value: "-" if value is None else time_text(value)),
+    Column("trouble", "TROUBLE", _plain),
+]
+
+
+# -- on a terminal
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    heading: str
+    text: Callable[[Mapping[str, Any], int], str]
+    right: bool = True
+
+
+def _lag_time(row: Mapping[str, Any], _: int) -> str:
+    lag = row.get("lag")
+    if lag is None:
+        return "-"
+    return "?" if lag["seconds"] is None else "0" if not lag["entries"] else _duration(lag["seconds"])
+
+
+def _progress(row: Mapping[str, Any], now_ms: int) -> str:
+    when_ms = row.get("last_progress_ms")
+    return "-" if when_ms is None else f"{_duration(max(0, now_ms - when_ms) / 1000)} ago"
+
+
+def _filled(row: Mapping[str, Any], _: int) -> str:
+    buffer = row.get("buffer")
+    return "-" if buffer is None else f"{buffer['bytes'] / max(1, buffer['bytes_max']):.0%}"
+
+
+#: In the order in which they stand.
+_COLUMNS = {
+    "mode": _Column("MODE", lambda row, _: _plain(row.get("mode")), right=False),
+    "lag": _Column("LAG", _lag_time),
+    "entries": _Column("ENTRIES", lambda row, _: "-" if row.get("lag") is None else f"{row['lag']['entries']:,}"),
+    "bytes": _Column("BYTES", lambda row, _: "-" if row.get("lag") is None else bytes_text(row["lag"]["bytes"])),
+    "buffer": _Column("BUFFER", _filled),
+    "progress": _Column("PROGRESS", _progress),
+    "committed": _Column("COMMITTED", lambda row, _: _plain(row.get("committed"))),
+    "tail": _Column("TAIL", lambda row, _: _plain(row.get("tail"))),
+    "offloaded": _Column("OFFLOADED", lambda row, _: _size(row.get("bytes_offloaded"))),
+    "segments": _Column("SEGMENTS", lambda row, _: _segments(row.get("segments") or {}), right=False),
+}
+#: In the order in which they get room.
+_PRIORITY = ("mode", "lag", "entries", "progress", "bytes", "buffer", "committed", "segments", "offloaded", "tail")
+
+
+def frame(
+    document: Mapping[str, Any], status_file: str, now_ms: int, *, width: int, height: int | None = None
+) -> list[Text]:
+    """The document as lines of at most ``width`` characters.
+
+    Args:
+        height: at most so many lines: streams in trouble come first then, the rest is counted. ``None``: all of it.
+    """
+    from rich.text import Text
+
+    rows: list[Mapping[str, Any]] = list(document["streams"])
+    common = _common([row["stream"] for row in rows])
+    lines = [
+        Text(part, style="bold yellow" if warns else "")
+        for line, warns in [*head_lines(document, status_file, now_ms), (_summary(rows, common), False)]
+        for part in _wrapped(line, width)
+    ]
+    troubles = _troubles(rows, width, None if height is None else max(2, height // _TROUBLES_PART))
+    if not rows:
+        return lines
+    shown = rows
+    # A blank line above the table and its heading.
+    room = None if height is None else max(1, height - len(lines) - len(troubles) - 2)
+    if room is not None and len(rows) > room:
+        shown = sorted(rows, key=_urgency)[: max(1, room - 1)]
+    table = _table(shown, common, now_ms, width)
+    more = len(rows) - len(shown)
+    rest = [Text(f"... and {more:,} more; name one to see it", style="dim")] if more else []
+    return [*lines, Text(""), *table, *rest, *troubles]
+
+
+def _urgency(row: Mapping[str, Any]) -> tuple[bool, float, int, str]:
+    lag = row.get("lag") or {}
+    return trouble_of(row) is None, -(lag.get("seconds") or 0), -(lag.get("entries") or 0), row["stream"]
+
+
+def _summary(rows: Sequence[Mapping[str, Any]], common: str) -> str:
+    if not rows:
+        return "no streams"
+    modes = Counter(row.get("mode") for row in rows if row.get("mode"))
+    troubled = sum(trouble_of(row) is not None for row in rows)
+    parts = [f"{count:,} {mode}" for mode, count in sorted(modes.items())]
+    of = f" of {common}" if common else ""
+    said = ", ".join(parts) + (f"; {troubled:,} in trouble" if troubled else "")
+    return f"{len(rows):,} stream{'s' if len(rows) > 1 else ''}{of}: {said.removeprefix('; ')}".removesuffix(": ")
+
+
+def _common(names: Sequence[str]) -> str:
+    """The levels that all of them share, with the last slash."""
+    if len(names) < 2:
+        return ""
+    levels = [name.split("/")[:-1] for name in names]
+    shared = 0
+    while all(len(each) > shared and each[shared] == levels[0][shared] for each in levels):
+        shared += 1
+    return "".join(f"{level}/" for level in levels[0][:shared])
+
+
+def _table(rows: Sequence[Mapping[str, Any]], common: str, now_ms: int, width: int) -> list[Text]:
+    from rich.text import Text
+
+    skip = len(common)
+    wanted = max(len(_HEADING), *(len(row["stream"]) - skip for row in rows))
+    cells = {key: [column.text(row, now_ms) for row in rows] for key, column in _COLUMNS.items()}
+    widths = {key: max(len(_COLUMNS[key].heading), *map(len, texts)) for key, texts in cells.items()}
+    chosen: set[str] = set()
+    left = width - min(wanted, _NAME_WIDTH_MIN)
+    # What nobody knows (a manifest knows no lag) takes no room from what is known.
+    known = [key for key in _PRIORITY if any(text != "-" for text in cells[key])]
+    for key in known:
+        # What comes first is more important than the whole name; for the others the name isn't cut.
+        needed = widths[key] + len(_GAP)
+        vital = _PRIORITY.index(key) < _PRIORITY.index("committed")
+        spare = left if vital else left - max(0, wanted - _NAME_WIDTH_MIN)
+        if needed > spare:
+            break
+        chosen.add(key)
+        left -= needed
+    keys = [key for key in _COLUMNS if key in chosen]
+    name_width = min(wanted, width - sum(widths[key] + len(_GAP) for key in keys))
+    lines = [Text(_line(_HEADING, name_width, keys, widths, [_COLUMNS[k].heading for k in keys]))]
+    lines[0].stylize("bold")
+    for number, row in enumerate(rows):
+        name = _cut(row["stream"][skip:], name_width)
+        text = Text(_line(name, name_width, keys, widths, [cells[key][number] for key in keys]))
+        if trouble_of(row) is not None:
+            text.stylize("bold red", 0, len(name))
+        mode = row.get("mode")
+        if mode and "mode" in keys:
+            start = name_width + len(_GAP)
+            text.stylize(_STYLES.get(mode, ""), start, start + len(mode))
+        lines.append(text)
+    return lines
+
+
+def _line(name: str, name_width: int, keys: Sequence[str], widths: Mapping[str, int], texts: Sequence[str]) -> str:
+    padded = [
+        text.rjust(widths[key]) if _COLUMNS[key].right else text.ljust(widths[key])
+        for key, text in zip(keys, texts, strict=True)
+    ]
+    return _GAP.join([name.ljust(name_width), *padded]).rstrip()
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    return textwrap.wrap(line, width, subsequent_indent=_GAP, break_on_hyphens=False)
+
+
+def _cut(name: str, width: int) -> str:
+    """The end of a name tells streams apart."""
+    return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"
+
+
+def _troubles(rows: Sequence[Mapping[str, Any]], width: int, lines_max: int | None) -> list[Text]:
+    from rich.text import Text
+
+    lines: list[Text] = []
+    troubled = [(row["stream"], trouble) for row in rows if (trouble := trouble_of(row)) is not None]
+    for number, (stream, trouble) in enumerate(troubled):
+        said = trouble.removeprefix(f"stream {stream}: ").removeprefix(f"stream {stream} ")
+        parts = _wrapped(f"! {stream}: {said}", width)
+        if lines_max is not None and len(lines) + len(parts) > lines_max - 2:
+            lines.append(Text(f"... and {len(troubled) - number:,} more in trouble", style="red"))
+            break
+        lines += [Text(part, style="red") for part in parts]
+    return [Text(""), *lines] if lines else []
 
 
 def run(

@@ -12,18 +12,17 @@ from typing import Annotated
 import typer
 
 from formats.entries import Position
-from offloader.asking import OwnerSilent, ask_owner
 from offloader.cli.options import DryRun, Json, LedgerArguments, StreamOrTopic, TakeOver, position_of
 from offloader.cli.output import bytes_text, counted, json_line
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
-from offloader.read.streams import load_stream
-from offloader.retention.place import find_place
-from offloader.retention.topic_truncation import truncate_topic
-from offloader.retention.truncation import Truncation, truncate_stream
+from offloader.owner_client import OwnerSilent, ask_owner
+from offloader.read.reader import load_stream
+from offloader.retention.scope import find_place
+from offloader.retention.truncate import Truncation, truncate_stream, truncate_topic
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 

@@ -14,14 +14,13 @@ import typer
 
 from offloader.cli.options import Json, StoreArguments
 from offloader.cli.output import bytes_text, json_line
-from offloader.clock import SystemClock
 from offloader.errors import Corrupt, ErrorKind
+from offloader.inspect.unreferenced import find_unexpected
+from offloader.inspect.verify import CheckTotals, Finding, check_history, check_order, check_segments, describe_damage
 from offloader.manifest.state import ManifestState
 from offloader.read.fetch import Fetcher
-from offloader.read.streams import load_stream
-from offloader.read.unexpected import find_unexpected
-from offloader.read.verify import CheckTotals, Finding, check_order, check_segments
-from offloader.read.verify_manifest import check_history, describe_damage
+from offloader.read.reader import load_stream
+from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Protocol
 
 from formats.entries import Position
 from formats.keys import catalog_key, stream_prefix
-from offloader.clock import Clock
 from offloader.demo.input import EventDigest, Events, InputSummary, Source, open_input, survey
 from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.manifest.state import SegmentRecord
-from offloader.picture import Span, StreamShape, draw
+from offloader.plot import Span, StreamShape, draw
 from offloader.read.reader import open_reader
+from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.attempts import VerbCount, requests_of
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write.stream.status import Mode
+from offloader.write.status import Mode
 
 if TYPE_CHECKING:
     from offloader.spark.demo_query import ScanResult

@@ -1,33 +1,373 @@
-"""A hot tier that is somewhere else: a broker pushes its entries, and keeps its own copy until they are durable.
-
-Owns the few entries between the broker and the segments, and where the broker has to go on. Must never pass over an
-entry, nor answer for one that only the broker has: then the broker is asked to push it again.
-
-Entries stay here until a segment has taken them. When a segment fails, what it had taken is nowhere but at the broker:
-``taken`` goes back to the committed end, and until the broker has pushed from there again this source can't be reached.
-"""
+"""A hot tier elsewhere: a broker pushes entries and keeps its own copy until they are durable."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from formats.entries import EntryBatch, Position
-from offloader.clock import Clock
-from offloader.errors import SourceMismatch, StoreUnavailable
+from offloader.errors import InvalidCall, OffloaderError, SourceMismatch, StoreUnavailable, Unsupported
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
-from offloader.ledgers.listening import Listeners, ListenerSubscription
-from offloader.ledgers.push_news import Offered, Pushed, PushNews
-from offloader.ledgers.push_order import LedgerEnd, NotNext, Piece, new_pieces, new_size
-from offloader.ledgers.push_window import PushMemory, PushWindow
-from offloader.ledgers.tailing import kept_bytes
+from offloader.ledgers.tail_buffer import CHUNK_BYTES, Listeners, ListenerSubscription, kept_bytes
+from offloader.runtime.clock import Clock
 from offloader.stream_names import require_stream_name
 
-__all__ = ["Offered", "PushNews", "Pushed", "PushedLedgers"]
+__all__ = [
+    "IdentifiedLedgers",
+    "LedgerEnd",
+    "NotNext",
+    "Offered",
+    "Piece",
+    "PushMemory",
+    "PushNews",
+    "PushWindow",
+    "Pushed",
+    "PushedLedgers",
+    "first_difference",
+    "new_pieces",
+    "new_size",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What became of entries, as the one who offloads them knows it.
+
+    Attributes:
+        offered: the newest that a segment took; goes back when one failed.
+        committed: the newest that is durable.
+        error: why the stream was stopped, ``None``: it wasn't.
+    """
+
+    offered: Position | None = None
+    committed: Position | None = None
+    error: OffloaderError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PushNews:
+    """What a broker wants to know.
+
+    Attributes:
+        taken: the newest entry that needn't be pushed again as it stands: go on after it. Goes back when it has to be.
+        durable: the newest entry that is committed in the cold tier: the broker's copy up to it may go.
+    """
+
+    taken: Position | None
+    durable: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What became of one push: entries taken, and entries that were there already."""
+
+    taken: int
+    repeated: int
+
+
+class NotNext(InvalidCall):
+    """Pushed entries don't follow what is there; nothing of them was taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEnd:
+    """The broker's word that a ledger is closed at ``last_entry_id`` (-1: it holds nothing)."""
+
+    ledger_id: int
+    last_entry_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What comes next: first a ledger ends (``None``: none does), then these entries of one ledger come (or none)."""
+
+    closed: LedgerEnd | None
+    batch: EntryBatch | None
+
+
+def new_pieces(
+    stream: str,
+    end: Position | None,
+    closed: Mapping[int, int],
+    batches: Sequence[EntryBatch],
+    ends: Sequence[LedgerEnd],
+) -> list[Piece]:
+    """What of a push is new, in order; empty: all of it is there already.
+
+    Args:
+        stream: its name, for errors.
+        end: the newest entry there is, ``None``: none yet.
+        closed: ledgers known to be closed -> last entry id.
+        batches: pushed entries, each batch of one ledger and not empty.
+        ends: ledgers that the broker says are closed.
+
+    Raises:
+        NotNext: entries are missing before them, or between them; a ledger's end wasn't told.
+        InvalidCall: ids descend or are negative, or the broker contradicts itself.
+    """
+    told = _told(stream, closed, ends)
+    pieces: list[Piece] = []
+    at, before = end, None
+    for batch in batches:
+        _require_ascending(stream, before, batch)
+        before = batch.last
+        if at is not None and batch.last <= at:
+            continue
+        rest = batch
+        ends_first = None
+        if at is not None and batch.ledger_id == at.ledger_id:
+            rest = _rest_of_ledger(stream, at, batch, told)
+        elif batch.first.entry_id != 0:
+            raise NotNext(
+                f"stream {stream}: {batch.first} was pushed after {at or 'nothing'}: a ledger begins with entry 0",
+                hint=f"push {batch.ledger_id}:0 first",
+            )
+        elif at is not None:
+            ends_first = _end_before(stream, at, batch.first, told, closed)
+        pieces.append(Piece(ends_first, rest))
+        at = rest.last
+    return [*pieces, *_last_end(stream, at, closed, ends, pieces)]
+
+
+def new_size(pieces: Sequence[Piece]) -> int:
+    """How many entries they have."""
+    return sum(len(piece.batch) for piece in pieces if piece.batch is not None)
+
+
+def _told(stream: str, closed: Mapping[int, int], ends: Sequence[LedgerEnd]) -> dict[int, int]:
+    told = dict(closed)
+    for each in ends:
+        if each.ledger_id < 0 or each.last_entry_id < -1:
+            raise InvalidCall(f"stream {stream}: ledger {each.ledger_id} can't end at {each.last_entry_id}")
+        if told.setdefault(each.ledger_id, each.last_entry_id) != each.last_entry_id:
+            raise InvalidCall(
+                f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker; "
+                f"it said {told[each.ledger_id]} before",
+                hint="nothing was taken: a closed ledger never changes",
+            )
+    return told
+
+
+def _require_ascending(stream: str, before: Position | None, batch: EntryBatch) -> None:
+    if batch.ledger_id < 0 or int(batch.entry_ids[0]) < 0:
+        raise InvalidCall(f"stream {stream}: {batch.first} is no position", hint="LEDGER:ENTRY, both 0 or more")
+    if before is not None and batch.first <= before:
+        raise InvalidCall(f"stream {stream}: {batch.first} was pushed after {before}", hint="ids ascend along a stream")
+    if len(batch) < 2 or int(batch.entry_ids[-1]) - int(batch.entry_ids[0]) == len(batch) - 1:
+        steps = np.diff(batch.entry_ids)
+        if (steps == 1).all():
+            return
+    wrong = int(np.argmax(np.diff(batch.entry_ids) != 1))
+    low, high = (Position(batch.ledger_id, int(batch.entry_ids[at])) for at in (wrong, wrong + 1))
+    text = f"stream {stream}: {high} was pushed right after {low}"
+    if high <= low:
+        raise InvalidCall(text, hint="ids ascend along a stream, one after the other")
+    raise NotNext(text, hint="entries are missing between them: a ledger has no holes")
+
+
+def _rest_of_ledger(stream: str, at: Position, batch: EntryBatch, told: Mapping[int, int]) -> EntryBatch:
+    """The entries after ``at``, of the same ledger."""
+    if told.get(at.ledger_id, batch.last.entry_id) < batch.last.entry_id:
+        raise InvalidCall(
+            f"stream {stream}: {batch.last} was pushed, and ledger {at.ledger_id} ends at entry {told[at.ledger_id]}",
+            hint="nothing was taken: a closed ledger never grows",
+        )
+    if batch.first.entry_id > at.entry_id + 1:
+        raise NotNext(
+            f"stream {stream}: {batch.first} was pushed after {at}",
+            hint=f"push {at.ledger_id}:{at.entry_id + 1} first: what lies between is missing",
+        )
+    return batch.slice(at.entry_id + 1 - batch.first.entry_id, len(batch))
+
+
+def _end_before(
+    stream: str, at: Position, first: Position, told: Mapping[int, int], closed: Mapping[int, int]
+) -> LedgerEnd | None:
+    """The end of the ledger of ``at``, if it wasn't known yet; another ledger begins with ``first``."""
+    last = told.get(at.ledger_id)
+    if last is None:
+        raise NotNext(
+            f"stream {stream}: {first} was pushed after {at}, and nobody said that ledger {at.ledger_id} ends there",
+            hint=f'send the fact with the batch, as application metadata: {{"closed": {{"{at.ledger_id}": '
+            f"{at.entry_id}}}}}",
+        )
+    if last != at.entry_id:
+        raise NotNext(
+            f"stream {stream}: {first} was pushed after {at}, and ledger {at.ledger_id} ends at entry {last}",
+            hint=f"push {at.ledger_id}:{at.entry_id + 1} first: what lies between is missing",
+        )
+    skipped = [each for each, end in told.items() if at.ledger_id < each < first.ledger_id and end >= 0]
+    if skipped:
+        raise NotNext(
+            f"stream {stream}: {first} was pushed after {at}, and ledger {min(skipped)} between them has entries",
+            hint=f"push {min(skipped)}:0 first",
+        )
+    return None if at.ledger_id in closed else LedgerEnd(at.ledger_id, last)
+
+
+def _last_end(
+    stream: str,
+    at: Position | None,
+    closed: Mapping[int, int],
+    ends: Sequence[LedgerEnd],
+    pieces: Sequence[Piece],
+) -> list[Piece]:
+    """The end of the ledger that the newest entry is in, if that is told now; checks what else was told."""
+    said = {piece.closed.ledger_id for piece in pieces if piece.closed is not None}
+    found: list[Piece] = []
+    for each in ends:
+        if each.ledger_id in closed or each.ledger_id in said:
+            continue
+        if at is None or each.ledger_id > at.ledger_id:
+            if each.last_entry_id < 0:
+                continue  # empty: nothing of it will come
+            raise NotNext(
+                f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker; "
+                "none of it was pushed",
+                hint=f"push {each.ledger_id}:0 first",
+            )
+        if each.ledger_id < at.ledger_id:
+            continue  # its entries are committed, or this was said before and forgotten with them
+        if each.last_entry_id < at.entry_id:
+            raise InvalidCall(
+                f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker, and "
+                f"{at} was pushed",
+                hint="nothing was taken: a closed ledger never changes",
+            )
+        if each.last_entry_id > at.entry_id:
+            raise NotNext(
+                f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker; the "
+                f"newest one pushed is {at}",
+                hint="say how a ledger ends with its last entry, or later",
+            )
+        found.append(Piece(each, None))
+    return found
+
+
+class PushMemory:
+    """Bytes in the windows of a process. Thread-safe.
+
+    Args:
+        limit_bytes: more is taken only by streams that have nothing else to go on with, one push each.
+
+    Attributes:
+        held_bytes: counted now.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, size_bytes: int, *, must: bool) -> bool:
+        """Counts ``size_bytes`` more; False: there is no room, and the stream can wait (``must`` is off)."""
+        with self._lock:
+            if not must and self.held_bytes + size_bytes > self.limit_bytes:
+                return False
+            self.held_bytes += size_bytes
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        """Counts ``size_bytes`` less."""
+        with self._lock:
+            self.held_bytes -= size_bytes
+            assert self.held_bytes >= 0, "more bytes given back than were held"
+
+
+class PushWindow:
+    """The window of one stream: batches in order. Its caller holds the stream's lock.
+
+    Args:
+        limit_bytes: of this stream.
+        memory: of the process.
+
+    Attributes:
+        held_bytes: taken of the memory now.
+    """
+
+    def __init__(self, limit_bytes: int, memory: PushMemory) -> None:
+        self._limit_bytes, self._memory = limit_bytes, memory
+        self._batches: deque[EntryBatch] = deque()
+        self.held_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._batches
+
+    def take(self, size_bytes: int, *, must: bool) -> bool:
+        """Takes the bytes of what is added next; False: no room.
+
+        Args:
+            size_bytes: as ``kept_bytes`` says.
+            must: whether there is room in any case.
+        """
+        if not must and self.held_bytes + size_bytes > self._limit_bytes:
+            return False
+        if not self._memory.take(size_bytes, must=must):
+            return False
+        self.held_bytes += size_bytes
+        return True
+
+    def add(self, batch: EntryBatch) -> None:
+        """Adds what room was taken for. Small batches are joined: each costs more than what is in it."""
+        newest = self._batches[-1] if self._batches else None
+        apart_bytes = kept_bytes(batch) + (0 if newest is None else kept_bytes(newest))
+        if newest is None or newest.ledger_id != batch.ledger_id or apart_bytes > CHUNK_BYTES:
+            self._batches.append(batch)
+            return
+        self._batches[-1] = joined = EntryBatch.concat([newest, batch])
+        self._give_back(apart_bytes - kept_bytes(joined))
+
+    def find(self, start: Position) -> EntryBatch | None:
+        """The batch that holds the first entry at or after ``start``."""
+        return next((batch for batch in self._batches if batch.last >= start), None)
+
+    def other_entry(self, batch: EntryBatch) -> Position | None:
+        """The first entry of ``batch`` that is held with other bytes."""
+        for held in self._batches:
+            first = max(held.first.entry_id, batch.first.entry_id)
+            count = min(held.last.entry_id, batch.last.entry_id) + 1 - first
+            if held.ledger_id != batch.ledger_id or count <= 0:
+                continue
+            ours, theirs = (each.payloads.slice(first - each.first.entry_id, count) for each in (held, batch))
+            at = first_difference(ours, theirs)
+            if at is not None:
+                return Position(held.ledger_id, first + at)
+        return None
+
+    def drop_up_to(self, position: Position) -> Position | None:
+        """Lets go of whole batches up to ``position``; the newest entry of them, ``None``: there were none."""
+        last: Position | None = None
+        while self._batches and self._batches[0].last <= position:
+            last = self._batches[0].last
+            self._give_back(kept_bytes(self._batches.popleft()))
+        return last
+
+    def clear(self) -> None:
+        """Lets go of everything."""
+        self._batches.clear()
+        self._give_back(self.held_bytes)
+
+    def _give_back(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        self._memory.give_back(size_bytes)
+
+
+def first_difference(one: pa.BinaryArray, other: pa.BinaryArray) -> int | None:
+    """The number of the first value that isn't the same in two arrays of one length."""
+    if one.equals(other):
+        return None
+    return int(pc.index(pc.not_equal(one, other), True).as_py())
+
 
 #: How many times a window and a push may be held until the broker has pushed what the manifest promised. It was held
 #: once before, in a window and two pushes; these may have been cut otherwise.
@@ -380,3 +720,55 @@ class PushedLedgers:
 
 def _newest(*positions: Position | None) -> Position | None:
     return max((each for each in positions if each is not None), default=None)
+
+
+class IdentifiedLedgers(PushedLedgers):
+    """Pushed ledgers with the identity of the producer's log: an ``IdentifiedSource``.
+
+    The log is somewhere else: it records no starts, and its producer picks the ledger ids. That it is the log which
+    was stored is proven by its entries, before anything is taken.
+
+    Args:
+        source: the log's own uuid.
+    """
+
+    def __init__(self, stream: str, source: UUID, **given: Any) -> None:
+        super().__init__(stream, **given)
+        self._source = source
+
+    def source_id(self) -> UUID:
+        """The producer's log."""
+        return self._source
+
+    def has_start(self, token: str) -> bool:  # noqa: ARG002 - nothing is recorded here
+        """Always: the entries are the proof."""
+        return True
+
+    def record_start(self, token: str) -> None:
+        """Nothing: see ``has_start``."""
+
+    def reached(self) -> Position | None:
+        """Not known: the producer's log may have more than was pushed."""
+        return None
+
+    def next_ledger(self) -> int:
+        """0: the producer picks the ids."""
+        return 0
+
+    def grant_ledgers(self, first: int, end: int) -> None:
+        """Raises ``Unsupported``: the producer picks the ids."""
+        raise Unsupported(f"stream {self.stream}: the producer picks the ids of ledgers, not {first} up to {end}")
+
+    def ledgers_left(self) -> int | None:
+        """``None``: the producer picks the ids."""
+        return None
+
+    def seed_ledgers(self, above: int) -> None:
+        """Nothing: the producer picks the ids."""
+
+    def note_manifest(self, incarnation: UUID, record_id: int) -> None:
+        """Nothing: a producer keeps no notes for its consumer."""
+
+    def noted_manifest(self) -> tuple[UUID, int] | None:
+        """Nothing is noted."""
+        return None

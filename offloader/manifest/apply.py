@@ -1,20 +1,17 @@
-"""What each edit changes, and when it is allowed; pure.
-
-Owns the rules: ranges never overlap, a live segment follows the newest end, a segment is offloaded only while it is
-assigned, only what was retired by a named record is purged. Must never do I/O or change a view that somebody holds.
-"""
+"""The effect of each edit and when it is allowed; pure."""
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from formats.checkpoint_ledgers import ASIDE, DELETED, HOT_RELEASED, LAST_UNKNOWN
+from formats.checkpoint import ASIDE, DELETED, HOT_RELEASED, LAST_UNKNOWN, KnownSource
 from formats.entries import Position
 from formats.manifest import (
+    FACT_UNKNOWN,
     Adopt,
     Assign,
     Edit,
@@ -42,16 +39,157 @@ from formats.manifest import (
     Truncate,
     UndoRetire,
 )
-from offloader.manifest.draft import Draft, first_of
-from offloader.manifest.known_source import closed_fact, open_source, reach_source, reserve
-from offloader.manifest.ledger_table import follows
-from offloader.manifest.replacing import promise, replace_segments, without_promise
-from offloader.manifest.restoring import restore_range
-from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
-from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
-from offloader.manifest.testimony import assigning_after
+from offloader.manifest.ledger_table import LedgerFact, follows
+from offloader.manifest.replacing import promise, replace_segments, restore_range, without_promise
+from offloader.manifest.segment_table import SegmentRecord, SegmentStatus
+from offloader.manifest.state import Draft, EditRefused, ManifestState, StreamPaused, assigning_after, first_of
 
-__all__ = ["apply_edits", "fold", "require_follows"]
+__all__ = [
+    "NO_LEDGER",
+    "apply_edits",
+    "closed_fact",
+    "fold",
+    "open_source",
+    "reach_source",
+    "require_follows",
+    "reserve",
+    "say_already",
+    "says_already",
+]
+
+
+def says_already(state: ManifestState, record: Record) -> bool:
+    """Whether everything that ``record`` says is so in ``state``, and by this very writer's epoch."""
+    if record.incarnation != state.incarnation or record.epoch != state.epoch or record.record_id > state.record_id:
+        return False
+    return all(_SAYS[type(edit)](state, edit, record) for edit in record.edits)
+
+
+def say_already(state: ManifestState, edits: Sequence[Edit]) -> bool:
+    """Whether all that an owner wants to commit is so in ``state``, which has its epoch.
+
+    Only a segment of its own proves that: uuids are used once. What others may say too, they may have said.
+    """
+    if not any(isinstance(edit, Assign | Offloaded | Failed) for edit in edits):
+        return False
+    writer = Record(state.record_id, state.incarnation, state.epoch, state.owner, 0, (), state.totals())
+    return all(_SAYS[type(edit)](state, edit, writer) for edit in edits)
+
+
+def _is_retired(state: ManifestState, edit: Retire, record: Record) -> bool:
+    found = [state.segments.get(uuid) for uuid in edit.uuids]
+    return all(each is not None and each.retire_record == record.record_id for each in found)
+
+
+def _is_back(state: ManifestState, edit: UndoRetire, _: Record) -> bool:
+    found = [state.segments.get(uuid) for uuid in edit.uuids]
+    return all(each is not None and each.status is SegmentStatus.OFFLOADED for each in found)
+
+
+def _is_offloaded(state: ManifestState, edit: Offloaded, _: Record) -> bool:
+    found = state.segments.get(edit.uuid)
+    return found is not None and found.summary == edit.summary
+
+
+def _is_assigned(state: ManifestState, edit: Assign, _: Record) -> bool:
+    found = state.segments.get(edit.uuid)
+    return found is not None and found.begin == edit.begin
+
+
+def _has_failed(state: ManifestState, edit: Failed, _: Record) -> bool:
+    return edit.uuid not in state.segments and all(each.uuid != edit.uuid for each in state.rewrites)
+
+
+def _have_replaced(state: ManifestState, edit: Replace, _: Record) -> bool:
+    found = [(state.segments.get(each.uuid), each.summary) for each in edit.by]
+    return all(record is not None and record.summary == summary for record, summary in found)
+
+
+def _is_restored(state: ManifestState, edit: Restore, _: Record) -> bool:
+    begins = edit.head is None or state.head is None or state.head <= edit.head
+    return begins and not state.deleted_ledgers & set(edit.ledger_ids)
+
+
+def _are_gone(state: ManifestState, edit: Release | Purged, _: Record) -> bool:
+    replaced = {each.uuid for each in state.replaced}
+    return not any(uuid in state.segments or uuid in replaced for uuid in edit.uuids)
+
+
+_SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
+    OpenEpoch: lambda state, edit, record: state.epoch == edit.epoch and state.owner.nonce == record.writer.nonce,
+    ReserveLedgers: lambda state, edit, _: state.source is not None and state.source.reserved >= edit.reserved,
+    LedgerClosed: lambda state, edit, _: state.closed_ledgers.get(edit.ledger_id) == edit.last_entry_id,
+    Assign: _is_assigned,
+    Offloaded: _is_offloaded,
+    Failed: _has_failed,
+    Gap: lambda state, edit, _: edit in state.gaps,
+    Adopt: lambda state, edit, _: edit.uuid in state.segments,
+    Release: _are_gone,
+    Truncate: lambda state, edit, _: state.head is not None and state.head >= edit.head,
+    LedgersDeleted: lambda state, edit, _: state.deleted_ledgers >= set(edit.ledger_ids),
+    HotReleased: lambda state, edit, _: state.hot_released_ledgers >= set(edit.ledger_ids),
+    SetAside: lambda state, edit, _: state.aside_ledgers >= set(edit.ledger_ids),
+    Retire: _is_retired,
+    Purged: _are_gone,
+    UndoRetire: _is_back,
+    Rewrite: lambda state, edit, _: any(each.uuid == edit.uuid for each in state.rewrites),
+    Replace: _have_replaced,
+    Restore: _is_restored,
+    SetMethod: lambda state, edit, _: state.method == edit.method,
+    Pause: lambda state, _edit, _: state.paused,
+    Resume: lambda state, _edit, _: not state.paused,
+    Hold: lambda state, edit, _: state.held == edit.on,
+    StreamDeleted: lambda state, _edit, _: state.stream_deleted,
+}
+
+
+#: Below every ledger id.
+NO_LEDGER = -1
+
+
+def open_source(draft: Draft, edit: OpenEpoch) -> None:
+    """Takes note of the source that a new epoch's owner offloads, if it has an identity."""
+    known: KnownSource | None = draft.now("source")
+    if edit.source is not None:
+        goes_on = known is not None and known.uuid == edit.source and not edit.accepted
+        draft.changes["source"] = KnownSource(
+            uuid=edit.source,
+            token=edit.token,
+            reserved=NO_LEDGER if known is None else known.reserved,
+            reach=known.reach if known is not None and goes_on else None,
+        )
+    if edit.reserved is not None:
+        reserve(draft, edit, edit.reserved)
+
+
+def reserve(draft: Draft, edit: Edit, reserved: int) -> None:
+    """Keeps ledger ids up to ``reserved`` from later starts."""
+    known: KnownSource | None = draft.now("source")
+    if known is None:
+        raise draft.refused(edit, "no source is known that could give ledger ids")
+    draft.changes["source"] = replace(known, reserved=max(known.reserved, reserved))
+
+
+def reach_source(draft: Draft, source_end: Position | None) -> None:
+    """Takes note of how far the owner's source reached."""
+    known: KnownSource | None = draft.now("source")
+    if known is not None and source_end is not None and (known.reach is None or source_end > known.reach):
+        draft.changes["source"] = replace(known, reach=source_end)
+
+
+def closed_fact(draft: Draft, edit: LedgerClosed, fact: LedgerFact) -> LedgerFact:
+    """What is known of a ledger once its source has said how it ended.
+
+    Raises:
+        EditRefused: another payload size or creation time was recorded of it: it is another ledger.
+    """
+    for name in ("payload_bytes", "created_ms"):
+        before, now = getattr(fact, name), getattr(edit, name)
+        if FACT_UNKNOWN not in (before, now) and before != now:
+            raise draft.refused(edit, f"ledger {edit.ledger_id} had {name} {before}, now {now}")
+        if now != FACT_UNKNOWN:
+            fact = fact._replace(**{name: now})
+    return fact._replace(last_entry_id=edit.last_entry_id)
 
 
 def fold(state: ManifestState, record: Record) -> ManifestState:

@@ -1,36 +1,225 @@
-"""The boundary object: which records are kept, which checkpoint is the newest.
-
-Owns reading, creating and raising it. Must never lower a number in it, nor write it without the ETag of what was read.
-"""
+"""The boundary object, and the objects of one incarnation's manifest by kind."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from uuid import UUID
 
-from formats.errors import FormatError
-from formats.keys import boundary_key
+from formats.checkpoint import run_record_id
+from formats.errors import FormatError, UnsupportedVersion
+from formats.keys import (
+    boundary_key,
+    checkpoint_number,
+    is_segment_uuid_of,
+    manifest_prefix,
+    parse_object_key,
+    record_number,
+    stream_prefix,
+)
 from formats.manifest import Boundary, decode_boundary, encode_boundary
-from offloader.errors import Corrupt, NotFound, OutcomeUnknown, PreconditionFailed
-from offloader.manifest.objects import ManifestObjects, has_segment_of, list_manifest
+from offloader.errors import (
+    Corrupt,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+    Unsupported,
+)
 from offloader.manifest.state import ManifestState
-from offloader.manifest.unreadable import REBUILD, LostRecords, unreadable
-from offloader.store.base import CREATE, IfMatch, ObjectStore
+from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore
 
 __all__ = [
     "FIRST_BOUNDARY",
     "GIVEN_UP_ID",
+    "REBUILD",
+    "LostRecords",
+    "ManifestObjects",
     "StoredBoundary",
+    "Unreadable",
     "create_boundary",
+    "delete_keys",
+    "has_segment_of",
+    "incarnations_in",
+    "is_manifest_object",
+    "list_manifest",
+    "listed",
     "name_record",
     "naming",
+    "number_in",
     "put_given_up",
     "raise_boundary",
     "read_boundary",
     "require_never_begun",
     "require_no_records",
+    "unlisted_incarnation",
+    "unlisted_segment",
+    "unreadable",
 ]
+
+#: Keys of one delete request.
+DELETE_KEYS_MAX = 1000
+#: Of the uuids that this project makes for segments.
+_OWN_UUID_VERSION = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestObjects:
+    """What lies under one incarnation's prefix.
+
+    Attributes:
+        records, checkpoints: by number.
+        runs: by name.
+        boundary: ``None`` where there is none.
+        unknown: keys of everything else.
+    """
+
+    records: Mapping[int, ObjectInfo]
+    checkpoints: Mapping[int, ObjectInfo]
+    runs: Mapping[str, ObjectInfo]
+    boundary: ObjectInfo | None
+    unknown: Sequence[str]
+
+    def known(self) -> list[ObjectInfo]:
+        """All but the unknown ones, in the order in which they may go: the boundary last."""
+        found = [*(self.records[number] for number in sorted(self.records)), *self.checkpoints.values()]
+        found += self.runs.values()
+        return found if self.boundary is None else [*found, self.boundary]
+
+
+def list_manifest(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestObjects:
+    """Lists one incarnation's manifest."""
+    prefix = manifest_prefix(stream, incarnation)
+    records: dict[int, ObjectInfo] = {}
+    checkpoints: dict[int, ObjectInfo] = {}
+    runs: dict[str, ObjectInfo] = {}
+    boundary: ObjectInfo | None = None
+    unknown: list[str] = []
+    for info in listed(store, prefix):
+        name = info.key[len(prefix) :]
+        if info.key == boundary_key(stream, incarnation):
+            boundary = info
+        elif "/" in name:
+            unknown.append(info.key)
+        elif (number := record_number(name)) is not None:
+            records[number] = info
+        elif (number := checkpoint_number(name)) is not None:
+            checkpoints[number] = info
+        elif run_record_id(name) is not None:
+            runs[name] = info
+        else:
+            unknown.append(info.key)
+    return ManifestObjects(
+        records=records, checkpoints=checkpoints, runs=runs, boundary=boundary, unknown=tuple(unknown)
+    )
+
+
+def is_manifest_object(name: str) -> bool:
+    """Whether an object of that name, below an incarnation's prefix, is one that this project gives."""
+    given = number_in(name) is not None or run_record_id(name) is not None
+    return name == "boundary" or (given and "/" not in name)
+
+
+def number_in(name: str) -> int | None:
+    """The record that the name of a record or a checkpoint says existed; ``None``: any other name."""
+    record = record_number(name)
+    return checkpoint_number(name) if record is None else record
+
+
+def has_segment_of(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
+    """Whether a data object of that incarnation lies below the stream's name."""
+    found = (parse_object_key(info.key, stream) for info in listed(store, stream_prefix(stream)))
+    return any(each is not None and not each.is_index and is_segment_uuid_of(each.uuid, incarnation) for each in found)
+
+
+def unlisted_segment(store: ObjectStore, stream: str) -> UUID | None:
+    """A segment with both objects whose name is one that this project gives, of whatever incarnation."""
+    seen: set[tuple[UUID, int | None, bool]] = set()
+    for info in listed(store, stream_prefix(stream)):
+        found = parse_object_key(info.key, stream)
+        if found is None or found.uuid.version != _OWN_UUID_VERSION:
+            continue
+        seen.add((found.uuid, found.ledger_id, found.is_index))
+        if (found.uuid, found.ledger_id, not found.is_index) in seen:
+            return found.uuid
+    return None
+
+
+def incarnations_in(store: ObjectStore, stream: str) -> list[UUID]:
+    """Every incarnation under whose prefix anything lies."""
+    prefix = f"{stream_prefix(stream)}manifest/"
+    found = {_incarnation(info.key[len(prefix) :]) for info in listed(store, prefix)}
+    return sorted(each for each in found if each is not None)
+
+
+def unlisted_incarnation(store: ObjectStore, stream: str) -> UUID | None:
+    """An incarnation that has a boundary and a record or checkpoint. Where no catalogue entry names it, that is lost.
+
+    A boundary alone is of somebody who began to create a stream and was overtaken, records alone of a writer whose
+    stream was deleted long ago.
+    """
+    found: dict[UUID, set[bool]] = {}
+    prefix = f"{stream_prefix(stream)}manifest/"
+    for info in listed(store, prefix):
+        incarnation = _incarnation(info.key[len(prefix) :])
+        if incarnation is not None:
+            found.setdefault(incarnation, set()).add(info.key == boundary_key(stream, incarnation))
+    return next((each for each, kinds in found.items() if len(kinds) == len((True, False))), None)
+
+
+def _incarnation(rest: str) -> UUID | None:
+    name, separator, _ = rest.partition("/")
+    try:
+        found = UUID(name)
+    except ValueError:
+        return None
+    return found if separator and str(found) == name else None
+
+
+def listed(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
+    """Every object whose key begins with ``prefix``."""
+    after: str | None = ""
+    while after is not None:
+        page = store.list(prefix, after=after)
+        yield from page.objects
+        after = page.next_after
+
+
+def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:
+    """Deletes objects, one request after the other.
+
+    Raises:
+        StoreUnavailable: one of them wasn't deleted.
+    """
+    for start in range(0, len(keys), DELETE_KEYS_MAX):
+        failures = store.delete(keys[start : start + DELETE_KEYS_MAX])
+        if failures:
+            raise StoreUnavailable(f"{failures[0].key} in {store.url} wasn't deleted: {failures[0].reason}")
+
+
+REBUILD = "`offloader manifest rebuild` makes a new manifest from the objects"
+#: What ``unreadable`` answers.
+Unreadable = (Corrupt, Unsupported)
+
+
+class LostRecords(Corrupt):
+    """Records of a manifest certainly existed and aren't there."""
+
+
+def unreadable(what: str, error: Exception, *, hint: str = REBUILD) -> OffloaderError:
+    """The error to raise for an object that doesn't decode, or doesn't fit.
+
+    Args:
+        what: the object and its stream, for people.
+        error: why it can't be read.
+        hint: what to do where it is damaged.
+    """
+    if isinstance(error, UnsupportedVersion):
+        return Unsupported(f"{what}: {error}", hint="a later release wrote this: use that one. Nothing was changed")
+    return Corrupt(f"{what}: {error}", hint=hint)
+
 
 #: First kept id of a manifest that was given up: no number of it counts any more.
 GIVEN_UP_ID = 2**62

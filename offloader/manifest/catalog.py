@@ -1,38 +1,134 @@
-"""The catalogue: which streams a store has, and which incarnation of each is alive.
-
-Owns the catalogue's entries. Must never take one for that of another incarnation: how one is let go of and removed is
-``offloader.manifest.shared_keys``.
-"""
+"""The catalogue of a store's streams, and keys that all incarnations of a stream share."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from uuid import UUID
 
 from formats.errors import FormatError
-from formats.keys import catalog_key, catalog_prefix, stream_of_catalog_key, stream_prefix
+from formats.keys import catalog_key, catalog_prefix, levels_above, stream_of_catalog_key, stream_prefix
 from formats.manifest import CatalogEntry, decode_catalog_entry, encode_catalog_entry
-from formats.stream_names import levels_above
-from offloader.clock import Clock
-from offloader.errors import Corrupt, PreconditionFailed, StoreUnavailable, Unsupported
-from offloader.manifest.objects import unlisted_incarnation, unlisted_segment
-from offloader.manifest.shared_keys import VOID, is_void_size, let_go, mode_of_new, read_shared, remove_void
-from offloader.manifest.unreadable import REBUILD, LostRecords, unreadable
-from offloader.store.base import ObjectInfo, ObjectStore
+from offloader.errors import Corrupt, NotFound, PreconditionFailed, StoreUnavailable, Unsupported
+from offloader.manifest.boundary import REBUILD, LostRecords, unlisted_incarnation, unlisted_segment, unreadable
+from offloader.runtime.clock import Clock
+from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode
 from offloader.stream_names import name_clash, require_stream_name
 
 __all__ = [
+    "MARK_MS_MIN",
+    "REMOVAL_S_MAX",
+    "VOID",
     "create_entry",
     "forget_name",
     "is_released",
+    "is_void_size",
+    "let_go",
     "list_streams",
+    "mode_of_new",
     "read_entry",
+    "read_shared",
     "release_entry",
+    "remove_void",
     "replace_entry",
     "require_free_name",
     "unused_void",
 ]
+
+#: What an object is after it was let go of.
+VOID = b""
+#: Age after which a mark may be another removal's: whoever set it has long sent its request, or never will.
+MARK_MS_MIN = 3_600_000
+#: Time between deciding to set a mark and sending the request; whoever takes longer takes the mark back.
+REMOVAL_S_MAX = 60.0
+_MARK = re.compile(rb"gone [0-9a-f]{11}")
+_MARK_BYTES = 16
+
+
+def is_void_size(size_bytes: int) -> bool:
+    """Whether a listed object of that size is a void or a mark: no entry is that small."""
+    return size_bytes in (len(VOID), _MARK_BYTES)
+
+
+def read_shared(store: ObjectStore, key: str) -> tuple[bytes, ObjectInfo | None]:
+    """What stands there, ``VOID`` for nothing that counts; and its description where there is an object."""
+    try:
+        data, info = store.get(key)
+    except NotFound:
+        return VOID, None
+    return (VOID if _MARK.fullmatch(data) else data), info
+
+
+def mode_of_new(store: ObjectStore, key: str, info: ObjectInfo | None) -> PutMode:
+    """How something new is written where ``info`` was read, be that nothing, a void or what it takes the place of.
+
+    Raises:
+        StoreUnavailable: the void there is just being removed.
+    """
+    if info is None:
+        return CREATE
+    if info.size_bytes == _MARK_BYTES:
+        raise StoreUnavailable(
+            f"{key} in {store.url} is just being removed, after a deletion",
+            hint="try again; where the removal was interrupted, `offloader cleanup run` finishes it an hour later",
+        )
+    return IfMatch(info.etag)
+
+
+def let_go(store: ObjectStore, key: str, etag: str) -> bool:
+    """Replaces what has that ETag by a void; False: something else stands there by now."""
+    try:
+        store.put(key, VOID, mode=IfMatch(etag))
+    except PreconditionFailed:
+        return False
+    return True
+
+
+def remove_void(
+    store: ObjectStore,
+    key: str,
+    *,
+    clock: Clock,
+    now_ms: int,
+    is_unused: Callable[[], bool],
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> bool:
+    """Removes a void that nobody needs; whether nothing is there any more.
+
+    A mark that an interrupted removal left becomes a void again where the void is needed after all: while the mark
+    stands, nobody can make the name anew.
+
+    Args:
+        clock: measures how long this takes.
+        now_ms: the earlier of both clocks, for the age of a mark that somebody left.
+        is_unused: whether nothing is left that the void has to tell about; asked before and after the mark is set.
+
+    Raises:
+        OutcomeUnknown, StoreUnavailable: a mark may stand there; an hour later another call removes it.
+    """
+    data, info = read_shared(store, key)
+    if info is None:
+        return True
+    if data != VOID or (info.size_bytes and info.modified_ms > now_ms - MARK_MS_MIN):
+        return False
+    try:
+        if not is_unused():
+            if info.size_bytes:
+                store.put(key, VOID, mode=IfMatch(info.etag))
+            return False
+        began_s = clock.monotonic_s()
+        marked = store.put(key, b"gone " + entropy(6).hex()[:11].encode(), mode=IfMatch(info.etag))
+        if not is_unused() or clock.monotonic_s() - began_s > REMOVAL_S_MAX:
+            # Nobody writes below a name that can't be made, but who is late by days: then the void has to stay.
+            store.put(key, VOID, mode=IfMatch(marked.etag))
+            return False
+        store.delete_if_match(key, marked.etag)
+    except PreconditionFailed:
+        return False  # made anew, or somebody else removes it
+    return True
+
 
 #: Times a stream is tried to be created while others create, delete and remove it.
 ATTEMPTS_MAX = 10

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from formats.entries import EntryBatch, Position
 from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription, identified
-from offloader.manifest.known_ledgers import compare_source
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.source_check import require_same_ledgers, require_same_source
+from offloader.manifest.source_identity import compare_source, require_same_ledgers, require_same_source
 from offloader.manifest.state import ManifestState
 
 __all__ = ["CheckedSource", "checked"]

@@ -1,10 +1,4 @@
-"""Leases: what a reader writes before it loads a manifest, so that cleanup waits for it.
-
-Owns writing, renewing and ending them, and saying which there are. Must never decide what may be deleted.
-
-The order is what makes it safe: a reader writes its lease first and loads the manifest then; a sweeper lists the leases
-after its ``retire`` record is durable. Whoever could have seen the segment unretired is in that listing.
-"""
+"""Protection against deletion: readers' leases, holds on a stream and on a whole store."""
 
 from __future__ import annotations
 
@@ -17,14 +11,40 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
+from formats.documents import (
+    GLOBAL_HOLD_KEY,
+    GlobalHold,
+    Lease,
+    decode_global_hold,
+    decode_lease,
+    encode_global_hold,
+    encode_lease,
+    lease_key,
+    lease_prefix,
+    lease_uuid,
+)
 from formats.errors import FormatError
-from formats.lease import Lease, decode_lease, encode_lease, lease_key, lease_prefix, lease_uuid
-from offloader.clock import Clock
-from offloader.errors import InvalidCall, NotFound, OffloaderError
-from offloader.manifest.objects import listed
+from formats.manifest import Hold
+from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.manifest.boundary import listed
+from offloader.manifest.log import ManifestLog
+from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
 
-__all__ = ["LEASE_SECONDS_MAX", "HeldLease", "LeaseInfo", "leases_of", "take_lease", "user_at_host"]
+__all__ = [
+    "LEASE_SECONDS_MAX",
+    "DeletionStopped",
+    "HeldLease",
+    "LeaseInfo",
+    "global_hold",
+    "leases_of",
+    "lift_global_hold",
+    "require_no_global_hold",
+    "set_global_hold",
+    "set_hold",
+    "take_lease",
+    "user_at_host",
+]
 
 #: A reader that needs longer than this renews.
 LEASE_SECONDS_MAX = 7 * 24 * 3600
@@ -152,3 +172,64 @@ def user_at_host() -> str:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):
         return socket.gethostname()
+
+
+class DeletionStopped(OffloaderError):
+    """Somebody stopped all deletion in the store. Nothing was deleted."""
+
+    kind = ErrorKind.FIX_CALL
+
+
+def global_hold(store: ObjectStore) -> GlobalHold | None:
+    """The stop, ``None``: there is none. One that can't be read counts."""
+    try:
+        data, info = store.get(GLOBAL_HOLD_KEY)
+    except NotFound:
+        return None
+    try:
+        return decode_global_hold(data)
+    except FormatError:
+        return GlobalHold("somebody", info.modified_ms, f"{GLOBAL_HOLD_KEY} can't be read")
+
+
+def require_no_global_hold(store: ObjectStore) -> None:
+    """Raises ``DeletionStopped`` while there is a stop."""
+    found = global_hold(store)
+    if found is not None:
+        raise DeletionStopped(
+            f"all deletion in {store.url} is stopped by {found.by}: {found.reason}",
+            hint="`offloader cleanup hold --all --off` lifts that",
+        )
+
+
+def set_global_hold(store: ObjectStore, *, by: str, reason: str, now_ms: int) -> None:
+    """Stops all deletion from now on; what is under way ends before its next step."""
+    store.put(GLOBAL_HOLD_KEY, encode_global_hold(GlobalHold(by, now_ms, reason)))
+
+
+def lift_global_hold(store: ObjectStore) -> None:
+    """Lifts the stop, if there is one."""
+    failures = store.delete([GLOBAL_HOLD_KEY])
+    if failures:
+        raise StoreUnavailable(f"{GLOBAL_HOLD_KEY} in {store.url} wasn't deleted: {failures[0].reason}")
+
+
+def set_hold(store: ObjectStore, stream: str, *, on: bool, reason: str, clock: Clock) -> bool:
+    """Holds everything of a stream, or lets go of it; False: it was so already.
+
+    Args:
+        reason: for people.
+
+    Raises:
+        NotFound: no such stream.
+        Fenced: it was deleted.
+        OutcomeUnknown, StoreUnavailable: call it again.
+    """
+    log = ManifestLog(store, stream, clock=clock)
+    was = log.load().held
+    if was != on:
+        log.amend([Hold(on, reason)])
+    # Also where it was so: who set it may not have come as far. If the record is lost then, everybody notices.
+    if log.name_newest().held != on:
+        raise StoreUnavailable(f"stream {stream}: somebody else changed its hold meanwhile", hint="look again")
+    return was != on

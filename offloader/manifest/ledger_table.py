@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.checkpoint import RunRef
-from formats.checkpoint_ledgers import ASIDE, DELETED, HOT_RELEASED, LAST_UNKNOWN, LedgerColumns
+from formats.checkpoint import ASIDE, DELETED, HOT_RELEASED, LAST_UNKNOWN, LedgerColumns, RunRef
 from formats.entries import Position
 from formats.manifest import FACT_UNKNOWN
 

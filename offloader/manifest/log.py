@@ -1,12 +1,4 @@
-"""One writer's commits to a stream's manifest.
-
-Owns creating records. Must never act on a commit whose outcome it doesn't know, and never build a second record while
-one is in doubt.
-
-The protocol (docs/MANIFEST.md): record N + 1 is created with If-None-Match; who creates it, has committed. A PUT
-without an answer is repeated with identical bytes until the id exists, then whose bytes are there decides. After
-creating, the boundary is read: an id below it was deleted meanwhile and "winning" it again means nothing.
-"""
+"""One writer's commits to a stream's manifest."""
 
 from __future__ import annotations
 
@@ -14,10 +6,11 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from uuid import UUID
 
 from formats.errors import FormatError
-from formats.keys import record_key
+from formats.keys import Testimony, record_key
 from formats.manifest import (
     Assign,
     CatalogEntry,
@@ -32,8 +25,6 @@ from formats.manifest import (
     Writer,
     encode_record,
 )
-from formats.object_metadata import Testimony
-from offloader.clock import Clock
 from offloader.errors import (
     Fenced,
     InvalidCall,
@@ -41,25 +32,84 @@ from offloader.errors import (
     NotFound,
     OffloaderError,
     OutcomeUnknown,
+    PreconditionFailed,
     StoreUnavailable,
+    Throttled,
 )
 from offloader.ledgers.base import IdentifiedSource
-from offloader.manifest.already import say_already, says_already
-from offloader.manifest.apply import apply_edits, fold
+from offloader.manifest.apply import apply_edits, fold, say_already, says_already
 from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
 from offloader.manifest.catalog import create_entry, list_streams, read_entry
-from offloader.manifest.checkpointer import checkpoint_now
-from offloader.manifest.creating import NotWritten, put_record, stands_there
+from offloader.manifest.checkpoint import Shortening, checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
-from offloader.manifest.owners_source import Accept, OwnersSource, own_edits
-from offloader.manifest.shortening import Shortening
-from offloader.manifest.state import EditRefused, ManifestState, Requirement
-from offloader.manifest.testimony import newest_of
+from offloader.manifest.source_identity import Accept, OwnersSource, own_edits
+from offloader.manifest.state import EditRefused, ManifestState, Requirement, newest_of
+from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
-from offloader.store.base import ObjectStore
+from offloader.store.base import CREATE, ObjectStore
 from offloader.stream_names import require_stream_name
 
-__all__ = ["ManifestLog", "list_streams", "load_manifest"]
+__all__ = ["ManifestLog", "NotWritten", "list_streams", "load_manifest", "put_record", "stands_there"]
+
+#: Times one commit repeats a record whose outcome is unknown before it reports that.
+UNKNOWN_REPEATS_MAX = 5
+
+
+class NotWritten(Exception):
+    """A record was refused before anything was written, with ``error``."""
+
+    def __init__(self, error: OffloaderError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def put_record(store: ObjectStore, key: str, body: bytes, *, repeated: bool) -> bool:
+    """Creates the record ``body`` under ``key``; False when another one is there.
+
+    Args:
+        repeated: an earlier call sent the same bytes and may have written them.
+
+    Raises:
+        NotWritten: it was refused, and isn't there.
+        OffloaderError: any other: it may be there, or come yet.
+    """
+    for attempt in range(UNKNOWN_REPEATS_MAX + 1):
+        try:
+            store.put(key, body, mode=CREATE)
+        except PreconditionFailed:
+            return stands_there(store, key, body)
+        except OutcomeUnknown:
+            # Neither building another record nor believing a 404 is safe: the PUT may still land.
+            if attempt == UNKNOWN_REPEATS_MAX:
+                raise
+            repeated = True
+        except OffloaderError as error:
+            # An answer that says no may be wrong: of a server in conflict with itself, of a gateway that sent it twice.
+            found = None if isinstance(error, Throttled) else _found(store, key)
+            if found is not None:
+                return found == body
+            if isinstance(error, NotFound) or repeated:
+                raise  # no server refuses a PUT so: it stays in doubt
+            raise NotWritten(error) from error
+        else:
+            return True
+    raise AssertionError("the last repeat raises")
+
+
+def stands_there(store: ObjectStore, key: str, body: bytes) -> bool:
+    """Whether the record under ``key`` is this one."""
+    try:
+        return store.get(key)[0] == body
+    except NotFound:
+        return False  # it was there and is deleted: the boundary has passed it
+
+
+def _found(store: ObjectStore, key: str) -> bytes | None:
+    """What stands there; ``None``: nothing, or nobody says."""
+    with suppress(OffloaderError):
+        return store.get(key)[0]
+    return None
+
 
 #: Records that somebody else may create ahead of us during one commit before it gives up.
 CONFLICTS_MAX = 100

@@ -1,38 +1,307 @@
-"""A new manifest from the objects alone, where the old one can't be read.
-
-Owns the way from a listing to a new incarnation. Must never touch a manifest that can be read, delete an object, or
-let an old writer go on with what is given up.
-"""
+"""Writes a new manifest from a stream's objects where the old one can't be read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from uuid import UUID
 
-from formats.entries import Position
-from formats.errors import FormatError
-from formats.keys import index_key, object_metadata, parse_object_key, stream_prefix
+from formats.block import BLOCK_HEADER_BYTES, Layout, decode_block_header
+from formats.checksum import crc32c
+from formats.entries import TIME_UNKNOWN_MS, Position
+from formats.errors import FormatError, Inconsistent
+from formats.keys import (
+    RESERVED_LEVELS,
+    check_object_version,
+    data_key,
+    index_key,
+    is_segment_uuid_of,
+    object_metadata,
+    object_owner,
+    parse_object_key,
+    stream_prefix,
+)
 from formats.manifest import Adopt, CatalogEntry, Edit, Gap, LedgerClosed, Truncate
+from formats.metadata.messages import PulsarLedger
+from formats.recover import SegmentRecovery
+from formats.segment import LedgerSpan, SegmentSummary
 from formats.segment_map import SegmentMap
-from formats.stream_names import RESERVED_LEVELS
-from offloader.clock import Clock
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
-from offloader.manifest.attempts import ChosenSegments, choose_segments
-from offloader.manifest.boundary import GIVEN_UP_ID, create_boundary, put_given_up, raise_boundary, read_boundary
+from offloader.manifest.boundary import (
+    GIVEN_UP_ID,
+    create_boundary,
+    incarnations_in,
+    listed,
+    put_given_up,
+    raise_boundary,
+    read_boundary,
+)
 from offloader.manifest.catalog import read_entry, replace_entry
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.objects import incarnations_in, listed
-from offloader.manifest.salvage import FoundSegment, read_segment
+from offloader.manifest.lost_records import Range, Survivors, missing_ranges, survivors_of, unnamed_objects
 from offloader.manifest.state import ManifestState
-from offloader.manifest.survivors import Range, Survivors, missing_ranges, survivors_of, unnamed_objects
+from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings, OffloadSettings
-from offloader.store.base import CREATE, ObjectStore
+from offloader.store.base import CREATE, ByteRange, ObjectInfo, ObjectStore
 
-__all__ = ["LOST", "Rebuild", "rebuild_manifest"]
+__all__ = ["LOST", "ChosenSegments", "FoundSegment", "Rebuild", "choose_segments", "read_segment", "rebuild_manifest"]
+
+#: Bytes of one GET of a data object.
+READ_BYTES = 8 * 1024 * 1024
+#: Largest block that is taken: what its own length field can say.
+_BLOCK_BYTES_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundSegment:
+    """A segment whose objects are whole.
+
+    Attributes:
+        uuid, ledger_id: as in its keys.
+        epoch: of its writer, 0 when nobody recorded it.
+        owned: whether its metadata and its uuid show that this project wrote it for a stream of this name.
+        summary: what it holds.
+        closed_bytes: of each ledger that its index says is closed the payload bytes of the whole ledger.
+        index: an index object to be written, when there is none.
+    """
+
+    uuid: UUID
+    ledger_id: int | None
+    epoch: int
+    owned: bool
+    summary: SegmentSummary
+    closed_bytes: Mapping[int, int]
+    index: bytes | None = field(default=None, repr=False)
+
+
+def read_segment(
+    store: ObjectStore, stream: str, uuid: UUID, ledger_id: int | None, *, has_index: bool, part_bytes: int
+) -> FoundSegment:
+    """The facts of one segment.
+
+    The data object is read whole unless its index describes every block and the store vouches for its checksum.
+
+    Args:
+        has_index: whether an index object is there; else one is made from the blocks.
+        part_bytes: named by an index that has to be made.
+
+    Raises:
+        FormatError: its objects are damaged, contradict each other, or aren't of a segment.
+        NotFound: the data object is gone.
+    """
+    key = data_key(stream, uuid, ledger_id)
+    info = store.head(key)
+    if info.metadata:  # not every store keeps user metadata
+        check_object_version(info.metadata, key)
+    owner = object_owner(info.metadata)
+    segment_map, index = None, b""
+    if has_index:
+        own_key = index_key(stream, uuid, ledger_id)
+        index = store.get(own_key)[0]
+        segment_map = SegmentMap.parse(index, object_name=own_key, ledger_id=ledger_id)
+        if segment_map.data_bytes != info.size_bytes:
+            raise Inconsistent("data object", object_name=key, expected=segment_map.data_bytes, found=info.size_bytes)
+    made, summary = _facts(store, key, info, segment_map, ledger_id, part_bytes)
+    if segment_map is not None:
+        summary = replace(summary, index_bytes=len(index), index_crc32c=crc32c(index))
+    return FoundSegment(
+        uuid=uuid,
+        ledger_id=ledger_id,
+        epoch=0 if owner is None else owner.epoch,
+        owned=owner is not None and is_segment_uuid_of(uuid, owner.incarnation),
+        summary=summary,
+        closed_bytes={} if segment_map is None else _closed_bytes(segment_map, summary),
+        index=made if segment_map is None else None,
+    )
+
+
+def _facts(
+    store: ObjectStore,
+    key: str,
+    info: ObjectInfo,
+    segment_map: SegmentMap | None,
+    ledger_id: int | None,
+    part_bytes: int,
+) -> tuple[bytes, SegmentSummary]:
+    header = decode_block_header(store.get(key, ByteRange(0, BLOCK_HEADER_BYTES))[0], object_name=key)
+    layout = Layout.V2 if ledger_id is None else Layout.V1
+    if header.layout is not layout:
+        raise Inconsistent("layout", object_name=key, expected=layout.name, found=header.layout.name)
+    if segment_map is not None and not segment_map.has_extension:
+        return b"", _of_plain(store, key, info, segment_map)
+    if segment_map is not None and info.crc32c is not None:
+        return b"", segment_map.summary(info.crc32c)
+    recovery = SegmentRecovery(
+        layout=layout,
+        part_bytes=part_bytes,
+        object_name=key,
+        block_bytes_max=_BLOCK_BYTES_MAX,
+        decompressed_bytes_max=_BLOCK_BYTES_MAX,
+        ledger_id=ledger_id,
+    )
+    for _, body in _pieces(store, key, info.size_bytes):
+        recovery.feed(body)
+    index, summary = recovery.finish()
+    if segment_map is not None and segment_map.summary(summary.data_crc32c) != replace(
+        summary, index_bytes=0, index_crc32c=0
+    ):
+        raise Inconsistent("index", object_name=segment_map.object_name, expected="what its data object holds")
+    return index, summary
+
+
+def _of_plain(store: ObjectStore, key: str, info: ObjectInfo, segment_map: SegmentMap) -> SegmentSummary:
+    """The summary of an object in Pulsar's own layout: its blocks are decoded, nothing else says what is in them."""
+    spans: dict[int, LedgerSpan] = {}
+    blocks, checksum = segment_map.blocks, 0
+    for number in range(len(blocks)):
+        offset = int(blocks.offset[number])
+        body = store.get(key, ByteRange(offset, offset + int(blocks.read_bytes[number])))[0]
+        # Blocks reach to the next one's offset, the last one to the end: together they are the object.
+        checksum = crc32c(memoryview(body)[: int(blocks.length[number])], checksum)
+        batch = segment_map.decode(
+            number, body, block_bytes_max=_BLOCK_BYTES_MAX, decompressed_bytes_max=_BLOCK_BYTES_MAX
+        )
+        if len(batch):
+            span = spans.get(batch.ledger_id)
+            spans[batch.ledger_id] = LedgerSpan(
+                batch.ledger_id,
+                batch.first.entry_id if span is None else span.first_entry_id,
+                batch.last.entry_id,
+                len(batch) + (0 if span is None else span.entries),
+                batch.payload_bytes + (0 if span is None else span.payload_bytes),
+            )
+    found = sorted(spans.values(), key=lambda span: span.ledger_id)
+    if not found or blocks.offset[0] != 0:
+        raise Inconsistent("data object", object_name=key, expected="entries from its beginning on", found="none")
+    return SegmentSummary(
+        layout=segment_map.layout,
+        begin=Position(found[0].ledger_id, found[0].first_entry_id),
+        end=Position(found[-1].ledger_id, found[-1].last_entry_id),
+        data_bytes=info.size_bytes,
+        index_bytes=0,
+        data_crc32c=checksum if info.crc32c is None else info.crc32c,
+        index_crc32c=0,
+        entries=sum(span.entries for span in found),
+        payload_bytes=sum(span.payload_bytes for span in found),
+        publish_time_min_ms=TIME_UNKNOWN_MS,
+        publish_time_max_ms=TIME_UNKNOWN_MS,
+        blocks=len(blocks),
+        compressed=False,
+        ledgers=tuple(found),
+    )
+
+
+def _pieces(store: ObjectStore, key: str, size_bytes: int) -> Iterator[tuple[int, bytes]]:
+    for start in range(0, size_bytes, READ_BYTES):
+        yield start, store.get(key, ByteRange(start, min(start + READ_BYTES, size_bytes)))[0]
+
+
+def _closed_bytes(segment_map: SegmentMap, summary: SegmentSummary) -> dict[int, int]:
+    """Payload bytes of the whole ledger, of each ledger that the index says is closed."""
+    if segment_map.layout is Layout.V1:
+        return {span.ledger_id: span.payload_bytes for span in summary.ledgers}
+    found = {}
+    for group in segment_map.ledgers:
+        if group.closed:
+            try:
+                found[group.ledger_id] = PulsarLedger.decode(group.metadata).size_bytes or 0
+            except FormatError:
+                continue
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenSegments:
+    """What a rebuilt manifest records.
+
+    Attributes:
+        recorded: disjoint, in the stream's order.
+        overlapping: other attempts at the same entries; they stay where they are.
+        before_head: they lie before the head; they stay as well.
+        closed_ledgers: ledger id -> last entry id, of ledgers whose end is proven.
+        unproven: last position found of ledgers that others follow, whose end nothing proves.
+    """
+
+    recorded: Sequence[FoundSegment]
+    overlapping: Sequence[FoundSegment]
+    before_head: Sequence[FoundSegment]
+    closed_ledgers: Mapping[int, int]
+    unproven: Sequence[Position]
+
+
+def choose_segments(
+    found: Sequence[FoundSegment], head: Position | None, closed_ledgers: Mapping[int, int]
+) -> ChosenSegments:
+    """Of overlapping attempts those that together hold the most entries, of equals the later epochs'.
+
+    Args:
+        found: any segments, each whole.
+        head: what lies before it is left out; ``None``: nothing is.
+        closed_ledgers: what is known of ledgers' ends from elsewhere.
+    """
+    before = [s for s in found if head is not None and s.summary.end < head]
+    rest = [s for s in found if head is None or s.summary.end >= head]
+    recorded = _most_entries(rest)
+    taken = {(s.uuid, s.ledger_id) for s in recorded}
+    overlapping = sorted(
+        (s for s in rest if (s.uuid, s.ledger_id) not in taken), key=lambda s: (s.summary.begin, s.uuid)
+    )
+    ends = {**_proven_ends(recorded), **closed_ledgers}
+    last = recorded[-1].summary.end.ledger_id if recorded else 0
+    seen = {span.ledger_id: span.last_entry_id for s in recorded for span in s.summary.ledgers}
+    return ChosenSegments(
+        recorded=recorded,
+        overlapping=overlapping,
+        before_head=before,
+        closed_ledgers=dict(sorted(ends.items())),
+        unproven=[Position(i, seen[i]) for i in sorted(seen) if i != last and ends.get(i) != seen[i]],
+    )
+
+
+def _most_entries(found: Sequence[FoundSegment]) -> list[FoundSegment]:
+    """Weighted interval scheduling: the best choice among the first n, by where they end."""
+    ordered = sorted(found, key=lambda s: (s.summary.end, s.summary.begin, s.uuid))
+    ends = [s.summary.end for s in ordered]
+    best: list[tuple[int, int]] = [(0, 0)]
+    before: list[int] = []
+    for segment in ordered:
+        before.append(bisect_left(ends, segment.summary.begin))
+        entries, epochs = best[before[-1]]
+        best.append(max(best[-1], (entries + segment.summary.entries, epochs + segment.epoch)))
+    chosen, at = [], len(ordered)
+    while at:
+        if best[at] == best[at - 1]:
+            at -= 1
+        else:
+            chosen.append(ordered[at - 1])
+            at = before[at - 1]
+    return chosen[::-1]
+
+
+def _proven_ends(recorded: Sequence[FoundSegment]) -> dict[int, int]:
+    ends: dict[int, int] = {}
+    held: dict[int, tuple[int, int, int]] = {}
+    whole: dict[int, int] = {}
+    for segment in recorded:
+        spans = segment.summary.ledgers
+        # Its writer went on to the next ledger because the source said that this one ends here.
+        ends |= {span.ledger_id: span.last_entry_id for span in spans[:-1]}
+        if segment.summary.layout is Layout.V1:
+            ends |= {span.ledger_id: span.last_entry_id for span in spans}
+        for span in spans:
+            first, last, size = held.get(span.ledger_id, (span.first_entry_id, -1, 0))
+            held[span.ledger_id] = first, max(last, span.last_entry_id), size + span.payload_bytes
+        whole |= segment.closed_bytes
+    for ledger_id, size in whole.items():
+        # All bytes that the ledger had when it was closed are here, from its first entry on.
+        if ledger_id in held and held[ledger_id][0] == 0 and 0 < size == held[ledger_id][2]:
+            ends.setdefault(ledger_id, held[ledger_id][1])
+    return ends
+
 
 #: Why a gap is one that a rebuild records.
 LOST = "lost"

@@ -1,23 +1,599 @@
-"""All segments of a stream: sealed columns and a small table of the newest; pure.
-
-Owns lookups by uuid and by position, and changes that copy only what is small. Must never hold an object for each
-sealed segment, nor walk over all of them for a lookup.
-"""
+"""A stream's segments: immutable columns and a small table of the newest; pure."""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from dataclasses import astuple, dataclass
+from enum import Enum
+from typing import Any, NamedTuple, overload
 from uuid import UUID
 
 import numpy as np
+from numpy.typing import NDArray
 
-from formats.entries import Position
-from offloader.manifest.sealed_segments import SealedSegments
-from offloader.manifest.segment_record import SegmentRecord, SegmentStatus
-from offloader.manifest.segment_slice import SegmentSlice
+from formats.checkpoint import AssignedSegment, RunRef
+from formats.checkpoint_parquet import NUMBER_COLUMNS, PLAIN_SPAN_COLUMNS, SPAN_NUMBERS, SegmentColumns
+from formats.entries import TIME_UNKNOWN_MS, Position
+from formats.keys import data_key, index_key
+from formats.segment import Layout, LedgerSpan, SegmentSummary
 
-__all__ = ["SegmentDraft", "SegmentTable"]
+__all__ = [
+    "AT_ROOT",
+    "NO_ROWS",
+    "OFFLOADED",
+    "RETIRED",
+    "Rows",
+    "SealedSegments",
+    "SegmentDraft",
+    "SegmentRecord",
+    "SegmentSlice",
+    "SegmentStatus",
+    "SegmentSums",
+    "SegmentTable",
+    "assigned_record",
+    "columns_of",
+    "is_at_root",
+    "record_of",
+    "records_of",
+    "rows_not_after",
+]
+
+_HALF = (1 << 64) - 1
+
+#: Added to the driver metadata of a segment whose objects lie at the store's root, where Pulsar puts them, and not
+#: below the stream's name.
+AT_ROOT: Mapping[str, str] = {"objectKeys": "root"}
+
+
+def is_at_root(driver: Mapping[str, str]) -> bool:
+    """Whether driver metadata says that the objects lie at the store's root."""
+    return all(driver.get(name) == value for name, value in AT_ROOT.items())
+
+
+class SegmentStatus(Enum):
+    """Where a segment is in its life. Failed and purged segments leave the manifest."""
+
+    ASSIGNED = "assigned"
+    OFFLOADED = "offloaded"
+    RETIRED = "retired"
+
+
+#: Numbers of the statuses that segments in columns have.
+_STATUS_NUMBERS = {SegmentStatus.OFFLOADED: 1, SegmentStatus.RETIRED: 2}
+_STATUSES = {number: status for status, number in _STATUS_NUMBERS.items()}
+OFFLOADED = _STATUS_NUMBERS[SegmentStatus.OFFLOADED]
+_LAYOUTS = {int(layout): layout for layout in Layout}
+RETIRED = _STATUS_NUMBERS[SegmentStatus.RETIRED]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentRecord:
+    """One offload segment as the manifest knows it.
+
+    Attributes:
+        uuid: its name, and its objects' key.
+        status: assigned, offloaded or retired.
+        epoch: the writer generation that assigned it; nobody else ever writes under this uuid.
+        layout: 1 (one ledger per object) or 2.
+        begin: first position, never changed.
+        end: last position; ``None`` while a live segment is being filled.
+        assigned_ms, offloaded_ms: ms since 1970 UTC.
+        driver: where the objects are (``managedLedgerOffloadDriver``, ``bucket``, ``region``, ``serviceEndpoint``).
+        summary: lengths, checksums, counts; from ``offloaded`` on.
+        owned: whether we may delete its objects (adopted ones: only when ownership was taken).
+        retire_record: the record that retired it.
+    """
+
+    uuid: UUID
+    status: SegmentStatus
+    epoch: int
+    layout: int
+    begin: Position
+    end: Position | None
+    assigned_ms: int
+    offloaded_ms: int | None
+    driver: Mapping[str, str]
+    summary: SegmentSummary | None
+    owned: bool = True
+    retire_record: int | None = None
+
+    @property
+    def v1_ledger_id(self) -> int | None:
+        """The ledger id in the keys of a V1 segment; ``None`` for V2."""
+        return self.begin.ledger_id if self.layout == 1 else None
+
+    def object_keys(self, stream: str) -> tuple[str, str]:
+        """Keys of the data object and of the index object. The only right way to find the objects of a record: adopted
+        ones aren't where our own would be."""
+        folder = "" if is_at_root(self.driver) else stream
+        return data_key(folder, self.uuid, self.v1_ledger_id), index_key(folder, self.uuid, self.v1_ledger_id)
+
+
+class SegmentSums(NamedTuple):
+    """Sums over some offloaded segments."""
+
+    segments: int = 0
+    entries: int = 0
+    payload_bytes: int = 0
+    object_bytes: int = 0
+
+    def plus(self, record: SegmentRecord, sign: int) -> SegmentSums:
+        """With (``sign`` 1) or without (-1) one segment."""
+        summary = record.summary
+        assert summary is not None, "only offloaded segments are counted"
+        return SegmentSums(
+            self.segments + sign,
+            self.entries + sign * summary.entries,
+            self.payload_bytes + sign * summary.payload_bytes,
+            self.object_bytes + sign * (summary.data_bytes + summary.index_bytes),
+        )
+
+
+def record_of(columns: SegmentColumns, row: int) -> SegmentRecord:
+    """The segment in one row."""
+    value: dict[str, int] = {name: getattr(columns, name).item(row) for name in NUMBER_COLUMNS}
+    uuid = columns.uuid_high.item(row) << 64 | columns.uuid_low.item(row)
+    return _record(uuid, value, columns.drivers, columns.spans_of(row))
+
+
+def records_of(columns: SegmentColumns, rows: NDArray[np.int32]) -> list[SegmentRecord]:
+    """The segments in some rows, in their order; of many a third of the work of one after the other."""
+    taken = [getattr(columns, name)[rows].tolist() for name in NUMBER_COLUMNS]
+    halves = zip(columns.uuid_high[rows].tolist(), columns.uuid_low[rows].tolist(), strict=True)
+    spanned = np.isin(rows, columns.span_rows).tolist()
+    records = []
+    for row, (high, low), has_spans, *numbers in zip(rows.tolist(), halves, spanned, *taken, strict=True):
+        value: dict[str, int] = dict(zip(NUMBER_COLUMNS, numbers, strict=True))
+        spans = columns.spans_of(row) if has_spans else [[value[name] for name in PLAIN_SPAN_COLUMNS]]
+        records.append(_record(high << 64 | low, value, columns.drivers, spans))
+    return records
+
+
+def _record(
+    uuid: int, value: Mapping[str, int], drivers: Sequence[Mapping[str, str]], spans: Iterable[Iterable[int]]
+) -> SegmentRecord:
+    begin = Position(value["begin_ledger_id"], value["begin_entry_id"])
+    end = Position(value["end_ledger_id"], value["end_entry_id"])
+    return SegmentRecord(
+        uuid=UUID(int=uuid),
+        status=_STATUSES[value["status"]],
+        epoch=value["epoch"],
+        layout=value["layout"],
+        begin=begin,
+        end=end,
+        assigned_ms=value["assigned_ms"],
+        offloaded_ms=value["offloaded_ms"],
+        driver=drivers[value["driver"]],
+        summary=SegmentSummary(
+            layout=_LAYOUTS[value["layout"]],
+            begin=begin,
+            end=end,
+            data_bytes=value["data_bytes"],
+            index_bytes=value["index_bytes"],
+            data_crc32c=value["data_crc32c"],
+            index_crc32c=value["index_crc32c"],
+            entries=value["entries"],
+            payload_bytes=value["payload_bytes"],
+            publish_time_min_ms=value["publish_time_min_ms"],
+            publish_time_max_ms=value["publish_time_max_ms"],
+            blocks=value["blocks"],
+            compressed=bool(value["compressed"]),
+            ledgers=tuple(LedgerSpan(*numbers) for numbers in spans),
+        ),
+        owned=bool(value["owned"]),
+        retire_record=None if value["retire_record"] < 0 else value["retire_record"],
+    )
+
+
+def columns_of(records: Iterable[SegmentRecord]) -> SegmentColumns:
+    """Offloaded and retired segments, which are in the order of their begins, in columns."""
+    taken = list(records)
+    drivers: list[Mapping[str, str]] = []
+    rows: list[dict[str, int]] = []
+    span_rows: list[int] = []
+    span_counts: list[int] = []
+    spans: list[list[int]] = []
+    for row, record in enumerate(taken):
+        if record.driver not in drivers:
+            drivers.append(record.driver)
+        rows.append(_numbers(record, drivers.index(record.driver)))
+        own = _spans(record)
+        if own is not None:
+            span_rows.append(row)
+            span_counts.append(len(own))
+            spans += own
+    halves = [(record.uuid.int >> 64, record.uuid.int & _HALF) for record in taken]
+    numbers: dict[str, Any] = {
+        name: np.array([row[name] for row in rows], dtype=dtype) for name, dtype in NUMBER_COLUMNS.items()
+    }
+    return SegmentColumns(
+        uuid_high=np.array([high for high, _ in halves], dtype=np.uint64),
+        uuid_low=np.array([low for _, low in halves], dtype=np.uint64),
+        **numbers,
+        span_rows=np.array(span_rows, dtype=np.int64),
+        span_offsets=np.cumsum([0, *span_counts], dtype=np.int64),
+        spans=np.array(spans, dtype=np.int64).reshape(-1, SPAN_NUMBERS),
+        drivers=tuple(drivers),
+    )
+
+
+def _numbers(record: SegmentRecord, driver: int) -> dict[str, int]:
+    summary, end = record.summary, record.end
+    assert summary is not None, "an assigned segment isn't kept in columns"
+    assert end is not None, "an offloaded segment has an end"
+    return {
+        "status": _STATUS_NUMBERS[record.status],
+        "layout": record.layout,
+        "owned": record.owned,
+        "compressed": summary.compressed,
+        "driver": driver,
+        "epoch": record.epoch,
+        "retire_record": -1 if record.retire_record is None else record.retire_record,
+        "begin_ledger_id": record.begin.ledger_id,
+        "begin_entry_id": record.begin.entry_id,
+        "end_ledger_id": end.ledger_id,
+        "end_entry_id": end.entry_id,
+        "assigned_ms": record.assigned_ms,
+        "offloaded_ms": record.assigned_ms if record.offloaded_ms is None else record.offloaded_ms,
+        "data_bytes": summary.data_bytes,
+        "index_bytes": summary.index_bytes,
+        "data_crc32c": summary.data_crc32c,
+        "index_crc32c": summary.index_crc32c,
+        "entries": summary.entries,
+        "payload_bytes": summary.payload_bytes,
+        "publish_time_min_ms": summary.publish_time_min_ms,
+        "publish_time_max_ms": summary.publish_time_max_ms,
+        "blocks": summary.blocks,
+    }
+
+
+def _spans(record: SegmentRecord) -> list[list[int]] | None:
+    """The ledger spans, ``None`` when the other columns say the same."""
+    summary = record.summary
+    assert summary is not None
+    found = [[s.ledger_id, s.first_entry_id, s.last_entry_id, s.entries, s.payload_bytes] for s in summary.ledgers]
+    begin, end = record.begin, summary.end
+    plain = [begin.ledger_id, begin.entry_id, end.entry_id, summary.entries, summary.payload_bytes]
+    return None if found == [plain] else found
+
+
+def assigned_record(assigned: AssignedSegment) -> SegmentRecord:
+    """The record of a segment that a checkpoint has as assigned."""
+    return SegmentRecord(
+        uuid=assigned.uuid,
+        status=SegmentStatus.ASSIGNED,
+        epoch=assigned.epoch,
+        layout=assigned.layout,
+        begin=assigned.begin,
+        end=assigned.end,
+        assigned_ms=assigned.assigned_ms,
+        offloaded_ms=None,
+        driver=assigned.driver,
+        summary=None,
+    )
+
+
+Rows = NDArray[np.int64]
+
+#: Rows looked at together when the first of a kind is wanted.
+_LOOK_ROWS = 1024
+NO_ROWS: Rows = np.empty(0, np.int64)
+
+
+def rows_not_after(columns: SegmentColumns, position: Position) -> int:
+    """How many segments begin at or before ``position``."""
+    # By hand: NumPy's own search knows no pairs, and copies columns that are narrower than what it looks for.
+    ledger_id, entry_id = columns.begin_ledger_id.item, columns.begin_entry_id.item
+    low, high = 0, len(columns)
+    while low < high:
+        middle = (low + high) // 2
+        if (ledger_id(middle), entry_id(middle)) <= position:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+class _UuidOrder:
+    """Row numbers in the order of the uuids, made when the first uuid is looked up."""
+
+    __slots__ = ("_columns", "_order")
+
+    def __init__(self, columns: SegmentColumns) -> None:
+        self._columns = columns
+        self._order: NDArray[np.int32] | None = None
+
+    def row(self, uuid: UUID) -> int | None:
+        if self._order is None:
+            self._order = np.argsort(self._columns.uuid_high, kind="stable").astype(np.int32)
+        order, high_of, low_of = self._order.item, self._columns.uuid_high.item, self._columns.uuid_low.item
+        wanted_high, wanted_low = uuid.int >> 64, uuid.int & _HALF
+        low, high = 0, len(self._columns)
+        while low < high:
+            middle = (low + high) // 2
+            if high_of(order(middle)) < wanted_high:
+                low = middle + 1
+            else:
+                high = middle
+        while low < len(self._columns) and high_of(order(low)) == wanted_high:
+            if low_of(order(low)) == wanted_low:
+                return order(low)
+            low += 1
+        return None
+
+
+class SealedSegments:
+    """Segments in columns, some of them dead. A value.
+
+    Attributes:
+        columns: ascending by begin, disjoint.
+        dead: row numbers that don't count any more, ascending.
+        run: the object that holds the columns; ``None`` when they are in none yet.
+    """
+
+    __slots__ = ("_first_offloaded", "_order", "columns", "dead", "run")
+
+    def __init__(
+        self, columns: SegmentColumns, dead: Rows = NO_ROWS, run: RunRef | None = None, order: _UuidOrder | None = None
+    ) -> None:
+        self.columns = columns
+        self.dead = dead
+        self.run = run
+        self._order = order or _UuidOrder(columns)
+        self._first_offloaded: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.columns) - len(self.dead)
+
+    def without(self, rows: Rows) -> SealedSegments:
+        """The same segments, ``rows`` dead as well."""
+        return SealedSegments(self.columns, np.union1d(self.dead, rows), self.run, self._order)
+
+    def in_run(self, run: RunRef) -> SealedSegments:
+        """The same segments, now held by an object."""
+        return SealedSegments(self.columns, self.dead, run, self._order)
+
+    def is_dead(self, row: int) -> bool:
+        at = int(np.searchsorted(self.dead, row))
+        return at < len(self.dead) and int(self.dead[at]) == row
+
+    def row_of(self, uuid: UUID) -> int | None:
+        """The row of a segment, also of a dead one."""
+        return self._order.row(uuid)
+
+    def record(self, row: int) -> SegmentRecord:
+        return record_of(self.columns, row)
+
+    def begin(self, row: int) -> Position:
+        return Position(self.columns.begin_ledger_id.item(row), self.columns.begin_entry_id.item(row))
+
+    def end(self, row: int) -> Position:
+        return Position(self.columns.end_ledger_id.item(row), self.columns.end_entry_id.item(row))
+
+    def bounds(self, first: Position | None, last: Position | None) -> tuple[int, int]:
+        """Rows ``start`` to ``stop`` hold every segment with a position in ``first`` .. ``last``, dead ones too."""
+        start, stop = 0, len(self.columns)
+        if first is not None:
+            start = rows_not_after(self.columns, first)
+            if start and self.end(start - 1) >= first:
+                start -= 1
+        if last is not None:
+            stop = rows_not_after(self.columns, last)
+        return start, max(start, stop)
+
+    def live_rows(self, start: int, stop: int) -> Rows:
+        """The rows of ``start`` to ``stop`` that count."""
+        rows = np.arange(start, stop, dtype=np.int64)
+        low, high = np.searchsorted(self.dead, (start, stop))
+        return np.delete(rows, self.dead[low:high] - start) if high > low else rows
+
+    def offloaded_rows(self, start: int, stop: int) -> Rows:
+        """The rows of ``start`` to ``stop`` that are readable."""
+        rows = self.live_rows(start, stop)
+        readable: Rows = rows[self.columns.status[rows] == OFFLOADED]
+        return readable
+
+    def retired_rows(self) -> Rows:
+        """All rows that count and are retired."""
+        retired = np.flatnonzero(self.columns.status == RETIRED)
+        return np.setdiff1d(retired, self.dead, assume_unique=True) if len(self.dead) else retired
+
+    def first_offloaded(self) -> int | None:
+        """The first readable row."""
+        if self._first_offloaded is None:
+            self._first_offloaded = self._find_first_offloaded()
+        return None if self._first_offloaded == len(self.columns) else self._first_offloaded
+
+    def _find_first_offloaded(self) -> int:
+        for start in range(0, len(self.columns), _LOOK_ROWS):
+            found = self.offloaded_rows(start, min(start + _LOOK_ROWS, len(self.columns)))
+            if len(found):
+                return int(found[0])
+        return len(self.columns)
+
+
+#: Records that an iterator makes together, and holds, once more than a few were taken.
+_RECORDS_AT_ONCE_MAX = 256
+#: Rows of one column that are looked up together.
+_GATHER_ROWS = 4096
+
+
+class SegmentSlice(Sequence[SegmentRecord]):
+    """Segments in the stream's order; equal to any sequence of the same records."""
+
+    __slots__ = ("_rows", "_sealed", "_source", "_tail")
+
+    def __init__(
+        self,
+        sealed: tuple[SealedSegments, ...],
+        tail: Sequence[SegmentRecord],
+        source: NDArray[np.int32],
+        rows: NDArray[np.int32],
+    ) -> None:
+        self._sealed = sealed
+        self._tail = tail
+        #: Which of ``sealed``, or one more for the tail; and the row there.
+        self._source = source
+        self._rows = rows
+
+    @classmethod
+    def merged(
+        cls, sealed: tuple[SealedSegments, ...], rows: Sequence[Rows], tail: Sequence[SegmentRecord]
+    ) -> SegmentSlice:
+        """Those rows of each of ``sealed``, and ``tail``, each ascending by begin, as one."""
+        counts = [*map(len, rows), len(tail)]
+        source = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        row = np.concatenate([*(each.astype(np.int32) for each in rows), np.arange(len(tail), dtype=np.int32)])
+        ends: list[tuple[Position, Position]] = [
+            (part.begin(int(each[0])), part.begin(int(each[-1])))
+            for part, each in zip(sealed, rows, strict=True)
+            if len(each)
+        ]
+        if tail:
+            ends.append((tail[0].begin, tail[-1].begin))
+        if any(after[0] < before[1] for before, after in itertools.pairwise(ends)):
+            ledgers = [part.columns.begin_ledger_id[each] for part, each in zip(sealed, rows, strict=True)]
+            entries = [part.columns.begin_entry_id[each] for part, each in zip(sealed, rows, strict=True)]
+            own = np.array([record.begin for record in tail], dtype=np.int64).reshape(-1, 2)
+            order = np.lexsort((np.concatenate([*entries, own[:, 1]]), np.concatenate([*ledgers, own[:, 0]])))
+            source, row = source[order], row[order]
+        return cls(sealed, tail, source, row)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> SegmentRecord: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> SegmentSlice: ...
+
+    def __getitem__(self, at: int | slice) -> SegmentRecord | SegmentSlice:
+        if isinstance(at, slice):
+            return SegmentSlice(self._sealed, self._tail, self._source[at], self._rows[at])
+        return self._record(int(self._source[at]), int(self._rows[at]))
+
+    def __iter__(self) -> Iterator[SegmentRecord]:
+        start, count = 0, 1
+        while start < len(self):
+            source, rows = (each[start : start + count] for each in (self._source, self._rows))
+            cuts = [0, *(np.flatnonzero(np.diff(source)) + 1).tolist(), len(source)]
+            for first, end in itertools.pairwise(cuts):
+                yield from self._records(int(source[first]), rows[first:end])
+            start, count = start + count, min(4 * count, _RECORDS_AT_ONCE_MAX)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(own == its for own, its in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"SegmentSlice({list(self[:3])}{', ...' if len(self) > 3 else ''})"
+
+    def published_from(self, publish_time_ms: int) -> SegmentSlice:
+        """Those that may hold an entry published at that time or later, by what is recorded of each."""
+        keep = np.empty(len(self), dtype=bool)
+        for number, part in enumerate(self._sealed):
+            mine = self._source == number
+            latest = part.columns.publish_time_max_ms[self._rows[mine]].astype(np.int64)
+            keep[mine] = (latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS)
+        times = [r.summary.publish_time_max_ms if r.summary else TIME_UNKNOWN_MS for r in self._tail]
+        mine = self._source == len(self._sealed)
+        latest = np.array(times, dtype=np.int64)[self._rows[mine]]
+        keep[mine] = (latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS)
+        return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
+
+    def sums(self) -> SegmentSums:
+        """How many segments, entries and bytes these are."""
+        sums = SegmentSums()
+        for number, part in enumerate(self._sealed):
+            rows = self._rows[self._source == number]
+            columns = part.columns
+            entries, payload, data, index = (
+                int(column[rows].sum(dtype=np.int64))
+                for column in (columns.entries, columns.payload_bytes, columns.data_bytes, columns.index_bytes)
+            )
+            more = SegmentSums(len(rows), entries, payload, data + index)
+            sums = SegmentSums(*(own + its for own, its in zip(sums, more, strict=True)))
+        for row in self._rows[self._source == len(self._sealed)].tolist():
+            sums = sums.plus(self._tail[row], 1)
+        return sums
+
+    def ledger_spans(self) -> NDArray[np.int64]:
+        """The parts of ledgers in these, in order: ledger id, first and last entry id, entries, payload bytes.
+
+        Returns:
+            int64, shape (m, 5), m >= len(self).
+        """
+        pieces, owners = [np.empty((0, SPAN_NUMBERS), np.int64)], [np.empty(0, np.int64)]
+        for number, part in enumerate(self._sealed):
+            at = np.flatnonzero(self._source == number)
+            spans, counts = part.columns.ledger_spans(self._rows[at])
+            pieces.append(spans)
+            owners.append(np.repeat(at, counts))
+        for at_row in np.flatnonzero(self._source == len(self._sealed)).tolist():
+            summary = self._tail[int(self._rows[at_row])].summary
+            own = [] if summary is None else [astuple(span) for span in summary.ledgers]
+            pieces.append(np.array(own, dtype=np.int64).reshape(-1, SPAN_NUMBERS))
+            owners.append(np.full(len(own), at_row))
+        order = np.argsort(np.concatenate(owners), kind="stable")
+        found: NDArray[np.int64] = np.concatenate(pieces)[order]
+        return found
+
+    def owned(self) -> NDArray[np.bool_]:
+        """Of each whether its objects are ours to delete, bool, shape (n,)."""
+        found = np.empty(len(self), dtype=bool)
+        self._gather(found, "owned", [record.owned for record in self._tail])
+        return found
+
+    def retire_records(self) -> NDArray[np.int64]:
+        """The record that retired each, -1: none did; int64, shape (n,)."""
+        found = np.empty(len(self), dtype=np.int64)
+        own = [-1 if record.retire_record is None else record.retire_record for record in self._tail]
+        self._gather(found, "retire_record", own)
+        return found
+
+    def _gather(self, found: NDArray[Any], column: str, own: Sequence[int]) -> None:
+        """Fills ``found`` with a column, a few rows at a time: what it takes besides doesn't grow with the slice."""
+        values = [getattr(part.columns, column) for part in self._sealed] + [np.array(own, dtype=found.dtype)]
+        for start in range(0, len(self), _GATHER_ROWS):
+            stop = start + _GATHER_ROWS
+            source, rows, target = self._source[start:stop], self._rows[start:stop], found[start:stop]
+            for number in np.unique(source).tolist():
+                mine = source == number
+                target[mine] = values[number][rows[mine]]
+
+    def where(self, keep: NDArray[np.bool_] | NDArray[np.int32]) -> SegmentSlice:
+        """Those that ``keep`` says: bool, shape (n,), or their numbers, ascending."""
+        return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
+
+    def not_in(self, other: SegmentSlice) -> SegmentSlice:
+        """Those that aren't in ``other``."""
+        keep = ~np.isin(self._uuids(), other._uuids())
+        return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
+
+    def _uuids(self) -> NDArray[np.void]:
+        uuids = np.empty(len(self), dtype=[("high", np.uint64), ("low", np.uint64)])
+        for number, part in enumerate(self._sealed):
+            mine = self._source == number
+            uuids["high"][mine] = part.columns.uuid_high[self._rows[mine]]
+            uuids["low"][mine] = part.columns.uuid_low[self._rows[mine]]
+        for at in np.flatnonzero(self._source == len(self._sealed)).tolist():
+            uuid = self._tail[int(self._rows[at])].uuid.int
+            uuids[at] = (uuid >> 64, uuid & _HALF)
+        return uuids
+
+    def _records(self, source: int, rows: NDArray[np.int32]) -> list[SegmentRecord]:
+        if source == len(self._sealed):
+            return [self._tail[row] for row in rows.tolist()]
+        return records_of(self._sealed[source].columns, rows)
+
+    def _record(self, source: int, row: int) -> SegmentRecord:
+        return self._tail[row] if source == len(self._sealed) else self._sealed[source].record(row)
 
 
 class SegmentTable(Mapping[UUID, SegmentRecord]):

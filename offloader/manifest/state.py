@@ -1,25 +1,35 @@
-"""The view of a stream that its manifest's records add up to; pure.
-
-Owns the view's shape and every question asked of it. Must never do I/O, read a clock or change: a view is a value.
-"""
+"""The view of a stream that its manifest's records add up to, and changes to it; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Set
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID
 
-from formats.checkpoint import AssignedSegment, AssigningEpoch, KnownSource, ReplacedSegment
+import numpy as np
+
+from formats.checkpoint import DELETED, AssignedSegment, AssigningEpoch, KnownSource, ReplacedSegment
 from formats.entries import Position
-from formats.manifest import Gap, Totals, Writer
-from offloader.errors import ErrorKind, OffloaderError
-from offloader.manifest.committed import committed_end_from
-from offloader.manifest.ledger_table import ClosedLedgers, LedgerTable, follows
-from offloader.manifest.segment_record import SegmentRecord, SegmentStatus, SegmentSums
-from offloader.manifest.segment_slice import SegmentSlice
-from offloader.manifest.segment_table import SegmentTable
+from formats.keys import Testimony
+from formats.manifest import Assign, Edit, Gap, Rewrite, Totals, Writer
+from formats.metadata.messages import OffloadContext, OffloadSegment
+from offloader.errors import ErrorKind, Fenced, OffloaderError
+from offloader.manifest.ledger_table import ClosedLedgers, LedgerFact, LedgerTable, follows
+from offloader.manifest.segment_table import (
+    SealedSegments,
+    SegmentDraft,
+    SegmentRecord,
+    SegmentSlice,
+    SegmentStatus,
+    SegmentSums,
+    SegmentTable,
+    rows_not_after,
+)
 
 __all__ = [
+    "Draft",
     "EditRefused",
     "ManifestState",
     "Requirement",
@@ -27,8 +37,102 @@ __all__ = [
     "SegmentStatus",
     "SegmentSums",
     "StreamPaused",
+    "assigning_after",
+    "committed_end_from",
+    "first_begin",
+    "first_of",
     "follows",
+    "newest_of",
+    "offload_context",
+    "require_takeable",
+    "tells_of_loss",
 ]
+
+#: Sealed rows looked at together, at first and at most.
+_STRIDE_ROWS = 64
+_STRIDE_ROWS_MAX = 65_536
+
+_Step = tuple[Position, Position | None, int]
+
+
+def committed_end_from(
+    reached: Position | None, segments: SegmentTable, gaps: Sequence[Gap], ledgers: LedgerTable
+) -> Position | None:
+    """End of the longest run of offloaded ranges and gaps that goes on from ``reached``.
+
+    Args:
+        reached: everything up to here is accounted for; ``None``: begin with the first range there is.
+        segments: offloaded and retired ones count, an assigned one ends the run.
+        gaps: recorded gaps, in the stream's order.
+        ledgers: which ledgers end where.
+    """
+    begins = [gap.first for gap in gaps]
+    while True:
+        steps = _next_steps(reached, segments, gaps, begins)
+        if not steps:
+            return reached
+        begin, end, source = min(steps)
+        if end is None or (reached is not None and not follows(reached, begin, ledgers.closed)):
+            return reached
+        if source < 0:
+            reached = end
+            continue
+        others = min((step[0] for step in steps if step[2] != source), default=None)
+        reached = _along(segments.sealed[source], begin, others, ledgers)
+
+
+def first_begin(segments: SegmentTable, gaps: Sequence[Gap]) -> Position | None:
+    """Where the first range begins, whatever became of it; ``None``: there is none."""
+    begins = [begin for begin, _, _ in _next_steps(None, segments, gaps, [gap.first for gap in gaps[:1]])]
+    return min(begins, default=None)
+
+
+def _next_steps(
+    reached: Position | None, segments: SegmentTable, gaps: Sequence[Gap], begins: list[Position]
+) -> list[_Step]:
+    """Of each source the first range after ``reached``: begin, end (``None``: assigned), number of the sealed one."""
+    steps: list[_Step] = []
+    for number, part in enumerate(segments.sealed):
+        row = 0 if reached is None else rows_not_after(part.columns, reached)
+        while row < len(part.columns) and part.is_dead(row):
+            row += 1
+        if row < len(part.columns):
+            steps.append((part.begin(row), part.end(row), number))
+    at = 0 if reached is None else bisect_right(segments.order, reached, key=lambda item: item[0])
+    if at < len(segments.order):
+        begin, uuid = segments.order[at]
+        record = segments.tail[uuid]
+        steps.append((begin, None if record.status is SegmentStatus.ASSIGNED else record.end, -1))
+    at = 0 if reached is None else bisect_right(begins, reached)
+    if at < len(gaps):
+        steps.append((gaps[at].first, gaps[at].last, -1))
+    return steps
+
+
+def _along(part: SealedSegments, begin: Position, others: Position | None, ledgers: LedgerTable) -> Position:
+    """The end of the run of sealed ranges that starts at ``begin`` and stays before ``others``."""
+    columns, stride = part.columns, _STRIDE_ROWS
+    start = rows_not_after(columns, begin) - 1
+    limit = len(columns) if others is None else rows_not_after(columns, others)
+    while True:
+        rows = part.live_rows(start, min(start + stride, limit))
+        ledger, entry, last_ledger, last_entry = (
+            column[rows].astype(np.int64)
+            for column in (
+                columns.begin_ledger_id,
+                columns.begin_entry_id,
+                columns.end_ledger_id,
+                columns.end_entry_id,
+            )
+        )
+        follow = ledgers.follow((last_ledger[:-1], last_entry[:-1]), (ledger[1:], entry[1:]))
+        breaks = np.flatnonzero(~follow)
+        if len(breaks):
+            return part.end(int(rows[breaks[0]]))
+        if start + stride >= limit:
+            return part.end(int(rows[-1]))
+        start, stride = int(rows[-1]), min(stride * 4, _STRIDE_ROWS_MAX)
+
 
 #: Writer of no record.
 NOBODY = Writer("", "", "")
@@ -93,7 +197,7 @@ class ManifestState:
             with the first range there is.
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
         head: what lies before it is truncated.
-        assigning: the epochs that assigned segments, from the oldest on; see ``offloader.manifest.testimony``.
+        assigning: the epochs that assigned segments, from the oldest on; see ``offloader.manifest.state``.
         paused: no segment may be assigned.
         source: the ledger database that the stream's positions belong to; ``None``: none is known.
         checkpoint_id: the checkpoint that the sealed parts' runs belong to, 0 for none; says nothing of the stream.
@@ -209,3 +313,255 @@ class ManifestState:
     def totals(self) -> Totals:
         """Sums over the offloaded segments."""
         return Totals(*self.sums, first=self.segments.first_offloaded(), last=self.committed)
+
+
+def first_of(gap: Gap) -> Position:
+    """What gaps are ordered by."""
+    return gap.first
+
+
+class Draft:
+    """A mutable copy of a view, for the length of one record.
+
+    Args:
+        state: the view, which stays as it is.
+        record_id: the record that changes it.
+    """
+
+    def __init__(self, state: ManifestState, record_id: int) -> None:
+        self.base = state
+        self.record_id = record_id
+        self.segments = SegmentDraft(state.segments)
+        self.facts: dict[int, LedgerFact] = {}
+        self.sums = state.sums
+        self.earliest: Position | None = None
+        self.changes: dict[str, Any] = {}
+
+    def state(self) -> ManifestState:
+        segments, ledgers = self.segments.table(), self.ledgers()
+        committed, committed_from = self._committed(segments, ledgers)
+        return replace(
+            self.base,
+            record_id=self.record_id,
+            segments=segments,
+            ledgers=ledgers,
+            sums=self.sums,
+            committed=committed,
+            committed_from=committed_from,
+            **self.changes,
+        )
+
+    def _committed(self, segments: SegmentTable, ledgers: LedgerTable) -> tuple[Position | None, Position | None]:
+        """The committed end, and where its run begins unless that is with the first range."""
+        base, gaps, head = self.base, self.now("gaps"), self.now("head")
+        committed, begin = committed_end_from(base.committed, segments, gaps, ledgers), base.committed_from
+        if base.committed is not None and begin is None and self.earliest is not None:
+            # Whoever was told of the committed end keeps it: a range in front of it waits until the two meet.
+            first = first_begin(base.segments, base.gaps)
+            start = base.committed if first is None else min(first, base.committed)
+            begin = start if self.earliest < start else None
+        if begin is None or committed is None or (head is not None and head >= begin):
+            return committed, None
+        first = first_begin(segments, gaps)
+        if first is None or first >= begin:
+            return committed, None
+        prefix = committed_end_from(None, segments, gaps, ledgers)
+        return (committed, begin) if prefix is None or prefix < committed else (prefix, None)
+
+    def now(self, name: str) -> Any:
+        return self.changes.get(name, getattr(self.base, name))
+
+    def ledgers(self) -> LedgerTable:
+        return self.base.ledgers.changed(self.facts) if self.facts else self.base.ledgers
+
+    def refused(self, edit: Edit, why: str) -> EditRefused:
+        return EditRefused(f"stream {self.base.stream}: {edit.kind} in record {self.record_id}: {why}")
+
+    def require_new(self, edit: Edit, uuid: UUID) -> None:
+        """A name is used once: for a range, for a rewrite, and not again while objects of that name await deletion."""
+        aside = (each.uuid for name in ("rewrites", "replaced") for each in self.now(name))
+        if self.segments.get(uuid) is not None or uuid in aside:
+            raise self.refused(edit, f"segment {uuid} exists already")
+
+    def segment(self, edit: Edit, uuid: UUID, *statuses: SegmentStatus) -> SegmentRecord:
+        found = self.segments.get(uuid)
+        if found is None or found.status not in statuses:
+            wanted = " or ".join(status.value for status in statuses)
+            raise self.refused(edit, f"segment {uuid} is {found.status.value if found else 'unknown'}, not {wanted}")
+        return found
+
+    def require_free(self, edit: Edit, begin: Position, end: Position | None, *, but: UUID | None = None) -> None:
+        """Ranges never overlap; a live one (no end yet) claims everything after its begin."""
+        if end is not None and end < begin:
+            raise self.refused(edit, f"{begin}..{end} ends before it begins")
+        other = self.segments.overlapping(begin, end, but=but)
+        if other is not None:
+            raise self.refused(
+                edit, f"{begin}..{end or ''} overlaps segment {other.uuid} {other.begin}..{other.end or ''}"
+            )
+        gaps: tuple[Gap, ...] = self.now("gaps")
+        at = len(gaps) if end is None else bisect_right(gaps, end, key=first_of)
+        if at and gaps[at - 1].last >= begin:
+            raise self.refused(edit, f"{begin}..{end or ''} overlaps the gap {gaps[at - 1].first}..{gaps[at - 1].last}")
+
+    def require_after_head(self, edit: Edit, end: Position | None) -> None:
+        """What lies before the head is gone: a range there would begin a prefix that its neighbours can't continue."""
+        head = self.now("head")
+        if head is not None and end is not None and end < head:
+            raise self.refused(edit, f"{end} lies before the head {head}")
+
+    def claim(self, begin: Position, end: Position | None) -> None:
+        """Takes note of a new range."""
+        self.earliest = begin if self.earliest is None else min(self.earliest, begin)
+        self.reach(end)
+
+    def reach(self, end: Position | None) -> None:
+        newest = self.now("newest_end")
+        if end is not None and (newest is None or end > newest):
+            self.changes["newest_end"] = end
+
+    def put_counted(self, record: SegmentRecord) -> None:
+        self.sums = self.sums.plus(record, 1)
+        self.segments.put(record)
+
+    def fact(self, ledger_id: int) -> LedgerFact:
+        found = self.facts.get(ledger_id)
+        return self.base.ledgers.get(ledger_id) if found is None else found
+
+    def mark(self, ledger_ids: Iterable[int], flag: int) -> None:
+        for ledger_id in ledger_ids:
+            fact = self.fact(ledger_id)
+            self.facts[ledger_id] = fact._replace(flags=fact.flags | flag)
+
+    def first_not_held(self, ledger_id: int, last_entry_id: int) -> Position | None:
+        """The first entry of a ledger that only its hot copy may have."""
+        wanted, last = Position(ledger_id, 0), Position(ledger_id, last_entry_id)
+        head = self.now("head")
+        if self.fact(ledger_id).flags & DELETED:
+            return None
+        if head is not None and head > wanted:
+            wanted = head
+        table = self.segments.table()
+        held = [(s.begin, s.end) for s in table.offloaded(wanted, last) if s.end]
+        held += [(gap.first, gap.last) for gap in self.now("gaps")]
+        for begin, end in sorted(held):
+            if begin <= wanted <= end:
+                wanted = (
+                    Position(ledger_id, end.entry_id + 1) if end.ledger_id == ledger_id else Position(ledger_id + 1, 0)
+                )
+        return wanted if wanted <= last else None
+
+
+#: Name of the driver in recorded driver metadata.
+DRIVER_KEY = "managedLedgerOffloadDriver"
+_ENTRY_ID_MAX = 2**63 - 1
+
+
+def offload_context(state: ManifestState, ledger_id: int) -> OffloadContext:
+    """Where the entries of a ledger are, in Pulsar's words (PIP-76, metadata changes).
+
+    A ledger in one V1 object has the attempt's uuid and ``complete``. A ledger in V2 segments lists them in order, each
+    with the ledger's last entry in it; ``uuid`` is the first one's, ``complete`` stays false: so says the proposal.
+
+    Args:
+        state: the manifest's view.
+        ledger_id: the ledger; one that the manifest doesn't know has an empty context.
+    """
+    ends = Position(ledger_id, 0), Position(ledger_id, _ENTRY_ID_MAX)
+    found = [s for s in state.segments.in_order(*ends) if s.status is not SegmentStatus.RETIRED]
+    pieces = [(segment, end) for segment in found if (end := _end_in(segment, ledger_id)) is not None]
+    if not pieces:
+        return OffloadContext()
+    first, _ = pieces[0]
+    if first.layout == 1:
+        return OffloadContext(
+            uuid=first.uuid,
+            complete=first.status is SegmentStatus.OFFLOADED,
+            timestamp_ms=first.offloaded_ms or first.assigned_ms,
+            driver_name=first.driver.get(DRIVER_KEY, ""),
+            driver_metadata=first.driver,
+        )
+    return OffloadContext(
+        uuid=first.uuid,
+        timestamp_ms=first.assigned_ms,
+        driver_name=first.driver.get(DRIVER_KEY, ""),
+        driver_metadata=first.driver,
+        segments=tuple(
+            OffloadSegment(
+                uuid=segment.uuid,
+                complete=segment.status is SegmentStatus.OFFLOADED,
+                assigned_ms=segment.assigned_ms,
+                offloaded_ms=segment.offloaded_ms,
+                end_entry_id=end if end >= 0 else None,
+                driver_name=segment.driver.get(DRIVER_KEY, ""),
+                driver_metadata=segment.driver,
+            )
+            for segment, end in pieces
+        ),
+    )
+
+
+def _end_in(segment: SegmentRecord, ledger_id: int) -> int | None:
+    """The ledger's last entry in the segment, -1 while that is open; ``None`` when it has none."""
+    if segment.summary is not None:
+        return next((span.last_entry_id for span in segment.summary.ledgers if span.ledger_id == ledger_id), None)
+    if segment.end is not None:
+        inside = segment.begin.ledger_id <= ledger_id <= segment.end.ledger_id
+        return -1 if inside else None
+    return -1 if segment.begin.ledger_id == ledger_id else None
+
+
+def require_takeable(state: ManifestState, now_ms: int, takeover_after_s: float, *, take_over: bool) -> None:
+    """Refuses to take a stream whose owner gave a sign of life less than ``takeover_after_s`` ago.
+
+    Args:
+        state: the manifest as it is now.
+        now_ms: ms since 1970 UTC. Clocks only decide how polite this is: fencing doesn't depend on them.
+        take_over: take it nevertheless.
+
+    Raises:
+        Fenced: there is such an owner; names it, and its URL where it gave one.
+    """
+    age_s = (now_ms - state.time_ms) / 1000
+    if take_over or state.epoch == 0 or age_s >= takeover_after_s:
+        return
+    where = f" at {state.writer.url}" if state.writer.url else ""
+    raise Fenced(
+        f"stream {state.stream} is owned by {state.writer.name}{where}, which wrote its last record {age_s:.0f} s ago",
+        hint=f"ask that owner, wait until it is silent for takeover_after ({takeover_after_s:g} s), or say --take-over",
+    )
+
+
+def assigning_after(
+    assigning: Sequence[AssigningEpoch], edits: Iterable[Edit], *, epoch_nonce: str, record_id: int
+) -> tuple[AssigningEpoch, ...]:
+    """The epochs that assigned segments, after a record of the epoch that ``epoch_nonce`` opened.
+
+    Args:
+        assigning: before it, from the oldest on.
+        edits: the record's.
+        epoch_nonce: of the current epoch; empty: an earlier release's manifest doesn't say.
+        record_id: the record's.
+    """
+    kept = tuple(assigning)
+    if not epoch_nonce or not any(isinstance(edit, (Assign, Rewrite)) for edit in edits):
+        return kept
+    if kept and kept[-1].nonce == epoch_nonce:
+        kept = kept[:-1]
+    return (*kept, AssigningEpoch(nonce=epoch_nonce, record_id=record_id))
+
+
+def newest_of(assigning: Sequence[AssigningEpoch], epoch_nonce: str) -> Testimony | None:
+    """What an object says that is written now under a uuid of that epoch; ``None``: it assigned nothing."""
+    known = _known(assigning, epoch_nonce)
+    return None if known is None else Testimony(epoch_nonce=epoch_nonce, record_id=known.record_id)
+
+
+def tells_of_loss(assigning: Sequence[AssigningEpoch], testimony: Testimony) -> bool:
+    """Whether an object was assigned by a record that the manifest hasn't."""
+    known = _known(assigning, testimony.epoch_nonce)
+    return known is None or testimony.record_id > known.record_id
+
+
+def _known(assigning: Sequence[AssigningEpoch], epoch_nonce: str) -> AssigningEpoch | None:
+    return next((each for each in reversed(assigning) if each.nonce == epoch_nonce), None)

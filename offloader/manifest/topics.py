@@ -15,23 +15,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from formats.errors import FormatError
-from formats.keys import catalog_key, manifest_prefix, stream_of_catalog_key
-from formats.retention_state import (
+from formats.documents import (
     PartitionRow,
     TopicEntry,
+    TruncationIntent,
+    decode_intent,
     decode_topic_entry,
     document_keys,
+    intent_key,
     retention_prefix,
     topic_key,
 )
-from formats.truncation_intent import TruncationIntent, decode_intent, intent_key
-from offloader.clock import Clock
+from formats.errors import FormatError
+from formats.keys import catalog_key, manifest_prefix, stream_of_catalog_key
 from offloader.errors import Corrupt, InvalidCall, Unsupported
-from offloader.manifest.catalog import is_released, read_entry
-from offloader.manifest.objects import delete_keys, listed
-from offloader.manifest.shared_keys import is_void_size, let_go, read_shared, remove_void
-from offloader.manifest.unreadable import unreadable
+from offloader.manifest.boundary import delete_keys, listed, unreadable
+from offloader.manifest.catalog import is_released, is_void_size, let_go, read_entry, read_shared, remove_void
+from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectInfo, ObjectStore
 
 __all__ = [

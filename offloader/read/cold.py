@@ -1,8 +1,4 @@
-"""Entries of one pinned manifest version, out of the object store.
-
-Owns how segments become batches: in parallel for long ranges, through the cache for short ones. Must never answer a
-position outside the range it is asked for.
-"""
+"""Reads the entries of one pinned manifest version from the object store."""
 
 from __future__ import annotations
 
@@ -18,9 +14,8 @@ from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.segment_map import SegmentMap
 from offloader.errors import InvalidCall, ObjectMissing
 from offloader.manifest.state import ManifestState, SegmentRecord
-from offloader.read import plan
-from offloader.read.fetch import Fetcher
-from offloader.read.plan import SegmentObjects
+from offloader.read import fetch as plan
+from offloader.read.fetch import Fetcher, SegmentObjects
 from offloader.settings import Pairs
 from offloader.store.base import ObjectStore
 

@@ -1,35 +1,171 @@
-"""A stream's reader: by position or by time, one entry or all of it, across segments, layouts and tiers.
-
-Owns what the caller sees of a stream: which positions there are, and exactly the asked entries. Must never
-look at a newer manifest by itself than the one it pinned, except where the hot tier lost entries to the cold one.
-"""
+"""Reading a stream by position or by time: one entry, a range, or everything, across segments and tiers."""
 
 from __future__ import annotations
 
+import difflib
+import re
+import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Literal
 from uuid import UUID
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from formats.entries import EntryBatch, Position
-from offloader.clock import Clock, SystemClock
-from offloader.errors import BeyondEnd, Closed, InvalidCall, Trimmed
+from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
+from formats.errors import FormatError, LimitExceeded, UnsupportedVersion
+from formats.pulsar.messages import MessageDecoder, MessageOptions, publish_times_ms
+from offloader.errors import (
+    BeyondEnd,
+    Closed,
+    Corrupt,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    OffloaderError,
+    Trimmed,
+    Unsupported,
+)
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.leases import HeldLease, take_lease
+from offloader.manifest.load import load_manifest_view_at
+from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cache import Cache, process_cache
 from offloader.read.cold import Skipped
-from offloader.read.entries import Entries
 from offloader.read.fetch import Fetcher
-from offloader.read.streams import load_stream
 from offloader.read.tiers import BothTiers
+from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
-__all__ = ["Entries", "Reader", "open_reader", "require_inside"]
+__all__ = [
+    "Entries",
+    "Reader",
+    "decode_messages",
+    "follow",
+    "load_manifest_at",
+    "load_stream",
+    "open_reader",
+    "published_between",
+    "require_inside",
+    "time_ms_of",
+    "time_text",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """Entries in the stream's order. An ``EntryBatch`` has one ledger, a range may have several: so this holds batches.
+
+    Attributes:
+        batches: none of them empty, ascending.
+    """
+
+    batches: tuple[EntryBatch, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+    def __iter__(self) -> Iterator[Entry]:
+        """The entries one by one (a convenience; hot paths use the batches)."""
+        for batch in self.batches:
+            yield from batch.entries()
+
+    @property
+    def first(self) -> Position | None:
+        """Position of the first entry; ``None`` when there is none."""
+        return self.batches[0].first if self.batches else None
+
+    @property
+    def last(self) -> Position | None:
+        """Position of the last entry; ``None`` when there is none."""
+        return self.batches[-1].last if self.batches else None
+
+    @property
+    def payload_bytes(self) -> int:
+        """Payload bytes of all entries together."""
+        return sum(batch.payload_bytes for batch in self.batches)
+
+    def to_arrow(self) -> pa.Table:
+        """Columns ledger_id, entry_id, publish_time (ms, UTC, null = unknown), payload; payloads aren't copied."""
+        empty = EntryBatch.build(0, 0, [])
+        parts = [batch.to_arrow() for batch in self.batches] or [empty.to_arrow()]
+        return pa.Table.from_batches(parts)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Eight digits are a date in ISO's compact form, not a moment of 1 January 1970.
+_MILLISECONDS = re.compile(r"(?!\d{8}$)-?\d{1,18}")
+_MILLISECOND = timedelta(milliseconds=1)
+
+
+def time_ms_of(text: str, *, option: str) -> int:
+    """``"2013-07-04T12:00:00Z"``, ``"2013-07-04"`` (UTC where no zone is given) or ``"1372939200000"`` -> ms.
+
+    Raises:
+        InvalidCall: anything else; names ``option``.
+    """
+    given = text.strip()
+    if _MILLISECONDS.fullmatch(given):
+        return int(given)
+    try:
+        when = datetime.fromisoformat(given)
+    except ValueError as cause:
+        raise InvalidCall(
+            f"{option}: {text!r} is not a time", hint="write 2013-07-04T12:00:00Z, 2013-07-04 (UTC) or ms since 1970"
+        ) from cause
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    # Rounded up: the bounds mean "at this time or later", and entries have whole milliseconds.
+    return -((_EPOCH - when) // _MILLISECOND)
+
+
+def time_text(time_ms: int) -> str:
+    """``1372939200000`` -> ``"2013-07-04T12:00:00.000Z"``; a time outside of the calendar stays a number."""
+    try:
+        when = _EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return str(time_ms)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+#: Names that an error about an unknown stream suggests.
+SUGGESTIONS_MAX = 3
+#: Of a stream that has no manifest yet.
+_NO_INCARNATION = UUID(int=0)
+
+
+def load_stream(store: ObjectStore, stream: str, *, may_be_absent: bool = False) -> ManifestState:
+    """The newest view of a stream, as ``load_manifest``, for people: similar names in the hint.
+
+    Args:
+        store: where it is.
+        stream: its name.
+        may_be_absent: an empty view instead of ``NotFound``.
+
+    Raises:
+        NotFound: no such stream, or it was deleted.
+        InvalidCall: not a stream's name.
+        Corrupt: the manifest is damaged.
+    """
+    try:
+        state = load_manifest(store, stream)
+    except NotFound as error:
+        if may_be_absent:
+            return ManifestState(stream=stream, incarnation=_NO_INCARNATION)
+        similar = difflib.get_close_matches(stream, list_streams(store), n=SUGGESTIONS_MAX)
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint=hint) from error
+    if state.stream_deleted:
+        raise NotFound(f"stream {stream} in {store.url} was deleted")
+    return state
 
 
 def open_reader(
@@ -278,3 +414,119 @@ def _sliced(batches: Iterable[EntryBatch], batch_bytes: int) -> Generator[EntryB
             stop = max(int(np.searchsorted(ends, before + batch_bytes, side="right")), start + 1)
             yield batch.slice(start, stop)
             start, before = stop, int(ends[stop - 1])
+
+
+#: Seconds until the manifest is looked at again: at first, and at most, after nothing was new several times.
+WAIT_S_MIN = 0.5
+WAIT_S_MAX = 10.0
+
+
+def follow(
+    reader: Reader, start: Position | None, *, clock: Clock, stop: threading.Event | None = None
+) -> Generator[EntryBatch, None, None]:
+    """All entries from ``start``, those that will be readable later too, in order, each once.
+
+    Looks at the manifest after 0.5 s, after twice as long each time that nothing is new, at most every 10 s.
+
+    Args:
+        reader: of the stream; it isn't changed.
+        start: default: the first readable entry there is, or will be.
+        clock: waits.
+        stop: ends the iteration when it is set; default: it goes on for ever.
+
+    Raises:
+        Trimmed: what comes next was deleted meanwhile; names the first position that is left.
+        what ``Reader.scan`` raises.
+    """
+    stop = stop or threading.Event()
+    wait_s = WAIT_S_MIN
+    current = reader
+    while not stop.is_set():
+        last = current.last_position
+        if last is not None and (start is None or start <= last):
+            with closing(current.scan(start, last)) as batches:
+                yield from batches
+            start, wait_s = Position(last.ledger_id, last.entry_id + 1), WAIT_S_MIN
+        if clock.wait(stop, wait_s):
+            return
+        wait_s = min(2 * wait_s, WAIT_S_MAX)
+        newer = current.refresh()
+        if current is not reader:
+            current.close()
+        current = newer
+
+
+def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> ManifestState:
+    """The view of ``stream`` after record ``record_id``, and nothing later.
+
+    Raises:
+        NotFound: no such stream.
+        InvalidCall: the manifest hasn't got that far, or that record was folded into a checkpoint.
+        Trimmed: segments of that view were retired since.
+        Corrupt: a record is damaged.
+    """
+    newest = load_manifest(store, stream)
+    if record_id > newest.record_id:
+        raise InvalidCall(
+            f"stream {stream}: the manifest ends at record {newest.record_id}, {record_id} doesn't exist yet"
+        )
+    state = load_manifest_view_at(store, newest, record_id)
+    gone = state.offloaded().not_in(newest.offloaded())
+    if gone:
+        raise Trimmed(
+            f"stream {stream}: {len(gone)} segments of manifest record {record_id} were retired since, first "
+            f"{gone[0].uuid} ({gone[0].begin}..{gone[0].end})",
+            first_available=newest.first_position(),
+            hint="pin a later record",
+        )
+    return state
+
+
+def decode_messages(
+    batch: EntryBatch, options: MessageOptions, *, source: str, remedy: str
+) -> Iterator[pa.RecordBatch]:
+    """The messages of ``batch``: see ``MessageDecoder.decode``.
+
+    Args:
+        batch: the entries.
+        options: columns, limits, and what happens to bad entries.
+        source: stream and, if known, object, for error messages.
+        remedy: how the caller's user gets past bad entries, for hints.
+
+    Raises:
+        Corrupt: an entry isn't a message, or is damaged.
+        LimitReached: an entry is larger, once decompressed, than the options allow.
+        Unsupported: a compression that this release doesn't know.
+    """
+    try:
+        yield from MessageDecoder(options, source=source).decode(batch)
+    except FormatError as error:
+        raise _translated(error, remedy) from error
+
+
+def _translated(error: FormatError, remedy: str) -> OffloaderError:
+    if isinstance(error, LimitExceeded):
+        return LimitReached(str(error), hint=remedy)
+    if isinstance(error, UnsupportedVersion):
+        return Unsupported(str(error), hint=f"use a newer release; {remedy}")
+    return Corrupt(str(error), hint=f"are these entries that Pulsar wrote? {remedy}")
+
+
+def published_between(batch: EntryBatch, start_ms: int | None, end_ms: int | None) -> NDArray[np.bool_]:
+    """Which entries were published then, by the time recorded for the entry, else by the metadata in it.
+
+    Args:
+        batch: the entries.
+        start_ms, end_ms: milliseconds since 1970 UTC, the end excluded; ``None`` = no bound.
+
+    Returns:
+        bool, shape (n,); true as well where the metadata can't be read: what is damaged isn't passed over in silence.
+    """
+    times = publish_times_ms(batch)
+    mask = np.ones(len(times), dtype=bool)
+    if start_ms is not None:
+        mask &= times >= start_ms
+    if end_ms is not None:
+        mask &= times < end_ms
+    result: NDArray[np.bool_] = mask | (times == TIME_UNKNOWN_MS)
+    return result

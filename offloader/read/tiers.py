@@ -1,8 +1,4 @@
-"""A stream's entries out of both tiers: the hot one where its ledgers are written, the cold one behind it.
-
-Owns where an entry is read that one of them, or both, may have. Must never give an entry twice, nor take one that left
-the hot tier meanwhile for lost.
-"""
+"""Reads a stream from both tiers: recent ledgers from the hot tier, older ones from the object store."""
 
 from __future__ import annotations
 

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 
 from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome
-from offloader.retention.decision import Decision, Lag, Role, Rule
-from offloader.retention.policies import limits_text, policy_text, size_text, span_text
-from offloader.retention.policy import Limits, Unit
+from offloader.retention.policy import Limits, Unit, limits_text, policy_text, size_text, span_text
+from offloader.retention.state import Decision, Lag, Role, Rule
 
 __all__ = ["cut_words", "explain", "outcome_facts", "picture"]
 

@@ -17,8 +17,20 @@ from itertools import pairwise
 from typing import Protocol
 
 from offloader.errors import InvalidCall
-from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, Order, SegmentId, join, meet, order
-from offloader.retention.key_ranges import covers, covers_once, scale_problem
+from offloader.retention.cuts import (
+    FUTURE,
+    Consumed,
+    Cut,
+    Offset,
+    Order,
+    SegmentId,
+    covers,
+    covers_once,
+    join,
+    meet,
+    order,
+    scale_problem,
+)
 
 __all__ = ["Lineage", "LineageMeasure", "Measure", "StreamSegment"]
 

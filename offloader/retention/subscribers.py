@@ -1,30 +1,38 @@
-"""Who still needs a stream: the registry of its subscribers, as a value; pure.
-
-Owns registering, publishing and who counts at a time. Must never read a clock or a store, nor decide what is deleted.
-
-Rules: the retention specification, section 3. A subscriber has a generation, which its registration raises: what an
-earlier owner of the name still sends changes nothing any more.
-"""
+"""A stream's subscribers: registration, published positions, activity."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from offloader.errors import InvalidCall, LimitReached
-from offloader.retention.cuts import Cut
+from formats.documents import SubscriberRow, Subscribers, document_key
+from formats.entries import Position
+from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError
+from offloader.manifest.state import ManifestState
+from offloader.retention.cuts import Cut, Known, OwnCuts, cut_of_rows, partition_segment, rows_of_cut
+from offloader.retention.scope import DocumentStore, LoadedPartitions, Place, SourceOf, Stored, find_place
+from offloader.runtime.clock import Clock, SystemClock
+from offloader.store.base import ObjectStore
 
 __all__ = [
     "SUBSCRIBERS_MAX",
     "SUBSCRIBER_NAME_CHARS_MAX",
     "Activity",
+    "CutLike",
     "CutRules",
+    "Followed",
     "PublishStatus",
     "Published",
     "Registry",
+    "StreamRetention",
     "Subscriber",
+    "SubscriberStatus",
+    "cut_of",
+    "followed",
+    "open_retention",
     "require_subscriber_name",
 ]
 
@@ -260,3 +268,386 @@ def require_subscriber_name(name: str) -> None:
             f"{name!r:.80} is no name of a subscriber",
             hint=f"1 to {SUBSCRIBER_NAME_CHARS_MAX} characters that print, no space at the ends",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """One of somebody else's: what it has consumed, and whether a consumer is connected, which is a sign of life."""
+
+    cut: Cut
+    is_connected: bool
+
+
+def followed(
+    registry: Registry,
+    wanted: Mapping[str, Followed],
+    gone: Collection[str],
+    rules: CutRules,
+    *,
+    now_ms: int,
+    renew_ms: int | None,
+) -> Registry:
+    """The registry brought in line.
+
+    Args:
+        registry: as it is.
+        wanted: by the subscriber's name.
+        gone: names of subscribers that are to be forgotten.
+        rules: of the stream's cuts; a cut that is none of them changes nothing.
+        now_ms: the time.
+        renew_ms: how old the sign of life of somebody connected may be; ``None``: as old as it likes.
+
+    Raises:
+        LimitReached: too many subscribers.
+    """
+    for name, each in wanted.items():
+        found = registry.subscribers.get(name)
+        generation = 0 if found is None else found.generation
+        if found is None:
+            registry = registry.add(name, generation, now_ms=now_ms)
+        elif found.cut is not None and rules.reaches(found.cut, each.cut) and rules.reaches(each.cut, found.cut):
+            is_old = renew_ms is not None and now_ms - found.active_ms > renew_ms
+            if not (each.is_connected and is_old):
+                continue
+        outcome = registry.publish(name, generation, each.cut, rules, now_ms=now_ms)
+        if outcome.status is PublishStatus.CUT_NOT_VALID and not rules.problem(each.cut):
+            again = registry.remove(name, generation).add(name, generation + 1, now_ms=now_ms)
+            outcome = again.publish(name, generation + 1, each.cut, rules, now_ms=now_ms)
+        registry = outcome.registry
+    for name in gone:
+        there = registry.subscribers.get(name)
+        if there is not None:
+            registry = registry.remove(name, there.generation)
+    return registry
+
+
+_HOW_CUTS_ARE = "a cut has the positions of the first entries still needed, never before an earlier cut"
+#: A cut as callers may give it: a position of a stream without partitions, positions by partition, or a cut.
+CutLike = Position | Mapping[int, Position] | Cut
+
+
+def open_retention(
+    store: ObjectStore,
+    stream: str,
+    *,
+    source_of: SourceOf | None = None,
+    clock: Clock | None = None,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> StreamRetention:
+    """The retention state of a stream, or of a partitioned topic by the topic's name.
+
+    Args:
+        store: where the stream is; open for writing, for everything that changes something.
+        stream: its name; of ``<topic>-partition-0``, ``-1``, ... name the topic.
+        source_of: the hot tier by a stream's name, for subscribers that read what isn't offloaded yet; without it a
+            stream ends at its committed end.
+        clock: for times of activity.
+        entropy: source of random bytes.
+
+    Raises:
+        NotFound: no such stream, and no such topic.
+        InvalidCall: not a stream's name, or one partition of a topic.
+    """
+    documents = DocumentStore(store, clock or SystemClock(), entropy)
+    find_place(store, stream)
+    return StreamRetention(documents, stream, source_of or (lambda _: None), entropy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriberStatus:
+    """One subscriber, for people.
+
+    Attributes:
+        subscriber: its row of the registry.
+        activity: whether it holds data back.
+        lag_bytes, lag_entries: payload bytes and entries from its cut, or its start, to the tail.
+    """
+
+    subscriber: Subscriber
+    activity: Activity
+    lag_bytes: int
+    lag_entries: int
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            **self.subscriber.as_json(),
+            "activity": self.activity.value,
+            "lag_bytes": self.lag_bytes,
+            "lag_entries": self.lag_entries,
+        }
+
+
+class StreamRetention:
+    """See ``open_retention``. Thread-safe: it holds nothing but what it saw of the manifests last."""
+
+    def __init__(
+        self, documents: DocumentStore, name: str, source_of: SourceOf, entropy: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        self.name = name
+        self.documents = documents
+        self._source_of = source_of
+        self._entropy = entropy
+        self._views: dict[str, ManifestState] = {}
+
+    def place(self, *, create: bool = False) -> Place:
+        """Where the state is; see ``find_place``."""
+        return find_place(self.documents.store, self.name, create=create, entropy=self._entropy)
+
+    def cuts(
+        self, place: Place | None = None, known: Mapping[int, Known] | None = None, *, ahead: Iterable[int] = ()
+    ) -> OwnCuts:
+        """The stream's entries as they are now, counted and checked.
+
+        Args:
+            place: where the state is, if that was looked up already.
+            known: where sizes are counted from, by partition.
+            ahead: partitions that are loaded now, several at once; others when they are asked for.
+        """
+        found = place or self.place()
+        partitions = LoadedPartitions(self.documents.store, found, self._source_of, known, self._views)
+        partitions.load(ahead)
+        return OwnCuts(partitions)
+
+    def tail(self) -> Cut:
+        """Where the stream ends now: behind the newest entry of each partition."""
+        place = self.place()
+        return self.cuts(place, ahead=place.partitions).tail()
+
+    def registry(self, place: Place | None = None) -> Registry:
+        """The subscribers as they are now.
+
+        Raises:
+            Corrupt: the registry is damaged. Nothing is deleted then: nobody knows who needs what.
+        """
+        found = place or self.place()
+        if found.incarnation is None:
+            return Registry()
+        stored = self.documents.read(*self._document(found))
+        return _registry(stored, found)
+
+    def add(self, name: str, *, generation: int = 0, start: CutLike | None = None) -> Subscriber:
+        """Registers a subscriber, or raises the generation of one; see ``Registry.add``.
+
+        Args:
+            name: of the subscriber.
+            generation: from an owner that counts them, else 0.
+            start: where it begins; default: at the stream's beginning.
+
+        Raises:
+            NotFound: the stream was deleted.
+            InvalidCall: not a name, a generation, a cut of the stream.
+            LimitReached: too many subscribers.
+        """
+        require_subscriber_name(name)
+        place = self.place()
+        begin = None
+        if start is not None:
+            own = self.cuts(place)
+            begin = own.canonical(cut_of(start))
+            problem = own.problem(begin)
+            if problem:
+                what = f"subscriber {name} of stream {self.name} can't start at {begin}: {problem}"
+                raise InvalidCall(what, hint=_HOW_CUTS_ARE)
+        # Only now: what is refused leaves nothing behind.
+        place = self.place(create=True) if place.is_topic else place
+
+        def added(registry: Registry, now_ms: int) -> Registry:
+            return registry.add(name, generation, now_ms=now_ms, start=begin)
+
+        return self._changed(place, added).subscribers[name]
+
+    def remove(self, name: str, *, generation: int | None = None) -> bool:
+        """Forgets a subscriber, unless its generation is higher by now (default: whichever it has).
+
+        Returns:
+            Whether it isn't registered any more.
+        """
+        place = self.place()
+        if place.incarnation is None:
+            return True
+
+        def removed(registry: Registry, _: int) -> Registry:
+            found = registry.subscribers.get(name)
+            given = generation if generation is not None or found is None else found.generation
+            return registry if given is None else registry.remove(name, given)
+
+        return name not in self._changed(place, removed).subscribers
+
+    def follow(
+        self, wanted: Mapping[str, Followed], *, gone: Collection[str] = (), renew_ms: int | None = None
+    ) -> Registry:
+        """Brings subscribers in line with somebody else's, all in one write; see ``followed``.
+
+        Args:
+            wanted: name -> what that one has consumed; the cuts are this stream's.
+            gone: names that aren't anybody's any more.
+            renew_ms: a sign of life of who is connected is older than this when it is renewed; ``None``: never.
+
+        Raises:
+            NotFound: the stream was deleted.
+            LimitReached: too many subscribers.
+        """
+        place = self.place(create=True) if wanted else self.place()
+        if place.incarnation is None:
+            return Registry()
+        own = self.cuts(place, ahead=place.partitions)
+
+        def changed(registry: Registry, now_ms: int) -> Registry:
+            return followed(registry, wanted, gone, own, now_ms=now_ms, renew_ms=renew_ms)
+
+        return self._changed(place, changed)
+
+    def try_publish(self, name: str, cut: CutLike, *, generation: int | None = None) -> Published:
+        """Says what a subscriber has consumed; the status tells whether that counts.
+
+        Args:
+            name: of the subscriber.
+            cut: everything before it; the positions are those of the first entries that are still needed.
+            generation: of the subscriber's registration; default: whichever it has.
+
+        Raises:
+            OffloaderError: the store or a document of it is at fault, not the call: try again, or look.
+        """
+        try:
+            place = self.place()
+            given = cut_of(cut)
+            own = self.cuts(place, ahead=[segment.number for segment in given.offsets])
+            wanted = own.canonical(given)
+        except NotFound as error:
+            return Published(Registry(), PublishStatus.STREAM_NOT_FOUND, error.message)
+        except InvalidCall as error:
+            return Published(Registry(), PublishStatus.CUT_NOT_VALID, error.message)
+        outcome = Published(Registry(), PublishStatus.SUBSCRIBER_NOT_FOUND, f"{name} isn't registered; nobody is")
+        if place.incarnation is None:
+            return outcome
+
+        def published(registry: Registry, now_ms: int) -> Registry:
+            nonlocal outcome
+            found = registry.subscribers.get(name)
+            expected = generation if generation is not None or found is None else found.generation
+            outcome = registry.publish(name, expected or 0, wanted, own, now_ms=now_ms)
+            return outcome.registry
+
+        try:
+            self._changed(place, published)
+        except NotFound as error:
+            return Published(Registry(), PublishStatus.STREAM_NOT_FOUND, error.message)
+        return outcome
+
+    def publish(self, name: str, cut: CutLike, *, generation: int | None = None) -> Subscriber:
+        """As ``try_publish``; a refusal is an error, and changed nothing.
+
+        Raises:
+            NotFound: no such stream, or no such subscriber.
+            InvalidCall: another generation, or a cut that isn't valid or lies behind the last one.
+        """
+        outcome = self.try_publish(name, cut, generation=generation)
+        error = self.refusal(outcome)
+        if error is not None:
+            raise error
+        return outcome.registry.subscribers[name]
+
+    def refusal(self, outcome: Published) -> OffloaderError | None:
+        """The error for a refused publish."""
+        match outcome.status:
+            case PublishStatus.SUCCESS:
+                return None
+            case PublishStatus.STREAM_NOT_FOUND:
+                return NotFound(outcome.why, hint="`offloader ls` lists the streams")
+            case PublishStatus.SUBSCRIBER_NOT_FOUND:
+                hint = f"`offloader retention add {self.name} NAME` registers one"
+                return NotFound(f"stream {self.name}: subscriber {outcome.why}", hint=hint)
+            case PublishStatus.GENERATION_MISMATCH:
+                return InvalidCall(f"stream {self.name}: {outcome.why}", hint="publish with the newest generation")
+            case PublishStatus.CUT_NOT_VALID:
+                return InvalidCall(f"stream {self.name}: {outcome.why}", hint=_HOW_CUTS_ARE)
+
+    def subscribers(self, *, timeout_ms: int | None = None, connected: Collection[str] = ()) -> list[SubscriberStatus]:
+        """All subscribers with what they haven't consumed.
+
+        Args:
+            timeout_ms: after how much silence one doesn't count; ``None``: never.
+            connected: names of those with a connected consumer.
+        """
+        place = self.place()
+        registry = self.registry(place)
+        if not registry.subscribers:
+            return []
+        own = self.cuts(place, ahead=place.partitions)
+        activities = registry.active(
+            now_ms=self.documents.clock.now_ms(), timeout_ms=timeout_ms, tail=own.tail(), rules=own, connected=connected
+        )
+        total, head = own.total(), own.head()
+        found = []
+        for name, cut in registry.bounding(Cut(), protect_unpublished=True).items():
+            # What was truncated can't be read any more: nobody lags behind by it.
+            lag = total.minus(own.size_before(own.joined(cut, head)))
+            found.append(
+                SubscriberStatus(
+                    subscriber=registry.subscribers[name],
+                    activity=activities[name],
+                    lag_bytes=max(lag.payload_bytes, 0),
+                    lag_entries=max(lag.entries, 0),
+                )
+            )
+        return found
+
+    def _document(self, place: Place) -> tuple[str, Subscribers]:
+        assert place.incarnation is not None, "made before something is written"
+        key = document_key(Subscribers, self.name, place.incarnation)
+        return key, Subscribers(name=self.name, partitions=place.rows)
+
+    def _changed(self, place: Place, change: Callable[[Registry, int], Registry]) -> Registry:
+        """The registry after a change; unchanged ones aren't written."""
+
+        def alter(stored: Stored[Subscribers]) -> Subscribers | None:
+            before = _registry(stored, place)
+            # A clock that is behind would let its owner look silent: the last change of all was before now for sure.
+            after = change(before, max(self.documents.clock.now_ms(), stored.modified_ms))
+            if after == before:
+                return None
+            rows = tuple(_row(after.subscribers[name]) for name in after.names())
+            return replace(stored.document, partitions=place.rows, subscribers=rows)
+
+        return _registry(self.documents.change(*self._document(place), alter), place)
+
+
+def cut_of(cut: CutLike) -> Cut:
+    """A cut of a stream of ours.
+
+    Raises:
+        InvalidCall: an offset that is no position.
+    """
+    if isinstance(cut, Cut):
+        return cut
+    positions = {0: cut} if isinstance(cut, Position) else cut
+    return Cut({partition_segment(number): position for number, position in positions.items()})
+
+
+def _registry(stored: Stored[Subscribers], place: Place) -> Registry:
+    document = stored.document
+    alive = {row.number for row in document.partitions if place.is_alive(row)}
+    found = {}
+    for row in document.subscribers:
+        found[row.name] = Subscriber(
+            name=row.name,
+            generation=row.generation,
+            updated_ms=row.updated_ms,
+            # Nobody was active after the document was written last: a clock far ahead holds nothing back for ever.
+            active_ms=min(row.active_ms, stored.modified_ms or row.active_ms),
+            cut=None if row.cut is None else cut_of_rows(row.cut, alive),
+            start=None if row.start is None else cut_of_rows(row.start, alive),
+        )
+    return Registry(found)
+
+
+def _row(subscriber: Subscriber) -> SubscriberRow:
+    return SubscriberRow(
+        name=subscriber.name,
+        generation=subscriber.generation,
+        updated_ms=subscriber.updated_ms,
+        active_ms=subscriber.active_ms,
+        cut=None if subscriber.cut is None else rows_of_cut(subscriber.cut),
+        start=None if subscriber.start is None else rows_of_cut(subscriber.start),
+    )

@@ -1,17 +1,16 @@
-"""Where a server listens: an address as a value, and whether others than this machine can reach it.
-
-Owns how an address is written. Must never resolve a name: what it resolves to may change after the check.
-"""
+"""Listen addresses and the certificate that a process serves with."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+import ssl
 from dataclasses import dataclass
 
-from offloader.errors import InvalidCall
+from offloader.errors import AccessDenied, InvalidCall
+from offloader.settings import AccessSettings
 
-__all__ = ["ListenAddress", "parse_listen"]
+__all__ = ["ListenAddress", "certificate_names", "parse_listen", "renew_certificate", "server_tls"]
 
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.\-]*)):(?P<port>[0-9]{1,5})", re.ASCII)
 _PORT_MAX = 65_535
@@ -74,3 +73,82 @@ def parse_listen(text: str, *, setting: str = "listen") -> ListenAddress:
         except ValueError:
             raise InvalidCall(f"{setting}: {host!a} is no IPv6 address", hint="give [::1]:8080") from None
     return ListenAddress("127.0.0.1" if host == "localhost" else host, port)
+
+
+_NAMES_MAX = 100
+
+
+def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
+    """TLS 1.2 and later, as the settings say; ``None``: none is wanted.
+
+    A client shows a certificate where ``certificates`` names some; it must where there are no tokens.
+
+    Raises:
+        InvalidCall: settings that don't fit together, or files that aren't what they should be.
+        AccessDenied: a file that can't be read.
+    """
+    if not settings.certificate_file:
+        for name in ("key_file", "client_authorities_file"):
+            if getattr(settings, name):
+                raise InvalidCall(f"access.{name} has no effect without access.certificate_file", hint="set both")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    renew_certificate(context, settings)
+    if bool(settings.client_authorities_file) != bool(settings.certificates):
+        raise InvalidCall(
+            "access.client_authorities_file and access.certificates: one has no effect without the other",
+            hint='name who may do what: certificates = { "prometheus" = "read" }; "*" is any certificate',
+        )
+    if settings.client_authorities_file:
+        try:
+            context.load_verify_locations(cafile=settings.client_authorities_file)
+        except OSError as cause:  # ssl.SSLError is one
+            raise _refusal(cause, "access.client_authorities_file", settings.client_authorities_file) from cause
+        must_show = not settings.has_tokens and settings.anonymous == "loopback"
+        context.verify_mode = ssl.CERT_REQUIRED if must_show else ssl.CERT_OPTIONAL
+    return context
+
+
+def renew_certificate(context: ssl.SSLContext, settings: AccessSettings) -> None:
+    """Loads certificate and key again: connections from now on see the new one.
+
+    Raises:
+        InvalidCall, AccessDenied: as ``server_tls``; the one before stays.
+    """
+    key_file = settings.key_file or settings.certificate_file
+    try:
+        # First aside: a context that was given a wrong pair has half of it.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            settings.certificate_file, key_file, password=_no_password
+        )
+        context.load_cert_chain(settings.certificate_file, key_file, password=_no_password)
+    except OSError as cause:
+        raise _refusal(cause, "access.certificate_file and access.key_file", settings.certificate_file) from cause
+
+
+def certificate_names(tls: ssl.SSLObject | ssl.SSLSocket | None) -> list[str] | None:
+    """Common names and DNS names of the certificate that the other side showed; ``None``: it showed none.
+
+    A name that can't be printed is none: it would be in the log.
+    """
+    found = None if tls is None else tls.getpeercert()
+    if not found:
+        return None
+    subject: tuple[tuple[tuple[str, str], ...], ...] = found.get("subject", ())  # type: ignore[assignment]
+    others: tuple[tuple[str, str], ...] = found.get("subjectAltName", ())  # type: ignore[assignment]
+    names = [value for part in subject for name, value in part if name == "commonName"]
+    names += [value for kind, value in others if kind == "DNS"]
+    return [name for name in names if name.isprintable()][:_NAMES_MAX]
+
+
+def _no_password() -> str:
+    """Instead of asking a terminal: a key that nobody can open without one is of no use to a process."""
+    raise InvalidCall("access.key_file is encrypted", hint="give the key without a password, readable only for us")
+
+
+def _refusal(cause: OSError, setting: str, file: str) -> InvalidCall | AccessDenied:
+    if isinstance(cause, ssl.SSLError):
+        return InvalidCall(f"{setting}: {file}: {cause.reason or 'not what it should be'}", hint="PEM files that fit")
+    return AccessDenied(f"{setting}: {file}: {cause.strerror}", hint="check the paths and who may read them")

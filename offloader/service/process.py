@@ -1,8 +1,4 @@
-"""The serving process: its store, its streams, the feeds that bring them, its upkeep and its doors.
-
-Owns the order in which they begin and end. Must never let one that fails keep another from its work, nor read a file,
-a signal or an environment variable: who calls it does.
-"""
+"""The serving process: its store, streams, providers, maintenance and listeners; reloads its settings."""
 
 from __future__ import annotations
 
@@ -14,22 +10,92 @@ from functools import partial
 from typing import Any, Protocol
 
 from formats.entries import Position
-from offloader.clock import Clock
-from offloader.effective_settings import SettingsFile
 from offloader.errors import ErrorKind, OffloaderError
 from offloader.ledgers.base import LedgerSource
+from offloader.maintenance import JOBS_AT_ONCE_MAX, Upkeep
+from offloader.runtime.clock import Clock
+from offloader.runtime.workers import SerialTask, Workers
 from offloader.service.auth import Credentials
-from offloader.service.feeds import Feed, Problem
-from offloader.service.recent import RecentErrors
-from offloader.service.reloading import Reloaded, reloaded
+from offloader.service.providers.base import Feed, Problem
+from offloader.service.queries import RecentErrors
 from offloader.service.streams import ServedStreams
-from offloader.telemetry import Reading
-from offloader.upkeep import JOBS_AT_ONCE_MAX, Upkeep
-from offloader.workers import SerialTask, Workers
+from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, STREAMING, SettingsFile
+from offloader.telemetry.recorder import Reading
+from offloader.write.backfill_service import HistoryRuns
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.runs import HistoryRuns
 
-__all__ = ["Door", "ServingParts", "ServingProcess"]
+__all__ = ["Door", "Reloaded", "ServingParts", "ServingProcess", "is_live", "reloaded"]
+
+#: Settings of the process that whoever reads them asks for each time.
+ASKED_EACH_TIME = frozenset(
+    {
+        "pulsar.exclude",
+        "pulsar.on_gap",
+        "pulsar.subscribers_seconds",
+        "pulsar.topics",
+        "pulsar.topics_seconds",
+        "serve.follow_seconds",
+        "serve.log_level",
+        "serve.restart_seconds_max",
+        "serve.stop_seconds_max",
+        "serve.streams",
+        "serve.streams_max",
+    }
+)
+#: Sections of streams that are read when something is opened which stays open.
+FIXED_SECTIONS = frozenset({"ledgers"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What came of a new file.
+
+    Attributes:
+        file: the settings in force from here on: the new ones, but what can't change is as it was.
+        changed: what changed, ``[topic a/b/c] offload.codec``.
+        needs_restart: what would have to, likewise.
+    """
+
+    file: SettingsFile
+    changed: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+def reloaded(old: SettingsFile, new: SettingsFile) -> Reloaded:
+    """What of ``new`` counts in a process that runs by ``old``."""
+    changed: list[str] = []
+    fixed: list[str] = []
+    layers: dict[str, dict[str, Any]] = {}
+    for scope in sorted({*old.layers, *new.layers}):
+        before: Mapping[str, Any] = old.layers.get(scope, {})
+        after: Mapping[str, Any] = new.layers.get(scope, {})
+        kept = dict(after)
+        for name in sorted({*before, *after}):
+            if name in before and name in after and before[name] == after[name]:
+                continue
+            if is_live(name):
+                changed.append(_place(scope, name))
+                continue
+            fixed.append(_place(scope, name))
+            kept.pop(name, None)
+            if name in before:
+                kept[name] = before[name]
+        layers[scope] = kept
+    return Reloaded(SettingsFile(new.name, layers), tuple(changed), tuple(fixed))
+
+
+def is_live(name: str) -> bool:
+    """Whether a running process obeys another value of a setting."""
+    section = name.partition(".")[0]
+    if name == STREAMING or name in ASKED_EACH_TIME:
+        return True
+    return section not in PROCESS_SECTIONS | FIXED_SECTIONS and name not in PROCESS_SETTINGS
+
+
+def _place(scope: str, name: str) -> str:
+    kind, _, inner = scope.partition(".")
+    return f"[{kind[:-1]} {inner}] {name}" if kind else name
+
 
 _log = logging.getLogger("offloader.service")
 
@@ -94,7 +160,7 @@ class ServingParts:
 class ServingProcess:
     """Made once, started once, stopped once. Thread-safe.
 
-    It is what ``offloader.service.view`` and ``offloader.service.control`` ask.
+    It is what ``offloader.service.queries`` and ``offloader.service.commands`` ask.
     """
 
     def __init__(self, parts: ServingParts) -> None:
@@ -266,11 +332,11 @@ class ServingProcess:
         return self._streams.source_of(stream)
 
     def offload(self, stream: str, until: Position | None, *, timeout_s: float) -> Position | None:
-        """See ``offloader.service.control.ControlledProcess``."""
+        """See ``offloader.service.commands.ControlledProcess``."""
         return self._streams.require(stream).offload(until, timeout_s=timeout_s)
 
     def look_again(self, stream: str) -> None:
-        """See ``offloader.service.control.ControlledProcess``."""
+        """See ``offloader.service.commands.ControlledProcess``."""
         found = self._streams.get(stream)
         if found is not None:
             found.look_again()

@@ -1,8 +1,4 @@
-"""The streams of the serving process.
-
-Owns which there are and how they end together. Must never let one that can't be started, drained or stopped keep
-another from it.
-"""
+"""The streams of a serving process: each is offloaded here or on standby."""
 
 from __future__ import annotations
 
@@ -12,22 +8,339 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from formats.stream_names import levels_above
-from offloader.clock import Clock
-from offloader.effective_settings import SettingsFile
-from offloader.errors import Closed, Fenced, InvalidCall, LimitReached, NotFound, OffloaderError
-from offloader.ledgers.base import LedgerSource
+from formats.entries import Position
+from formats.keys import levels_above
+from offloader.errors import (
+    Closed,
+    Fenced,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    OffloaderError,
+    SourceMismatch,
+    StoreUnavailable,
+)
+from offloader.ledgers.base import LedgerSource, newest_given
 from offloader.manifest.state import StreamPaused
-from offloader.service.feeds import Problem
-from offloader.service.served_stream import ServedStream
+from offloader.monitor import idle_document
+from offloader.runtime.clock import Clock
+from offloader.runtime.workers import SerialTask, Timer, Workers
+from offloader.service.providers.base import Problem
 from offloader.settings import Settings
+from offloader.settings.layered import SettingsFile
 from offloader.stream_names import name_clash, require_stream_name
-from offloader.workers import Workers
+from offloader.write.hot_release import HotRelease
+from offloader.write.ledger_method import LedgerTrigger
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.status import Mode, StreamStatus
 
-__all__ = ["LOOK_S", "ServedStreams"]
+__all__ = ["LOOK_S", "RESTART_S_MIN", "ServedStream", "ServedStreams"]
 
 _log = logging.getLogger("offloader.service")
+
+#: First wait before a stream that couldn't be started, or that stopped on an error, is started again; it doubles.
+RESTART_S_MIN = 1.0
+#: A stream that ran for so long before it stopped is started again as if it had never stopped.
+RAN_WELL_S = 600.0
+
+
+class ServedStream:
+    """See ``offloader.service.providers.base.StreamControl``. Thread-safe.
+
+    Args:
+        name, feed: the stream's name, and who brought it.
+        source: its hot tier.
+        settings: its own.
+        adjust: what its feed makes of its settings, these and later ones.
+        offloader: of the process.
+        workers: start and stop streams; not those that offload.
+        restart_s_max: longest wait before it is started again.
+        active: whether it is offloaded at once; ``None``: nobody knows yet whose turn it is, so it waits.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: LedgerSource,
+        *,
+        feed: str,
+        settings: Settings,
+        adjust: Callable[[Settings], Settings],
+        offloader: LedgerOffloader,
+        workers: Workers,
+        clock: Clock,
+        restart_s_max: float,
+        active: bool | None,
+    ) -> None:
+        self.name, self.feed, self.source = name, feed, source
+        self._adjust = adjust
+        self._settings = adjust(settings)
+        self._offloader, self._workers, self._clock = offloader, workers, clock
+        self._restart_s_max = restart_s_max
+        self._task = SerialTask(workers, self._settle)
+        #: The first start was tried.
+        self._begun = threading.Event()
+        # Guards what is wanted and what there is; nothing is started or stopped while it is held.
+        self._lock = threading.Lock()
+        self._wanted = bool(active)
+        self._is_decided = active is not None
+        self._ended = False
+        self._reclaim = False
+        self._restart_s = RESTART_S_MIN
+        self._started_s = 0.0
+        self._timer: Timer | None = None
+        self._error: OffloaderError | None = None
+        # Touched by the task only, read by anybody.
+        self._offload: StreamOffload | None = None
+        self._trigger: LedgerTrigger | None = None
+        self._hot_release: HotRelease | None = None
+        self._running: Settings | None = None
+
+    # --- what a feed asks ----------------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        return self._wanted and not self._ended
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    @property
+    def committed(self) -> Position | None:
+        status = self.status()
+        return None if status is None else status.committed
+
+    def status(self) -> StreamStatus | None:
+        offload = self._offload
+        return None if offload is None else offload.status()
+
+    def offload(self, until: Position | None = None, *, timeout_s: float | None = None) -> Position | None:
+        """Brings what the hot tier has now, or has up to ``until``, into the store and waits for it; for a start that
+        is under way too. Also what its source hasn't told of yet.
+
+        Raises:
+            InvalidCall: its method is none; Fenced: it isn't this process's turn.
+            StoreUnavailable: not begun, nobody knows yet whose turn it is, or not committed within ``timeout_s``;
+                nobody knows what the hot tier has.
+            As ``ManagedLedger.offload``.
+        """
+        if self.is_active and timeout_s is not None:
+            deadline_s = self._clock.monotonic_s() + timeout_s
+            self._clock.wait(self._begun, timeout_s)
+            timeout_s = max(deadline_s - self._clock.monotonic_s(), 0.0)
+        offload, trigger = self._offload, self._trigger
+        if offload is not None:
+            return self._offload_all(offload, until, timeout_s)
+        if trigger is not None:
+            result = trigger.offload()
+            if result.errors:
+                raise result.errors[0]
+            return result.committed
+        if not self._is_decided:
+            raise StoreUnavailable(
+                f"stream {self.name}: it isn't known yet which process has the turn to offload it",
+                hint="ask again in a moment; if it stays so, look at the problems in /readyz",
+            )
+        if not self.is_active:
+            raise Fenced(f"stream {self.name} stands by here: another process offloads it", hint="ask that one")
+        if self._settings.offload.method == "none":
+            raise InvalidCall(f"stream {self.name} isn't offloaded: its method is none", hint="set another method")
+        raise self._error or StoreUnavailable(f"stream {self.name} is being started", hint="ask again")
+
+    def _offload_all(self, offload: StreamOffload, until: Position | None, timeout_s: float | None) -> Position | None:
+        wait_s = self._settings.offload.drain_seconds_max if timeout_s is None else timeout_s
+        deadline_s = self._clock.monotonic_s() + wait_s
+        # What was told is brought at once, whatever becomes of the rest.
+        offload.request_offload(until)
+        newest = newest_given(self.source.ledgers())
+        wanted = newest if until is None or newest is None else min(until, newest)
+        if wanted is not None and not offload.hears_of(
+            wanted, within_s=max(deadline_s - self._clock.monotonic_s(), 0.0)
+        ):
+            raise StoreUnavailable(
+                f"stream {self.name}: the hot tier has {wanted}, and hasn't given it within {wait_s:g} s",
+                hint="nothing is lost: it is offloaded as soon as it comes; look at the stream's problems",
+            )
+        return offload.offload(until, timeout_s=max(deadline_s - self._clock.monotonic_s(), 0.0))
+
+    def look_again(self) -> None:
+        """Sees soon whether the manifest says that it is paused."""
+        for each in (self._offload, self._trigger):
+            if each is not None:
+                each.look_again()
+
+    @property
+    def error(self) -> OffloaderError | None:
+        """Why it isn't offloaded although it should be."""
+        return self._error
+
+    def begin(self) -> None:
+        """Does what is wanted, soon."""
+        self._task.schedule()
+
+    def activate(self) -> None:
+        with self._lock:
+            self._wanted = self._reclaim = self._is_decided = True
+        self._task.schedule()
+
+    def stand_by(self) -> None:
+        with self._lock:
+            self._wanted, self._is_decided = False, True
+        self._task.schedule()
+
+    def use(self, settings: Settings) -> None:
+        """Offloads by other settings from here on, if they mean anything to a running stream."""
+        with self._lock:
+            self._settings = self._adjust(settings)
+        self._task.schedule()
+
+    def look(self) -> None:
+        """Starts it again if it stopped on an error; for who looks at all streams now and then."""
+        if self._stopped_error() is not None:
+            self._task.schedule()
+
+    # --- ending --------------------------------------------------------------------------------------------------
+
+    @property
+    def has_to_drain(self) -> bool:
+        """Whether there is something to be completed before it ends, as far as that can be known."""
+        return self.is_active and self._settings.offload.method == "streaming"
+
+    def request_drain(self) -> None:
+        """Asks for everything up to the newest entry, where it is running by now."""
+        offload = self._offload
+        if offload is not None:
+            offload.request_offload()
+
+    def drain(self, within_s: float) -> None:
+        """Completes the current segment; waits for a start that is under way.
+
+        Raises:
+            OffloaderError: it didn't come to that.
+        """
+        deadline_s = self._clock.monotonic_s() + within_s
+        self._clock.wait(self._begun, within_s)
+        # Looked at in this order: ``end`` says that it is over before it takes away what there was.
+        offload = self._offload
+        if self._ended:
+            raise Closed(f"stream {self.name} was stopped")
+        if offload is None:
+            raise self._error or StoreUnavailable(f"stream {self.name} wasn't started in time")
+        offload.offload(timeout_s=max(deadline_s - self._clock.monotonic_s(), 0.0))
+
+    def end(self) -> None:
+        """Is offloaded no more, whatever is asked of it afterwards. Doesn't wait for the store; calling it twice is
+        fine."""
+        with self._lock:
+            self._ended = True
+            if self._timer is not None:
+                self._timer.cancel()
+        self._begun.set()
+        # Not through the task: nothing may be offered to a closed source after this returns.
+        self._stop()
+        self._task.schedule()
+
+    # --- what it is doing ----------------------------------------------------------------------------------------
+
+    def document(self) -> dict[str, Any] | None:
+        """Its row in the status document, where ``StreamOffload`` has none."""
+        if self._offload is not None:
+            return None
+        mode = "standby" if not self._wanted else self._settings.offload.method if self._running else "starting"
+        return idle_document(self.name, mode, error=None if self._error is None else str(self._error))
+
+    # --- the task ------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        with self._lock:
+            wanted = self._settings if self._wanted and not self._ended else None
+            reclaim, self._reclaim = self._reclaim, False
+        stopped = self._stopped_error()
+        if stopped is not None and self._running is not None:
+            self._after_failure(stopped)
+            self._stop()
+            return
+        if self._running is not None and (wanted is None or _differs(wanted, self._running)):
+            self._stop()
+        if wanted is None:
+            self._error = None
+            return
+        if self._running is None:
+            if self._timer is None:
+                self._start(wanted)
+                self._begun.set()
+        elif reclaim and self._offload is not None:
+            self._offload.reopen()
+
+    def _start(self, settings: Settings) -> None:
+        try:
+            method = settings.offload.method
+            if method == "streaming":
+                self._offload = self._offloader.offload_stream(self.source, self.name, settings=settings.offload)
+            elif method == "ledger":
+                self._trigger = self._offloader.offload_closed_ledgers(
+                    self.source, self.name, settings=settings.offload
+                )
+            if method != "none":
+                self._hot_release = self._offloader.runs_of(settings.offload).hot_release(self.source, self.name)
+                self._hot_release.start()
+        except OffloaderError as error:
+            self._after_failure(error)
+            self._stop()
+            return
+        except Exception as error:
+            _log.exception("stream %s can't be started", self.name, extra={"stream": self.name})
+            self._after_failure(StoreUnavailable(f"stream {self.name}: {type(error).__name__}: {error}"))
+            self._stop()
+            return
+        self._running, self._error = settings, None
+        self._started_s = self._clock.monotonic_s()
+        if self._ended:  # meanwhile
+            self._stop()
+
+    def _stop(self) -> None:
+        for each in (self._offload, self._trigger, self._hot_release):
+            if each is not None:
+                each.stop()
+        self._offload = self._trigger = self._hot_release = self._running = None
+
+    def _stopped_error(self) -> OffloaderError | None:
+        """Why what should run doesn't any more. A fenced stream that is offloaded while it is written isn't started
+        again: it looks itself whether its successor is gone, and its feed says when it is its turn."""
+        offload, trigger = self._offload, self._trigger
+        if offload is None:
+            return None if trigger is None else trigger.stopped_by
+        status = offload.status()
+        if status.mode is not Mode.STOPPED or status.error_kind in (Closed.__name__, Fenced.__name__):
+            return None
+        kind = SourceMismatch if status.error_kind == SourceMismatch.__name__ else StoreUnavailable
+        return kind(status.error)
+
+    def _after_failure(self, error: OffloaderError) -> None:
+        with self._lock:
+            if self._started_s and self._clock.monotonic_s() - self._started_s > RAN_WELL_S:
+                self._restart_s = RESTART_S_MIN
+            wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, self._restart_s_max)
+            if isinstance(error, Fenced):
+                wait_s = max(wait_s, self._settings.offload.takeover_after_seconds)
+            self._error = error
+            if not self._ended:
+                self._timer = self._workers.call_after(wait_s, self._again)
+        extra = {"event": "stream_restarts", "stream": self.name}
+        _log.warning("stream %s isn't offloaded: %s; again in %.0f s", self.name, error, wait_s, extra=extra)
+
+    def _again(self) -> None:
+        with self._lock:
+            self._timer = None
+        self._task.schedule()
+
+
+def _differs(one: Settings, other: Settings) -> bool:
+    """Whether a running stream has to be started anew to obey."""
+    return one.offload != other.offload
+
 
 #: Time between two looks for streams that stopped on an error.
 LOOK_S = 5.0
@@ -38,7 +351,7 @@ PROBLEMS_NAMED_MAX = 20
 
 
 class ServedStreams:
-    """See ``offloader.service.feeds.Streams``. Thread-safe.
+    """See ``offloader.service.providers.base.Streams``. Thread-safe.
 
     Args:
         offloader: of the process.

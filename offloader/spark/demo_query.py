@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from offloader.spark.failures import translated
-from offloader.spark.session import command_session
+from offloader.spark.session import command_session, translated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -18,21 +18,17 @@ from numpy.typing import NDArray
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.segment import SegmentSummary
 from formats.segment_map import SegmentMap
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.leases import take_lease
 from offloader.manifest.log import list_streams
 from offloader.manifest.state import ManifestState
-from offloader.read import plan
+from offloader.read import fetch as plan
 from offloader.read.cold import objects_of
-from offloader.read.fetch import Fetcher
-from offloader.read.pin import load_manifest_at
-from offloader.read.plan import SegmentObjects
-from offloader.read.reader import require_inside
-from offloader.read.streams import load_stream
+from offloader.read.fetch import Fetcher, SegmentObjects
+from offloader.read.reader import load_manifest_at, load_stream, require_inside
+from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
-from offloader.spark.filters import Predicate, block_mask, matches_value
-from offloader.spark.options import SourceOptions
+from offloader.spark.options import Predicate, SourceOptions, block_mask, matches_value
 from offloader.spark.schema import Needs
 from offloader.store.base import ObjectStore
 

@@ -1,8 +1,4 @@
-"""Reading one partition, on an executor: slices -> blocks -> Arrow batches of the wanted columns.
-
-Owns the batches' sizes and what is left out when damage is to be skipped. Must never ask the store for anything but
-ranges of objects that the partition names (and a manifest, to explain an object that is gone).
-"""
+"""Reads one partition on an executor: slices, blocks, Arrow batches of the wanted columns."""
 
 from __future__ import annotations
 
@@ -20,27 +16,51 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
+from formats.pulsar.messages import BadEntry, MessageOptions
 from formats.segment_map import SegmentMap
 from offloader.errors import Corrupt, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
-from offloader.read import plan
+from offloader.read import fetch as plan
 from offloader.read.cache import Cache
 from offloader.read.fetch import Fetcher
-from offloader.read.messages import decode_messages, published_between
+from offloader.read.reader import decode_messages, published_between
 from offloader.settings import ReadSettings
-from offloader.spark.filters import Predicate
-from offloader.spark.message_rows import for_spark, message_options
-from offloader.spark.options import SourceOptions
+from offloader.spark.options import Predicate, SourceOptions
 from offloader.spark.planning import SegmentSlice, wanted_blocks
 from offloader.spark.schema import Needs, Projection
 from offloader.store.attempts import VerbCount, requests_of
 from offloader.store.base import ObjectStore
 
-__all__ = [
-    "BATCH_BYTES_MAX",
-    "BATCH_ROWS_MAX",
-    "INDEXES_KEPT_BYTES_MAX",
-    "read_slices",
-]
+__all__ = ["BATCH_BYTES_MAX", "BATCH_ROWS_MAX", "INDEXES_KEPT_BYTES_MAX", "for_spark", "message_options", "read_slices"]
+
+_US_PER_MS = 1000
+
+
+def message_options(options: SourceOptions, schema: pa.Schema, *, rows_max: int, bytes_max: int) -> MessageOptions:
+    """How to decode for these columns; the stream's name isn't one that entries hold."""
+    names = tuple(name for name in schema.names if name != "stream")
+    return MessageOptions(
+        columns=names or ("batch_index",),
+        bad_entries=BadEntry.NULL if options.bad_messages_are_rows else BadEntry.ERROR,
+        markers=options.markers,
+        payload_bytes_max=options.message_bytes_max,
+        rows_max=rows_max,
+        bytes_max=bytes_max,
+    )
+
+
+def for_spark(messages: pa.RecordBatch, schema: pa.Schema, stream: str) -> pa.RecordBatch:
+    """The columns of ``schema``, in its order."""
+    return pa.RecordBatch.from_arrays([_column(field, messages, stream) for field in schema], schema=schema)
+
+
+def _column(field: pa.Field, messages: pa.RecordBatch, stream: str) -> pa.Array:
+    if field.name == "stream":
+        return pa.repeat(pa.scalar(stream), messages.num_rows)
+    column = messages.column(field.name)
+    if pa.types.is_timestamp(field.type):  # ms; the decoder lets no time through that overflows as us
+        return pc.multiply(column.view(pa.int64()), _US_PER_MS).view(field.type)
+    return column
+
 
 _log = logging.getLogger("offloader.spark")
 
@@ -49,7 +69,6 @@ BATCH_ROWS_MAX = 16_384
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 _BATCH_ROWS = 8_192
 _BATCH_BYTES = 1024 * 1024
-_US_PER_MS = 1000
 _REMEDY = (
     "option onBadMessage=null makes rows of bad entries that say what is wrong, messageBytesMax allows larger ones"
 )

@@ -1,7 +1,4 @@
-"""Columns of each content: their Spark and Arrow types, and what a user's schema asks for.
-
-Owns the columns' names and types. Must never read data.
-"""
+"""Columns of each content, their Spark and Arrow types, and schemas of message values."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import pyarrow as pa
 
 from offloader.errors import InvalidCall
 
-__all__ = ["Needs", "Projection", "SchemaField", "ddl", "projection"]
+__all__ = ["AvroValues", "JsonValues", "Needs", "Projection", "SchemaField", "Values", "ddl", "projection"]
 
 
 class Needs(enum.IntEnum):
@@ -67,7 +64,7 @@ _COLUMNS: dict[str, dict[str, tuple[str, pa.DataType]]] = {
         "publish_time": ("timestamp", _UTC),
         "payload": ("binary", pa.binary()),
     },
-    # Names, meanings and order of the values: formats.pulsar.columns.
+    # Names, meanings and order of the values: formats.pulsar.messages.
     "messages": {
         "stream": ("string", pa.string()),
         "ledger_id": ("bigint", pa.int64()),
@@ -233,3 +230,29 @@ def projection(fields: Iterable[SchemaField], content: str) -> Projection:
     whole = "payload" in names or content == "messages"
     needs = Needs.PAYLOADS if whole else Needs.ENTRY_TABLES if "publish_time" in names else Needs.INDEXES
     return Projection(pa.schema(wanted), needs)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonValues:
+    """Values are JSON objects with these fields, as Spark's DDL: ``id BIGINT, name STRING``.
+
+    A field that a value doesn't have is null, one that the schema doesn't name is left out.
+    """
+
+    fields: str
+
+
+@dataclass(frozen=True, slots=True)
+class AvroValues:
+    """Values are Avro records, without a header.
+
+    Attributes:
+        schema: of the columns, as JSON, or what Pulsar's admin interface answers.
+        versions: schemas that values were written with, by Pulsar's number; none: all with ``schema``.
+    """
+
+    schema: str
+    versions: tuple[tuple[int, str], ...] = ()
+
+
+Values = JsonValues | AvroValues

@@ -1,12 +1,11 @@
-"""A local Spark session that works at once: the right Python, a Java that Spark accepts, quiet.
-
-Owns finding Java and the settings of such a session. Must never change the environment of a process that
-doesn't ask for a session.
-"""
+"""A local Spark session and its Python workers, and Spark's errors as errors of this project."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
+import logging
 import os
 import re
 import shutil
@@ -15,16 +14,27 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offloader.errors import Unsupported, install_hint
+from offloader import errors
+from offloader.errors import ExecutorLost, OffloaderError, Unsupported, install_hint
+from offloader.runtime.process_tuning import THREAD_SWITCH_S
 from offloader.spark import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JAVA_VERSION_MIN", "command_session", "find_java", "local_session", "require_java"]
+__all__ = [
+    "JAVA_VERSION_MIN",
+    "command_session",
+    "find_java",
+    "local_session",
+    "require_java",
+    "translated",
+    "work_begins",
+]
 
 #: Spark 4 runs on Java 17 and later.
 JAVA_VERSION_MIN = 17
@@ -182,3 +192,77 @@ def _version_of(java: Path) -> int | None:
         return None
     match = _VERSION.search(answer.stderr + answer.stdout)
     return None if match is None else int(match[1])
+
+
+#: Characters of a telling line that are kept.
+LINE_MAX = 500
+#: How a traceback from a worker names an error of ours.
+_OURS = re.compile(r"^offloader\.errors\.(\w+): (.*)$")
+#: And any other error.
+_RAISED = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b(?:: .*)?$")
+_LOST = re.compile(r"Python worker exited unexpectedly|Python worker failed to connect back|ExecutorLostFailure")
+
+
+@contextlib.contextmanager
+def translated(what: str, *, hint: str) -> Iterator[None]:
+    """Lets no error of Spark out: one that a worker raised on purpose keeps its class, a worker that is gone is
+    ``ExecutorLost``, others are ``OffloaderError``.
+
+    Args:
+        what: what failed if something does, for the message: "Spark's scan of orders".
+        hint: what to do about it, unless something better is known.
+
+    Raises:
+        Unsupported: Spark isn't installed.
+    """
+    try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+    except ImportError as error:
+        raise Unsupported("Spark isn't installed", hint=install_hint("spark")) from error
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise _ours(what, str(error), hint) from error
+
+
+def _ours(what: str, said: str, hint: str) -> OffloaderError:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    # Of a chain of causes the last is what was raised.
+    for line in reversed(lines):
+        match = _OURS.match(line)
+        kind = None if match is None else getattr(errors, match[1], None)
+        if match is not None and isinstance(kind, type) and issubclass(kind, OffloaderError):
+            return kind(f"{what} failed: {match[2][:LINE_MAX]}", hint=hint)
+    if _LOST.search(said):
+        hint = "was it killed? Executors need memory, and the same Python with offloader and pyarrow: PYSPARK_PYTHON"
+        return ExecutorLost(
+            f"{what} failed: an executor's process is gone: {' '.join(lines[:1])[:LINE_MAX]}", hint=hint
+        )
+    # The end of the first traceback says it, before the JVM's frames; Spark's own first line doesn't.
+    start = next((number for number, line in enumerate(lines) if "Traceback (most recent" in line), len(lines))
+    python = list(takewhile(lambda line: not line.startswith("at "), lines[start + 1 :]))
+    telling = next((line for line in reversed(python) if _RAISED.match(line)), " ".join(lines[:1]))
+    return OffloaderError(f"{what} failed: {telling[:LINE_MAX]}", hint=hint)
+
+
+_works = itertools.count()
+
+
+def work_begins() -> None:
+    """Called before a source is made, a query is planned and a task reads; does nothing outside of Spark's processes.
+
+    After each of these PySpark collects garbage, which looks at all that was ever imported: 40 to 80 ms, as long as it
+    takes to read 64 MiB. So with the second time what is there is declared permanent: the first loaded all there is to
+    load, and the collection after it took its garbage. And threads take turns as in any process of ours.
+    """
+    started_as = getattr(sys.modules["__main__"], "__spec__", None)
+    if started_as is None or started_as.name != "pyspark.daemon":
+        return
+    work = next(_works)
+    if work == 0:
+        sys.setswitchinterval(THREAD_SWITCH_S)
+        # Nobody shows such lines unless Spark was told to keep what its workers log.
+        logging.getLogger("offloader.spark").setLevel(logging.INFO)
+    if work == 1:
+        gc.freeze()

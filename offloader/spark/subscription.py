@@ -15,13 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from formats.entries import Position
-from offloader.clock import Clock
 from offloader.errors import InvalidCall, NotFound, OffloaderError
-from offloader.retention.cuts import Cut
-from offloader.retention.place import home_of
-from offloader.retention.rows import partition_segment
-from offloader.retention.stream_retention import StreamRetention, open_retention
-from offloader.retention.subscribers import PublishStatus
+from offloader.retention.cuts import Cut, partition_segment
+from offloader.retention.scope import home_of
+from offloader.retention.subscribers import PublishStatus, StreamRetention, open_retention
+from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
 

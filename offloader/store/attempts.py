@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from formats.errors import FormatError
-from formats.keys import record_number
-from formats.stream_names import decode_stream
-from offloader.clock import Clock, SystemClock
+from formats.keys import decode_stream, record_number
 from offloader.errors import InvalidCall, OffloaderError, Overloaded, Throttled
-from offloader.limits import Limiter, LimitStatus, Traffic, turn_waited_s
+from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LimitSettings
-from offloader.store.around import AroundStore, Request, body_bytes, layer_of
 from offloader.store.base import ObjectStore
-from offloader.telemetry import NO_TELEMETRY, Recorder
+from offloader.store.rate_limit import Limiter, LimitStatus, Traffic, turn_waited_s
+from offloader.store.wrappers import AroundStore, Request, body_bytes, layer_of
+from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
 __all__ = [
     "AttemptStore",

@@ -1,20 +1,18 @@
-"""The object store seam: eight verbs and their values.
-
-Imports no implementation and no wrapper; ``offloader.store.open`` puts them together.
-"""
+"""Protocol of an object store: eight verbs and their values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from formats.buffers import Pieces
-from offloader.clock import Clock, SystemClock
-from offloader.limits import Limiter
+from formats.entries import Pieces
+from offloader.errors import InvalidCall
+from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import StoreSettings
-from offloader.store.receiver import Receiver
-from offloader.telemetry import NO_TELEMETRY, Recorder
+from offloader.store.rate_limit import Limiter
+from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
 __all__ = [
     "CREATE",
@@ -27,9 +25,73 @@ __all__ = [
     "ObjectStore",
     "PartInfo",
     "PutMode",
+    "Receiver",
     "StoreOptions",
     "UploadInfo",
+    "require_place_only",
+    "without_secrets",
 ]
+
+
+def without_secrets(url: str) -> str:
+    """A URL as it may be shown: without user, password, query and fragment."""
+    plain = url.partition("?")[0].partition("#")[0]
+    try:
+        parts = urlsplit(plain)
+    except ValueError:  # no URL; where a password would stand in it nobody knows
+        return plain.rpartition("@")[2]
+    shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+    return (shown if parts.netloc else shown.rpartition("@")[2]).rstrip("/")
+
+
+def require_place_only(url: str) -> None:
+    """Of the schemes of our own: a URL says where a store is and nothing else.
+
+    Raises:
+        InvalidCall: it says more, or is no URL; what it says isn't repeated.
+    """
+    scheme = url.partition("://")[0]
+    try:
+        parts: SplitResult = urlsplit(url)
+    except ValueError as error:
+        raise InvalidCall(f"the {scheme} URL can't be read: {error}", hint=f"give {scheme}://NAME/root") from error
+    if "@" in parts.netloc:
+        raise InvalidCall(
+            f"the {scheme} URL carries credentials",
+            hint="leave them out of the URL: use the environment, a profile, or access_key and secret_key",
+        )
+    if "?" in url or "#" in url:
+        raise InvalidCall(
+            f"{without_secrets(url)} is followed by a ? or # and more, which means nothing here",
+            hint="leave it out (settings have options of their own); in a name write %3F for ? and %23 for #",
+        )
+
+
+class Receiver(Protocol):
+    """Takes a body instead of an answer that holds all of it: see ``ObjectStore.get``. Used by one call at a time.
+
+    What came may turn out to be nothing: the connection may break for good, the object may be another one. So whoever
+    receives decides nothing before the call has returned; and it never raises, as the store takes an error for its own.
+    """
+
+    @property
+    def received_bytes(self) -> int:
+        """How much of the body came since ``begin``."""
+        ...
+
+    def begin(self) -> None:
+        """A body begins, at the first byte that was asked for; whatever came before is forgotten."""
+        ...
+
+    def room(self) -> memoryview:
+        """Where the next bytes go: not empty, and nobody else's until ``came``."""
+        ...
+
+    def came(self, count: int) -> None:
+        """``count`` bytes stand at the beginning of ``room`` now, at least one; that memory isn't the store's any
+        more."""
+        ...
+
 
 #: Bytes that a store accepts as a body, in one place or in several. ``bytearray`` and ``memoryview`` are never changed
 #: by the store, and the caller must not change them until the call returns.

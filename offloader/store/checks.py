@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from formats.buffers import views_of
 from formats.checksum import crc32c
+from formats.entries import views_of
 from offloader.errors import InvalidCall, Unsupported
 from offloader.store.base import Body, ByteRange, PartInfo, PutMode
 

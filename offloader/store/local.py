@@ -1,37 +1,22 @@
-"""``file:///directory``: one file per object, durable and atomic, readable by any other tool.
-
-Owns how an object, its user metadata and its checksum become files (``local_files`` does the disk's part). Must never
-show a file that isn't complete, and must never change one in place.
-
-The files, below the directory of the URL:
-
-* ``<key>``: exactly the object's bytes.
-* ``.offloader/meta/<key>.<mtime>.<size>.json``: metadata and CRC-32C of the version of the object that has this
-  modification time (ns, hexadecimal) and size. It is there before the object is and names its version, so the object
-  and its metadata appear in one step. A version's time is drawn so that no two versions of a key share it; time and
-  size are the ETag.
-* ``.offloader/tmp``: files being written; ``.offloader/uploads/<id>``: parts; ``.offloader/lock``: held while an object
-  is replaced, removed or completed. Creating needs no lock: a hard link is exclusive by itself, between processes too.
-
-An object appears before its name is on the disk. Until then it has a second link in ``.offloader/tmp``. Who meets such
-an object, to read it or because it is in the way of a create, makes the name durable before answering: what another
-process hasn't confirmed yet, or never will, can't be lost any more once somebody relies on it.
-"""
+"""``file:///directory``: one file per object, durable and atomic."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from offloader.clock import Clock
-from offloader.directories import make_directories
 from offloader.errors import (
     AccessDenied,
     BucketMissing,
+    Corrupt,
     InvalidCall,
     NotFound,
     OffloaderError,
@@ -39,6 +24,8 @@ from offloader.errors import (
     PreconditionFailed,
     StoreUnavailable,
 )
+from offloader.runtime.clock import Clock
+from offloader.runtime.directories import make_directories, sync_directory
 from offloader.settings import StoreSettings
 from offloader.store import checks
 from offloader.store.base import (
@@ -51,17 +38,172 @@ from offloader.store.base import (
     ObjectInfo,
     PartInfo,
     PutMode,
+    Receiver,
     StoreOptions,
     UploadInfo,
 )
-from offloader.store.local_disk import DirectoryLock, translated
-from offloader.store.local_files import HIDDEN, Version, VersionedFiles
-from offloader.store.local_listing import list_files
-from offloader.store.local_temporaries import Temporaries
-from offloader.store.local_uploads import LocalUploads
-from offloader.store.receiver import Receiver
+from offloader.store.local_files import (
+    HIDDEN,
+    DirectoryLock,
+    Temporaries,
+    Version,
+    VersionedFiles,
+    names_in,
+    translated,
+)
 
-__all__ = ["LocalStore", "open_url"]
+__all__ = ["LocalStore", "LocalUploads", "list_files", "open_url"]
+
+
+def list_files(directory: Path, prefix: str, after: str, limit: int) -> list[tuple[str, Version]]:
+    """Up to ``limit`` keys below ``directory`` that begin with ``prefix`` and come after ``after``, in order."""
+    above = prefix.rpartition("/")[0]
+    if above.split("/")[0] == HIDDEN:
+        return []
+    start = f"{above}/" if above else ""
+    return list(islice(_walk(directory, start, prefix, after), limit))
+
+
+def _walk(directory: Path, level: str, prefix: str, after: str) -> Iterator[tuple[str, Version]]:
+    try:
+        with os.scandir(directory / level) as entries:
+            found = sorted((_sort_name(entry), entry) for entry in entries if entry.name != HIDDEN or level)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # removed since its parent was listed, or never there
+    for name, entry in found:
+        key = level + name
+        if name.endswith("/"):
+            wanted = key.startswith(prefix) or prefix.startswith(key)
+            # Everything below sorts before ``after``, unless ``after`` itself is below.
+            if wanted and (key > after or after.startswith(key)):
+                yield from _walk(directory, key, prefix, after)
+        elif key.startswith(prefix) and key > after and _is_text(name):
+            try:
+                status = entry.stat()
+            except FileNotFoundError:
+                continue
+            yield key, Version.of(status)
+
+
+def _sort_name(entry: os.DirEntry[str]) -> str:
+    return f"{entry.name}/" if entry.is_dir() else entry.name
+
+
+def _is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8; others were put here by other tools and can't be a key."""
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
+
+
+_UPLOAD_ID = re.compile(r"[0-9a-f]{32}\Z")
+_PART = re.compile(r"(\d{5})-([0-9a-f]+)-([0-9a-f]{8})-([0-9a-f]{16})\.part\Z")
+
+
+class LocalUploads:
+    """Uploads below ``directory``, described among ``temporaries`` first."""
+
+    def __init__(self, directory: Path, temporaries: Temporaries) -> None:
+        self._directory = directory
+        self._temporaries = temporaries
+
+    def begin(self, key: str, upload_id: str, metadata: Mapping[str, str]) -> None:
+        """The directory appears with its description in it, by a rename."""
+        make_directories(self._directory)
+        with self._temporaries.new_directory() as making:
+            with (making / "upload.json").open("wb") as file:
+                file.write(json.dumps({"key": key, "metadata": dict(metadata)}).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            sync_directory(making)
+            making.rename(self._directory / upload_id)
+        sync_directory(self._directory)
+
+    def is_there(self, key: str, upload_id: str) -> bool:
+        """Whether the upload is unfinished and of this key."""
+        kept = self._description(upload_id)
+        return kept is not None and kept[0] == key
+
+    def metadata_of(self, key: str, upload_id: str) -> Mapping[str, str]:
+        """The upload's user metadata; ``NotFound`` when it was completed, aborted or never begun."""
+        kept = self._description(upload_id)
+        if kept is None or kept[0] != key:
+            raise NotFound(f"{self._directory}: no upload {upload_id} of {key}")
+        return kept[1]
+
+    def _description(self, upload_id: str) -> tuple[str, dict[str, str]] | None:
+        if not _UPLOAD_ID.match(upload_id):
+            return None
+        try:
+            kept = json.loads((self._directory / upload_id / "upload.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError) as cause:
+            raise self._damaged(upload_id) from cause
+        if not isinstance(kept, dict) or not isinstance(kept.get("metadata"), dict) or "key" not in kept:
+            raise self._damaged(upload_id)
+        return str(kept["key"]), dict(kept["metadata"])
+
+    def _damaged(self, upload_id: str) -> Corrupt:
+        return Corrupt(
+            f"{self._directory / upload_id}: no description of an upload", hint="look who changed it, and remove it"
+        )
+
+    def keep_part(self, key: str, upload_id: str, number: int, temporary: Path, crc: int) -> PartInfo:
+        """Moves the complete, synced ``temporary`` in as part ``number``; an earlier one of that number goes."""
+        size_bytes = temporary.stat().st_size
+        token = secrets.token_hex(8)
+        directory = self._directory / upload_id
+        path = directory / f"{number:05d}-{size_bytes:x}-{crc:08x}-{token}.part"
+        try:
+            temporary.rename(path)
+        except FileNotFoundError:
+            raise NotFound(f"{self._directory}: no upload {upload_id} of {key}") from None
+        for name in names_in(directory):
+            if name.startswith(f"{number:05d}-") and name != path.name:
+                (directory / name).unlink(missing_ok=True)
+        sync_directory(directory)
+        return PartInfo(number, f'"{token}"', size_bytes, crc)
+
+    def parts(self, upload_id: str) -> list[PartInfo]:
+        """The parts that are there, by number."""
+        found = []
+        for name in names_in(self._directory / upload_id):
+            if match := _PART.match(name):
+                number, size, crc, token = match.groups()
+                found.append(PartInfo(int(number), f'"{token}"', int(size, 16), int(crc, 16)))
+        return found
+
+    def check_parts(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> list[Path]:
+        """The files of ``parts``; ``InvalidCall`` when one isn't what was uploaded."""
+        there = {part.number: part for part in self.parts(upload_id)}
+        paths = []
+        for part in parts:
+            if there.get(part.number) != part:
+                raise InvalidCall(f"{self._directory}: part {part.number} of {key} isn't what was uploaded")
+            token = part.etag.strip('"')
+            name = f"{part.number:05d}-{part.size_bytes:x}-{part.crc32c:08x}-{token}.part"
+            paths.append(self._directory / upload_id / name)
+        return paths
+
+    def drop(self, upload_id: str) -> None:
+        """Forgets the upload: its description first, so that it is gone in one step."""
+        directory = self._directory / upload_id
+        (directory / "upload.json").unlink(missing_ok=True)
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def all(self) -> list[UploadInfo]:
+        """Every unfinished upload."""
+        try:
+            names = [name for name in names_in(self._directory) if _UPLOAD_ID.match(name)]
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in names:
+            kept = self._description(name)
+            if kept is not None:
+                started_ms = (self._directory / name / "upload.json").stat().st_mtime_ns // 1_000_000
+                found.append(UploadInfo(kept[0], name, started_ms))
+        return found
+
 
 #: Longest name of one level of a key, in UTF-8 bytes: file systems allow 255, the version in a sidecar takes up to 40.
 LEVEL_BYTES_MAX = 200

@@ -1,31 +1,234 @@
-"""Files of the local store: written whole, synced, linked or renamed into place, never changed.
-
-Owns versions (modification time + size = ETag), sidecars and the order of syncs. Must never decide what a verb
-means.
-"""
+"""Files of the local store: written whole, synced, then linked or renamed into place."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import json
 import os
 import secrets
+import shutil
 import stat
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from formats.checksum import crc32c
-from offloader.directories import RACES_MAX, make_directories, sync_directory, sync_name
-from offloader.errors import Corrupt, InvalidCall, OutcomeUnknown, StoreUnavailable
-from offloader.store.base import Body, ByteRange, PartInfo
-from offloader.store.local_disk import names_in, remove_empty, write_all
-from offloader.store.local_temporaries import Temporaries
-from offloader.store.receiver import Receiver
+from formats.entries import views_of
+from offloader.errors import (
+    AccessDenied,
+    Corrupt,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Unsupported,
+)
+from offloader.runtime.clock import Clock
+from offloader.runtime.directories import RACES_MAX, make_directories, sync_directory, sync_name
+from offloader.store.base import Body, ByteRange, PartInfo, Receiver
 
-__all__ = ["HIDDEN", "Version", "VersionedFiles"]
+__all__ = [
+    "HIDDEN",
+    "LEFT_AGE_MS",
+    "DirectoryLock",
+    "Temporaries",
+    "Version",
+    "VersionedFiles",
+    "names_in",
+    "remove_empty",
+    "translated",
+    "write_all",
+]
+
+_LOCK_POLL_S = 0.002
+
+_ERRNO_KINDS: Mapping[int, tuple[type[OffloaderError], str]] = {
+    errno.EACCES: (AccessDenied, "check the owner and permissions of the directory"),
+    errno.EPERM: (AccessDenied, "check the owner and permissions; the file system must allow hard links"),
+    errno.EROFS: (AccessDenied, "the file system is mounted read-only"),
+    errno.ENOSPC: (StoreUnavailable, "free some space"),
+    errno.EDQUOT: (StoreUnavailable, "the quota is used up"),
+    errno.ENOENT: (NotFound, "the directory was removed"),
+    errno.ENOTDIR: (Unsupported, "a key can't continue the name of an object here: files aren't directories"),
+    errno.EISDIR: (Unsupported, "a key can't be the beginning of another one here: files aren't directories"),
+    errno.EEXIST: (Unsupported, "a file is where a directory should be, or the other way round"),
+    errno.ENAMETOOLONG: (InvalidCall, "shorten the key or the directory's path"),
+    errno.EMLINK: (Unsupported, "the file system allows no further link"),
+    errno.ENOTSUP: (Unsupported, "the file system has no hard links; use another one"),
+    errno.ELOOP: (InvalidCall, "a symbolic link points to itself"),
+}
+
+
+@contextlib.contextmanager
+def translated(url: str, what: str) -> Iterator[None]:
+    """The one edge where an ``OSError`` of this store becomes one of ``offloader.errors``."""
+    try:
+        yield
+    except OSError as error:
+        kind, hint = _ERRNO_KINDS.get(error.errno or 0, (StoreUnavailable, "see the system's log"))
+        raise kind(f"{url}: {what} failed: {error.strerror or error}", hint=hint) from error
+
+
+class DirectoryLock:
+    """Exclusive between the threads of this process and between processes; waits ``timeout_s`` at most."""
+
+    def __init__(self, path: Path, timeout_s: float, clock: Clock) -> None:
+        self._path = path
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._held = threading.local()
+
+    def __enter__(self) -> None:
+        if not self._path.parent.is_dir():
+            make_directories(self._path.parent)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._acquire(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._held.descriptor = descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._held.descriptor)
+
+    def _acquire(self, descriptor: int) -> None:
+        """A lock belongs to the open file, so two threads exclude each other like two processes."""
+        never = threading.Event()
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise StoreUnavailable(
+                        f"{self._path} is held by somebody else for {self._timeout_s} s", hint="try again"
+                    ) from None
+            self._clock.wait(never, _LOCK_POLL_S)
+
+
+def names_in(directory: Path) -> list[str]:
+    """Names of the files in ``directory``, in order."""
+    with os.scandir(directory) as entries:
+        return sorted(entry.name for entry in entries)
+
+
+def remove_empty(directory: Path, top: Path) -> None:
+    """Removes ``directory`` and those above it, below ``top``, as far as nothing is in them."""
+    while directory != top:
+        try:
+            directory.rmdir()
+        except OSError:
+            return  # not empty, or gone
+        directory = directory.parent
+
+
+def write_all(descriptor: int, body: Body) -> None:
+    """Writes all of ``body``, which one call may not."""
+    for rest in views_of(body):
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+
+#: Age at which a file that nobody has locked is removed.
+LEFT_AGE_MS = 3_600_000
+
+
+class Temporaries:
+    """The hidden folder ``directory``. Neither it nor what is in it has to survive a power cut."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @contextlib.contextmanager
+    def new(self) -> Iterator[tuple[Path, int]]:
+        """A new locked file and its descriptor; it is removed with the context, unless it was moved away."""
+        with self._locked(is_directory=False) as found:
+            yield found
+
+    @contextlib.contextmanager
+    def new_directory(self) -> Iterator[Path]:
+        """The same for a directory."""
+        with self._locked(is_directory=True) as (path, _):
+            yield path
+
+    @contextlib.contextmanager
+    def _locked(self, *, is_directory: bool) -> Iterator[tuple[Path, int]]:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for _ in range(RACES_MAX):
+            path = self._directory / secrets.token_hex(16)
+            if is_directory:
+                path.mkdir()
+            flags = os.O_RDONLY | os.O_DIRECTORY if is_directory else os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+            is_kept = False
+            try:
+                _lock(descriptor)
+                if os.fstat(descriptor).st_nlink:  # else it was swept before the lock, by a clock that is ahead
+                    yield path, descriptor
+                    return
+            except OutcomeUnknown:
+                is_kept = True  # the second link of an object whose name may not be on the disk
+                raise
+            finally:
+                if not is_kept:
+                    _remove(path, is_directory=is_directory)
+                os.close(descriptor)
+        raise StoreUnavailable(f"{self._directory}: each new file was removed at once", hint="check the clocks")
+
+    def sweep(self, now_ms: int) -> None:
+        """Removes what killed processes left: old, and locked by nobody."""
+        if not self._directory.is_dir():
+            return
+        with os.scandir(self._directory) as entries:
+            left = [Path(entry.path) for entry in entries if _is_old(entry, now_ms)]
+        unlocked = [path for path in left if _is_unlocked(path)]
+        if any(path.is_file() and path.stat().st_nlink > 1 for path in unlocked):
+            # A second link says that an object's name isn't on the disk. Now it is, wherever it may be.
+            os.sync()
+        for path in unlocked:
+            _remove(path, is_directory=path.is_dir())
+
+
+def _lock(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # without locks nothing is ever swept either
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_old(entry: os.DirEntry[str], now_ms: int) -> bool:
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime_ns // 1_000_000 <= now_ms - LEFT_AGE_MS
+    except FileNotFoundError:
+        return False
+
+
+def _is_unlocked(path: Path) -> bool:
+    try:
+        is_directory = stat.S_ISDIR(path.lstat().st_mode)
+        descriptor = os.open(path, (os.O_RDONLY if is_directory else os.O_WRONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _remove(path: Path, *, is_directory: bool) -> None:
+    if is_directory:
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
 
 #: First level that no object has: the store's own files.
 HIDDEN = ".offloader"

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, urlsplit
 
-from offloader.clock import Clock
 from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed
+from offloader.runtime.clock import Clock
 from offloader.store import checks
 from offloader.store.base import (
     OVERWRITE,
@@ -25,10 +25,10 @@ from offloader.store.base import (
     ObjectInfo,
     PartInfo,
     PutMode,
+    Receiver,
     StoreOptions,
     UploadInfo,
 )
-from offloader.store.receiver import Receiver
 
 __all__ = ["MemoryStore", "open_url"]
 

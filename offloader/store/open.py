@@ -9,32 +9,31 @@ import importlib
 from types import ModuleType
 from typing import cast
 
-from offloader.clock import Clock, SystemClock
 from offloader.errors import InvalidCall, Unsupported, install_hint
-from offloader.limits import Limiter
+from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LimitSettings, StoreSettings
 from offloader.store.attempts import AttemptStore
-from offloader.store.base import ObjectStore, StoreOptions
-from offloader.store.read_only import ReadOnlyStore
+from offloader.store.base import ObjectStore, StoreOptions, require_place_only, without_secrets
+from offloader.store.rate_limit import Limiter
 from offloader.store.retrying import RetryingStore
-from offloader.store.urls import require_place_only, without_secrets
-from offloader.telemetry import NO_TELEMETRY, Recorder
+from offloader.store.wrappers import ReadOnlyStore
+from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
 __all__ = ["open_raw", "open_store", "stack"]
 
 _MODULES = {
-    "abfs": "offloader.store.azure",
-    "abfss": "offloader.store.azure",
-    "az": "offloader.store.azure",
-    "catalogue": "offloader.store.catalogued",
+    "abfs": "offloader.store.clouds.azure",
+    "abfss": "offloader.store.clouds.azure",
+    "az": "offloader.store.clouds.azure",
+    "catalogue": "offloader.store.overlay",
     "memory": "offloader.store.memory",
     "file": "offloader.store.local",
-    "gcs": "offloader.store.gcs",
-    "gs": "offloader.store.gcs",
+    "gcs": "offloader.store.clouds.gcs",
+    "gs": "offloader.store.clouds.gcs",
     "s3": "offloader.store.s3",
 }
 _CATALOGUE = "catalogue://"
-_OTHER_MODULE = "offloader.store.remote"
+_OTHER_MODULE = "offloader.store.fsspec"
 #: Schemes whose packages come with an extra of this one.
 _EXTRAS = {"abfs": "azure", "abfss": "azure", "az": "azure", "gcs": "gcs", "gs": "gcs"}
 
@@ -61,7 +60,7 @@ def open_store(
     Args:
         url: ``s3://bucket/root``, ``gs://bucket/root``, ``az://container/root``, ``file:///directory``,
             ``memory://name``, ``catalogue:///directory`` (objects of somebody else, see
-            ``offloader.store.catalogued``), or any URL that fsspec knows (for reading).
+            ``offloader.store.overlay``), or any URL that fsspec knows (for reading).
         endpoint_url: the S3 server when it isn't AWS; default: the environment (``AWS_ENDPOINT_URL``).
         region: default: the environment's, else ``us-east-1``.
         access_key, secret_key, session_token: default: the SDK's own chain (environment, profile, web identity, role).
@@ -71,7 +70,7 @@ def open_store(
         create: make the local directory where there is none, unless ``read_only``; buckets are never made.
         limits: of bandwidth and request rate; default: none but what the server asks for. A ``Limiter`` is shared by
             all stores that are given it.
-        recorder: where measurements of requests go, for example ``offloader.telemetry.Metrics``.
+        recorder: where measurements of requests go, for example ``offloader.telemetry.recorder.Metrics``.
 
     Raises:
         InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials or says more than a place;

@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from offloader.errors import OffloaderError, PreconditionFailed, Unsupported
-from offloader.store.around import layer_of
 from offloader.store.attempts import AttemptStore
 from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, PutMode
+from offloader.store.wrappers import layer_of
 
 __all__ = [
     "CREATES",

@@ -13,11 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from offloader.clock import Clock
 from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable
-from offloader.limits import turn_waited_s
+from offloader.runtime.clock import Clock
 from offloader.settings import StoreSettings
-from offloader.store.around import layer_of
 from offloader.store.base import (
     OVERWRITE,
     Body,
@@ -28,10 +26,12 @@ from offloader.store.base import (
     ObjectStore,
     PartInfo,
     PutMode,
+    Receiver,
     UploadInfo,
 )
-from offloader.store.receiver import Receiver
-from offloader.telemetry import NO_TELEMETRY, Recorder
+from offloader.store.rate_limit import turn_waited_s
+from offloader.store.wrappers import layer_of
+from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
 __all__ = ["RetryingStore", "impatient", "require_store_settings", "retry_delay_s"]
 

@@ -1,17 +1,15 @@
-"""``s3://bucket/root`` through boto3, for AWS and every server that speaks S3.
-
-Owns requests, their answers, and the translation of the SDK's exceptions. Must never retry (one
-layer does, outside; a body that breaks off is gone on with) and never let an SDK exception or a secret out.
-"""
+"""``s3://bucket/root`` through boto3, for AWS and every server that speaks S3."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from botocore import exceptions as sdk
+import botocore.exceptions as sdk
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError as BrokenAnswer
 
@@ -24,6 +22,7 @@ from offloader.errors import (
     PreconditionFailed,
     StoreUnavailable,
 )
+from offloader.settings import StoreSettings
 from offloader.store import checks
 from offloader.store.base import (
     OVERWRITE,
@@ -35,11 +34,12 @@ from offloader.store.base import (
     ObjectInfo,
     PartInfo,
     PutMode,
+    Receiver,
     StoreOptions,
     UploadInfo,
 )
-from offloader.store.receiver import Receiver
-from offloader.store.s3_answers import (
+from offloader.store.s3_body import Download, sendable
+from offloader.store.s3_client import (
     answered_ms,
     checksum_of_parts,
     completed_parts,
@@ -50,17 +50,100 @@ from offloader.store.s3_answers import (
     encoded_crc32c,
     is_aws,
     listed_object,
+    meaning_of,
     object_info,
+    open_client,
     time_ms,
 )
-from offloader.store.s3_body import sendable
-from offloader.store.s3_client import open_client
-from offloader.store.s3_download import Download
-from offloader.store.s3_errors import meaning_of
-from offloader.store.s3_keeping import keeping_of
-from offloader.store.s3_unsent import was_never_sent
 
-__all__ = ["S3Store", "open_url"]
+__all__ = ["CLASS_BYTES_MIN", "S3Store", "keeping_of", "open_url", "was_never_sent"]
+
+#: The cheaper classes charge smaller objects as if they had this size, and don't move them: they stay in STANDARD. So
+#: does what a stream's state consists of, which is read and written often.
+CLASS_BYTES_MIN = 128 * 1024
+_CLASS = re.compile(r"[A-Z][A-Z0-9_-]{0,63}")
+#: Objects in them have to be restored before they can be read, which takes minutes to days.
+_ARCHIVES = ("GLACIER", "DEEP_ARCHIVE", "SNOW")
+
+
+def keeping_of(settings: StoreSettings) -> Callable[[int | None], Mapping[str, str]]:
+    """What to add to a request that makes an object, by the object's size in bytes; ``None``: it comes in parts.
+
+    Raises:
+        InvalidCall: a storage class that isn't one, or is an archive; a key without encryption by it.
+    """
+    chosen = settings.storage_class
+    if chosen in _ARCHIVES:
+        raise InvalidCall(
+            f"store.storage_class = {chosen!r}: objects there can't be read before they are restored",
+            hint="use GLACIER_IR, STANDARD_IA or INTELLIGENT_TIERING",
+        )
+    if chosen and not _CLASS.fullmatch(chosen):
+        raise InvalidCall(
+            f"store.storage_class = {chosen!r} isn't a storage class's name", hint="write it like STANDARD_IA"
+        )
+    if settings.kms_key and not settings.encryption.startswith("aws:kms"):
+        raise InvalidCall(
+            "store.kms_key is set, but store.encryption isn't aws:kms", hint='set store.encryption = "aws:kms" as well'
+        )
+    encryption: dict[str, str] = {}
+    if settings.encryption != "bucket":
+        encryption["ServerSideEncryption"] = settings.encryption
+    if settings.kms_key:
+        encryption["SSEKMSKeyId"] = settings.kms_key
+    with_class = {**encryption, "StorageClass": chosen} if chosen else encryption
+    return lambda size_bytes: encryption if size_bytes is not None and size_bytes < CLASS_BYTES_MIN else with_class
+
+
+#: Raised before anything is sent.
+_UNSENT = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError)
+#: Raised before, and also when the connection broke later: urllib3 forgets that it was connected to a proxy when it
+#: closes the connection, and TLS can fail in the middle of an answer.
+_DOUBTFUL = (sdk.ProxyConnectionError, sdk.SSLError)
+#: What urllib3 calls an attempt to connect (by name, as its classes are the SDK's own affair).
+_CONNECTING = frozenset({"NewConnectionError", "NameResolutionError", "ConnectTimeoutError"})
+#: OpenSSL's reasons that end a handshake.
+_HANDSHAKE = frozenset(
+    {
+        "CERTIFICATE_VERIFY_FAILED",
+        "NO_PROTOCOLS_AVAILABLE",
+        "SSLV3_ALERT_HANDSHAKE_FAILURE",
+        "TLSV1_ALERT_PROTOCOL_VERSION",
+        "TLSV1_ALERT_UNKNOWN_CA",
+        "UNSUPPORTED_PROTOCOL",
+        "WRONG_VERSION_NUMBER",
+    }
+)
+
+
+def was_never_sent(error: BaseException) -> bool:
+    """Whether no byte of the request can have reached the server; false where that isn't certain."""
+    if isinstance(error, _UNSENT):
+        return True
+    return isinstance(error, _DOUBTFUL) and any(_ended_at_the_door(cause) for cause in _causes(error))
+
+
+def _ended_at_the_door(cause: BaseException) -> bool:
+    if isinstance(cause, ssl.SSLError):
+        return cause.reason in _HANDSHAKE
+    # The proxy's refusal to connect any further.
+    return type(cause).__name__ in _CONNECTING or str(cause).startswith("Tunnel connection failed")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Everything it was raised because of, or wraps."""
+    waiting: list[object] = [error]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, BaseException) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        kwargs = getattr(each, "kwargs", {})
+        waiting += [each.__cause__, getattr(each, "original_error", None), *each.args]
+        waiting += [kwargs.get("error")] if isinstance(kwargs, dict) else []
+
 
 #: Keys of one listing page and of one delete request (S3's limits).
 PAGE_KEYS_MAX = 1000

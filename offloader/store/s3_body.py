@@ -1,18 +1,27 @@
-"""Bodies as the S3 SDK can send them, without a copy.
-
-Owns how a body is cut for the socket. Must never hold bytes of its own.
-"""
+"""Bodies of S3 requests and responses, without copies."""
 
 from __future__ import annotations
 
 import io
 from bisect import bisect_right
+from collections.abc import Mapping
+from contextlib import closing
+from http.client import HTTPException, HTTPResponse
 from itertools import accumulate
+from typing import Any
 
-from formats.buffers import views_of
-from offloader.store.base import Body
+from botocore import exceptions as sdk
 
-__all__ = ["BodyReader", "sendable"]
+from formats.checksum import crc32c
+from formats.entries import views_of
+from offloader.errors import ObjectChanged, OffloaderError, PreconditionFailed, StoreUnavailable
+from offloader.runtime.clock import Clock
+from offloader.settings import StoreSettings
+from offloader.store.base import Body, ByteRange, ObjectInfo, Receiver
+from offloader.store.s3_client import object_info, received
+from offloader.telemetry.recorder import Recorder
+
+__all__ = ["BodyReader", "Download", "read_into", "sendable"]
 
 #: Bodies up to this size are handed over whole.
 _WHOLE_BYTES_MAX = 256 * 1024
@@ -74,3 +83,241 @@ class BodyReader(io.RawIOBase):
         rest = [view[max(0, start - end + len(view)) :] for view, end in zip(self._views, self._ends, strict=True)]
         filled = [view for view in rest if view]
         return filled[0] if len(filled) == 1 else b"".join(filled)
+
+
+_ENDED = "the connection ended before the body"
+
+
+def read_into(stream: Any, room: memoryview) -> int:
+    """Fills ``room`` from an answer's body.
+
+    The HTTP client below the SDK reads into memory that is there; the layers above it only know new memory for each
+    piece, and the copy out of it. They have no public name for it; should a later release move it, pieces are copied.
+
+    Args:
+        stream: the body of an answer of the SDK's, of which nothing was read in other ways.
+        room: not empty.
+
+    Returns:
+        How many bytes came, at least one; fewer than ``room`` has where the body or its connection ends.
+
+    Raises:
+        sdk.HTTPClientError: the connection broke, or ended before the body did.
+    """
+    raw = getattr(stream, "_raw_stream", None)
+    response = getattr(raw, "_fp", None)
+    if isinstance(response, HTTPResponse):
+        return _from_connection(raw, response, room)
+    piece = stream.read(len(room))
+    if not piece:
+        raise sdk.ResponseStreamingError(error=_ENDED)
+    room[: len(piece)] = piece
+    return len(piece)
+
+
+def _from_connection(raw: Any, response: HTTPResponse, room: memoryview) -> int:
+    try:
+        came = response.readinto(room)
+    except TimeoutError as error:
+        raise sdk.ReadTimeoutError(endpoint_url=None, error=error) from error
+    except (HTTPException, OSError) as error:
+        raise sdk.ResponseStreamingError(error=error) from error
+    if not came:
+        raise sdk.ResponseStreamingError(error=_ENDED)
+    if response.isclosed():  # all of it came: the connection serves the next request
+        raw.release_conn()
+    return came
+
+
+#: Requests for the rest of one body. Each must bring something, or the next isn't made.
+CONTINUATIONS_MAX = 4
+#: Bytes taken from the connection at once. What of them came when a reset cuts them short is lost with it; smaller ones
+#: cost time.
+PIECE_BYTES = 512 * 1024
+#: A body that isn't longer (a block, an index) is taken at once, which saves a copy, and asked for anew as a whole.
+WHOLE_BYTES_MAX = 2 * 1024 * 1024
+
+
+class Download:
+    """A GET in progress: ``wanted`` says what to ask for, ``take`` takes the answer, until ``result`` is there.
+
+    Args:
+        what: names the call in errors.
+        key: of the object.
+        byte_range: what was asked for, not empty; ``None``: all of it.
+        into: takes the body of a range that comes exactly as it was asked for, instead of ``result``.
+        settings: no request for the rest is made ``retry_total_s`` after the first one.
+        clock: measures that.
+        recorder: is told of each such request.
+
+    Attributes:
+        result: what was asked for and the object's description, as soon as all of it came.
+        begun: whether a part of it came.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        key: str,
+        byte_range: ByteRange | None,
+        into: Receiver | None = None,
+        *,
+        settings: StoreSettings,
+        clock: Clock,
+        recorder: Recorder,
+    ) -> None:
+        self._what = what
+        self._key = key
+        self._asked = byte_range
+        self._into = into
+        self._clock = clock
+        self._recorder = recorder
+        self._until_s = clock.monotonic_s() + settings.retry_total_s
+        self._answer: Mapping[str, Any] = {}  # the first one
+        #: Where the body goes that comes at the moment.
+        self._room: Receiver = _Whole(0)
+        self._came_at_break = 0
+        self._continuations = 0
+        self.result: tuple[bytes, ObjectInfo] | None = None
+
+    @property
+    def begun(self) -> bool:
+        return self._room.received_bytes > 0
+
+    @property
+    def wanted(self) -> dict[str, str]:
+        """The next request's parameters besides bucket and key."""
+        if self.begun:
+            start = _first_byte(self._answer)
+            rest = ByteRange(start + self._room.received_bytes, start + int(self._answer["ContentLength"]))
+            return {"Range": _header(rest), "IfMatch": self._answer["ETag"]}
+        return {"ChecksumMode": "ENABLED"} if self._asked is None else {"Range": _header(self._asked)}
+
+    def take(self, answer: Mapping[str, Any]) -> None:
+        """Reads an answer's body; what came of it is kept when that fails.
+
+        Raises:
+            ObjectChanged: it is of another version of the object than what came before.
+            StoreUnavailable: less came than was announced, or not what was asked for; and the SDK's own errors.
+        """
+        with closing(answer["Body"]) as stream:
+            if not self.begun:
+                self._answer = answer
+                left = int(answer["ContentLength"])
+                if self._into is not None:
+                    self._into.begin()
+                if self._into is not None and _is_just(self._asked, answer):
+                    self._room = self._into
+                elif left <= WHOLE_BYTES_MAX:
+                    self.result = received(self._what, self._key, self._asked, stream.read(), answer)
+                    return
+                else:
+                    self._room = _Whole(left)
+            else:
+                left = int(self._answer["ContentLength"]) - self._room.received_bytes
+                self._require_rest(answer, left)
+            while left:
+                came = read_into(stream, self._room.room()[: min(PIECE_BYTES, left)])
+                self._room.came(came)
+                left -= came
+        self._finish()
+
+    def _finish(self) -> None:
+        """All of the body came."""
+        room, self._room = self._room, _Whole(0)
+        if not isinstance(room, _Whole):
+            size_bytes = int(self._answer["ContentRange"].rpartition("/")[2])
+            self.result = b"", object_info(self._key, size_bytes, self._answer)
+            return
+        body = room.taken()
+        self.result = received(self._what, self._key, self._asked, body, self._answer)
+        whole_crc32c = self.result[1].crc32c
+        if self._continuations and self._asked is None and whole_crc32c not in (None, crc32c(body)):
+            self.result = None
+            raise StoreUnavailable(
+                f"{self._what}: its parts don't have the object's CRC-32C together", hint="try again"
+            )
+
+    def go_on_after(self, error: OffloaderError, *, past_end: bool) -> None:
+        """Decides about an error of the request or of ``take``: returns when the rest shall be asked for.
+
+        Args:
+            error: what happened.
+            past_end: whether the server says that the object ends before the bytes that were asked for.
+
+        Raises:
+            ObjectChanged: the object was replaced since the first bytes of it came.
+            OffloaderError: ``error``, where going on isn't possible or wouldn't help.
+        """
+        came = self._room.received_bytes
+        if came and (past_end or isinstance(error, PreconditionFailed)):
+            raise self._changed("it isn't the same any more") from error
+        if not isinstance(error, StoreUnavailable) or came <= self._came_at_break:
+            raise error
+        if self._continuations == CONTINUATIONS_MAX or self._clock.monotonic_s() > self._until_s:
+            error.add_note(f"gave up after {self._continuations} continuations with {came} bytes")
+            raise error
+        self._came_at_break = came
+        self._continuations += 1
+        self._recorder.add("retries_total")
+
+    def _require_rest(self, answer: Mapping[str, Any], left: int) -> None:
+        if answer["ETag"] != self._answer["ETag"]:
+            raise self._changed(f"its ETag was {self._answer['ETag']} and is {answer['ETag']}")
+        start = _first_byte(self._answer) + self._room.received_bytes
+        if _first_byte(answer) != start or int(answer["ContentLength"]) != left:
+            found = answer.get("ContentRange", "all of it")
+            raise StoreUnavailable(f"{self._what}: {left} bytes from {start} were asked for, {found} came")
+
+    def _changed(self, how: str) -> ObjectChanged:
+        return ObjectChanged(
+            f"{self._what}: the object was replaced while it was read, after {self._room.received_bytes} bytes of it: "
+            f"{how}",
+            hint="read it again; if nobody should have written there, restore it from a copy",
+        )
+
+
+class _Whole:
+    """A receiver that keeps all of a body.
+
+    There is room for it at once, which the system clears only where something comes; filled in pieces, the value is
+    then taken out without a copy.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._body = io.BytesIO(bytes(length))
+        self._view = self._body.getbuffer()
+        self.received_bytes = 0
+
+    def begin(self) -> None:
+        self.received_bytes = 0
+
+    def room(self) -> memoryview:
+        return self._view[self.received_bytes :]
+
+    def came(self, count: int) -> None:
+        self.received_bytes += count
+
+    def taken(self) -> bytes:
+        """The body; there is no room for another one after it."""
+        self._view.release()
+        return self._body.getvalue()
+
+
+def _is_just(asked: ByteRange | None, answer: Mapping[str, Any]) -> bool:
+    """Whether an answer's body is the range that was asked for and all of it."""
+    return (
+        asked is not None
+        and "ContentRange" in answer
+        and _first_byte(answer) == asked.start
+        and int(answer["ContentLength"]) == asked.length
+    )
+
+
+def _header(byte_range: ByteRange) -> str:
+    return f"bytes={byte_range.start}-{byte_range.stop - 1}"
+
+
+def _first_byte(answer: Mapping[str, Any]) -> int:
+    """Where an answer's body begins in the object; a server that knows no ranges sends all of it."""
+    return int(answer.get("ContentRange", "bytes 0-").removeprefix("bytes ").partition("-")[0])

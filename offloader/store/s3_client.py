@@ -1,14 +1,19 @@
-"""The S3 SDK, set up: who signs, how long it waits, how it addresses buckets.
-
-Owns making the SDK's client. Must never send a request, nor let the SDK retry or hash bodies by itself.
-"""
+"""The S3 SDK's client, and what S3's responses and error codes mean."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import functools
-from collections.abc import Mapping
+import hashlib
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import PurePath
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
@@ -16,10 +21,265 @@ from botocore.config import Config
 from botocore.loaders import JSONFileLoader, Loader
 from botocore.utils import parse_timestamp
 
-from offloader.store.base import StoreOptions
-from offloader.store.s3_answers import is_aws, parsed_time
+from formats.checksum import crc32c
+from offloader.errors import (
+    AccessDenied,
+    BucketMissing,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    Overloaded,
+    PreconditionFailed,
+    StoreUnavailable,
+    Throttled,
+    Unsupported,
+)
+from offloader.store.base import ByteRange, DeleteFailure, ObjectInfo, PartInfo, StoreOptions
 
-__all__ = ["OPERATIONS", "described_services", "open_client"]
+__all__ = [
+    "OPERATIONS",
+    "answered_ms",
+    "checksum_of_parts",
+    "completed_parts",
+    "composite_crc32c",
+    "composite_etag",
+    "decoded_crc32c",
+    "delete_failures",
+    "described_services",
+    "encoded_crc32c",
+    "is_aws",
+    "listed_object",
+    "meaning_of",
+    "object_info",
+    "open_client",
+    "parsed_time",
+    "received",
+    "time_ms",
+]
+
+_CREDENTIALS = "check the credentials: environment, profile, or access_key and secret_key"
+_PERMISSION = "check the credentials and the bucket's policy"
+_REGION = "check --region and --endpoint-url: the bucket is served elsewhere"
+_NESTED = "this server can't hold an object whose key continues another one's"
+_AGAIN = "try again"
+_LOOK = "look before repeating it"
+#: The one code by which S3 says that it didn't begin with a request. MinIO's SlowDownWrite isn't: it is also the answer
+#: of a server that wrote to some of its disks.
+_NOT_BEGUN = "SlowDown"
+
+_CODES: dict[str, tuple[type[OffloaderError], str]] = {
+    "NoSuchKey": (NotFound, ""),
+    "NoSuchUpload": (NotFound, "the upload was completed or aborted"),
+    "NoSuchBucket": (BucketMissing, "create the bucket, or check its name and --endpoint-url"),
+    "PreconditionFailed": (PreconditionFailed, ""),
+    "AccessDenied": (AccessDenied, _PERMISSION),
+    "AllAccessDisabled": (AccessDenied, _PERMISSION),
+    "AccountProblem": (AccessDenied, _PERMISSION),
+    "Forbidden": (AccessDenied, _PERMISSION),
+    "InvalidAccessKeyId": (AccessDenied, _CREDENTIALS),
+    "SignatureDoesNotMatch": (AccessDenied, _CREDENTIALS),
+    "ExpiredToken": (AccessDenied, "the session expired: get new credentials"),
+    "InvalidToken": (AccessDenied, "the session isn't valid: get new credentials"),
+    "TokenRefreshRequired": (AccessDenied, "the session expired: get new credentials"),
+    "RequestTimeTooSkewed": (AccessDenied, "set this machine's clock"),
+    "RequestExpired": (AccessDenied, "set this machine's clock"),
+    "SlowDown": (Throttled, _AGAIN),
+    "SlowDownRead": (Throttled, _AGAIN),
+    "SlowDownWrite": (Throttled, _AGAIN),
+    "ServiceUnavailable": (Throttled, _AGAIN),
+    "Throttling": (Throttled, _AGAIN),
+    "ThrottlingException": (Throttled, _AGAIN),
+    "RequestThrottled": (Throttled, _AGAIN),
+    "RequestLimitExceeded": (Throttled, _AGAIN),
+    "TooManyRequests": (Throttled, _AGAIN),
+    "BandwidthLimitExceeded": (Throttled, _AGAIN),
+    # Two conditional writes met: neither is told that it won, and asking again settles it.
+    "ConditionalRequestConflict": (StoreUnavailable, _AGAIN),
+    "OperationAborted": (StoreUnavailable, _AGAIN),
+    # The body didn't arrive as it was sent; nothing was stored.
+    "RequestTimeout": (StoreUnavailable, _AGAIN),
+    "IncompleteBody": (StoreUnavailable, _AGAIN),
+    "BadDigest": (StoreUnavailable, "the body was damaged on its way: try again"),
+    "XAmzContentChecksumMismatch": (StoreUnavailable, "the body was damaged on its way: try again"),
+    "XAmzContentSHA256Mismatch": (StoreUnavailable, "the body was damaged on its way: try again"),
+    "XMinioServerNotInitialized": (StoreUnavailable, "the server is starting: try again"),
+    "XMinioStorageFull": (StoreUnavailable, "free some space on the server"),
+    "InsufficientCapacity": (StoreUnavailable, "free some space on the server"),
+    "PermanentRedirect": (InvalidCall, _REGION),
+    "TemporaryRedirect": (StoreUnavailable, _REGION),
+    "AuthorizationHeaderMalformed": (InvalidCall, _REGION),
+    "IllegalLocationConstraintException": (InvalidCall, _REGION),
+    "InvalidBucketName": (InvalidCall, "check the bucket's name"),
+    "EntityTooSmall": (InvalidCall, "every part but the last needs 5 MiB: raise part_bytes"),
+    "EntityTooLarge": (InvalidCall, "the object is larger than the server takes in one request: upload parts"),
+    "InvalidPart": (InvalidCall, "a part isn't what was uploaded"),
+    "InvalidPartOrder": (InvalidCall, "pass the parts in order"),
+    "ObjectParentIsFile": (Unsupported, _NESTED),
+    "XMinioParentIsObject": (Unsupported, _NESTED),
+    "XMinioObjectExistsAsDirectory": (Unsupported, _NESTED),
+    "InvalidStorageClass": (InvalidCall, "check store.storage_class: not every server has every class"),
+    "InvalidEncryptionAlgorithmError": (InvalidCall, "check store.encryption: not every server offers it"),
+    "InvalidObjectState": (Unsupported, "the object lies in an archive class: restore it first, then repeat this"),
+    "KMS.NotFoundException": (InvalidCall, "check store.kms_key and its region"),
+    "KMS.DisabledException": (AccessDenied, "enable the KMS key that the objects are encrypted with"),
+    "KMS.KMSInvalidStateException": (AccessDenied, "enable the KMS key that the objects are encrypted with"),
+    "NotImplemented": (Unsupported, "the server doesn't offer this"),
+    "MethodNotAllowed": (Unsupported, "the server doesn't offer this"),
+}
+
+_STATUSES: dict[int, tuple[type[OffloaderError], str]] = {
+    301: _CODES["PermanentRedirect"],
+    307: _CODES["TemporaryRedirect"],
+    401: _CODES["InvalidAccessKeyId"],
+    403: _CODES["AccessDenied"],
+    404: _CODES["NoSuchKey"],
+    408: _CODES["RequestTimeout"],
+    412: _CODES["PreconditionFailed"],
+    429: _CODES["TooManyRequests"],
+    501: _CODES["NotImplemented"],
+    503: _CODES["ServiceUnavailable"],
+    507: _CODES["InsufficientCapacity"],
+}
+
+
+def meaning_of(code: str, status: int, *, writes: bool) -> tuple[type[OffloaderError], str]:
+    """The error class and hint for an error answer.
+
+    A gateway answers 503 or 507 also after it forwarded a request. So does a server that gives up half-way. Whether a
+    write happened is therefore unknown after every 5xx that asks to try again, unless its code is ``SlowDown``.
+
+    Args:
+        code: the ``Code`` of the answer's body; for an answer without one, the SDK's text of the status.
+        status: HTTP status; 200 for an error inside the body of a success.
+        writes: whether the request may have changed something.
+    """
+    is_server_error = status >= 500 or status < 300
+    kind, hint = (
+        _CODES.get(code)
+        or _STATUSES.get(status)
+        or ((StoreUnavailable, _AGAIN) if is_server_error else (InvalidCall, "the server refused the request"))
+    )
+    if not (writes and is_server_error and issubclass(kind, StoreUnavailable)) or code == _NOT_BEGUN:
+        return kind, hint
+    if issubclass(kind, Throttled):
+        return Overloaded, _LOOK
+    return OutcomeUnknown, _LOOK if hint == _AGAIN else f"{hint}; {_LOOK}"
+
+
+_MD5 = re.compile(r"[0-9a-f]{32}\Z")
+
+
+def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectInfo:
+    """What the answer to a HEAD or GET says about the object."""
+    metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
+    # Of an object of parts the server keeps a sum over sums (and not every server marks it), which isn't the object's.
+    whole = "-" not in answer["ETag"] or answer.get("ChecksumType") == "FULL_OBJECT"
+    crc = decoded_crc32c(answer.get("ChecksumCRC32C")) if whole else None
+    return ObjectInfo(key, size_bytes, answer["ETag"], time_ms(answer["LastModified"]), metadata, crc)
+
+
+def received(
+    what: str, key: str, byte_range: ByteRange | None, body: bytes, answer: Mapping[str, Any]
+) -> tuple[bytes, ObjectInfo]:
+    """Body and description of a GET's answer, when it is all that was asked for; else ``StoreUnavailable``."""
+    expected = size_bytes = int(answer["ContentLength"])
+    if len(body) == expected and byte_range is not None:
+        if "ContentRange" not in answer:  # a server that knows no ranges sends all of it
+            return body[byte_range.start : byte_range.stop], object_info(key, size_bytes, answer)
+        size_bytes = int(answer["ContentRange"].rpartition("/")[2])
+        expected = min(byte_range.stop, size_bytes) - byte_range.start
+    if len(body) != expected:
+        raise StoreUnavailable(f"{what}: {len(body)} bytes came instead of {expected}", hint="try again")
+    return body, object_info(key, size_bytes, answer)
+
+
+def listed_object(root_length: int, found: Mapping[str, Any]) -> ObjectInfo:
+    """What a listing says about one object; the key loses its first ``root_length`` letters."""
+    return ObjectInfo(found["Key"][root_length:], found["Size"], found["ETag"], time_ms(found["LastModified"]))
+
+
+def completed_parts(parts: Sequence[PartInfo]) -> list[dict[str, object]]:
+    """The parts as a completion names them: servers refuse one without the checksums that the upload began with."""
+    return [
+        {"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": encoded_crc32c(part.crc32c)} for part in parts
+    ]
+
+
+def delete_failures(root_length: int, errors: Sequence[Mapping[str, str]]) -> list[DeleteFailure]:
+    """The keys that a delete names as not removed; one that wasn't there is removed."""
+    failures = []
+    for error in errors:
+        code = error.get("Code", "")
+        kind, _ = meaning_of(code, 200, writes=True)
+        if kind is not NotFound:
+            retryable = issubclass(kind, StoreUnavailable | OutcomeUnknown)
+            failures.append(DeleteFailure(error["Key"][root_length:], f"{code}: {error.get('Message', '')}", retryable))
+    return failures
+
+
+def is_aws(endpoint_url: str) -> bool:
+    """Whether the endpoint is Amazon's own."""
+    host = urlsplit(endpoint_url).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def parsed_time(text: Any, otherwise: Callable[[Any], datetime]) -> datetime:
+    """A time as listings have it, a thousand in a page; whatever isn't in that form is left to ``otherwise``.
+
+    The SDK tries several forms and a parser for human beings: three quarters of what a listing costs.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        return otherwise(text)
+    return found if found.tzinfo is not None else otherwise(text)
+
+
+def time_ms(time: datetime) -> int:
+    """Milliseconds since 1970 UTC."""
+    return int(time.timestamp() * 1000)
+
+
+def answered_ms(answer: Mapping[str, Any]) -> int:
+    """The server's own time of the answer: it doesn't send the modification time of what it stored."""
+    try:
+        return time_ms(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]))
+    except (KeyError, ValueError):
+        return 0
+
+
+def encoded_crc32c(crc: int) -> str:
+    """A CRC-32C as S3 writes it: base64 of four bytes, big-endian."""
+    return base64.b64encode(struct.pack(">I", crc)).decode()
+
+
+def decoded_crc32c(text: str | None) -> int | None:
+    """The value of such a text; ``None`` for no text, and for one that isn't four bytes."""
+    try:
+        return int(struct.unpack(">I", base64.b64decode(text or ""))[0])
+    except (struct.error, binascii.Error):
+        return None
+
+
+def checksum_of_parts(answer: Mapping[str, Any]) -> str:
+    """The CRC-32C over the parts' that an answer has, without their number; empty when it has none."""
+    checksum: str = answer.get("ChecksumCRC32C", "")
+    return checksum.partition("-")[0]
+
+
+def composite_etag(parts: Sequence[PartInfo]) -> str:
+    """The ETag of an object of parts where a part's ETag is its MD5, which isn't so everywhere."""
+    digests = [part.etag.strip('"') for part in parts]
+    if not all(_MD5.match(digest) for digest in digests):
+        return ""
+    whole = hashlib.md5(bytes.fromhex("".join(digests)), usedforsecurity=False).hexdigest()
+    return f'"{whole}-{len(parts)}"'
+
+
+def composite_crc32c(parts: Sequence[PartInfo]) -> str:
+    """What S3 keeps for an object of parts: the CRC-32C over the parts' CRC-32Cs."""
+    return encoded_crc32c(crc32c(struct.pack(f">{len(parts)}I", *(part.crc32c for part in parts))))
 
 
 #: What the store calls, and what the SDK calls by itself: for directory buckets, and for buckets of other regions.

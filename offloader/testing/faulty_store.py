@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from offloader.clock import Clock
 from offloader.errors import OffloaderError, StoreUnavailable
-from offloader.limits import Traffic
-from offloader.store.around import AroundStore, Request
+from offloader.runtime.clock import Clock
 from offloader.store.base import DeleteFailure, ObjectStore
+from offloader.store.rate_limit import Traffic
+from offloader.store.wrappers import AroundStore, Request
 
 __all__ = ["Fault", "FaultyStore"]
 

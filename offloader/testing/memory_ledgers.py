@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from formats.entries import EntryBatch, Position
-from offloader.clock import Clock
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
-from offloader.ledgers.listening import Listeners, ListenerSubscription
+from offloader.ledgers.tail_buffer import Listeners, ListenerSubscription
+from offloader.runtime.clock import Clock
 
 __all__ = ["MemoryLedgers"]
 

@@ -15,8 +15,8 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from formats.buffers import Pieces
 from formats.checksum import crc32c
+from formats.entries import Pieces
 from offloader.errors import InvalidCall, NotFound, PreconditionFailed
 from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, ObjectStore
 from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts

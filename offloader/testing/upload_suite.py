@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import pytest
 
-from formats.buffers import Pieces
 from formats.checksum import crc32c
+from formats.entries import Pieces
 from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown
 from offloader.store.base import ObjectStore, PartInfo
 

@@ -1,11 +1,8 @@
-"""The write side's front door: the proposal's ``LedgerOffloader``.
-
-Owns the worker pool, the names of the segments under way and the streams that are offloaded. Must never decide when a
-segment closes or what is committed: that is ``offloader.write.stream.streaming``.
-"""
+"""The write side's public interface: the proposal's ``LedgerOffloader``, and offloads on request."""
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,35 +14,35 @@ from uuid import UUID
 
 from formats.block_memory import BlockMemory
 from formats.entries import Position
-from formats.keys import data_key, index_key
+from formats.keys import Testimony, data_key, index_key
 from formats.metadata.messages import OffloadContext
-from formats.object_metadata import Testimony
-from offloader.clock import Clock, SystemClock
-from offloader.errors import InvalidCall, StoreUnavailable
+from formats.segment import SegmentSummary
+from offloader.errors import Closed, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.segment_record import AT_ROOT, is_at_root
-from offloader.observation import Observation
-from offloader.read.handle import ReadHandle, read_offloaded
+from offloader.manifest.segment_table import AT_ROOT, is_at_root
+from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
+from offloader.monitor import Observation
+from offloader.read.ledger_handle import ReadHandle, read_offloaded
+from offloader.runtime.clock import Clock, SystemClock
+from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings, Settings
+from offloader.settings.layered import SettingsFile
 from offloader.store.attempts import recorder_of, require_limits
 from offloader.store.base import ObjectStore
-from offloader.telemetry import NO_TELEMETRY
-from offloader.workers import SerialTask, Workers
-from offloader.write.history.backfill import HistoryTools
-from offloader.write.history.ledger_trigger import LedgerTrigger
-from offloader.write.history.order import upload_order
-from offloader.write.history.planned import HistoryResult
-from offloader.write.runs import HistoryRuns
-from offloader.write.segment.buffer import StreamBuffer
-from offloader.write.segment.by_ledger import LedgerHandle, offload_ledger
-from offloader.write.segment.handle import OffloadHandle, OffloadResult
-from offloader.write.segment.memory import MemoryBudget
-from offloader.write.segment.names import SegmentNames
-from offloader.write.segment.upload import upload_of
-from offloader.write.stream.streaming import StreamOffload
+from offloader.telemetry.recorder import NO_TELEMETRY
+from offloader.write.backfill import HistoryResult, upload_order
+from offloader.write.backfill_plan import BackfillPlan, HistoryTools
+from offloader.write.backfill_service import HistoryRuns
+from offloader.write.ledger_method import LedgerMethodPlan, LedgerTrigger
+from offloader.write.ledger_objects import LedgerHandle, offload_ledger
+from offloader.write.machine import StreamOffload
+from offloader.write.quota import MemoryBudget, StreamBuffer
+from offloader.write.segment import OffloadHandle, OffloadResult, SegmentNames
+from offloader.write.status import StreamStatus
+from offloader.write.upload import upload_of
 
-__all__ = ["NO_INCARNATION", "LedgerOffloader"]
+__all__ = ["NO_INCARNATION", "RESTART_S_MIN", "LedgerOffloader", "MethodOffload", "method_by_hand", "offload_by_hand"]
 
 #: Runs of the ledger method at once, whole process; others wait.
 LEDGER_RUNS_MAX = 2
@@ -236,11 +233,11 @@ class LedgerOffloader:
 
         Args:
             ledger_id: the ledger.
-            context: from ``offloader.manifest.context.offload_context``, or Pulsar's own metadata.
+            context: from ``offloader.manifest.state.offload_context``, or Pulsar's own metadata.
             driver_metadata: where the objects were written; empty, or this store's own.
             stream: decides the keys; empty: Pulsar's own layout, objects at the store's root.
 
-        Raises: as ``offloader.read.handle.read_offloaded``.
+        Raises: as ``offloader.read.ledger_handle.read_offloaded``.
         """
         return read_offloaded(
             self.store, ledger_id, context, driver_metadata, stream=stream, settings=self.settings.read
@@ -373,7 +370,7 @@ class LedgerOffloader:
 
     def status(self) -> dict[str, Any]:
         """What the streams of this process, its limits and its store are doing: the status document
-        (``offloader.status_document``)."""
+        (``offloader.monitor``)."""
         return self.observation.look()
 
     def close(self) -> None:
@@ -398,3 +395,201 @@ class LedgerOffloader:
         given, own = dict(driver_metadata), dict(self.store.driver_metadata)
         if given and given != own:
             raise InvalidCall(f"this offloader's store is {own}, the driver metadata names {given}")
+
+
+_log = logging.getLogger("offloader.stream")
+
+#: First wait before a stream that stopped because the manifest refused its edits is started again; it doubles.
+RESTART_S_MIN = 1.0
+RESTART_S_MAX = 300.0
+
+
+class MethodOffload:
+    """Streaming, the ledger method, or nothing. Thread-safe; ``begin`` and ``end`` are called by one at a time.
+
+    Args:
+        offloader: of the process.
+        source: the hot tier.
+        stream: its name.
+
+    Attributes:
+        method: ``streaming``, ``ledger`` or ``none``.
+    """
+
+    def __init__(self, offloader: LedgerOffloader, source: LedgerSource, stream: str, method: str) -> None:
+        self._offloader, self._source, self._stream = offloader, source, stream
+        self.method = method
+        self._lock = threading.Lock()
+        self._offload: StreamOffload | None = None
+        #: Held, because who looks at streams doesn't: its last look says how this one ended.
+        self._ended: StreamOffload | None = None
+        self._trigger: LedgerTrigger | None = None
+        self._restart_s = RESTART_S_MIN
+
+    @property
+    def is_running(self) -> bool:
+        return self._offload is not None or self._trigger is not None
+
+    def begin(self, log: ManifestLog | None = None) -> None:
+        """Starts by the method as it is now.
+
+        Args:
+            log: with the epoch of this start; ``None``: one is opened when there is something to offload.
+        """
+        if self.method == "streaming":
+            self._offload = self._offloader.offload_stream(
+                self._source, self._stream, log=log, on_refused=self._refused
+            )
+        elif self.method == "ledger":
+            self._trigger = self._offloader.offload_closed_ledgers(self._source, self._stream)
+
+    def end(self) -> None:
+        """Stops, leaving what isn't committed to the next start."""
+        offload, self._offload = self._offload, None
+        trigger, self._trigger = self._trigger, None
+        if offload is not None:
+            offload.stop()
+        if trigger is not None:
+            trigger.stop()
+            trigger.wait()
+
+    def offload(self, until: Position | None = None, *, timeout_s: float | None = None) -> Position | None:
+        """See ``ManagedLedger.offload``."""
+        offload, trigger = self._offload, self._trigger
+        if offload is not None:
+            try:
+                return offload.offload(until, timeout_s=timeout_s)
+            except StreamPaused:
+                raise
+            except EditRefused:
+                # The manifest says something else than this stream knew: it begins anew, from what the manifest says.
+                return self._restarted(offload).offload(until, timeout_s=timeout_s)
+        if trigger is None:
+            raise InvalidCall(f"stream {self._stream} isn't offloaded: its method is none")
+        result = trigger.offload()
+        if result.errors:
+            raise result.errors[0]
+        self._restart_s = RESTART_S_MIN
+        return result.committed
+
+    def look_again(self) -> None:
+        """The manifest may say by now that the stream is paused, or that it goes on."""
+        for each in (self._offload, self._trigger):
+            if each is not None:
+                each.look_again()
+
+    def status(self) -> StreamStatus | None:
+        """Of the streaming offload; ``None`` with another method."""
+        offload = self._offload
+        return None if offload is None else offload.status()
+
+    def close(self, *, drain: bool) -> OffloaderError | None:
+        """Ends for good; why not everything is committed, if ``drain`` was to see to that."""
+        failure: OffloaderError | None = None
+        if drain and self._offload is not None:
+            try:
+                self.offload()
+            except StreamPaused:
+                pass  # as somebody wants it: what isn't offloaded is the hot tier's
+            except OffloaderError as error:
+                failure = error
+        with self._lock:
+            offload, self._offload = self._offload, None
+            self._ended = offload
+        if offload is not None:
+            offload.stop()
+        if self._trigger is not None:
+            self._trigger.stop()
+        return failure
+
+    def _refused(self) -> None:
+        """The stream stopped by itself because the manifest took no record of it: it is started again soon."""
+        offload = self._offload
+        if offload is not None:
+            wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, RESTART_S_MAX)
+            self._offloader.call_after(wait_s, lambda: self._restart_later(offload))
+
+    def _restart_later(self, stopped: StreamOffload) -> None:
+        try:
+            self._restarted(stopped)
+        except Closed:
+            pass
+        except OffloaderError as error:
+            _log.warning("stream %s isn't offloaded: %s", self._stream, error)
+            self._refused()
+
+    def _restarted(self, stopped: StreamOffload) -> StreamOffload:
+        """The stream in place of one that stopped by itself."""
+        with self._lock:
+            if self._offload is stopped:
+                stopped.stop()
+                _log.warning("stream %s is started again: the manifest refused its record", self._stream)
+                self._offload = self._offloader.offload_stream(self._source, self._stream, on_refused=self._refused)
+            if self._offload is None:
+                raise Closed(f"stream {self._stream} was stopped")
+            return self._offload
+
+
+def method_by_hand(state: ManifestState, file: SettingsFile | None) -> str:
+    """How the stream is offloaded, as a settings file or else its manifest says: ``streaming`` or ``ledger``.
+
+    Raises:
+        InvalidCall: it isn't.
+    """
+    found = None if file is None else file.values_of(state.stream)["offload.method"]
+    method, source = (state.method, "its manifest") if found is None else (str(found.value), found.source)
+    if method == "none":
+        raise InvalidCall(
+            f"stream {state.stream} isn't offloaded: its method is none ({source})", hint="set another method first"
+        )
+    return method
+
+
+def offload_by_hand(
+    runs: HistoryRuns,
+    source: LedgerSource,
+    stream: str,
+    method: str,
+    *,
+    last: Position | None = None,
+    threshold_bytes: int = 0,
+    take_over: bool = False,
+    on_plan: Callable[[BackfillPlan | LedgerMethodPlan], None] = lambda _: None,
+    on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+) -> HistoryResult:
+    """Offloads what isn't yet, records the method, and which ledgers were closed meanwhile.
+
+    Args:
+        source: a view opened with ``may_delete`` will do: it isn't told what is safe.
+        method: ``streaming`` or ``ledger``.
+        threshold_bytes: method ledger: newest bytes that stay behind.
+        others: as for ``HistoryRuns.backfill``.
+
+    Raises: as ``HistoryRuns.backfill``.
+    """
+    if method == "ledger":
+        result = runs.ledgers(
+            source,
+            stream,
+            last=last,
+            threshold_bytes=threshold_bytes,
+            take_over=take_over,
+            acknowledges=False,
+            on_plan=on_plan,
+            on_progress=on_progress,
+        )
+    else:
+        result = runs.backfill(
+            source,
+            stream,
+            last=last,
+            take_over=take_over,
+            acknowledges=False,
+            on_plan=on_plan,
+            on_progress=on_progress,
+        )
+    if result.offloaded:
+        runs.switch(stream, method)
+    if result.committed is not None:
+        runs.note_ends(source, stream)
+    return result

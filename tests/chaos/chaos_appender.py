@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from offloader.errors import OffloaderError, OutcomeUnknown
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.ledgers.stream import EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.stream import EmbeddedStream
 from offloader.settings import Settings
 from tests.chaos.chaos_journal import JournalWriter, payload_of, read_journal
 

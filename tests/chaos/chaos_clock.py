@@ -1,8 +1,8 @@
 """``offloader ...`` with a wall clock that can be moved while it runs, as a machine's clock is.
 
-Moved is what the product calls the time (offloader/clock.py, its only place); the SDK signs with the machine's own, as
-a store refuses requests that are far off. The environment variable ``CHAOS_CLOCK`` names a file with eight bytes: by
-how many milliseconds the clock is off, little-endian.
+Moved is what the product calls the time (offloader/runtime/clock.py, its only place); the SDK signs with the machine's
+own, as a store refuses requests that are far off. The environment variable ``CHAOS_CLOCK`` names a file with eight
+bytes: by how many milliseconds the clock is off, little-endian.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def set_clock(path: Path, offset_ms: int) -> None:
 
 def move_clock(path: str) -> None:
     """From now on this process's clock is off by what the file says at each moment."""
-    from offloader.clock import SystemClock
+    from offloader.runtime.clock import SystemClock
 
     with Path(path).open("rb") as file:
         shared = mmap.mmap(file.fileno(), OFFSET.size, prot=mmap.PROT_READ)

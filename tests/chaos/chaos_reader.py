@@ -11,10 +11,10 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-from offloader.clock import SystemClock
 from offloader.errors import ErrorKind, NotFound, OffloaderError, Trimmed
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.reader import open_reader
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.chaos.chaos_journal import Journal, number_of, read_journal

@@ -22,9 +22,6 @@ from pathlib import Path
 
 import boto3
 
-from offloader.testing.pulsar_admin import FakeAdmin
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_topics import FakeTopic
 from services.servers import Endpoint, make_bucket, running
 from services.toxiproxy import Toxiproxy, toxiproxy
 from tests.chaos.chaos_oracle import S3Contents, cold_entries
@@ -32,6 +29,9 @@ from tests.chaos.partition_schedule import Plan, Role, Step, Way, plan
 from tests.chaos.partition_sidecar import Sidecar, settings_of
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.independent_manifest import Manifest, read_manifest
+from tests.support.pulsar_admin import FakeAdmin
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import eventually, settled
 
 __all__ = ["Outcome", "owners_problems", "run"]

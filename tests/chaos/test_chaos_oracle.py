@@ -18,9 +18,9 @@ import boto3
 import pytest
 
 import offloader
-from offloader.clock import SystemClock
 from offloader.manifest.log import ManifestLog
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.truncate import truncate_stream
+from offloader.runtime.clock import SystemClock
 from tests.chaos.chaos_journal import Journal, JournalWriter, number_of, payload_of, read_journal
 from tests.chaos.chaos_oracle import S3Contents, check_stream, cold_entries, find_leaks, hot_entries
 from tests.independent_manifest import Manifest, read_manifest

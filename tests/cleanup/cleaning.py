@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import count
 
 from formats.entries import Position
-from offloader.cleanup.cycle import CleanupReport, cleanup_stream
+from offloader.gc.sweep import CleanupReport, cleanup_stream
+from offloader.manifest.deletion_clock import TIME_KEY
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import ManifestState
-from offloader.manifest.store_time import TIME_KEY
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.truncate import truncate_stream
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore

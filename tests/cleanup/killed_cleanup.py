@@ -10,15 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from formats.entries import Position
-from offloader.cleanup.cycle import cleanup_all
-from offloader.cleanup.removal import remove_stream
-from offloader.cleanup.undo import undo_retirements
-from offloader.cleanup.whole_store import StoreReconciliation
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.gc.delete_stream import remove_stream
+from offloader.gc.reconcile import StoreReconciliation
+from offloader.gc.sweep import cleanup_all, undo_retirements
 from offloader.manifest.log import ManifestLog
-from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.truncate import resume_topic_truncation, truncate_stream, truncate_topic
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store

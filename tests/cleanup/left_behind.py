@@ -10,10 +10,10 @@ from uuid import UUID
 from formats.entries import Position
 from formats.keys import data_key, index_key, new_segment_uuid, parse_object_key
 from formats.manifest import Assign, Edit, Failed, Offloaded
-from offloader.cleanup.orphans import Leftover
-from offloader.cleanup.reconciler import Reconciliation
+from offloader.gc.orphans import Leftover
+from offloader.gc.reconcile import Reconciliation
+from offloader.manifest.boundary import listed
 from offloader.manifest.log import load_manifest
-from offloader.manifest.objects import listed
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore, UploadInfo
 from offloader.store.memory import MemoryStore

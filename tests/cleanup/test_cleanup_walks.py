@@ -12,12 +12,12 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Hold
-from offloader.cleanup.undo import undo_retirements
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.gc.sweep import undo_retirements
 from offloader.manifest.state import EditRefused
 from offloader.read.cache import Cache
 from offloader.read.reader import Reader, open_reader
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.truncate import truncate_stream
 from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import batch_of

@@ -8,19 +8,18 @@ from uuid import UUID
 
 import pytest
 
-from formats.deletion_record import awaited_key
+from formats.documents import awaited_key
 from formats.entries import Position
 from formats.keys import parse_object_key, record_number
 from formats.manifest import Adopt, Hold, LedgersDeleted
-from offloader.cleanup.audit import read_batches
-from offloader.cleanup.cycle import LargeDelete, cleanup_all, cleanup_stream
-from offloader.cleanup.plan import Action, CleanupPlan
 from offloader.errors import NotFound, OffloaderError, OutcomeUnknown, StoreUnavailable, Trimmed
-from offloader.manifest.global_hold import DeletionStopped, lift_global_hold, set_global_hold
-from offloader.manifest.leases import take_lease
-from offloader.manifest.segment_record import AT_ROOT
+from offloader.gc.audit import read_batches
+from offloader.gc.plan import Action, CleanupPlan
+from offloader.gc.sweep import LargeDelete, cleanup_all, cleanup_stream
+from offloader.manifest.deletion_clock import ClockSkew, DeletionClock
+from offloader.manifest.leases import DeletionStopped, lift_global_hold, set_global_hold, take_lease
+from offloader.manifest.segment_table import AT_ROOT
 from offloader.manifest.state import SegmentStatus
-from offloader.manifest.store_time import ClockSkew, DeletionClock
 from offloader.read.reader import open_reader
 from offloader.store.base import DeleteFailure
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -388,7 +387,7 @@ def test_adopted_objects_that_became_ours_go_though_no_uuid_proves_whose_they_ar
 
 
 def test_a_reader_of_a_plan_with_a_retired_segment_is_refused() -> None:
-    from offloader.read.pin import load_manifest_at
+    from offloader.read.reader import load_manifest_at
 
     bench = Bench()
     record = bench.state.record_id
@@ -513,7 +512,7 @@ def test_one_streams_failure_doesn_t_keep_the_others_from_their_turn() -> None:
         writer = StreamWriter(bench.memory, name, clock=bench.clock)
         for ledger in (1, 2, 3):
             writer.add([batch_of(ledger, 0, 10)], closes=[ledger])
-        from offloader.retention.truncation import truncate_stream
+        from offloader.retention.truncate import truncate_stream
 
         truncate_stream(writer.log, Position(2, 0), clock=bench.clock)
     bench.store.set_faults([Fault(call=1, key_part="a/manifest", calls=10**6)])

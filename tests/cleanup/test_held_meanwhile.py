@@ -11,14 +11,14 @@ import pytest
 
 from formats.keys import record_number
 from formats.manifest import Hold, LedgersDeleted, Purged, Release, Retire, StreamDeleted, Truncate, decode_record
-from offloader.cleanup.cycle import cleanup_stream
-from offloader.cleanup.removal import remove_stream
 from offloader.errors import OffloaderError
-from offloader.manifest.hold import set_hold
+from offloader.gc.delete_stream import remove_stream
+from offloader.gc.sweep import cleanup_stream
+from offloader.manifest.leases import set_hold
 from offloader.retention.cycle import RetentionCycle
 from offloader.settings import Settings
-from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
+from offloader.store.wrappers import AroundStore, Request
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import batch_of
 

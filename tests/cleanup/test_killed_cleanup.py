@@ -19,14 +19,14 @@ import pytest
 
 from formats.keys import data_key, new_segment_uuid
 from formats.manifest import Assign, Failed
-from offloader.cleanup.undo import undo_retirements
-from offloader.clock import SystemClock
 from offloader.errors import StoreUnavailable
+from offloader.gc.sweep import undo_retirements
+from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import list_streams
+from offloader.manifest.deletion_clock import TIME_KEY
 from offloader.manifest.leases import take_lease
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.objects import listed
-from offloader.manifest.store_time import TIME_KEY
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.cleanup.killed_cleanup import HEAD, STREAM, clean, truncate

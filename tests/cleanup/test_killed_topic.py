@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from offloader.clock import SystemClock
+from offloader.manifest.boundary import listed
 from offloader.manifest.log import load_manifest
-from offloader.manifest.objects import listed
 from offloader.manifest.topics import read_intent
-from offloader.retention.stream_retention import open_retention
+from offloader.retention.subscribers import open_retention
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.cleanup.killed_cleanup import HEAD, PARTITIONS, TOPIC, truncate_as_one

@@ -15,18 +15,17 @@ import pytest
 from formats.entries import Position
 from formats.keys import catalog_key, data_key, index_key, manifest_prefix, new_segment_uuid
 from formats.manifest import Assign, Failed, LedgersDeleted, Purged, Retire, Truncate
-from offloader.cleanup.orphans import Outcome, Place
-from offloader.cleanup.reconciler import Reconciliation
-from offloader.cleanup.whole_store import StoreReconciliation
-from offloader.clock import SystemClock
+from offloader.gc.orphans import Outcome, Place
+from offloader.gc.reconcile import Reconciliation, StoreReconciliation
 from offloader.managed_ledger import open_managed_ledger
+from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import list_streams
+from offloader.manifest.deletion_clock import store_time_ms
+from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.objects import listed
-from offloader.manifest.records import kept_records
+from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.state import ManifestState
-from offloader.manifest.store_time import store_time_ms
-from offloader.manifest.stream_deletion import delete_stream
+from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 from tests.support.readback import stored_entries

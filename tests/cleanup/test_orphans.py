@@ -9,23 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from formats.deletion_record import awaited_key, deletion_key
+from formats.documents import awaited_key, deletion_key, intent_key, topic_key
 from formats.entries import Position
 from formats.keys import is_segment_uuid_of, new_segment_uuid, parse_object_key
 from formats.manifest import Assign, Hold, OpenEpoch, Record, StreamDeleted, Totals, Writer
-from formats.retention_state import topic_key
-from formats.truncation_intent import intent_key
-from offloader.cleanup.orphans import (
-    Knowledge,
-    Leftover,
-    Outcome,
-    Place,
-    Reason,
-    judge_page,
-    judge_upload,
-    judged_again,
-)
-from offloader.manifest.named_uuids import NamedUuids
+from offloader.gc.orphans import Knowledge, Leftover, Outcome, Place, Reason, judge_page, judge_upload, judged_again
+from offloader.manifest.live_uuids import NamedUuids
 from offloader.manifest.topics import TopicState
 from offloader.store.base import ObjectInfo, UploadInfo
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from offloader.cleanup.orphans import Outcome
-from offloader.clock import SystemClock
-from offloader.manifest.store_time import store_time_ms
+from offloader.gc.orphans import Outcome
+from offloader.manifest.deletion_clock import store_time_ms
+from offloader.runtime.clock import SystemClock
 from offloader.store import open_store
 from offloader.store.base import ObjectStore
 from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix

@@ -9,21 +9,20 @@ from uuid import UUID
 
 import pytest
 
-from formats.deletion_record import awaited_key
+from formats.documents import awaited_key
 from formats.keys import catalog_key, manifest_prefix, record_key
 from formats.manifest import LedgersDeleted, Retire
-from offloader.cleanup.cycle import CleanupReport, cleanup_stream
-from offloader.cleanup.orphans import Outcome, Reason
-from offloader.cleanup.plan import CleanupPlan
-from offloader.cleanup.reconciler import Reconciliation
 from offloader.errors import OffloaderError, StoreUnavailable
-from offloader.manifest.global_hold import set_global_hold
-from offloader.manifest.hold import set_hold
-from offloader.manifest.shared_keys import VOID
+from offloader.gc.orphans import Outcome, Reason
+from offloader.gc.plan import CleanupPlan
+from offloader.gc.reconcile import Reconciliation
+from offloader.gc.sweep import CleanupReport, cleanup_stream
+from offloader.manifest.catalog import VOID
+from offloader.manifest.leases import set_global_hold, set_hold
+from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.state import EditRefused
-from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
-from offloader.store.around import AroundStore, Request
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import StreamWriter, batch_of

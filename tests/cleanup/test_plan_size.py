@@ -9,14 +9,12 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from formats.checkpoint_columns import NUMBER_COLUMNS, SegmentColumns
+from formats.checkpoint_parquet import NUMBER_COLUMNS, SegmentColumns
 from formats.entries import Position
 from formats.manifest import Retire
-from offloader.cleanup.plan import RetiredFacts, plan_cleanup
+from offloader.gc.plan import RetiredFacts, plan_cleanup
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.sealed_segments import SealedSegments
-from offloader.manifest.segment_record import OFFLOADED, RETIRED, SegmentSums
-from offloader.manifest.segment_table import SegmentTable
+from offloader.manifest.segment_table import OFFLOADED, RETIRED, SealedSegments, SegmentSums, SegmentTable
 from offloader.manifest.state import ManifestState
 
 SEGMENTS = 200_000

@@ -11,26 +11,24 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from formats.documents import GLOBAL_HOLD_KEY, Lease, Subscribers, document_key, encode_lease, lease_key
 from formats.entries import Position
-from formats.global_hold import GLOBAL_HOLD_KEY
 from formats.keys import boundary_key, data_key, index_key, manifest_prefix, new_segment_uuid, record_key
-from formats.lease import Lease, encode_lease, lease_key
 from formats.manifest import Assign, Failed, Hold, LedgersDeleted, Purged, Retire, Rewrite
-from formats.retention_state import Subscribers, document_key
-from offloader.cleanup.orphans import Outcome, Place, Reason
-from offloader.cleanup.reconciler import Reconciliation
 from offloader.errors import Corrupt, Fenced, NotFound, StoreUnavailable
+from offloader.gc.orphans import Outcome, Place, Reason
+from offloader.gc.reconcile import Reconciliation
+from offloader.manifest.boundary import LostRecords
 from offloader.manifest.catalog import create_entry
-from offloader.manifest.global_hold import lift_global_hold, set_global_hold
+from offloader.manifest.deletion_clock import ClockSkew
+from offloader.manifest.leases import lift_global_hold, set_global_hold
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import ManifestState
-from offloader.manifest.store_time import ClockSkew
-from offloader.manifest.stream_deletion import delete_stream
-from offloader.manifest.unreadable import LostRecords
 from offloader.settings import ManifestSettings
 from offloader.store.base import OVERWRITE, ByteRange, DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
-from offloader.store.read_only import ReadOnlyStore
+from offloader.store.wrappers import ReadOnlyStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.cleanup.left_behind import DAY_S, HOUR_S, STREAM, Bucket, outcomes

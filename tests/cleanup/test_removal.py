@@ -14,20 +14,19 @@ import pytest
 from formats.entries import Position
 from formats.keys import data_key, new_segment_uuid
 from formats.manifest import Assign, Failed, Hold
-from offloader.cleanup import removal
-from offloader.cleanup.cycle import cleanup_all, cleanup_stream
-from offloader.cleanup.removal import removal_of, remove_stream
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound, StoreUnavailable
-from offloader.manifest.checkpointer import checkpoint_now
-from offloader.manifest.expiry import expire_records
-from offloader.manifest.global_hold import DeletionStopped, set_global_hold
-from offloader.manifest.leases import take_lease
+from offloader.gc import delete_stream as removal
+from offloader.gc.delete_stream import removal_of, remove_stream
+from offloader.gc.sweep import cleanup_all, cleanup_stream
+from offloader.manifest.boundary import listed
+from offloader.manifest.checkpoint import checkpoint_now
+from offloader.manifest.deletion_clock import TIME_KEY, ClockSkew
+from offloader.manifest.leases import DeletionStopped, set_global_hold, take_lease
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.objects import listed
+from offloader.manifest.maintenance import expire_records
 from offloader.manifest.state import EditRefused
-from offloader.manifest.store_time import TIME_KEY, ClockSkew
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.truncate import truncate_stream
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, UploadInfo
 from offloader.store.memory import MemoryStore

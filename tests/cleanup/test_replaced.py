@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from formats.deletion_record import DeletedSegment
+from formats.documents import DeletedSegment
 from formats.entries import Position
 from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Replace, Rewrite, Rewritten
 from formats.segment import Layout
-from offloader.cleanup.audit import begin_batch
 from offloader.errors import OffloaderError
+from offloader.gc.audit import begin_batch
 from offloader.read.reader import open_reader
 from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench

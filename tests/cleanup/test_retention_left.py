@@ -9,24 +9,31 @@ from uuid import UUID
 
 import pytest
 
-from formats.deletion_record import AwaitedReaders, awaited_key, encode_awaited
+from formats.documents import (
+    AwaitedReaders,
+    Subscribers,
+    awaited_key,
+    document_key,
+    encode_awaited,
+    intent_key,
+    retention_prefix,
+    topic_key,
+)
 from formats.entries import Position
 from formats.keys import catalog_key
-from formats.retention_state import Subscribers, document_key, retention_prefix, topic_key
-from formats.truncation_intent import intent_key
-from offloader.cleanup.cycle import cleanup_all
-from offloader.cleanup.orphans import Leftover, Outcome, Place, Reason
-from offloader.cleanup.removal import remove_stream
-from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.errors import NotFound, OffloaderError, StoreUnavailable
+from offloader.gc.delete_stream import remove_stream
+from offloader.gc.orphans import Leftover, Outcome, Place, Reason
+from offloader.gc.reconcile import StoreReconciliation
+from offloader.gc.sweep import cleanup_all
+from offloader.manifest.boundary import listed
+from offloader.manifest.deletion_clock import TIME_KEY
 from offloader.manifest.leases import take_lease
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.objects import listed
-from offloader.manifest.store_time import TIME_KEY
-from offloader.retention.group_retention import open_reader_groups
+from offloader.retention.group_service import open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType
-from offloader.retention.stream_retention import open_retention
-from offloader.retention.topic_truncation import truncate_topic
+from offloader.retention.subscribers import open_retention
+from offloader.retention.truncate import truncate_topic
 from offloader.settings import ManifestSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore

@@ -9,28 +9,32 @@ from uuid import UUID
 
 import pytest
 
-from formats.deletion_record import AwaitedReaders, DeletionRecord, awaited_key, awaited_prefix, encode_awaited
+from formats.documents import (
+    AwaitedReaders,
+    DeletionRecord,
+    Subscribers,
+    awaited_key,
+    awaited_prefix,
+    document_key,
+    encode_awaited,
+)
 from formats.entries import Position
 from formats.keys import catalog_key, data_key, index_key, new_segment_uuid, record_key, record_number
 from formats.manifest import Adopt, LedgerClosed, LedgersDeleted
-from formats.retention_state import Subscribers, document_key
-from offloader.cleanup.audit import read_batches, retry_at_ms
-from offloader.cleanup.cycle import cleanup_all, cleanup_stream
-from offloader.cleanup.plan import RetiredFacts, retired_groups
-from offloader.cleanup.removal import remove_stream
-from offloader.cleanup.retirement import retired_facts
-from offloader.cleanup.sweeper import SEGMENTS_PER_RECORD_MAX
 from offloader.errors import OffloaderError, StoreUnavailable
-from offloader.limits import Priority, current_priority
-from offloader.manifest.checkpointer import checkpoint_now
-from offloader.manifest.expiry import expire_records
-from offloader.manifest.global_hold import DeletionStopped, set_global_hold
-from offloader.manifest.leases import take_lease
-from offloader.manifest.objects import DELETE_KEYS_MAX
-from offloader.manifest.segment_record import AT_ROOT
-from offloader.manifest.shared_keys import VOID
+from offloader.gc.audit import read_batches, retry_at_ms
+from offloader.gc.delete_stream import remove_stream
+from offloader.gc.plan import RetiredFacts, retired_facts, retired_groups
+from offloader.gc.sweep import SEGMENTS_PER_RECORD_MAX, cleanup_all, cleanup_stream
+from offloader.manifest.boundary import DELETE_KEYS_MAX
+from offloader.manifest.catalog import VOID
+from offloader.manifest.checkpoint import checkpoint_now
+from offloader.manifest.leases import DeletionStopped, set_global_hold, take_lease
+from offloader.manifest.maintenance import expire_records
+from offloader.manifest.segment_table import AT_ROOT
 from offloader.settings import Settings
-from offloader.store.around import AroundStore, Request
+from offloader.store.rate_limit import Priority, current_priority
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import batch_of, build

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from offloader.cleanup.cycle import CleanupReport, cleanup_stream
-from offloader.manifest.store_time import DeletionClock
+from offloader.gc.sweep import CleanupReport, cleanup_stream
+from offloader.manifest.deletion_clock import DeletionClock
 from offloader.testing.manual_clock import ManualClock
 from tests.cleanup.cleaning import STREAM, Bench
 

@@ -6,14 +6,14 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Gap, LedgersDeleted
-from offloader.cleanup.undo import Undone, undo_retirements
 from offloader.errors import InvalidCall
+from offloader.gc.sweep import Undone, undo_retirements
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused
 from offloader.read.reader import open_reader
 from offloader.settings import ManifestSettings
-from offloader.testing.schedule import Schedule
 from tests.cleanup.cleaning import STREAM, Bench
+from tests.support.schedule import Schedule
 from tests.support.streams import batch_of
 
 

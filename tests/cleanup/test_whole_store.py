@@ -5,20 +5,16 @@ from __future__ import annotations
 import contextlib
 from uuid import uuid4
 
-from formats.global_hold import GLOBAL_HOLD_KEY
+from formats.documents import GLOBAL_HOLD_KEY, intent_key, lease_key
 from formats.keys import boundary_key, data_key, manifest_prefix, new_segment_uuid, record_key, stream_prefix
-from formats.lease import lease_key
-from formats.truncation_intent import intent_key
-from offloader.cleanup.orphans import Leftover, Outcome, Place
-from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.errors import Corrupt, NotFound, OffloaderError
-from offloader.manifest.boundary import create_boundary
+from offloader.gc.orphans import Leftover, Outcome, Place
+from offloader.gc.reconcile import StoreReconciliation
+from offloader.manifest.boundary import create_boundary, listed
 from offloader.manifest.catalog import forget_name, release_entry
-from offloader.manifest.global_hold import lift_global_hold, set_global_hold
-from offloader.manifest.leases import take_lease
+from offloader.manifest.leases import lift_global_hold, set_global_hold, take_lease
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.objects import listed
-from offloader.manifest.stream_deletion import delete_stream
+from offloader.manifest.maintenance import delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.base import OVERWRITE
 from offloader.testing.faulty_store import Fault

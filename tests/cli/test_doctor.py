@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from offloader.cli.main import main
-from offloader.clock import SystemClock
-from offloader.doctor.findings import Finding, Outcome, fine, run_checks
-from offloader.doctor.store_checks import StoreChecks
+from offloader.doctor import Finding, Outcome, StoreChecks, fine, run_checks
 from offloader.errors import AccessDenied, ErrorKind, StoreUnavailable, Unsupported
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
-from offloader.manifest.global_hold import set_global_hold
-from offloader.manifest.hold import set_hold
+from offloader.manifest.leases import set_global_hold, set_hold
 from offloader.manifest.log import ManifestLog
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import DeleteFailure, ObjectStore
 from offloader.store.memory import MemoryStore

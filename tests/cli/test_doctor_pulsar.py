@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from offloader.cli.main import main
-from offloader.clock import SystemClock
-from offloader.doctor.findings import Outcome
-from offloader.doctor.pulsar_checks import PulsarChecks
+from offloader.doctor import Outcome, PulsarChecks
 from offloader.errors import ErrorKind
+from offloader.runtime.clock import SystemClock
 from tests.ledgers.pulsar_bench import NAME, PulsarBench
 
 NAMESPACE = "public/default"

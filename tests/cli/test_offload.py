@@ -10,9 +10,9 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import SetMethod
-from offloader.clock import SystemClock
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import LedgerSettings
 from offloader.store import open_store
 from tests.cli.reading_verbs import Offloader

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from formats.entries import Position
-from offloader.cli.progress import SegmentProgress
+from offloader.cli.output import SegmentProgress
 from tests.support.manifests import summary_of
 
 SEGMENTS = [summary_of(Position(1, n * 10), Position(1, n * 10 + 9)) for n in range(3)]

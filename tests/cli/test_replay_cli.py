@@ -18,10 +18,10 @@ from formats.entries import Position
 from offloader.cli.main import main
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_producers import FakeProducers
-from offloader.testing.pulsar_topics import FakeTopic
 from tests.replay.replaying import STREAM, TARGET, Place, entries_of, write_stream
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_producers import FakeProducers
+from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import eventually
 
 COUNTS = {7: 40, 9: 60}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.retention.cuts import Cut
-from offloader.retention.group_retention import open_reader_groups
+from offloader.retention.group_service import open_reader_groups
 from offloader.store import open_store
 from offloader.store.base import ObjectStore
 from tests.cli.reading_verbs import Offloader

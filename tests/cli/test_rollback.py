@@ -9,8 +9,8 @@ import pytest
 from formats.keys import data_key, parse_object_key
 from formats.manifest import Hold
 from formats.segment import Layout
-from offloader.clock import SystemClock
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.store import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.readback import stored_entries

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from offloader.cli.status_view import frame, head_lines, limit_lines
+from offloader.cli.status import frame, head_lines, limit_lines
 from tests.support.streams import BASE_MS
 
 PREFIX = "public/default/persistent/"

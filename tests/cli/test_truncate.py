@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from formats.entries import Position
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings

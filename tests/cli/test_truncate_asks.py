@@ -15,8 +15,8 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Assign
-from offloader.clock import SystemClock
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.store import open_store
 from offloader.store.base import ObjectStore
 from tests.cli.reading_verbs import Offloader

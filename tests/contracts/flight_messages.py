@@ -14,9 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from offloader.service.flight import columns, messages
-from offloader.service.flight.actions import ACTIONS, Actions
-from offloader.service.roles import OPERATION_OF_ACTION
+from offloader.service.auth import OPERATION_OF_ACTION
+from offloader.service.flight import handlers as columns
+from offloader.service.flight import messages
+from offloader.service.flight.handlers import ACTIONS, Actions
 from offloader.store.open import open_store
 from tests.contracts.shapes import shape_lines
 from tests.support.flight_door import APPEND_SCHEMA, flight_door

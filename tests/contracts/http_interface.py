@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from fastapi.routing import APIRoute
 
-from offloader.service.dashboard.files import page_files
-from offloader.service.http import application
-from offloader.service.roles import OPERATION_OF_ROUTE
+from offloader.service.auth import OPERATION_OF_ROUTE
+from offloader.service.dashboard.routes import page_files
+from offloader.service.http import routes as application
 
 __all__ = ["http_interface"]
 

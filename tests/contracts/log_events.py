@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import offloader
-from offloader.logs import JsonLines
+from offloader.runtime.logs import JsonLines
 
 __all__ = ["log_events"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from offloader.metrics import Metrics
 from offloader.settings import TelemetrySettings
-from offloader.telemetry import METRICS
+from offloader.telemetry.prometheus import Metrics
+from offloader.telemetry.recorder import METRICS
 from offloader.testing.manual_clock import ManualClock
 
 __all__ = ["metric_names"]

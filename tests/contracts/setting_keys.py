@@ -10,8 +10,8 @@ from typing import Any
 
 import formats
 import offloader
-from offloader.effective_settings import METHOD_OF, PROCESS_SECTIONS, PROCESS_SETTINGS
 from offloader.settings import Pairs, Settings
+from offloader.settings.layered import METHOD_OF, PROCESS_SECTIONS, PROCESS_SETTINGS
 
 __all__ = ["setting_keys"]
 

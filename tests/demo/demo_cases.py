@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from offloader.clock import SystemClock
 from offloader.demo.run import DemoRequest, DemoResult, Progress, run_demo
+from offloader.runtime.clock import SystemClock
 
 
 def events(count: int, *, start: int = 0) -> list[bytes]:

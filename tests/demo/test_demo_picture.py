@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offloader.errors import AccessDenied
-from offloader.picture import Span, StreamShape, draw
+from offloader.plot import Span, StreamShape, draw
 from tests.demo.demo_cases import Watching, run, write_events
 from tests.support.presence import there
 

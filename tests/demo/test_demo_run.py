@@ -20,7 +20,7 @@ from offloader.errors import (
     ObjectMissing,
     OffloaderError,
 )
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.reader import open_reader
 from offloader.store.open import open_store
 from tests.demo.demo_cases import Watching, events, files_in, run, write_events

@@ -28,7 +28,7 @@ FIRST_PAGES = [
 FORBIDDEN = re.compile(r"\b(?:whoever|somebody|who\s+reads|must\s+never)\b", re.I)
 #: Commands of the table of longer runs -> what parses their options.
 LONGER_RUNS = {
-    "soak --seeds 10000": ["offloader.testing.soak", "--seeds", "10000"],
+    "soak --seeds 10000": ["tests.simulation.soak", "--seeds", "10000"],
     "soak --real --minutes 15": ["tests.soak", "--minutes", "15"],
     "chaos --seed 7 --kills 20": ["tests.chaos", "--seed", "7", "--kills", "20"],
     "fuzz objects --inputs 100000": ["tests.fuzz", "objects", "--inputs", "100000"],

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from offloader.service.flight.actions import ACTIONS
-from offloader.service.roles import OPERATION_OF_ACTION
+from offloader.service.auth import OPERATION_OF_ACTION
+from offloader.service.flight.handlers import ACTIONS
 from offloader.settings import Settings
 from offloader.store.open import open_store
 from tests.support.flight_door import flight_door

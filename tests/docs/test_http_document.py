@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from offloader.effective_settings import read_settings_file
-from offloader.service.auth import Role
-from offloader.service.http.application import DESCRIPTION
-from offloader.service.roles import OPERATION_OF_ROUTE, operations_table
+from offloader.service.auth import OPERATION_OF_ROUTE, Role, operations_table
+from offloader.service.http.routes import DESCRIPTION
 from offloader.settings import Settings
+from offloader.settings.layered import read_settings_file
 from tests.support.http_process import ask, http_process
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "HTTP.md").read_text(encoding="utf-8")

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 from formats.entries import Position
-from formats.manifest import decode_record, encode_record
-from formats.manifest_edits import EDIT_KINDS, Assign, LedgerClosed, Offloaded
+from formats.manifest import EDIT_KINDS, Assign, LedgerClosed, Offloaded, decode_record, encode_record
 
 TEXT = (Path(__file__).parents[2] / "docs" / "MANIFEST.md").read_text(encoding="utf-8")
 

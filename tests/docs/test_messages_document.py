@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from formats.entries import EntryBatch
-from formats.pulsar.columns import COLUMNS, ENTRY_COLUMNS
+from formats.pulsar.messages import COLUMNS, ENTRY_COLUMNS
 from offloader.spark.options import SourceOptions
 from offloader.spark.schema import ddl
 from offloader.store import open_store

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from offloader.cli.main import main
-from offloader.effective_settings import PROCESS_SECTIONS, PROCESS_SETTINGS
 from offloader.settings import Settings
+from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "OFFLOADING.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ import yaml
 
 from docs.operations.make_reference import HERE, reference
 from offloader.settings import Settings
-from offloader.telemetry import METRICS
+from offloader.telemetry.recorder import METRICS
 
 README = (HERE / "README.md").read_text(encoding="utf-8")
 RULES: list[dict[str, Any]] = [

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from offloader.cli.main import main
-from offloader.ledgers.pulsar.topic_patterns import TopicPatterns
+from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.open import open_store
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_producers import FakeProducers
-from offloader.testing.pulsar_topics import FakeTopic
 from tests.replay.replaying import entries_of, write_stream
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_producers import FakeProducers
+from tests.support.pulsar_topics import FakeTopic
 
 TEXT = (Path(__file__).parents[2] / "docs" / "PULSAR.md").read_text(encoding="utf-8")
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from offloader.effective_settings import read_settings_file
-from offloader.retention.decision import Rule
-from offloader.retention.policies import policy_of
-from offloader.retention.policy import Limits, Unit
+from offloader.retention.policy import Limits, Unit, policy_of
+from offloader.retention.state import Rule
+from offloader.settings.layered import read_settings_file
 from tests.retention.test_explain import EXPECTED
 
 ROOT = Path(__file__).resolve().parents[2]

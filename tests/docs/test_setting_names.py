@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from offloader.effective_settings import SettingsFile
-from offloader.retention.decision import Rule
+from offloader.retention.state import Rule
 from offloader.settings import Settings
+from offloader.settings.layered import SettingsFile
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from offloader.cli.main import main
-from offloader.effective_settings import SettingsFile, read_settings_file
+from offloader.settings.layered import SettingsFile, read_settings_file
 from tests.support.serving_processes import Serving
 from tests.support.waiting import eventually
 

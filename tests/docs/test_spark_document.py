@@ -15,7 +15,7 @@ import pyspark
 import pytest
 
 from formats.entries import EntryBatch
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.spark.options import _OPTIONS, _STREAM_ONLY, CONTENTS, SourceOptions
 from offloader.spark.schema import ddl
 from offloader.spark.session import require_java

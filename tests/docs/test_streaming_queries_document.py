@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from offloader.spark.offsets import decode_offsets
 from offloader.spark.options import SourceOptions
+from offloader.spark.stream import decode_offsets
 from offloader.store import open_store
 from tests.support.streams import StreamWriter, batch_of
 

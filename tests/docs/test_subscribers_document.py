@@ -10,8 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from formats.retention_state import Decisions, Records, Subscribers, document_key, group_key, topic_key
-from offloader.retention import group_checkpoints, reader_groups, recorded_state, subscribers
+from formats.documents import Decisions, Records, Subscribers, document_key, group_key, topic_key
+from offloader.retention import reader_groups, subscribers
+from offloader.retention import reader_groups as group_checkpoints
+from offloader.retention import state as recorded_state
 from offloader.store import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of

@@ -17,40 +17,64 @@ from uuid import UUID
 import numpy as np
 
 from formats.checkpoint import (
+    ASIDE,
+    DELETED,
+    HOT_RELEASED,
+    LAST_UNKNOWN,
     AssignedSegment,
     Checkpoint,
     KnownSource,
+    LedgerColumns,
     LedgerRow,
     ReplacedSegment,
     RowRange,
     RunRef,
     decode_checkpoint,
+    decode_ledgers,
     encode_checkpoint,
+    encode_ledgers,
     run_name,
 )
-from formats.checkpoint_columns import NUMBER_COLUMNS, SegmentColumns
-from formats.checkpoint_ledgers import (
-    ASIDE,
-    DELETED,
-    HOT_RELEASED,
-    LAST_UNKNOWN,
-    LedgerColumns,
-    decode_ledgers,
-    encode_ledgers,
-)
-from formats.checkpoint_parquet import decode_columns, encode_columns
-from formats.deletion_record import (
+from formats.checkpoint_parquet import NUMBER_COLUMNS, SegmentColumns, decode_columns, encode_columns
+from formats.documents import (
     AwaitedReaders,
+    CheckpointRow,
+    CutRow,
+    DecisionRow,
+    Decisions,
     DeletedSegment,
     DeletionRecord,
+    GlobalHold,
+    GroupState,
+    Lease,
+    PartitionHead,
+    PartitionRow,
+    RecordRow,
+    Records,
+    SizeRow,
+    StreamCutRow,
+    SubscriberRow,
+    Subscribers,
+    ToDoRow,
+    TopicEntry,
+    TruncationIntent,
+    Version,
     decode_awaited,
     decode_deletion,
+    decode_document,
+    decode_global_hold,
+    decode_intent,
+    decode_lease,
+    decode_topic_entry,
     encode_awaited,
     encode_deletion,
+    encode_document,
+    encode_global_hold,
+    encode_intent,
+    encode_lease,
+    encode_topic_entry,
 )
 from formats.entries import Position
-from formats.global_hold import GlobalHold, decode_global_hold, encode_global_hold
-from formats.lease import Lease, decode_lease, encode_lease
 from formats.manifest import (
     FACT_UNKNOWN,
     Adopt,
@@ -91,36 +115,14 @@ from formats.manifest import (
     encode_catalog_entry,
     encode_record,
 )
-from formats.retention_state import (
-    CheckpointRow,
-    CutRow,
-    DecisionRow,
-    Decisions,
-    GroupState,
-    PartitionRow,
-    RecordRow,
-    Records,
-    SizeRow,
-    StreamCutRow,
-    SubscriberRow,
-    Subscribers,
-    ToDoRow,
-    TopicEntry,
-    Version,
-    decode_document,
-    decode_topic_entry,
-    encode_document,
-    encode_topic_entry,
-)
 from formats.segment import Layout, LedgerSpan, SegmentSummary
-from formats.truncation_intent import PartitionHead, TruncationIntent, decode_intent, encode_intent
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.replay.progress import Progress, ProgressFile
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.replay import Progress, ProgressFile
 from offloader.settings import LedgerSettings
-from offloader.spark.offsets import StreamOffset, decode_offsets, encode_offsets
+from offloader.spark.stream import StreamOffset, decode_offsets, encode_offsets
 from offloader.store.base import StoreOptions
-from offloader.store.catalogued import ObjectsPlace, create_catalogue
 from offloader.store.open import open_store
+from offloader.store.overlay import ObjectsPlace, create_catalogue
 from offloader.testing.manual_clock import ManualClock
 
 __all__ = ["KINDS", "Kind", "write_ledgers"]
@@ -554,7 +556,7 @@ KINDS: Iterable[Kind] = (
     Kind(
         "ledger-run",
         1,
-        "formats.checkpoint_ledgers._FORMAT",
+        "formats.checkpoint._FORMAT",
         lambda: {
             "ledgers": encode_ledgers(ledger_columns()),
             "ledgers-facts": encode_ledgers(ledger_columns(facts=True)),
@@ -565,29 +567,29 @@ KINDS: Iterable[Kind] = (
     Kind(
         "lease",
         1,
-        "formats.lease.LEASE_FORMAT",
+        "formats.documents.LEASE_FORMAT",
         _one("lease", encode_lease(Lease(UUIDS[0], STREAM, "spark app-1", 3600))),
         lambda _, d: encode_lease(decode_lease(d)),
     ),
     Kind(
         "hold",
         1,
-        "formats.global_hold.GLOBAL_HOLD_FORMAT",
+        "formats.documents.GLOBAL_HOLD_FORMAT",
         _one("hold", encode_global_hold(GlobalHold("host-1", MS, "case 7"))),
         lambda _, d: encode_global_hold(decode_global_hold(d)),
     ),
-    Kind("deletion", 1, "formats.deletion_record.DELETION_FORMAT", deletions, _deletion_again),
+    Kind("deletion", 1, "formats.documents.DELETION_FORMAT", deletions, _deletion_again),
     Kind(
         "intent",
         1,
-        "formats.truncation_intent.INTENT_FORMAT",
+        "formats.documents.INTENT_FORMAT",
         _intents,
         lambda _, d: encode_intent(decode_intent(d)),
     ),
-    Kind("retention", 1, "formats.retention_state.RETENTION_FORMAT", retention, _retention_again),
-    Kind("ledgers", 2, "offloader.ledgers.schema._SCHEMA_VERSION", database, _database_again),
-    Kind("replay", 1, "offloader.replay.progress._VERSION", progress, lambda _, d: _progress_again(d)),
-    Kind("catalogue", 1, "offloader.store.catalogued._FORMAT", catalogue, lambda _, d: _catalogue_again(d)),
+    Kind("retention", 1, "formats.documents.RETENTION_FORMAT", retention, _retention_again),
+    Kind("ledgers", 2, "offloader.ledgers.sqlite.database._SCHEMA_VERSION", database, _database_again),
+    Kind("replay", 1, "offloader.replay._VERSION", progress, lambda _, d: _progress_again(d)),
+    Kind("catalogue", 1, "offloader.store.overlay._FORMAT", catalogue, lambda _, d: _catalogue_again(d)),
     Kind(
         "offsets",
         1,

@@ -9,11 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from formats.checkpoint_columns import NUMBER_COLUMNS, SegmentColumns
-from formats.checkpoint_parquet import decode_columns, encode_columns
+from formats.checkpoint_parquet import NUMBER_COLUMNS, SegmentColumns, decode_columns, encode_columns
 from formats.errors import Inconsistent
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.segment_record import columns_of
+from offloader.manifest.segment_table import columns_of
 from offloader.manifest.state import ManifestState
 from tests.support.manifests import segment_edits
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from formats.block import Layout
-from formats.block_table import InOrder
 from formats.entries import Position
 from formats.errors import BadMagic, FormatError, Inconsistent, Truncated
-from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, decode_index, encode_index
+from formats.index import INDEX_ENTRY, IndexGroup, InOrder, ObjectIndex, decode_index, encode_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.segment import LedgerFacts, SegmentMap
 from tests.formats.segments import batch, build

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from formats import keys
 from formats.errors import FormatError, Inconsistent, UnsupportedVersion
-from formats.object_metadata import ObjectOwner, object_owner
+from formats.keys import ObjectOwner, object_owner
 
 UUID_A = UUID("11111111-1111-4111-8000-0000000003e9")
 INCARNATION = UUID("5f0c2a5e-8f53-4b0c-9f0e-1d2c3b4a5968")

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formats.block import interleave
 from formats.block_memory import BlockMemory
-from formats.buffers import Pieces, views_of
 from formats.compression import Codec
-from formats.entries import Entry, EntryBatch
-from formats.payload import interleave
+from formats.entries import Entry, EntryBatch, Pieces, views_of
 from formats.segment import FinishedSegment, Layout, Part, SegmentBuilder
 
 KIB = 1024

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.block import decode_block_header
+from formats.block import decode_block_header, walk
 from formats.checksum import crc32c
 from formats.compression import Codec
 from formats.entries import EntryBatch, Position
 from formats.errors import Inconsistent
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
-from formats.payload import walk
 from formats.segment import Layout, LedgerFacts, LedgerSpan, SegmentBuilder, SegmentMap
 from tests.formats.segments import LIMITS, batch, block_bytes, build, decode, entries_of, read
 from tests.independent_reader import check_blocks, read_segment

@@ -17,11 +17,9 @@ from uuid import UUID
 
 import pytest
 
-from formats.block import Layout, decode_block_header, padding
-from formats.buffers import byte_array
-from formats.entries import Position
+from formats.block import Layout, decode_block_header, padding, walk
+from formats.entries import Position, byte_array
 from formats.keys import check_object_version, data_key, index_key, parse_object_key
-from formats.payload import walk
 from formats.segment import SegmentMap
 from tests.independent_reader import check_blocks, read_segment
 

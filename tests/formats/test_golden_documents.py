@@ -18,7 +18,7 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import EDIT_KINDS, decode_record
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from tests.formats.golden_samples import KINDS, STREAM, Kind, write_ledgers
 from tests.formats.make_golden_own import FOLDER
 
@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Versions of what isn't kept anywhere, each with the reason.
 NOT_KEPT = {
     "formats.extension.EXTENSION_VERSION": "golden objects: test_golden_own.py",
-    "offloader.ledgers.pulsar.connection.PROTOCOL_VERSION": "Pulsar's, of a connection",
-    "offloader.manifest.objects._OWN_UUID_VERSION": "of a kind of uuid: a part of objects' names",
+    "offloader.ledgers.pulsar.protocol.PROTOCOL_VERSION": "Pulsar's, of a connection",
+    "offloader.manifest.boundary._OWN_UUID_VERSION": "of a kind of uuid: a part of objects' names",
     "offloader.spark.session.JAVA_VERSION_MIN": "of a program",
-    "offloader.status_document.VERSION": "a process writes it anew every few seconds",
+    "offloader.monitor.VERSION": "a process writes it anew every few seconds",
 }
 FILES = [pytest.param(kind, path, id=f"{kind.folder} {path.name}")
          for kind in KINDS for path in sorted((FOLDER / kind.folder).iterdir())]  # fmt: skip

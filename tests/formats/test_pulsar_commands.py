@@ -21,7 +21,7 @@ from formats.pulsar.commands import (
     message_id,
     position_of,
 )
-from formats.pulsar.frame import decode_frame
+from formats.pulsar.entry import decode_frame
 from tests.formats.pulsar_entries import Sent, blob, number, recorded, single_entry
 from tests.fuzz.fuzz_mutation import mutate
 

@@ -19,8 +19,16 @@ from formats.errors import (
     Truncated,
     UnsupportedVersion,
 )
-from formats.pulsar.columns import COLUMNS, ENTRY_COLUMNS, ROW_COLUMNS
-from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions, messages, publish_times_ms
+from formats.pulsar.messages import (
+    COLUMNS,
+    ENTRY_COLUMNS,
+    ROW_COLUMNS,
+    BadEntry,
+    MessageDecoder,
+    MessageOptions,
+    messages,
+    publish_times_ms,
+)
 from tests.formats.pulsar_entries import (
     LZ4,
     NONE,

@@ -9,9 +9,8 @@ import pytest
 
 from formats.entries import EntryBatch
 from formats.errors import FormatError
-from formats.pulsar.frame import decode_frame
+from formats.pulsar.entry import decode_frame, resent
 from formats.pulsar.messages import messages
-from formats.pulsar.resend import resent
 from tests.formats.pulsar_entries import RECORDED, Sent, batch_entry, recorded, single_entry
 from tests.fuzz.fuzz_mutation import mutate
 

@@ -14,10 +14,11 @@ from uuid import UUID
 import numpy as np
 import pytest
 
+from formats.checked_json import sealed
 from formats.checkpoint import Checkpoint, RowRange, RunRef, decode_checkpoint, encode_checkpoint, run_name
-from formats.checkpoint_columns import SegmentColumns
-from formats.checkpoint_parquet import decode_columns, encode_columns
+from formats.checkpoint_parquet import SegmentColumns, decode_columns, encode_columns
 from formats.errors import FormatError, LimitExceeded
+from formats.keys import STREAM_BYTES_MAX
 from formats.manifest import (
     CatalogEntry,
     Pause,
@@ -26,13 +27,11 @@ from formats.manifest import (
     decode_record,
     encode_catalog_entry,
 )
-from formats.sealed_json import sealed
-from formats.stream_names import STREAM_BYTES_MAX
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall
+from offloader.manifest.compaction import plan_checkpoint
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.sealing import plan_checkpoint
-from offloader.manifest.segment_record import columns_of
+from offloader.manifest.segment_table import columns_of
+from offloader.runtime.clock import SystemClock
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.hostile_parquet import hostile_ledgers, hostile_lists, hostile_segments, lying_footer
@@ -46,7 +45,7 @@ _DECODE = """
 import sys
 from pathlib import Path
 from formats.checkpoint import decode_checkpoint
-from formats.checkpoint_ledgers import decode_ledgers
+from formats.checkpoint import decode_ledgers
 from formats.checkpoint_parquet import decode_columns, decode_names
 from formats.errors import FormatError
 

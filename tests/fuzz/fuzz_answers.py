@@ -15,17 +15,14 @@ from typing import Any
 
 from formats.entries import Position
 from formats.errors import FormatError
-from offloader.clock import SystemClock
 from offloader.errors import AccessDenied, InvalidCall, OffloaderError
-from offloader.ledgers.pulsar.addresses import parse_service_url
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.entry_fate import EntryFate
-from offloader.ledgers.pulsar.ledger_list import LedgerList, first_from, newest_of
-from offloader.ledgers.pulsar.policies import policy_warnings
-from offloader.ledgers.pulsar.second_look import NotGiven
-from offloader.ledgers.pulsar.topic_patterns import TopicPatterns
-from offloader.ledgers.pulsar.topics import stream_of_topic
+from offloader.ledgers.pulsar.discovery import TopicPatterns
+from offloader.ledgers.pulsar.ledger_list import LedgerList, NotGiven, first_from, newest_of
+from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings, stream_of_topic
+from offloader.ledgers.pulsar.transport import parse_service_url
 from offloader.retention.cuts import Cut
+from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Caller, Credentials, Guard, NotAuthenticated, Role
 from offloader.service.listen import parse_listen
 from tests.fuzz.fuzz_engine import Outcome, Target, attempt

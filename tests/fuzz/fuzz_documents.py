@@ -17,19 +17,17 @@ from uuid import UUID
 
 import numpy as np
 
-from formats.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
-from formats.checkpoint_columns import SegmentColumns
-from formats.checkpoint_ledgers import LedgerColumns, decode_ledgers, encode_ledgers
-from formats.checkpoint_parquet import decode_columns, encode_columns
-from formats.checksum import crc32c
-from formats.deletion_record import (
-    AwaitedReaders,
-    DeletionRecord,
-    decode_awaited,
-    decode_deletion,
-    encode_awaited,
-    encode_deletion,
+from formats.checked_json import sealed
+from formats.checkpoint import (
+    Checkpoint,
+    LedgerColumns,
+    decode_checkpoint,
+    decode_ledgers,
+    encode_checkpoint,
+    encode_ledgers,
 )
+from formats.checkpoint_parquet import SegmentColumns, decode_columns, encode_columns
+from formats.checksum import crc32c
 from formats.describe import (
     describe_block,
     describe_boundary,
@@ -40,9 +38,33 @@ from formats.describe import (
     describe_record,
     describe_segment_run,
 )
+from formats.documents import (
+    AwaitedReaders,
+    Decisions,
+    DeletionRecord,
+    GlobalHold,
+    GroupState,
+    Lease,
+    Records,
+    Subscribers,
+    TopicEntry,
+    TruncationIntent,
+    decode_awaited,
+    decode_deletion,
+    decode_document,
+    decode_global_hold,
+    decode_intent,
+    decode_lease,
+    decode_topic_entry,
+    encode_awaited,
+    encode_deletion,
+    encode_document,
+    encode_global_hold,
+    encode_intent,
+    encode_lease,
+    encode_topic_entry,
+)
 from formats.errors import FormatError
-from formats.global_hold import GlobalHold, decode_global_hold, encode_global_hold
-from formats.lease import Lease, decode_lease, encode_lease
 from formats.manifest import (
     BOUNDARY_BYTES_MAX,
     EDIT_KINDS,
@@ -56,22 +78,9 @@ from formats.manifest import (
     encode_catalog_entry,
     encode_record,
 )
-from formats.retention_state import (
-    Decisions,
-    GroupState,
-    Records,
-    Subscribers,
-    TopicEntry,
-    decode_document,
-    decode_topic_entry,
-    encode_document,
-    encode_topic_entry,
-)
-from formats.sealed_json import sealed
-from formats.truncation_intent import TruncationIntent, decode_intent, encode_intent
 from offloader.errors import InvalidCall
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.segment_record import columns_of
+from offloader.manifest.segment_table import columns_of
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.retention.cuts import Cut
 from tests.fuzz import fuzz_objects

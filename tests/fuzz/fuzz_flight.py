@@ -22,11 +22,9 @@ import pyarrow.flight as fl
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall
-from offloader.ledgers.push_order import LedgerEnd, new_pieces
-from offloader.service.flight.actions import ACTIONS
-from offloader.service.flight.columns import ENTRY_SCHEMA, pushed_batches, require_columns, sent_payloads
-from offloader.service.flight.messages import batch_note, encoded, fields_of, get_request, put_request
-from offloader.service.flight.refusals import refusing
+from offloader.ledgers.pushed import LedgerEnd, new_pieces
+from offloader.service.flight.handlers import ACTIONS, ENTRY_SCHEMA, pushed_batches, require_columns, sent_payloads
+from offloader.service.flight.messages import batch_note, encoded, fields_of, get_request, put_request, refusing
 from offloader.store.open import open_store
 from tests.fuzz.fuzz_engine import Outcome, Target, attempt
 from tests.fuzz.fuzz_mutation import EXTREMES, mutate, mutate_json, mutate_text

@@ -22,16 +22,16 @@ from typing import Any
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from offloader.clock import SystemClock
+from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Credentials, Guard, Role
-from offloader.service.control import ServiceControl
+from offloader.service.commands import ServiceControl
 from offloader.service.dashboard.routes import is_page
-from offloader.service.http.application import DESCRIPTION, make_application
 from offloader.service.http.connection import Connection, ConnectionLimits
-from offloader.service.http.cursors import write_cursor
-from offloader.service.http.gate import Gate
+from offloader.service.http.middleware import Gate
+from offloader.service.http.routes import DESCRIPTION, make_application
+from offloader.service.http.schemas import write_cursor
 from offloader.service.listen import parse_listen
-from offloader.service.view import ServiceView
+from offloader.service.queries import ServiceView
 from tests.fuzz.fuzz_engine import Outcome, Target
 from tests.fuzz.fuzz_mutation import STRANGE, mutate_json, mutate_text
 from tests.support.http_process import ORDERS, PAYMENTS, http_stage, quoted

@@ -13,8 +13,7 @@ from typing import Any
 from formats.checksum import crc32c
 from formats.entries import EntryBatch
 from formats.errors import FormatError
-from formats.pulsar.columns import ENTRY_COLUMNS
-from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions, messages
+from formats.pulsar.messages import ENTRY_COLUMNS, BadEntry, MessageDecoder, MessageOptions, messages
 from tests.formats.pulsar_entries import Sent, batch_entry, compressed, entry_of, metadata_of, recorded
 from tests.fuzz.fuzz_engine import Outcome, Target
 from tests.fuzz.fuzz_mutation import mutate

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from formats.entries import Position
 from formats.errors import FormatError
-from formats.keys import parse_object_key, record_number, stream_of_catalog_key
+from formats.keys import decode_stream, encode_stream, parse_object_key, record_number, stream_of_catalog_key
 from formats.pulsar.commands import Command, CommandType, FrameSplitter, encode_command, position_of
-from formats.pulsar.frame import decode_frame
-from formats.stream_names import decode_stream, encode_stream
-from offloader.effective_settings import SettingsFile, read_settings_file
+from formats.pulsar.entry import decode_frame
 from offloader.errors import OffloaderError
 from offloader.settings import Settings
+from offloader.settings.layered import SettingsFile, read_settings_file
 from tests.formats.pulsar_entries import recorded
 from tests.fuzz.fuzz_engine import Outcome, Target, attempt
 from tests.fuzz.fuzz_mutation import mutate_text

@@ -11,13 +11,12 @@ import threading
 from collections.abc import Sequence
 
 from offloader.errors import OffloaderError
-from offloader.ledgers.pulsar.cluster import PulsarCluster
-from offloader.ledgers.pulsar.source import PulsarSource
+from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.settings import OffloadSettings, PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream.streaming import StreamOffload
 
 __all__ = ["OffloadingProcess"]
 

@@ -26,7 +26,7 @@ from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.read.reader import open_reader
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write.history.planned import HistoryResult
+from offloader.write.backfill import HistoryResult
 from services.pulsar.broker import Broker, running_broker
 from tests.interop.broker_topics import NAMESPACE, command, topic_of
 from tests.interop.pulsar_offloading import OffloadingProcess

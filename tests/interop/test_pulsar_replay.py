@@ -19,7 +19,7 @@ from formats.entries import EntryBatch, Position
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer, Delivery
-from offloader.replay.progress import ProgressFile
+from offloader.replay import ProgressFile
 from offloader.store.open import open_store
 from services.pulsar.broker import Broker
 from tests.interop.broker_topics import NAMESPACE, command, topic_of

@@ -9,16 +9,16 @@ import pulsar
 import pytest
 
 from formats.entries import Position
-from offloader.clock import SystemClock
-from offloader.doctor.pulsar_checks import PulsarChecks
-from offloader.effective_settings import SettingsFile
+from offloader.doctor import PulsarChecks
 from offloader.errors import NotFound
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.manifest.log import load_manifest
 from offloader.retention.cycle import RetentionCycle
-from offloader.retention.stream_retention import StreamRetention, open_retention
-from offloader.service.assembly import Assembled
-from offloader.service.pulsar_feed import PulsarFeed
+from offloader.retention.subscribers import StreamRetention, open_retention
+from offloader.runtime.clock import SystemClock
+from offloader.service.bootstrap import Assembled
+from offloader.service.providers.pulsar import PulsarFeed
+from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from services.pulsar.broker import Broker

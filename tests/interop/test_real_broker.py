@@ -18,22 +18,22 @@ from formats.entries import EntryBatch, Position
 from formats.keys import data_key, index_key, new_segment_uuid, parse_object_key
 from formats.pulsar.messages import messages
 from formats.segment_map import SegmentMap
-from offloader.cleanup.orphans import Outcome
-from offloader.cleanup.whole_store import StoreReconciliation
-from offloader.clock import SystemClock
+from offloader.adopt.record import adopt
 from offloader.errors import NotFound
+from offloader.gc.orphans import Outcome
+from offloader.gc.reconcile import StoreReconciliation
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.topics import TopicLedgers
-from offloader.manifest.store_time import store_time_ms
-from offloader.read.adopt import adopt
+from offloader.manifest.deletion_clock import store_time_ms
 from offloader.read.reader import Reader, open_reader
+from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings, OffloadSettings, Settings
 from offloader.store.base import ObjectStore, StoreOptions
-from offloader.store.catalogued import ObjectsPlace, create_catalogue
 from offloader.store.open import open_store
+from offloader.store.overlay import ObjectsPlace, create_catalogue
 from offloader.write.offloader import LedgerOffloader
 from services.pulsar.asked import Refused
 from services.pulsar.broker import Broker, offload_settings, running_broker

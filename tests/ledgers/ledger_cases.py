@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from formats.entries import Position
-from offloader.clock import SystemClock
-from offloader.ledgers.embedded import EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedStream
+from offloader.runtime.clock import SystemClock
 
 START_MS = 1_700_000_000_000
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from formats.entries import EntryBatch, Position
-from offloader.ledgers.pulsar.cluster import PulsarCluster
-from offloader.ledgers.pulsar.source import PulsarSource
+from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.settings import PulsarSettings
-from offloader.testing.pulsar_admin import FakeAdmin
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_topics import FakeTopic
 from tests.formats.pulsar_entries import Sent, single_entry
+from tests.support.pulsar_admin import FakeAdmin
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import eventually
 
 __all__ = ["NAME", "TOPIC", "PulsarBench", "entries_of", "message"]

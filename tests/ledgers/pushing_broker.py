@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from formats.entries import EntryBatch, Position
-from offloader.ledgers.push_order import LedgerEnd
+from offloader.ledgers.pushed import LedgerEnd
 
 __all__ = ["Broker", "Next"]
 

@@ -14,9 +14,9 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import ErrorKind, SourceMismatch
-from offloader.ledgers.acked import SLOT_BYTES, AckedEnd, AckedFile, AckedSlot, digest_of
 from offloader.ledgers.base import LedgerInfo, LostRange
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.acked import SLOT_BYTES, AckedEnd, AckedFile, AckedSlot, digest_of
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.settings import LedgerSettings
 from tests.ledgers.ledger_cases import payloads_of, read_all
 
@@ -312,7 +312,7 @@ def test_an_end_that_cant_be_noted_is_logged_once(caplog: pytest.LogCaptureFixtu
 
 _APPEND_FOR_EVER = """
 import sys
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 stream = EmbeddedLedgers(sys.argv[1]).open_stream(sys.argv[2])
 while True:
     [batch] = stream.append([b"x"] * 3)

@@ -10,7 +10,7 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import Corrupt, OffloaderError
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.settings import LedgerSettings
 from tests.ledgers.ledger_cases import read_all
 

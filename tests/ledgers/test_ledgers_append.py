@@ -14,9 +14,8 @@ import pytest
 from formats.entries import EntryBatch, Position
 from offloader.errors import Closed, InvalidCall, LimitReached
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.chunks import CHUNK_BYTES
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.ledgers.rollover import must_roll
+from offloader.ledgers.sqlite.chunks import CHUNK_BYTES, must_roll
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.settings import LedgerSettings
 from tests.ledgers.ledger_cases import START_MS, TurnedClock, payloads_of, read_all
 from tests.support.presence import there

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
 from formats.errors import FormatError, Inconsistent
-from offloader.ledgers.chunks import CHUNK_BYTES, CHUNK_ENTRIES_MAX, _checksum, cut_chunks, encode_chunk, join_chunks
+from offloader.ledgers.sqlite.chunks import (
+    CHUNK_BYTES,
+    CHUNK_ENTRIES_MAX,
+    _checksum,
+    cut_chunks,
+    encode_chunk,
+    join_chunks,
+)
 
 
 def same(left: EntryBatch, right: EntryBatch) -> bool:

@@ -23,8 +23,8 @@ from offloader.errors import (
     StoreUnavailable,
     Unsupported,
 )
-from offloader.ledgers.database import PAGE_BYTES, RESERVE_BYTES, database_path
-from offloader.ledgers.embedded import ENTRY_BYTES_MAX, EmbeddedLedgers
+from offloader.ledgers.sqlite.database import PAGE_BYTES, RESERVE_BYTES, database_path
+from offloader.ledgers.sqlite.embedded import ENTRY_BYTES_MAX, EmbeddedLedgers
 from tests.ledgers.ledger_cases import payloads_of, read_all
 
 
@@ -183,7 +183,7 @@ def test_a_disk_without_room_to_open_what_is_there_is_called_full(ledgers: Embed
     ledgers.close()
     code = (
         "import resource, sys\n"
-        "from offloader.ledgers.embedded import EmbeddedLedgers\n"
+        "from offloader.ledgers.sqlite.embedded import EmbeddedLedgers\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
         "try: EmbeddedLedgers(sys.argv[1])\n"
         "except Exception as error: print(type(error).__name__, error)\n"
@@ -257,7 +257,7 @@ def test_an_entry_above_the_limit_is_refused(ledgers: EmbeddedLedgers) -> None:
 _WITH_A_FILE_LIMIT = """
 import resource, sys
 from offloader.errors import OutcomeUnknown, StoreUnavailable
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 ledgers = EmbeddedLedgers(sys.argv[1])
 stream = ledgers.open_stream("s")
 stream.append([b"kept"])

@@ -11,8 +11,7 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.ledgers.following import FollowedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, FollowedStream
 from offloader.settings import LedgerSettings
 
 STREAM = "followed"

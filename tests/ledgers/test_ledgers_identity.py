@@ -14,10 +14,9 @@ import pytest
 from formats.entries import Position
 from offloader.errors import Fenced, InvalidCall, StoreUnavailable, Unsupported
 from offloader.ledgers.base import IdentifiedSource, identified
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.ledgers.following import FollowedStream
-from offloader.ledgers.handle import STARTS_KEPT
-from offloader.ledgers.tailing import TailingSource
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, FollowedStream
+from offloader.ledgers.sqlite.stream import STARTS_KEPT
+from offloader.ledgers.tail_buffer import TailingSource
 from offloader.settings import LedgerSettings
 from tests.formats.make_golden_own import FOLDER
 from tests.ledgers.ledger_cases import payloads_of

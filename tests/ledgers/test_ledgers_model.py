@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from formats.entries import Position
 from offloader.errors import Fenced
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.settings import LedgerSettings
 from tests.ledgers.ledger_cases import START_MS, TurnedClock, read_all
 from tests.support.presence import there

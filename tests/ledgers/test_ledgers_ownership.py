@@ -11,7 +11,7 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import Fenced, InvalidCall, NotFound, Unsupported
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from tests.ledgers.ledger_cases import payloads_of, read_all
 from tests.support.presence import there
 
@@ -106,7 +106,7 @@ def test_a_bad_stream_name_is_refused(ledgers: EmbeddedLedgers, name: str) -> No
 
 _OPEN_AND_APPEND = """
 import sys
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 ledgers = EmbeddedLedgers(sys.argv[1])
 stream = ledgers.open_stream("s")
 stream.append([b"from the other process"])
@@ -143,7 +143,7 @@ def test_two_processes_may_create_the_database_at_once(path: str) -> None:
 
 _APPEND_FOR_EVER = """
 import sys
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.settings import LedgerSettings
 stream = EmbeddedLedgers(sys.argv[1], settings=LedgerSettings(ledger_entries_max=700)).open_stream("s")
 number = int(stream.get_note("next") or 0)

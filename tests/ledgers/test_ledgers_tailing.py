@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
-from offloader.ledgers.tailing import TailingSource, kept_bytes
+from offloader.ledgers.tail_buffer import TailingSource, kept_bytes
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 

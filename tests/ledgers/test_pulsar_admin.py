@@ -16,7 +16,7 @@ import pytest
 from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar import admin
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.security import Security
+from offloader.ledgers.pulsar.transport import Security
 from tests.support.certificates import Authority
 
 SECRET = Security(lambda: "secret")

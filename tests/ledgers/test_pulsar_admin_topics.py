@@ -14,13 +14,12 @@ from formats.entries import Position
 from offloader.errors import AccessDenied, Corrupt, NotFound, StoreUnavailable
 from offloader.ledgers.pulsar import admin as admin_module
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.policies import policy_warnings
-from offloader.ledgers.pulsar.security import Security
-from offloader.ledgers.pulsar.topic_stats import internals_of, stats_of
-from offloader.testing.pulsar_admin import FakeAdmin
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_topics import FakeTopic
+from offloader.ledgers.pulsar.topics import internals_of, policy_warnings, stats_of
+from offloader.ledgers.pulsar.transport import Security
 from tests.support.certificates import Authority
+from tests.support.pulsar_admin import FakeAdmin
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_topics import FakeTopic
 
 TOPIC = "persistent://t/n/a b"
 PATH = "/admin/v2/persistent/t/n/a%20b"

@@ -20,12 +20,11 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.ledgers.pulsar import client as client_module
-from offloader.ledgers.pulsar.addresses import BrokerAddress, parse_service_url
 from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
-from offloader.ledgers.pulsar.connection import Connection
-from offloader.ledgers.pulsar.security import open_security
-from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
+from offloader.ledgers.pulsar.protocol import Connection
+from offloader.ledgers.pulsar.transport import BrokerAddress, open_security, parse_service_url
 from tests.support.certificates import Authority
+from tests.support.pulsar_broker import BrokerClient, FakeBroker
 from tests.support.waiting import PATIENCE_S, eventually
 
 TOPIC = "persistent://public/default/orders"

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from formats.pulsar.commands import Command, CommandType, encode_command
-from offloader.clock import SystemClock
 from offloader.errors import (
     AccessDenied,
     InvalidCall,
@@ -21,12 +20,12 @@ from offloader.errors import (
     StoreUnavailable,
     Throttled,
 )
-from offloader.ledgers.pulsar import requests
-from offloader.ledgers.pulsar.addresses import parse_service_url
-from offloader.ledgers.pulsar.connection import Connection, ConnectionLimits, open_connection
-from offloader.ledgers.pulsar.security import Security, open_security
-from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
+from offloader.ledgers.pulsar import protocol as requests
+from offloader.ledgers.pulsar.protocol import Connection, ConnectionLimits, open_connection
+from offloader.ledgers.pulsar.transport import Security, open_security, parse_service_url
+from offloader.runtime.clock import SystemClock
 from tests.support.certificates import Authority
+from tests.support.pulsar_broker import BrokerClient, FakeBroker
 from tests.support.waiting import PATIENCE_S, eventually
 
 TOKEN = "very-secret"

@@ -13,11 +13,10 @@ from formats.entries import Position
 from formats.pulsar.commands import CommandType
 from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, StoreUnavailable
 from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
-from offloader.ledgers.pulsar.consumer import Consumer, ConsumerLimits, Delivery
-from offloader.ledgers.pulsar.flow import FIRST_ESTIMATE_BYTES, FlowWindow
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_topics import FakeTopic
+from offloader.ledgers.pulsar.consumer import FIRST_ESTIMATE_BYTES, Consumer, ConsumerLimits, Delivery, FlowWindow
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import eventually
 
 TOPIC = "persistent://public/default/orders"

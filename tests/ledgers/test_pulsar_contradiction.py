@@ -8,9 +8,9 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import SourceMismatch, StoreUnavailable
-from offloader.ledgers.known import KnownLedger, KnownLedgers
-from offloader.ledgers.pulsar.contradiction import contradiction
+from offloader.ledgers.base import KnownLedger, KnownLedgers
 from offloader.ledgers.pulsar.source import PulsarSource
+from offloader.ledgers.pulsar.topics import contradiction
 from tests.ledgers.pulsar_bench import PulsarBench
 
 INTERNALS = "/admin/v2/persistent/public/default/orders/internalStats"

@@ -14,12 +14,12 @@ import pytest
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.pulsar.commands import CommandType, position_of
-from offloader.clock import SystemClock
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
 from offloader.store.memory import MemoryStore
-from offloader.write.hot.release import ReleasedLedgers, release_hot_ledgers
+from offloader.write.hot_release import ReleasedLedgers, release_hot_ledgers
 from offloader.write.offloader import LedgerOffloader
 from tests.ledgers.pulsar_bench import NAME, PulsarBench
 from tests.support.readback import stored_entries

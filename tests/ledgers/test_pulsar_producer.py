@@ -8,15 +8,14 @@ from threading import Thread
 
 import pytest
 
-from formats.pulsar.frame import decode_frame
-from formats.pulsar.resend import resent
+from formats.pulsar.entry import decode_frame, resent
 from offloader.errors import Closed, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_producers import FakeProducers
-from offloader.testing.pulsar_topics import FakeTopic
 from tests.formats.pulsar_entries import Sent, single_entry
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_producers import FakeProducers
+from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import PATIENCE_S, eventually
 
 TOPIC = "persistent://t/n/target"

@@ -10,8 +10,8 @@ import pytest
 from formats.entries import EntryBatch, Position
 from formats.pulsar.commands import CommandType, position_of
 from offloader.errors import StoreUnavailable
-from offloader.ledgers.pulsar.entry_fate import fate_of
 from offloader.ledgers.pulsar.source import PulsarSource
+from offloader.ledgers.pulsar.topics import fate_of
 from tests.ledgers.pulsar_bench import PulsarBench, entries_of, message
 from tests.support.waiting import eventually
 

@@ -22,9 +22,9 @@ from offloader.errors import (
 )
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.source import PulsarSource
-from offloader.testing.pulsar_topics import FakeTopic
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.ledgers.pulsar_bench import NAME, TOPIC, PulsarBench, entries_of, message
+from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import eventually
 
 OTHER = "persistent://public/default/others"

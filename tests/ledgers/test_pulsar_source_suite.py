@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from formats.entries import EntryBatch, Position
-from formats.pulsar.frame import decode_frame
+from formats.pulsar.entry import decode_frame
 from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription
 from offloader.testing.source_suite import SourceSuite
 from tests.formats.pulsar_entries import Sent, single_entry

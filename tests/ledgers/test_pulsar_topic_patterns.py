@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offloader.errors import InvalidCall
-from offloader.ledgers.pulsar.topic_patterns import TopicPatterns, is_internal, partition_number
+from offloader.ledgers.pulsar.discovery import TopicPatterns, is_internal, partition_number
 
 P = "persistent://"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from formats.stream_names import decode_stream, encode_stream
+from formats.keys import decode_stream, encode_stream
 from offloader.errors import InvalidCall
 from offloader.ledgers.pulsar.topics import (
     TopicLedger,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall
-from offloader.ledgers.push_order import LedgerEnd, NotNext, Piece, new_pieces, new_size
+from offloader.ledgers.pushed import LedgerEnd, NotNext, Piece, new_pieces, new_size
 from tests.ledgers.pushing_broker import Broker
 
 STREAM = "a/b"

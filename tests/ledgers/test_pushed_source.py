@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 from formats.entries import Position
-from offloader.clock import SystemClock
 from offloader.errors import SourceMismatch
 from offloader.ledgers.base import IdentifiedSource
-from offloader.ledgers.push_window import PushMemory
-from offloader.ledgers.pushed import PushedLedgers
-from offloader.ledgers.pushed_source import IdentifiedLedgers
+from offloader.ledgers.pushed import IdentifiedLedgers, PushedLedgers, PushMemory
+from offloader.runtime.clock import SystemClock
 from tests.ledgers.pushing_broker import Broker
 
 

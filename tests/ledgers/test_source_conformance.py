@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.clock import SystemClock
 from offloader.ledgers.base import LedgerInfo, LedgerSource
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.ledgers.tailing import TailingSource
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.ledgers.tail_buffer import TailingSource
+from offloader.runtime.clock import SystemClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.testing.source_suite import SourceSuite
 

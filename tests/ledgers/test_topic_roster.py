@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloader.ledgers.pulsar.topic_roster import Look, Roster
+from offloader.ledgers.pulsar.discovery import Look, Roster
 
 
 def look(*topics: str, failed: tuple[str, ...] = (), namespaces: tuple[str, ...] = (), is_whole: bool = True) -> Look:

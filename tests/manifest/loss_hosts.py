@@ -17,24 +17,24 @@ from typing import Any, TypeVar
 
 from formats.entries import Position
 from offloader.errors import Fenced, NotFound, OffloaderError, SourceMismatch
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.limits import Traffic
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import ManifestState
 from offloader.read.reader import open_reader
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.truncate import truncate_stream
 from offloader.settings import Settings
-from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.rate_limit import Traffic
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.manual_clock import ManualClock
-from offloader.testing.schedule import Fate, Schedule
-from offloader.testing.simulated_workers import SimulatedWorkers
-from offloader.write.hot.release import release_hot_ledgers
+from offloader.write.epoch import open_source
+from offloader.write.hot_release import release_hot_ledgers
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.ownership.starting import open_source
-from offloader.write.stream.streaming import StreamOffload
 from tests.manifest.loss_traces import Databases
+from tests.simulation.simulated_workers import SimulatedWorkers
+from tests.support.schedule import Fate, Schedule
 
 __all__ = ["STREAM", "GatedStore", "Host", "HostWorld", "InvariantBroken"]
 

@@ -18,30 +18,28 @@ from uuid import UUID
 from formats.entries import Position
 from formats.keys import data_key
 from formats.manifest import LedgerClosed, Offloaded, decode_record
-from offloader.cleanup.cycle import cleanup_stream
-from offloader.cleanup.plan import retired_groups
-from offloader.cleanup.reconciler import Reconciliation
-from offloader.cleanup.sweeper import Sweeper
-from offloader.cleanup.undo import undo_retirements
 from offloader.errors import Corrupt, NotFound, OffloaderError
-from offloader.manifest.checkpointer import checkpoint_now
-from offloader.manifest.expiry import expire_records
+from offloader.gc.plan import retired_groups
+from offloader.gc.reconcile import Reconciliation
+from offloader.gc.sweep import Sweeper, cleanup_stream, undo_retirements
+from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.maintenance import expire_records
 from offloader.read.reader import open_reader
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.truncate import truncate_stream
 from offloader.settings import Settings
-from offloader.store.around import AroundStore
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.wrappers import AroundStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.testing.schedule import Fate, Schedule
-from offloader.testing.simulated_workers import SimulatedWorkers
-from offloader.write.hot.release import release_hot_ledgers
+from offloader.write.hot_release import release_hot_ledgers
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream.streaming import StreamOffload
 from tests.manifest.loss_hosts import STREAM, GatedStore, InvariantBroken
 from tests.manifest.loss_traces import lose
+from tests.simulation.simulated_workers import SimulatedWorkers
+from tests.support.schedule import Fate, Schedule
 
 __all__ = ["ProcessWorld"]
 

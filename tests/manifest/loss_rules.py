@@ -16,15 +16,17 @@ import pytest
 from formats.checkpoint import KnownSource
 from formats.entries import Position
 from formats.manifest import Assign, Edit, Failed, OpenEpoch, Record
-from offloader.cleanup import witnesses
-from offloader.cleanup.orphans import Leftover
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.manifest import apply, load, log, named_uuids, source_check, tail
+from offloader.gc import orphans as witnesses
+from offloader.gc.orphans import Leftover
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest import apply, load, log
+from offloader.manifest import live_uuids as named_uuids
+from offloader.manifest import load as tail
+from offloader.manifest import source_identity as source_check
 from offloader.manifest.boundary import StoredBoundary, read_boundary
-from offloader.manifest.owners_source import LEDGERS_RESERVED, OwnersSource
-from offloader.manifest.source_check import SourceFacts
+from offloader.manifest.source_identity import LEDGERS_RESERVED, OwnersSource, SourceFacts
 from offloader.manifest.state import ManifestState
-from offloader.retention import truncation
+from offloader.retention import truncate as truncation
 from offloader.store.base import ObjectStore
 
 __all__ = ["switch_off"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from uuid import UUID
 
 from formats.keys import manifest_prefix, record_key
-from offloader.manifest.objects import listed
+from offloader.manifest.boundary import listed
 from offloader.store.base import ObjectStore
 
 __all__ = ["HOT", "LOSSES", "RECORDS", "Databases", "LossTrace", "Step", "lose"]

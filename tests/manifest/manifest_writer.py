@@ -10,9 +10,9 @@ import json
 import sys
 
 from formats.manifest import LedgerClosed
-from offloader.clock import SystemClock
 from offloader.errors import Fenced
 from offloader.manifest.log import ManifestLog
+from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
 from offloader.store.open import open_store
 

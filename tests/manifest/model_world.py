@@ -13,9 +13,8 @@ from itertools import count
 from typing import Literal, TypeVar
 from uuid import UUID
 
-from formats.buffers import Pieces
 from formats.checksum import crc32c
-from formats.entries import Position
+from formats.entries import Pieces, Position
 from formats.keys import (
     data_key,
     index_key,
@@ -27,22 +26,21 @@ from formats.keys import (
 )
 from formats.manifest import Assign, Edit, Failed, Offloaded, Purged, Retire, Truncate, UndoRetire
 from formats.segment import LedgerFacts, Part
-from offloader.cleanup.orphans import Outcome
-from offloader.cleanup.reconciler import Reconciliation
 from offloader.errors import Corrupt, Fenced, NotFound, OutcomeUnknown
+from offloader.gc.orphans import Outcome
+from offloader.gc.reconcile import Reconciliation
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.checkpointer import checkpoint_now
-from offloader.manifest.expiry import expire_records
+from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.maintenance import delete_stream, expire_records
 from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, SegmentStatus
-from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.testing.schedule import Schedule
-from offloader.write.ownership.takeover import settle_leftover
-from offloader.write.segment.upload import SegmentUpload
+from offloader.write.recovery import settle_leftover
+from offloader.write.upload import SegmentUpload
+from tests.support.schedule import Schedule
 from tests.support.streams import batch_of, build
 
 STREAM = "public/default/persistent/orders"

@@ -11,19 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from formats.checked_json import sealed
 from formats.checksum import crc32c
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, checkpoint_key, manifest_prefix, record_key
 from formats.manifest import LedgerClosed, encode_boundary
-from formats.sealed_json import sealed
 from offloader.errors import Corrupt, OffloaderError, Unsupported
 from offloader.manifest.boundary import read_boundary
-from offloader.manifest.expiry import expire_records
 from offloader.manifest.load import load_manifest_view_at, view_in_checkpoint
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.maintenance import delete_stream, expire_records
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import ManifestState
-from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.base import OVERWRITE
 from offloader.store.memory import MemoryStore

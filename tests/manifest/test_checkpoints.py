@@ -28,14 +28,13 @@ from formats.manifest import (
 )
 from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.boundary import read_boundary
-from offloader.manifest.checkpointer import checkpoint_now, write_checkpoint
-from offloader.manifest.expiry import ExpiredObjects, expire_records
+from offloader.manifest.checkpoint import checkpoint_now, write_checkpoint
+from offloader.manifest.compaction import RUN_ROWS_MIN
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.sealing import RUN_ROWS_MIN
+from offloader.manifest.maintenance import ExpiredObjects, delete_stream, expire_records
 from offloader.manifest.segment_table import SegmentTable
 from offloader.manifest.state import ManifestState, SegmentStatus
-from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.base import OVERWRITE, Body, ByteRange, ObjectInfo
 from offloader.store.memory import MemoryStore

@@ -7,12 +7,11 @@ from contextlib import suppress
 import pytest
 
 from offloader.errors import OffloaderError
-from offloader.manifest.checkpointer import checkpoint_now
-from offloader.manifest.expiry import expire_records
-from offloader.manifest.global_hold import DeletionStopped, set_global_hold
+from offloader.manifest.checkpoint import checkpoint_now
+from offloader.manifest.leases import DeletionStopped, set_global_hold
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.maintenance import delete_stream, expire_records
 from offloader.manifest.state import ManifestState
-from offloader.manifest.stream_deletion import delete_stream
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock

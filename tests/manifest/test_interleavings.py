@@ -18,18 +18,16 @@ from formats.keys import record_key, record_number
 from formats.manifest import Assign, Failed, LedgerClosed, LedgersDeleted, OpenEpoch, Truncate, decode_record
 from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.boundary import read_boundary
-from offloader.manifest.checkpointer import checkpoint_now
-from offloader.manifest.creating import UNKNOWN_REPEATS_MAX
-from offloader.manifest.expiry import expire_records
-from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.checkpoint import checkpoint_now
+from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
+from offloader.manifest.maintenance import delete_stream, expire_records
 from offloader.manifest.state import EditRefused, ManifestState
-from offloader.manifest.stream_deletion import delete_stream
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.testing.schedule import Fate, Schedule
 from tests.support.manifests import segment_edits, uuid_of
+from tests.support.schedule import Fate, Schedule
 
 STREAM = "public/default/persistent/orders"
 HOURS_24_S = 24 * 3600.0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from formats.entries import Position
-from offloader.ledgers.database import Database
+from offloader.ledgers.sqlite.database import Database
 from tests.manifest.loss_hosts import Host, HostWorld, InvariantBroken
 from tests.manifest.loss_rules import switch_off
 from tests.manifest.loss_traces import LOSSES, LossTrace, Step

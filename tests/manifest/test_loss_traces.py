@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from formats.keys import record_key
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import ManifestLog
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from formats.keys import record_number
-from offloader.manifest import tail
+from offloader.manifest import load as tail
 from tests.manifest.loss_hosts import InvariantBroken
 from tests.manifest.loss_processes import ProcessWorld
 from tests.manifest.loss_rules import switch_off

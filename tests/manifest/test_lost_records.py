@@ -25,31 +25,29 @@ from formats.keys import (
     record_number,
 )
 from formats.manifest import LedgerClosed
-from offloader.cleanup.cycle import cleanup_stream
-from offloader.cleanup.plan import retired_groups
-from offloader.cleanup.reconciler import Reconciliation
-from offloader.cleanup.sweeper import Sweeper
-from offloader.cleanup.undo import undo_retirements
 from offloader.cli import manifest as manifest_verb
 from offloader.cli.options import ConfigArguments, StoreArguments
 from offloader.cli.verify import run as verify
 from offloader.errors import Corrupt, OffloaderError
-from offloader.manifest.expiry import expire_records
-from offloader.manifest.hold import set_hold
+from offloader.gc.plan import retired_groups
+from offloader.gc.reconcile import Reconciliation
+from offloader.gc.sweep import Sweeper, cleanup_stream, undo_retirements
+from offloader.manifest.leases import set_hold
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.maintenance import expire_records
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.read.reader import open_reader
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.truncate import truncate_stream
 from offloader.settings import ManifestSettings, Settings
-from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.testing.simulated_workers import SimulatedWorkers
-from offloader.write.hot.release import release_hot_ledgers
+from offloader.write.hot_release import release_hot_ledgers
 from offloader.write.offloader import LedgerOffloader
+from tests.simulation.simulated_workers import SimulatedWorkers
 
 STREAM = "many/s0"
 SEGMENTS, ENTRIES = 6, 40

@@ -14,7 +14,7 @@ from formats.entries import Position
 from formats.keys import index_key, manifest_prefix, record_key
 from formats.manifest import Truncate
 from offloader.cli.main import main
-from offloader.manifest.global_hold import lift_global_hold, set_global_hold
+from offloader.manifest.leases import lift_global_hold, set_global_hold
 from offloader.manifest.log import load_manifest
 from offloader.store import open_store
 from offloader.store.base import OVERWRITE, ObjectInfo, ObjectStore

@@ -12,7 +12,6 @@ import pytest
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, record_key
 from formats.manifest import Assign, Boundary, Hold, LedgerClosed, OpenEpoch, Retire, decode_record
-from offloader.clock import SystemClock
 from offloader.errors import (
     AccessDenied,
     Corrupt,
@@ -24,9 +23,9 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.manifest.boundary import raise_boundary, read_boundary
-from offloader.manifest.creating import UNKNOWN_REPEATS_MAX
-from offloader.manifest.log import ManifestLog, list_streams, load_manifest
+from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, list_streams, load_manifest
 from offloader.manifest.state import EditRefused
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import OVERWRITE, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore

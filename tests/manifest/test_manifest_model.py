@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formats.checkpoint import decode_checkpoint, run_name, run_record_id
-from formats.checkpoint_ledgers import decode_ledgers
+from formats.checkpoint import decode_checkpoint, decode_ledgers, run_name, run_record_id
 from formats.checkpoint_parquet import decode_columns
 from formats.entries import Position
 from formats.errors import FormatError
@@ -31,7 +30,7 @@ from formats.manifest import (
     UndoRetire,
 )
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.sealing import compacted, plan_checkpoint, restored
+from offloader.manifest.compaction import compacted, plan_checkpoint, restored
 from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, SegmentStatus, follows
 from tests.support.manifests import DRIVER, summary_of, uuid_of
 

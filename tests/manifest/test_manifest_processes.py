@@ -14,11 +14,10 @@ from typing import Any
 import pytest
 
 from formats.manifest import LedgerClosed
-from offloader.clock import SystemClock
 from offloader.errors import Fenced, OutcomeUnknown
-from offloader.manifest.creating import UNKNOWN_REPEATS_MAX
-from offloader.manifest.expiry import expire_records
-from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.log import UNKNOWN_REPEATS_MAX, ManifestLog, load_manifest
+from offloader.manifest.maintenance import expire_records
+from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings, StoreSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store

@@ -37,9 +37,8 @@ from formats.manifest import (
     Writer,
 )
 from formats.segment import Layout, LedgerSpan, SegmentSummary
-from offloader.manifest.already import says_already
-from offloader.manifest.apply import apply_edits, fold
-from offloader.manifest.sealing import compacted
+from offloader.manifest.apply import apply_edits, fold, says_already
+from offloader.manifest.compaction import compacted
 from offloader.manifest.state import (
     EditRefused,
     ManifestState,

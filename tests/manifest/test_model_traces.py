@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from offloader.testing.schedule import Fate
 from tests.manifest.model_world import OVERTAKEN, World
+from tests.support.schedule import Fate
 
 TRACES = sorted((Path(__file__).parent / "model_traces").glob("*.txt"))
 #: What the product asks for and the model leaves out: it changes nothing that anybody else sees.

@@ -35,11 +35,11 @@ from formats.manifest import (
     encode_record,
 )
 from offloader.errors import Corrupt, NotFound
-from offloader.manifest import named_uuids
+from offloader.manifest import live_uuids as named_uuids
 from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.boundary import GIVEN_UP_ID
-from offloader.manifest.named_uuids import NamedUuids, load_named_uuids, refreshed_named_uuids
-from offloader.manifest.sealing import plan_checkpoint
+from offloader.manifest.compaction import plan_checkpoint
+from offloader.manifest.live_uuids import NamedUuids, load_named_uuids, refreshed_named_uuids
 from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock

@@ -12,15 +12,15 @@ from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, data_key, index_key, manifest_prefix, new_segment_uuid, record_key
 from formats.manifest import LedgerClosed, Truncate
 from formats.segment import Layout
-from offloader.clock import SystemClock
 from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.manifest.state import EditRefused
 from offloader.read.reader import open_reader
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import OVERWRITE
 from offloader.store.memory import MemoryStore
-from offloader.testing.schedule import Schedule
+from tests.support.schedule import Schedule
 from tests.support.streams import StreamWriter, batch_of, build, put_objects
 
 STREAM = "public/default/persistent/orders"

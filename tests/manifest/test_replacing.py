@@ -32,7 +32,7 @@ from formats.manifest import (
 )
 from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.sealing import compacted, plan_checkpoint, restored
+from offloader.manifest.compaction import compacted, plan_checkpoint, restored
 from offloader.manifest.state import EditRefused, ManifestState
 
 ENTRY_BYTES = 10

@@ -11,18 +11,27 @@ import pytest
 from formats.keys import boundary_key, catalog_key, manifest_prefix
 from formats.manifest import LedgerClosed
 from offloader.errors import Corrupt, NotFound, OffloaderError, StoreUnavailable
-from offloader.manifest.catalog import create_entry, forget_name, list_streams, read_entry, release_entry
+from offloader.manifest.boundary import listed
+from offloader.manifest.catalog import (
+    MARK_MS_MIN,
+    REMOVAL_S_MAX,
+    VOID,
+    create_entry,
+    forget_name,
+    is_void_size,
+    list_streams,
+    read_entry,
+    release_entry,
+)
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.objects import listed
-from offloader.manifest.shared_keys import MARK_MS_MIN, REMOVAL_S_MAX, VOID, is_void_size
 from offloader.settings import StoreSettings
-from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.retrying import RetryingStore
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.testing.schedule import Fate, Schedule
+from tests.support.schedule import Fate, Schedule
 
 STREAM = "public/default/persistent/orders"
 KEY = catalog_key(STREAM)

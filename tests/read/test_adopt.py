@@ -14,15 +14,15 @@ from formats.entries import Position
 from formats.index import decode_index, encode_index
 from formats.metadata.messages import BookKeeperLedger
 from formats.segment import Layout
-from offloader.clock import SystemClock
+from offloader.adopt.find import ends_with_entry
+from offloader.adopt.record import Adoption, adopt, release
 from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers
-from offloader.manifest.context import offload_context
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.read.adopt import Adoption, adopt, release
-from offloader.read.adopt_objects import ends_with_entry
-from offloader.read.handle import read_offloaded
+from offloader.manifest.state import offload_context
+from offloader.read.ledger_handle import read_offloaded
 from offloader.read.reader import open_reader
+from offloader.runtime.clock import SystemClock
 from offloader.store.attempts import requests_of
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -475,7 +475,7 @@ def test_stopped_at_any_call_it_goes_on_and_never_hides_what_was_there(
     after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One segment in a record, history in front of a stream that has entries; the process dies at call n."""
-    monkeypatch.setattr("offloader.read.adopt.RECORD_EDITS_MAX", 1)
+    monkeypatch.setattr("offloader.adopt.record.RECORD_EDITS_MAX", 1)
     small = [case for case in CASES.values() if case["count"] < 100]
     call = 0
     stopped = True

@@ -7,9 +7,8 @@ from uuid import UUID
 
 from formats.entries import Position
 from formats.segment import Layout, LedgerSpan, SegmentSummary
-from offloader.manifest.salvage import FoundSegment
-from offloader.read.adopt_objects import Attempt
-from offloader.read.adopt_table import AttemptTable, Owner
+from offloader.adopt.find import Attempt, AttemptTable, Owner
+from offloader.manifest.rebuild import FoundSegment
 
 
 def attempt_of(ledger_id: int, *, uuid: int = 1, **summary: object) -> Attempt:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from offloader.read.prefetch import GROWTH, Ahead, Workers
 from offloader.read.reader import Reader, open_reader
-from offloader.read.workers import GROWTH, Ahead, Workers
 from offloader.settings import ReadSettings
 from offloader.store import open_store
-from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
+from offloader.store.wrappers import AroundStore, Request
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import PATIENCE_S, eventually
 

@@ -15,16 +15,13 @@ from hypothesis import strategies as st
 from formats.entries import EntryBatch
 from formats.segment import Codec
 from offloader.errors import Corrupt, LimitReached, ObjectChanged, StoreUnavailable
-from offloader.read.arriving import ArrivingBlocks
-from offloader.read.fetch import Fetcher
-from offloader.read.plan import BlockRun, SegmentObjects, block_runs
+from offloader.read.fetch import ArrivingBlocks, BlockRun, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import open_reader
 from offloader.settings import ReadSettings, StoreSettings
 from offloader.store import open_store
-from offloader.store.around import AroundStore, Request
-from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
-from offloader.store.receiver import Receiver
+from offloader.store.base import ByteRange, ObjectInfo, ObjectStore, Receiver
 from offloader.store.retrying import RetryingStore
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of, random_batch
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from formats.documents import lease_prefix
 from formats.entries import Position
-from formats.lease import lease_prefix
 from offloader.errors import InvalidCall, NotFound, ObjectMissing, StoreUnavailable, Unsupported
 from offloader.manifest.leases import leases_of, take_lease
 from offloader.manifest.log import load_manifest

@@ -25,8 +25,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.read.cache import Cache
-from offloader.read.fetch import Fetcher
-from offloader.read.plan import SegmentObjects, block_runs
+from offloader.read.fetch import Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import open_reader
 from offloader.settings import ReadSettings, StoreSettings
 from offloader.store import open_store

@@ -12,8 +12,7 @@ from formats.entries import Position
 from formats.manifest import Truncate
 from offloader.errors import Trimmed
 from offloader.read.cache import Cache
-from offloader.read.follow import WAIT_S_MAX, WAIT_S_MIN, follow
-from offloader.read.reader import open_reader
+from offloader.read.reader import WAIT_S_MAX, WAIT_S_MIN, follow, open_reader
 from offloader.store import open_store
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of

@@ -12,7 +12,7 @@ from formats.entries import Entry, EntryBatch, Position
 from formats.manifest import Truncate
 from offloader.errors import BeyondEnd, Trimmed
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import LedgerSettings
 from offloader.store import open_store

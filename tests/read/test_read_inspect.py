@@ -24,8 +24,8 @@ from formats.entries import EntryBatch
 from formats.keys import boundary_key, catalog_key, record_key
 from formats.segment import Codec, Layout
 from offloader.errors import NotFound
-from offloader.manifest.checkpointer import checkpoint_now
-from offloader.read.inspect import inspect_object
+from offloader.inspect.inspect import inspect_object
+from offloader.manifest.checkpoint import checkpoint_now
 from offloader.settings import ReadSettings
 from offloader.store import open_store
 from offloader.store.base import ObjectStore

@@ -10,8 +10,8 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Gap
 from offloader.errors import NotFound
-from offloader.picture import Span
-from offloader.read.stream_shape import shape_of
+from offloader.inspect.inspect import shape_of
+from offloader.plot import Span
 from offloader.store import open_store
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloader.errors import InvalidCall
-from offloader.read.times import time_ms_of, time_text
+from offloader.read.reader import time_ms_of, time_text
 
 
 @pytest.mark.parametrize(

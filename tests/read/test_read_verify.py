@@ -13,10 +13,10 @@ from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Assign
 from formats.segment import Codec, Layout
 from offloader.errors import StoreUnavailable
+from offloader.inspect.unreferenced import find_unexpected
+from offloader.inspect.verify import Finding, Problem, check_order, check_segment, check_segments
 from offloader.manifest.log import load_manifest
 from offloader.read.fetch import Fetcher
-from offloader.read.unexpected import find_unexpected
-from offloader.read.verify import Finding, Problem, check_order, check_segment, check_segments
 from offloader.settings import ReadSettings
 from offloader.store import open_store
 from offloader.store.base import ObjectStore

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from offloader.read.workers import Workers
+from offloader.read.prefetch import Workers
 from tests.support.waiting import PATIENCE_S
 
 

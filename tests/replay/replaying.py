@@ -8,20 +8,18 @@ from typing import Any
 from uuid import UUID
 
 from formats.entries import EntryBatch, Position
-from formats.pulsar.frame import decode_frame
-from offloader.clock import SystemClock
+from formats.pulsar.entry import decode_frame
 from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
-from offloader.ledgers.pulsar.connection import ConnectionLimits
 from offloader.ledgers.pulsar.producer import ProducerLimits
+from offloader.ledgers.pulsar.protocol import ConnectionLimits
 from offloader.read.reader import open_reader
-from offloader.replay.numbering import lease_name, producer_name
-from offloader.replay.progress import Progress, ProgressFile
-from offloader.replay.replayer import Replayer, ReplayLimits, ReplayResult
+from offloader.replay import Progress, ProgressFile, Replayer, ReplayLimits, ReplayResult, lease_name, producer_name
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_producers import FakeProducers
-from offloader.testing.pulsar_topics import FakeTopic
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_producers import FakeProducers
+from tests.support.pulsar_topics import FakeTopic
 from tests.support.streams import StreamWriter
 
 TARGET = "persistent://t/n/target"

@@ -14,18 +14,16 @@ from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
 from formats.pulsar.messages import messages
+from offloader import replay as replayer
 from offloader.errors import Corrupt, InvalidCall, StoreUnavailable, Unsupported
-from offloader.replay import replayer
-from offloader.replay.numbering import number_of, place_of
-from offloader.replay.rate import Rate
-from offloader.replay.replayer import ReplayResult
+from offloader.replay import Rate, ReplayResult, number_of, place_of
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_producers import FakeProducers
-from offloader.testing.pulsar_topics import FakeTopic
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.replay.replaying import STREAM, TARGET, Place, entries_of, entry_of, write_stream
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_producers import FakeProducers
+from tests.support.pulsar_topics import FakeTopic
 
 LEDGERS = {7: 40, 9: 1, 12: 59}
 ALL = [Position(ledger, number) for ledger, count in LEDGERS.items() for number in range(count)]

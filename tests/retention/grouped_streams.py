@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from offloader.manifest.log import ManifestLog
 from offloader.retention.cuts import Cut
-from offloader.retention.group_retention import GroupOutcome, ReaderGroups, open_reader_groups
+from offloader.retention.group_service import GroupOutcome, ReaderGroups, open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType
-from offloader.retention.stream_retention import open_retention
+from offloader.retention.subscribers import open_retention
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.manual_clock import ManualClock

@@ -7,10 +7,10 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, SegmentId
+from offloader.retention.decide import Situation, Subscription
 from offloader.retention.lineage import Lineage, LineageMeasure, StreamSegment
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.recorded import Record, RetentionSet
-from offloader.retention.situation import Situation, Subscription
+from offloader.retention.state import Record, RetentionSet
 
 #: Offsets and sealed sizes go up to here; all amounts are then of the size of the limits that are drawn.
 SIZE_MAX = 12

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from offloader.retention.cuts import Cut, SegmentId
+from offloader.retention.decide import Situation
 from offloader.retention.policy import Limits, PolicyKind, Unit
-from offloader.retention.situation import Situation
 
 FULL = math.inf
 Vector = dict[SegmentId, float]

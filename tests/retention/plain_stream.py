@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from offloader.retention.cuts import Cut, SegmentId
+from offloader.retention.decide import Situation, Subscription
 from offloader.retention.lineage import Lineage, LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.recorded import Record, RetentionSet
-from offloader.retention.situation import Situation, Subscription
+from offloader.retention.state import Record, RetentionSet
 
 Offsets = tuple[int, ...]
 

@@ -10,7 +10,7 @@ import json
 import sys
 
 from formats.entries import Position
-from offloader.retention.stream_retention import open_retention
+from offloader.retention.subscribers import open_retention
 from offloader.store.open import open_store
 
 

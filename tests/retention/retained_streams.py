@@ -9,8 +9,8 @@ from typing import Any
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
 from offloader.retention.cycle import CycleOutcome, RetentionCycle
-from offloader.retention.recorded_state import read_records
-from offloader.retention.stream_retention import open_retention
+from offloader.retention.state import read_records
+from offloader.retention.subscribers import open_retention
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from offloader.retention.cuts import UNBOUNDED, Cut, SegmentId
-from offloader.retention.decide import decide
-from offloader.retention.decision import Decision
+from offloader.retention.decide import Situation, decide, subscriptions_of
 from offloader.retention.lineage import Lineage, LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.recorded import Record, RetentionSet
-from offloader.retention.situation import Situation, subscriptions_of
+from offloader.retention.state import Decision, Record, RetentionSet
 from offloader.retention.subscribers import Registry
 from tests.retention.case_file import cut, segments
 

@@ -15,12 +15,11 @@ import pytest
 
 from offloader.errors import InvalidCall
 from offloader.retention import cycle
-from offloader.retention.cuts import Cut, Order
+from offloader.retention.cuts import Cut, Order, scale_problem
 from offloader.retention.decide import window
-from offloader.retention.key_ranges import scale_problem
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
-from offloader.retention.recorded import Record, RetentionSet
+from offloader.retention.state import Record, RetentionSet
 from tests.retention import scenario
 from tests.retention.case_file import case_file, cut, layout, lineage, segments, suite, target
 from tests.retention.scenario import Scenario

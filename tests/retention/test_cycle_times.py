@@ -7,22 +7,21 @@ from typing import TypeVar
 
 import pytest
 
+from formats.documents import GLOBAL_HOLD_KEY, intent_key
 from formats.entries import Position
-from formats.global_hold import GLOBAL_HOLD_KEY
-from formats.truncation_intent import intent_key
-from offloader.cleanup.cycle import cleanup_stream
-from offloader.cleanup.removal import remove_stream
 from offloader.errors import NotFound, OffloaderError
+from offloader.gc.delete_stream import remove_stream
+from offloader.gc.sweep import cleanup_stream
 from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.deletion_clock import ClockSkew
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.store_time import ClockSkew
 from offloader.retention.cycle import RetentionCycle
-from offloader.retention.decision import BoundKind
-from offloader.retention.stream_retention import open_retention
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.state import BoundKind
+from offloader.retention.subscribers import open_retention
+from offloader.retention.truncate import truncate_stream
 from offloader.settings import Settings
-from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.faulty_store import Fault
 from offloader.testing.memory_ledgers import MemoryLedgers
 from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb

@@ -10,12 +10,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from offloader.retention.cuts import FUTURE, Cut, Order
-from offloader.retention.decide import decide, window
-from offloader.retention.decision import Decision, Role, Rule
+from offloader.retention.decide import Situation, Subscription, decide, window
 from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Policy, Unit
-from offloader.retention.recorded import Record, RetentionSet
-from offloader.retention.situation import Situation, Subscription
+from offloader.retention.state import Decision, Record, RetentionSet, Role, Rule
 from tests.retention.histories import cuts, limits, lineages, policies, situations
 from tests.retention.independent_cycle import IndependentCycle
 

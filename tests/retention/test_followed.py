@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from formats.entries import Position
 from offloader.ledgers.base import LedgerInfo
-from offloader.retention.cuts import Cut
-from offloader.retention.followed import Followed, followed
-from offloader.retention.own_cuts import OwnCuts, PartitionEntries
-from offloader.retention.rows import partition_segment
-from offloader.retention.subscribers import Registry
+from offloader.retention.cuts import Cut, OwnCuts, PartitionEntries, partition_segment
+from offloader.retention.subscribers import Followed, Registry, followed
 
 
 def ledger(ledger_id: int, entries: int, *, closed: bool = True) -> LedgerInfo:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from formats.entries import Position
 from formats.manifest import Truncate
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.stream_deletion import delete_stream
+from offloader.manifest.maintenance import delete_stream
 from offloader.retention.cuts import Cut
 from offloader.retention.reader_groups import GroupConfig, RetentionType
-from offloader.retention.stream_retention import open_retention
+from offloader.retention.subscribers import open_retention
 from tests.retention.grouped_streams import ONE, TWO, Bench, at
 from tests.support.manifests import segment_edits
 

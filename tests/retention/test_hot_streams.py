@@ -10,19 +10,19 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import OffloaderError, StoreUnavailable, Trimmed
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.maintenance import Upkeep
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.log import load_manifest
-from offloader.manifest.stream_deletion import delete_stream
-from offloader.retention.hot_streams import HotStreams
-from offloader.retention.stream_retention import open_retention
+from offloader.manifest.maintenance import delete_stream
+from offloader.retention.snapshot import HotStreams
+from offloader.retention.subscribers import open_retention
 from offloader.settings import ManifestSettings, Settings
 from offloader.store.base import OVERWRITE, PutMode
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.upkeep import Upkeep
 
 STREAM = "a/b/persistent/orders"
 QUEUE = {"policy": "consumption", "record_minutes": 1}

@@ -10,8 +10,8 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Hold
 from offloader.errors import OffloaderError
-from offloader.retention.recorded_state import read_decisions
-from offloader.retention.stream_retention import open_retention
+from offloader.retention.state import read_decisions
+from offloader.retention.subscribers import open_retention
 from offloader.settings import Settings
 from tests.retention.retained_streams import STREAM, Bench, mb
 

@@ -15,8 +15,7 @@ from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut
-from offloader.retention.own_cuts import Known, OwnCuts, PartitionEntries, Size
+from offloader.retention.cuts import Cut, Known, OwnCuts, PartitionEntries, Size
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.manifests import DRIVER, uuid_of

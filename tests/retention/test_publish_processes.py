@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from formats.retention_state import Subscribers, document_key
-from offloader.retention.stream_retention import open_retention
+from formats.documents import Subscribers, document_key
+from offloader.retention.subscribers import open_retention
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of

@@ -6,17 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
+from formats.documents import GroupState, group_key
 from formats.entries import Position
 from formats.manifest import Truncate
-from formats.retention_state import GroupState, group_key
 from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.stream_deletion import delete_stream
+from offloader.manifest.maintenance import delete_stream
 from offloader.retention.cuts import Cut
-from offloader.retention.group_checkpoints import CHECKPOINTS_MAX
-from offloader.retention.group_retention import ReaderGroups
-from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, RetentionType, is_published
-from offloader.retention.stream_retention import open_retention
+from offloader.retention.group_service import ReaderGroups
+from offloader.retention.reader_groups import (
+    CHECKPOINTS_MAX,
+    GROUP_STREAMS_MAX,
+    GroupConfig,
+    RetentionType,
+    is_published,
+)
+from offloader.retention.subscribers import open_retention
 from offloader.testing.faulty_store import Fault
 from tests.retention.grouped_streams import ONE, TWO, Bench, at
 from tests.support.manifests import segment_edits

@@ -12,7 +12,7 @@ from offloader.retention.cuts import Cut, SegmentId
 from offloader.retention.decide import window
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
-from offloader.retention.recorded import RECORDS_MAX, Record, RetentionSet
+from offloader.retention.state import RECORDS_MAX, Record, RetentionSet
 from tests.retention.plain_stream import at, by_size, stream
 
 MINUTE_MS = 60_000

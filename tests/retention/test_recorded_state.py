@@ -9,14 +9,13 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Edit, Purged, Retire, Truncate
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.stream_deletion import delete_stream
-from offloader.retention import recorded_state
-from offloader.retention.cuts import Cut
-from offloader.retention.decide import decide
-from offloader.retention.own_cuts import OwnCuts
-from offloader.retention.place import Place
+from offloader.manifest.maintenance import delete_stream
+from offloader.retention import state as recorded_state
+from offloader.retention.cuts import Cut, OwnCuts
+from offloader.retention.decide import Situation, Subscription, decide
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.recorded_state import (
+from offloader.retention.scope import Place
+from offloader.retention.state import (
     DECISIONS_MAX,
     RecordedCuts,
     RecordedState,
@@ -26,8 +25,7 @@ from offloader.retention.recorded_state import (
     read_records,
     remember_decision,
 )
-from offloader.retention.situation import Situation, Subscription
-from offloader.retention.stream_retention import StreamRetention, open_retention
+from offloader.retention.subscribers import StreamRetention, open_retention
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers

@@ -11,12 +11,11 @@ import pytest
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import ManifestLog
 from offloader.retention.cuts import Cut
-from offloader.retention.documents import DocumentStore
-from offloader.retention.group_retention import ReaderGroups
+from offloader.retention.group_service import ReaderGroups
 from offloader.retention.lineage import Lineage
 from offloader.retention.reader_groups import GroupConfig, RetentionType, config_of
-from offloader.retention.stream_retention import StreamRetention
-from offloader.retention.subscribers import Registry
+from offloader.retention.scope import DocumentStore
+from offloader.retention.subscribers import Registry, StreamRetention
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from tests.retention.case_file import cut, suite

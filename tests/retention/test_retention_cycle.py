@@ -9,16 +9,14 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Hold
 from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.manifest.deletion_clock import ClockSkew
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.store_time import ClockSkew
-from offloader.manifest.stream_deletion import delete_stream
+from offloader.manifest.maintenance import delete_stream
 from offloader.read.reader import open_reader
 from offloader.retention.cycle import RetentionCycle
-from offloader.retention.decision import OverrideReason, Rule
-from offloader.retention.recorded_state import read_decisions
-from offloader.retention.stream_retention import open_retention
-from offloader.retention.topic_truncation import truncate_topic
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.state import OverrideReason, Rule, read_decisions
+from offloader.retention.subscribers import open_retention
+from offloader.retention.truncate import truncate_stream, truncate_topic
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock

@@ -11,12 +11,20 @@ import pytest
 from formats.entries import Position
 from offloader.errors import InvalidCall
 from offloader.retention.cuts import Cut, SegmentId
-from offloader.retention.decide import decide
-from offloader.retention.decision import BoundKind, Candidate, Lag, Overridden, OverrideReason, Role, Rule
+from offloader.retention.decide import Situation, Subscription, decide, subscriptions_of
 from offloader.retention.lineage import Lineage, LineageMeasure
 from offloader.retention.policy import Limits, Unit
-from offloader.retention.recorded import Record, RetentionSet
-from offloader.retention.situation import Situation, Subscription, subscriptions_of
+from offloader.retention.state import (
+    BoundKind,
+    Candidate,
+    Lag,
+    Overridden,
+    OverrideReason,
+    Record,
+    RetentionSet,
+    Role,
+    Rule,
+)
 from offloader.retention.subscribers import Registry
 from tests.retention.plain_stream import Offsets, at, by_size, by_time, queue, stream, who
 

@@ -8,20 +8,26 @@ from typing import Any
 
 import pytest
 
+from formats.documents import Subscribers, document_key
 from formats.entries import Position
 from formats.manifest import Hold
-from formats.retention_state import Subscribers, document_key
 from offloader.errors import InvalidCall, StoreUnavailable
-from offloader.manifest.global_hold import set_global_hold
+from offloader.manifest.leases import set_global_hold
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.stream_deletion import delete_stream
-from offloader.metrics import Metrics
-from offloader.retention.cycle import RetentionCycle
-from offloader.retention.place import find_place
-from offloader.retention.service import DISCOVERY_S_MAX, JITTER, RetentionService, StreamCycle, retained_streams
-from offloader.retention.stream_retention import open_retention
+from offloader.manifest.maintenance import delete_stream
+from offloader.retention.cycle import (
+    DISCOVERY_S_MAX,
+    JITTER,
+    RetentionCycle,
+    RetentionService,
+    StreamCycle,
+    retained_streams,
+)
+from offloader.retention.scope import find_place
+from offloader.retention.subscribers import open_retention
 from offloader.settings import ManifestSettings, Settings, TelemetrySettings
 from offloader.store.memory import MemoryStore
+from offloader.telemetry.prometheus import Metrics
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.manifests import segment_edits

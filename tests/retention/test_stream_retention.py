@@ -10,10 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from formats.entries import Position
-from formats.keys import catalog_key
-from formats.manifest import Truncate
-from formats.retention_state import (
+from formats.documents import (
     NONCES_KEPT,
     Subscribers,
     document_key,
@@ -21,6 +18,9 @@ from formats.retention_state import (
     retention_prefix,
     topic_key,
 )
+from formats.entries import Position
+from formats.keys import catalog_key
+from formats.manifest import Truncate
 from offloader.errors import (
     Corrupt,
     InvalidCall,
@@ -32,12 +32,10 @@ from offloader.errors import (
 )
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.stream_deletion import delete_stream
+from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.topics import forget_documents, release_topic
-from offloader.retention.documents import CONFLICTS_MAX, UNKNOWN_REPEATS_MAX, DocumentStore
-from offloader.retention.place import find_place
-from offloader.retention.stream_retention import StreamRetention, open_retention
-from offloader.retention.subscribers import Activity, PublishStatus
+from offloader.retention.scope import CONFLICTS_MAX, UNKNOWN_REPEATS_MAX, DocumentStore, find_place
+from offloader.retention.subscribers import Activity, PublishStatus, StreamRetention, open_retention
 from offloader.store.base import Body, IfMatch, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -463,7 +461,7 @@ def test_a_damaged_registry_is_named_and_nobody_is_taken_for_unregistered(bench:
     bench.memory.put(key, b"")
     with pytest.raises(Corrupt):
         retention.registry()
-    from formats.sealed_json import sealed
+    from formats.checked_json import sealed
 
     bench.memory.put(key, sealed({"format": 2}))
     with pytest.raises(Unsupported, match="later release"):

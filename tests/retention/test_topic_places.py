@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from formats.entries import Position
-from offloader.cleanup.removal import remove_stream
 from offloader.errors import NotFound
-from offloader.retention.place import home_of
-from offloader.retention.service import retained_streams
-from offloader.retention.stream_retention import open_retention
+from offloader.gc.delete_stream import remove_stream
+from offloader.retention.cycle import retained_streams
+from offloader.retention.scope import home_of
+from offloader.retention.subscribers import open_retention
 from tests.retention.retained_streams import STREAM, TOPIC, Bench
 
 

@@ -10,20 +10,20 @@ from uuid import UUID
 
 import pytest
 
+from formats.documents import PartitionHead, TruncationIntent, encode_intent, intent_key
 from formats.entries import Position
 from formats.manifest import Assign, Failed
-from formats.truncation_intent import PartitionHead, TruncationIntent, encode_intent, intent_key
-from offloader.cleanup.removal import remove_stream
 from offloader.errors import Fenced, InvalidCall, OutcomeUnknown, StoreUnavailable
+from offloader.gc.delete_stream import remove_stream
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import EditRefused
 from offloader.manifest.topics import release_intent
-from offloader.retention.topic_truncation import resume_topic_truncation, truncate_topic
+from offloader.retention.truncate import resume_topic_truncation, truncate_topic
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.testing.schedule import Schedule
+from tests.support.schedule import Schedule
 from tests.support.streams import StreamWriter, batch_of
 
 TOPIC = "public/default/persistent/orders"

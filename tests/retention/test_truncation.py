@@ -14,22 +14,22 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Assign, Gap, Hold, LedgerClosed, LedgersDeleted, SetMethod, Truncate
-from offloader.clock import SystemClock
 from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Trimmed
 from offloader.ledgers.base import LedgerInfo
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
-from offloader.manifest.global_hold import DeletionStopped, lift_global_hold, set_global_hold
+from offloader.manifest.leases import DeletionStopped, lift_global_hold, set_global_hold
+from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.records import kept_records
 from offloader.manifest.state import EditRefused
 from offloader.read.reader import open_reader
-from offloader.retention.truncation import TRUNCATED, Truncation, truncate_stream
+from offloader.retention.truncate import TRUNCATED, Truncation, truncate_stream
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.write.stream.status import Mode
+from offloader.write.status import Mode
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually

@@ -13,9 +13,9 @@ import pyarrow.flight as fl
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, StoreUnavailable
-from offloader.service.flight.connections import require_free
+from offloader.runtime.clock import SystemClock
+from offloader.service.flight.server import require_free
 from offloader.service.listen import parse_listen
 from offloader.store.memory import MemoryStore
 from tests.ledgers.pushing_broker import Broker

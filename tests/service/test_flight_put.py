@@ -12,10 +12,10 @@ import pyarrow.flight as fl
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall
 from offloader.manifest.log import load_manifest
-from offloader.service.flight.columns import ENTRY_SCHEMA, require_columns
+from offloader.runtime.clock import SystemClock
+from offloader.service.flight.handlers import ENTRY_SCHEMA, require_columns
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.ledgers.pushing_broker import Broker

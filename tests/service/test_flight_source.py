@@ -11,7 +11,7 @@ from uuid import UUID
 import pyarrow.flight as fl
 import pytest
 
-from offloader.clock import SystemClock
+from offloader.runtime.clock import SystemClock
 from offloader.store.memory import MemoryStore
 from tests.ledgers.pushing_broker import Broker
 from tests.support.flight_door import Door, Producer, flight_door

@@ -17,7 +17,7 @@ import pytest
 from offloader.errors import AccessDenied, InvalidCall
 from offloader.service.auth import open_credentials
 from offloader.service.http.server import OffloadHttp
-from offloader.service.tls import server_tls
+from offloader.service.listen import server_tls
 from offloader.settings import AccessSettings, Pairs
 from services.servers import free_port
 from tests.support.certificates import Authority

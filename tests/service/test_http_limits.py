@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from offloader.errors import InvalidCall
-from offloader.service.http.gate import PROBES_MAX
+from offloader.service.http.middleware import PROBES_MAX
 from offloader.service.http.server import OffloadHttp, client_of
 from tests.support.certificates import Authority
 from tests.support.http_process import ORDERS, ask, exchange, http_process, quoted

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from offloader.read.streams import load_stream
-from offloader.service.feeds import Problem
-from offloader.service.http.cursors import write_cursor
+from offloader.monitor import idle_document
+from offloader.read.reader import load_stream
+from offloader.service.http.schemas import write_cursor
 from offloader.service.http.server import OffloadHttp
-from offloader.status_document import idle_document
+from offloader.service.providers.base import Problem
 from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, ask, http_process, quoted
 from tests.support.staged_view import lively
 

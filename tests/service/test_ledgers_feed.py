@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import list_streams, load_manifest
-from offloader.service.ledgers_feed import EmbeddedFeed
-from offloader.service.process_lock import ProcessLock
+from offloader.runtime.clock import SystemClock
+from offloader.service.host import ProcessLock
+from offloader.service.providers.embedded import EmbeddedFeed
 from offloader.store.memory import MemoryStore
 from tests.support.readback import stored_entries
 from tests.support.served import HeldFeed, serving, settings_file

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from offloader.picture import Span, StreamShape
-from offloader.service.dashboard.files import HEADERS, page_files
-from offloader.service.stream_picture import BARS_MAX, POINTS_MAX, shape_document
+from offloader.plot import Span, StreamShape
+from offloader.service.dashboard.routes import HEADERS, page_files
+from offloader.service.queries import BARS_MAX, POINTS_MAX, shape_document
 from tests.support.http_process import ask, http_process
 
 FOLDER = Path(__file__).resolve().parents[2] / "offloader" / "service" / "dashboard"

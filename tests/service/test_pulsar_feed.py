@@ -11,19 +11,18 @@ import pytest
 
 from formats.entries import Position
 from formats.pulsar.commands import CommandType
-from offloader.clock import SystemClock
 from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.topic_patterns import TopicPatterns
-from offloader.ledgers.pulsar.topic_survey import survey
+from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.retention.cycle import RetentionCycle
-from offloader.retention.stream_retention import open_retention
-from offloader.service.assembly import Assembled
-from offloader.service.pulsar_feed import PulsarFeed
-from offloader.testing.pulsar_broker import BrokerClient, FakeBroker
-from offloader.write.stream.status import Mode
+from offloader.retention.subscribers import open_retention
+from offloader.runtime.clock import SystemClock
+from offloader.service.bootstrap import Assembled
+from offloader.service.providers.pulsar import PulsarFeed
+from offloader.write.status import Mode
 from tests.support.presence import there
+from tests.support.pulsar_broker import BrokerClient, FakeBroker
 from tests.support.pulsar_cluster import Cluster, P, S, fake_cluster, streams_of, whats
 from tests.support.served import settings_file
 from tests.support.waiting import eventually

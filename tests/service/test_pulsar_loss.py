@@ -10,7 +10,7 @@ import pytest
 
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
-from offloader.service.assembly import Assembled
+from offloader.service.bootstrap import Assembled
 from tests.support.pulsar_cluster import Cluster, S, fake_cluster
 from tests.support.served import settings_file
 from tests.support.waiting import eventually

@@ -10,13 +10,13 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from formats.pulsar.messages import messages
-from offloader.clock import SystemClock
 from offloader.manifest.log import load_manifest
-from offloader.retention.stream_retention import open_retention
-from offloader.service.assembly import Assembled
+from offloader.retention.subscribers import open_retention
+from offloader.runtime.clock import SystemClock
+from offloader.service.bootstrap import Assembled
 from offloader.service.http.server import OffloadHttp
 from offloader.settings import Settings
-from offloader.write.hot.holes import NOT_DELIVERED
+from offloader.write.gaps import NOT_DELIVERED
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.support.http_process import Answer, ask, quoted
 from tests.support.pulsar_cluster import Cluster, S, fake_cluster, whats

@@ -9,9 +9,9 @@ import pytest
 
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
-from offloader.testing.pulsar_topics import FakeTopic
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.support.pulsar_cluster import Cluster, P, S, fake_cluster, whats
+from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import eventually
 
 NAME = "offloader"

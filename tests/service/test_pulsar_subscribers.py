@@ -10,17 +10,15 @@ import pytest
 from formats.entries import EntryBatch, Position
 from offloader.errors import NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.retention.cuts import Cut
-from offloader.retention.rows import partition_segment
-from offloader.retention.stream_retention import open_retention
-from offloader.retention.subscribers import SUBSCRIBER_NAME_CHARS_MAX, require_subscriber_name
-from offloader.service.pulsar_subscribers import PulsarSubscribers, subscriber_name
+from offloader.retention.cuts import Cut, partition_segment
+from offloader.retention.subscribers import SUBSCRIBER_NAME_CHARS_MAX, open_retention, require_subscriber_name
+from offloader.service.providers.pulsar import PulsarSubscribers, subscriber_name
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
-from offloader.testing.pulsar_admin import FakeAdmin
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_topics import FakeTopic
+from tests.support.pulsar_admin import FakeAdmin
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_topics import FakeTopic
 from tests.support.streams import StreamWriter
 
 STREAM = "t/n/persistent/x"

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from offloader.clock import SystemClock
 from offloader.errors import AccessDenied, StoreUnavailable, Throttled
 from offloader.manifest.log import load_manifest
-from offloader.service.assembly import Assembled
-from offloader.service.store_reach import StoreReach
+from offloader.runtime.clock import SystemClock
+from offloader.service.bootstrap import Assembled
+from offloader.service.host import StoreReach
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock

@@ -14,7 +14,7 @@ import pytest
 import urllib3
 
 from offloader.cli.main import main
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.store.base import ObjectStore
 from services.servers import free_port

@@ -14,13 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offloader.effective_settings import PROCESS_SECTIONS, SettingsFile
 from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
-from offloader.service.kept import KeptAnswers
-from offloader.service.pages import StreamOrder, page_of
-from offloader.service.process_lock import ProcessLock
-from offloader.service.recent import RecentErrors
-from offloader.service.reloading import ASKED_EACH_TIME, is_live, reloaded
+from offloader.service.host import ProcessLock
+from offloader.service.process import ASKED_EACH_TIME, is_live, reloaded
+from offloader.service.queries import KeptAnswers, RecentErrors, StreamOrder, page_of
+from offloader.settings.layered import PROCESS_SECTIONS, SettingsFile
 from offloader.testing.manual_clock import ManualClock
 
 # --- pages ----------------------------------------------------------------------------------------------------------
@@ -121,7 +119,7 @@ def test_an_error_that_is_logged_says_what_to_do_and_shows_no_traceback(recent: 
 
 HOLDER = """
 import sys, pathlib
-from offloader.service.process_lock import ProcessLock
+from offloader.service.host import ProcessLock
 lock = ProcessLock(pathlib.Path(sys.argv[1]))
 print(lock.take(), flush=True)
 sys.stdin.readline()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from offloader.errors import StoreUnavailable
-from offloader.service.view import ONE_AGE_S_MAX, ROW_AGE_S_MAX, ServiceView
+from offloader.monitor import idle_document
+from offloader.service.queries import ONE_AGE_S_MAX, ROW_AGE_S_MAX, ServiceView
 from offloader.settings import StoreSettings
-from offloader.status_document import idle_document
 from offloader.store.open import open_store
 from offloader.store.retrying import RetryingStore
 from offloader.testing.faulty_store import Fault, FaultyStore

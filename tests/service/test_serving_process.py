@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from formats.entries import Position
-from offloader.clock import SystemClock
 from offloader.errors import Closed, Corrupt, Fenced, InvalidCall, LimitReached, NotFound, StoreUnavailable
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
-from offloader.service.served_stream import RESTART_S_MIN, ServedStream
+from offloader.runtime.clock import SystemClock
+from offloader.service.streams import RESTART_S_MIN, ServedStream
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock

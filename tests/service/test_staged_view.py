@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from offloader.clock import SystemClock
-from offloader.retention.stream_retention import open_retention
-from offloader.service.view import ServiceView
+from offloader.retention.subscribers import open_retention
+from offloader.runtime.clock import SystemClock
+from offloader.service.queries import ServiceView
 from tests.support.http_process import ORDERS, http_process
 from tests.support.staged_view import StagedView, lively, stream_row
 

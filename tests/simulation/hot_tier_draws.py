@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from formats.entries import Position
-from offloader.clock import SystemClock
 from offloader.errors import Fenced, NotFound, OffloaderError
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.manifest.state import ManifestState
 from offloader.read.reader import open_reader
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from offloader import managed_ledger
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.manifest import checked_source, source_check
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest import checked_source
+from offloader.manifest import source_identity as source_check
 from offloader.manifest.log import ManifestLog
-from offloader.write.ownership import opening
+from offloader.write import epoch as opening
 from tests.simulation.hot_tier_draws import CLASSES, class_of, play
 
 pytestmark = pytest.mark.slow

@@ -11,14 +11,14 @@ import pytest
 from formats.entries import Position
 from formats.keys import data_key
 from formats.manifest import Gap
-from offloader.clock import SystemClock
 from offloader.manifest.log import ManifestLog
-from offloader.testing.quiet_log import quiet_log
-from offloader.testing.simulated_world import STREAM
-from offloader.testing.simulation import InvariantBroken, Simulation, simulate
-from offloader.testing.simulation_checks import loaded
-from offloader.testing.soak import broken_seeds, main
+from offloader.runtime.clock import SystemClock
+from tests.simulation.quiet_log import quiet_log
 from tests.simulation.seeds import seeds_of_part
+from tests.simulation.simulated_world import STREAM
+from tests.simulation.simulation import InvariantBroken, Simulation, simulate
+from tests.simulation.simulation_checks import loaded
+from tests.simulation.soak import broken_seeds, main
 
 pytestmark = pytest.mark.slow
 

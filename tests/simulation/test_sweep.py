@@ -14,12 +14,12 @@ from random import Random
 
 import pytest
 
-from offloader.clock import Clock
 from offloader.errors import OutcomeUnknown, StoreUnavailable, Throttled
+from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.testing.simulated_world import World
+from tests.simulation.simulated_world import World
 
 pytestmark = pytest.mark.slow
 

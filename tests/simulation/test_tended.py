@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from formats.entries import Position
-from offloader.testing.quiet_log import quiet_log
-from offloader.testing.simulated_world import InvariantBroken
-from offloader.testing.soak import broken_seeds, main
-from offloader.testing.tended_simulation import TendedSimulation, simulate_tended
+from tests.simulation.maintained_simulation import TendedSimulation, simulate_tended
+from tests.simulation.quiet_log import quiet_log
 from tests.simulation.seeds import BROKEN_ONCE, seeds_of_part
+from tests.simulation.simulated_world import InvariantBroken
+from tests.simulation.soak import broken_seeds, main
 
 pytestmark = pytest.mark.slow
 

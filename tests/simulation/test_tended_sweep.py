@@ -15,22 +15,21 @@ from random import Random
 import pytest
 
 from formats.entries import Position
-from offloader.cleanup.cycle import cleanup_stream
-from offloader.cleanup.reconciler import Reconciliation
-from offloader.cleanup.removal import remove_stream
-from offloader.cleanup.whole_store import StoreReconciliation
 from offloader.errors import NotFound, OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
+from offloader.gc.delete_stream import remove_stream
+from offloader.gc.reconcile import Reconciliation, StoreReconciliation
+from offloader.gc.sweep import cleanup_stream
+from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.objects import listed
 from offloader.retention.cycle import RetentionCycle
-from offloader.retention.stream_retention import StreamRetention, open_retention
+from offloader.retention.subscribers import StreamRetention, open_retention
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.testing.quiet_log import quiet_log
-from offloader.testing.simulated_world import STREAM
-from offloader.testing.tended_checks import what_is_left
-from offloader.testing.tended_world import FOREIGN, TendedWorld
+from tests.simulation.maintained_checks import what_is_left
+from tests.simulation.maintained_world import FOREIGN, TendedWorld
+from tests.simulation.quiet_log import quiet_log
+from tests.simulation.simulated_world import STREAM
 
 pytestmark = pytest.mark.slow
 

@@ -9,11 +9,11 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Truncate
 from offloader.manifest.log import ManifestLog
-from offloader.testing.quiet_log import quiet_log
-from offloader.testing.simulated_world import InvariantBroken
-from offloader.testing.soak import broken_seeds, main
-from offloader.testing.topic_simulation import TopicSimulation, simulate_topic
+from tests.simulation.quiet_log import quiet_log
 from tests.simulation.seeds import BROKEN_ONCE, seeds_of_part
+from tests.simulation.simulated_world import InvariantBroken
+from tests.simulation.soak import broken_seeds, main
+from tests.simulation.topic_simulation import TopicSimulation, simulate_topic
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from formats.entries import EntryBatch, Position
 from formats.manifest import Edit, decode_record
-from offloader.effective_settings import SettingsFile
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Ledgers, Listener, Subscription
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.settings import LedgerSettings
+from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 
 SEGMENT_BYTES = 16_384

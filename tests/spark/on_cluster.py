@@ -20,7 +20,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 import offloader
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.spark.jobs import backfill, export, verify
 from offloader.spark.options import CONTENTS
 from offloader.spark.source import PlainOffloaderDataSource

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import TIME_UNKNOWN_MS
-from offloader.spark.filters import Predicate, block_mask, matches_value, microseconds
-from offloader.spark.options import SourceOptions
+from offloader.spark.options import Predicate, SourceOptions, block_mask, matches_value, microseconds
 from offloader.spark.planning import plan_slices
 from offloader.spark.schema import Needs
 from tests.spark.reading import load

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from formats.manifest import Assign, Failed, SetMethod
-from offloader.clock import SystemClock
-from offloader.effective_settings import SettingsFile
 from offloader.errors import (
     Corrupt,
     ErrorKind,
@@ -27,6 +25,8 @@ from offloader.errors import (
     OffloaderError,
 )
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
+from offloader.runtime.clock import SystemClock
+from offloader.settings.layered import SettingsFile
 from offloader.spark.jobs import Backfilled, backfill
 from offloader.store import open_store
 from offloader.store.base import ObjectStore

@@ -19,8 +19,7 @@ from formats.manifest import Retire, Truncate
 from formats.segment import SegmentMap
 from offloader.errors import Corrupt, InvalidCall, OffloaderError, OutcomeUnknown, Trimmed, Unsupported
 from offloader.spark.jobs import export
-from offloader.spark.jobs.export import PlannedRange, planned_ranges
-from offloader.spark.jobs.export_log import ExportedRange, ExportLog
+from offloader.spark.jobs.export import ExportedRange, ExportLog, PlannedRange, planned_ranges
 from offloader.store import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.formats.pulsar_entries import Sent, batch_entry, entry_of, metadata_of
@@ -166,7 +165,7 @@ def test_a_process_that_is_killed_at_any_range_is_gone_on_with(
 import os, signal, sys
 from offloader.spark import local_session
 from offloader.spark.jobs import export
-from offloader.spark.jobs.export_log import ExportLog
+from offloader.spark.jobs.export import ExportLog
 add = ExportLog.add
 def add_or_die(self, done):
     if done.number == 3:

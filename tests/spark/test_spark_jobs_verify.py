@@ -10,11 +10,11 @@ from uuid import UUID
 import pytest
 
 from offloader.errors import AccessDenied, InvalidCall, NotFound, OffloaderError, StoreUnavailable
-from offloader.read.verify import Finding, Problem, SegmentCheck
-from offloader.spark.failures import translated
+from offloader.inspect.verify import Finding, Problem, SegmentCheck
 from offloader.spark.jobs import verify
 from offloader.spark.jobs.verify import FINDINGS_PER_SEGMENT_MAX, SegmentTask, bounded, packed
 from offloader.spark.options import SourceOptions
+from offloader.spark.session import translated
 from offloader.store import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of, random_batch

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
-from formats.pulsar.columns import COLUMNS
-from formats.pulsar.messages import messages
+from formats.pulsar.messages import COLUMNS, messages
 from offloader.store import open_store
 from tests.formats.pulsar_entries import Sent, batch_entry, entry_of, metadata_of, recorded, single_entry
 from tests.spark.reading import load

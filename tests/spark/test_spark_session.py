@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloader.errors import Unsupported
-from offloader.own_process import THREAD_SWITCH_S
-from offloader.spark.python_worker import work_begins
-from offloader.spark.session import find_java, require_java
+from offloader.runtime.process_tuning import THREAD_SWITCH_S
+from offloader.spark.session import find_java, require_java, work_begins
 from tests.spark.reading import load
 
 if TYPE_CHECKING:

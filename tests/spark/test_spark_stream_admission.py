@@ -14,17 +14,18 @@ from formats.manifest import Gap, LedgersDeleted, Retire, Truncate
 from formats.segment import Layout, SegmentMap
 from offloader.errors import InvalidCall
 from offloader.manifest.state import SegmentRecord
-from offloader.read.plan import whole_range
-from offloader.spark.admission import Limits, batch_ends
-from offloader.spark.offsets import (
+from offloader.read.fetch import whole_range
+from offloader.spark.planning import StreamRange
+from offloader.spark.stream import (
+    Limits,
     StreamOffset,
+    batch_ends,
     begin_of_batch,
     decode_offsets,
     encode_offsets,
     first_unread,
     is_lost,
 )
-from offloader.spark.planning import StreamRange
 from offloader.store import open_store
 from tests.support.streams import StreamWriter, batch_of, random_batch
 

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import LongType, StringType, StructType
 
+from formats.documents import Subscribers, document_key
 from formats.entries import Position
-from formats.retention_state import Subscribers, document_key
 from offloader.errors import InvalidCall, OutcomeUnknown
-from offloader.retention.stream_retention import open_retention
+from offloader.retention.subscribers import open_retention
 from offloader.spark.options import SourceOptions
 from offloader.spark.stream import StreamingReader
 from offloader.spark.subscription import RETRY_S, Subscription

@@ -8,8 +8,8 @@ import pytest
 
 from offloader.errors import BucketMissing, Corrupt, InvalidCall, NotFound, Unsupported
 from offloader.store.base import CREATE, ObjectStore, StoreOptions
-from offloader.store.catalogued import ObjectsPlace, create_catalogue
 from offloader.store.open import open_store
+from offloader.store.overlay import ObjectsPlace, create_catalogue
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from formats.checksum import crc32c
 from offloader.errors import Corrupt, InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.settings import StoreSettings
 from offloader.store.base import OVERWRITE, DeleteFailure, ObjectStore, StoreOptions
-from offloader.store.cloud import UPLOADS_PREFIX, CloudStore
+from offloader.store.clouds.base import UPLOADS_PREFIX, CloudStore
 from offloader.store.open import open_raw, open_store
 from offloader.store.probe import probe_conditional_puts
 from offloader.testing.store_suite import StoreSuite, all_keys

@@ -11,17 +11,17 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from formats.buffers import Pieces
 from formats.checksum import crc32c
+from formats.entries import Pieces
 from formats.segment import Part
 from offloader.errors import OffloaderError, OutcomeUnknown
 from offloader.settings import StoreSettings
 from offloader.store.base import ObjectStore, PartInfo
 from offloader.store.open import open_store
-from offloader.testing.servers import Answer, ScriptedServer
-from offloader.write.segment.upload import SegmentUpload
+from offloader.write.upload import SegmentUpload
 from tests.conftest import S3Place
 from tests.support.holding_proxy import HoldingProxy
+from tests.support.misbehaving_servers import Answer, ScriptedServer
 
 ONCE = StoreSettings(retries_max=0)
 FEW = StoreSettings(retries_max=2, retry_delay_first_s=0.001)

@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from offloader.clock import SystemClock
 from offloader.errors import NotFound, OutcomeUnknown, StoreUnavailable
+from offloader.runtime.clock import SystemClock
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock

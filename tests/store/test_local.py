@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.checksum import crc32c
-from offloader.clock import SystemClock
 from offloader.errors import (
     AccessDenied,
     BucketMissing,
@@ -30,10 +29,10 @@ from offloader.errors import (
     StoreUnavailable,
     Unsupported,
 )
+from offloader.runtime.clock import SystemClock
 from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, IfMatch, ObjectStore
-from offloader.store.local import LocalStore
-from offloader.store.local_listing import list_files
+from offloader.store.local import LocalStore, list_files
 from offloader.store.open import open_store
 from offloader.testing.store_suite import all_keys
 from tests.support.waiting import PATIENCE_S

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from offloader.clock import SystemClock
 from offloader.errors import OffloaderError, OutcomeUnknown, PreconditionFailed
-from offloader.ledgers.database import Database
+from offloader.ledgers.sqlite.database import Database
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 from offloader.store.open import open_store
 from tests.support.power_cut import PowerCut

@@ -30,9 +30,8 @@ from offloader.settings import StoreSettings
 from offloader.store.attempts import requests_of
 from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo
 from offloader.store.open import open_store
-from offloader.store.s3_answers import composite_crc32c, composite_etag
-from offloader.store.s3_errors import meaning_of
-from offloader.testing.servers import Answer, LosingProxy, ScriptedServer, silent_server, slow_server
+from offloader.store.s3_client import composite_crc32c, composite_etag, meaning_of
+from tests.support.misbehaving_servers import Answer, LosingProxy, ScriptedServer, silent_server, slow_server
 
 KEYS: dict[str, Any] = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}
 ONCE = StoreSettings(retries_max=0)

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from formats.entries import EntryBatch, Position
-from offloader.clock import SystemClock
-from offloader.service.assembly import FeedParts, assemble
-from offloader.service.flight.columns import ENTRY_SCHEMA
-from offloader.service.flight.feed import FlightFeed
-from offloader.service.recent import RecentErrors
+from offloader.runtime.clock import SystemClock
+from offloader.service.bootstrap import FeedParts, assemble
+from offloader.service.flight.handlers import ENTRY_SCHEMA
+from offloader.service.providers.flight import FlightFeed
+from offloader.service.queries import RecentErrors
 from offloader.store.base import ObjectStore
 from tests.ledgers.pushing_broker import Broker
 from tests.support.served import settings_file

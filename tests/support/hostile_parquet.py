@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from formats.checkpoint_columns import NUMBER_COLUMNS
+from formats.checkpoint_parquet import NUMBER_COLUMNS
 
 __all__ = ["hostile_ledgers", "hostile_lists", "hostile_segments", "lying_footer"]
 

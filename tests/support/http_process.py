@@ -18,23 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from formats.entries import Position
-from offloader.clock import SystemClock
-from offloader.effective_settings import SettingsFile
 from offloader.errors import NotFound
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.metrics import Metrics
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.runtime.clock import SystemClock
 from offloader.service.auth import open_credentials
-from offloader.service.control import ServiceControl
-from offloader.service.feeds import Problem
+from offloader.service.commands import ServiceControl
 from offloader.service.http.server import OffloadHttp
-from offloader.service.recent import RecentErrors
-from offloader.service.view import ServiceView
+from offloader.service.providers.base import Problem
+from offloader.service.queries import RecentErrors, ServiceView
 from offloader.settings import Settings
+from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.telemetry.prometheus import Metrics
+from offloader.write.backfill_service import HistoryRuns
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.runs import HistoryRuns
-from offloader.write.stream.streaming import StreamOffload
 from tests.support.waiting import PATIENCE_S
 
 __all__ = ["Answer", "HttpProcess", "ask", "exchange", "http_process", "http_stage", "quoted"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from offloader.metrics import Metrics
-from offloader.telemetry import namespace_of
+from offloader.telemetry.prometheus import Metrics
+from offloader.telemetry.recorder import namespace_of
 
 __all__ = ["exposed", "of_namespace"]
 

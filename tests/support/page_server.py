@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from offloader.clock import SystemClock
+from offloader.runtime.clock import SystemClock
 from offloader.service.auth import open_credentials
 from offloader.service.http.server import OffloadHttp
 from offloader.settings import Settings

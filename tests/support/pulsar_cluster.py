@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from formats.entries import Position
-from offloader.clock import SystemClock
 from offloader.errors import NotFound
-from offloader.service.assembly import Assembled
-from offloader.service.pulsar_feed import PulsarFeed
+from offloader.runtime.clock import SystemClock
+from offloader.service.bootstrap import Assembled
+from offloader.service.providers.pulsar import PulsarFeed
 from offloader.settings import PulsarSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.testing.pulsar_admin import FakeAdmin
-from offloader.testing.pulsar_broker import FakeBroker
-from offloader.testing.pulsar_topics import FakeTopic
 from tests.formats.pulsar_entries import Sent, single_entry
+from tests.support.pulsar_admin import FakeAdmin
+from tests.support.pulsar_broker import FakeBroker
+from tests.support.pulsar_topics import FakeTopic
 from tests.support.readback import stored_entries
 from tests.support.served import serving, settings_file
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from offloader.clock import Clock, SystemClock
-from offloader.effective_settings import SettingsFile
-from offloader.service.assembly import Assembled, assemble
-from offloader.service.feeds import Feed, Problem, Streams
-from offloader.service.recent import RecentErrors
+from offloader.runtime.clock import Clock, SystemClock
+from offloader.service.bootstrap import Assembled, assemble
+from offloader.service.providers.base import Feed, Problem, Streams
+from offloader.service.queries import RecentErrors
+from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 from tests.support.waiting import PATIENCE_S
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from offloader.errors import NotFound, StoreUnavailable
-from offloader.picture import StreamShape
-from offloader.service.pages import Page, StreamOrder, page_of
-from offloader.service.stream_picture import shape_document
-from offloader.status_document import idle_document
+from offloader.monitor import idle_document
+from offloader.plot import StreamShape
+from offloader.service.queries import Page, StreamOrder, page_of, shape_document
 
 NOW_MS = 1_795_000_000_000
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"

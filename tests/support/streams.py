@@ -11,8 +11,8 @@ from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.keys import data_key, index_key, new_segment_uuid, object_metadata
 from formats.manifest import Assign, Edit, LedgerClosed, Offloaded
 from formats.segment import Codec, FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder
-from offloader.clock import Clock, SystemClock
 from offloader.manifest.log import ManifestLog
+from offloader.runtime.clock import Clock, SystemClock
 from offloader.store.base import ObjectStore
 
 BASE_MS = 1_700_000_000_000

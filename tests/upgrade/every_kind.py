@@ -25,14 +25,21 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from formats.deletion_record import decode_deletion, deletion_key, encode_deletion
-from formats.manifest_edits import LedgerClosed
-from formats.truncation_intent import PartitionHead, TruncationIntent, encode_intent, intent_key
+from formats.documents import (
+    PartitionHead,
+    TruncationIntent,
+    decode_deletion,
+    deletion_key,
+    encode_deletion,
+    encode_intent,
+    intent_key,
+)
+from formats.manifest import LedgerClosed
 from offloader import Position, open_managed_ledger, open_reader, open_reader_groups, open_store
-from offloader.clock import SystemClock
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.retention.cuts import Cut
 from offloader.retention.reader_groups import GroupConfig, RetentionType
+from offloader.runtime.clock import SystemClock
 from tests.upgrade.place import Place, entries, settings
 
 if TYPE_CHECKING:

@@ -18,14 +18,13 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import record_number
-from formats.manifest import decode_record
-from formats.manifest_edits import EDIT_KINDS
+from formats.manifest import EDIT_KINDS, decode_record
 from formats.segment import Layout
 from offloader import Settings, open_managed_ledger, open_reader, open_reader_groups, open_store
 from offloader.cli.main import main
 from offloader.managed_ledger import ManagedLedger
 from offloader.manifest.log import load_manifest
-from offloader.manifest.segment_record import SegmentStatus
+from offloader.manifest.segment_table import SegmentStatus
 from offloader.retention.cuts import Cut
 from offloader.store.base import IfMatch
 from tests.support.presence import there

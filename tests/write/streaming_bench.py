@@ -10,15 +10,15 @@ from random import Random
 from formats.entries import Position
 from formats.keys import record_number
 from formats.manifest import Edit, decode_record
-from offloader.clock import Clock, SystemClock
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import load_manifest
+from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import FaultyStore
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream.streaming import StreamOffload
 from tests.support.waiting import PATIENCE_S
 
 STREAM = "public/default/persistent/orders"

@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 
 from formats.entries import EntryBatch
 from offloader.settings import OffloadSettings, Settings
-from offloader.write.segment.assignment import (
-    PARTS_MAX,
-    entries_that_fit,
-    part_bytes_for,
-    segment_bytes_max,
-    segment_is_full,
-)
+from offloader.write.quota import PARTS_MAX, entries_that_fit, part_bytes_for, segment_bytes_max, segment_is_full
 
 MIB = 1024 * 1024
 

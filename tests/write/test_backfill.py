@@ -18,19 +18,18 @@ from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.keys import parse_object_key
 from formats.manifest import Assign, Edit, Failed, Offloaded, decode_record
 from formats.segment import SegmentSummary
-from offloader.clock import SystemClock
 from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.limits import Limiter, Priority, Traffic, current_priority
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Settings
-from offloader.store.around import AroundStore, Request
 from offloader.store.attempts import AttemptStore
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.rate_limit import Limiter, Priority, Traffic, Turn, current_priority
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.turns import Turn
 from offloader.write.offloader import LedgerOffloader
 from tests.support.presence import there
 from tests.support.readback import stored_entries, unaccounted_keys

@@ -16,13 +16,13 @@ from formats.entries import EntryBatch, Position
 from formats.keys import data_key
 from formats.manifest import Assign, Failed, Offloaded, decode_record
 from offloader.errors import ErrorKind, Fenced, OutcomeUnknown, StoreUnavailable
-from offloader.ledgers.embedded import EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.monitor import Watchdog
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
-from offloader.watchdog import Watchdog
-from offloader.write.stream.status import Mode
-from offloader.write.stream.streaming import StreamOffload
+from offloader.write.machine import StreamOffload
+from offloader.write.status import Mode
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import KIB, STREAM, Bench, settings

@@ -12,13 +12,13 @@ from formats.entries import EntryBatch, Position
 from formats.manifest import Failed, Gap
 from offloader.errors import Corrupt, StoreUnavailable
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
-from offloader.ledgers.embedded import EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.testing.simulated_world import World
-from offloader.write.hot.gaps import proven_gap
+from offloader.write.gaps import proven_gap
 from offloader.write.offloader import LedgerOffloader
+from tests.simulation.simulated_world import World
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

@@ -18,7 +18,6 @@ from formats.entries import Entry, EntryBatch, Position
 from formats.keys import data_key, index_key
 from formats.segment import LedgerFacts
 from formats.segment_map import SegmentMap
-from offloader.clock import SystemClock
 from offloader.errors import (
     AccessDenied,
     Closed,
@@ -28,16 +27,16 @@ from offloader.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
+from offloader.runtime.clock import SystemClock
+from offloader.runtime.workers import Workers
 from offloader.settings import Settings
-from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.workers import Workers
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.segment.buffer import StreamBuffer
-from offloader.write.segment.handle import OffloadHandle
-from offloader.write.segment.intake import PIECES_MAX
+from offloader.write.quota import StreamBuffer
+from offloader.write.segment import PIECES_MAX, OffloadHandle
 from tests.support.waiting import PATIENCE_S, eventually
 
 Answer = TypeVar("Answer")

@@ -14,7 +14,7 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.write.hot.release import releasable_ledgers
+from offloader.write.hot_release import releasable_ledgers
 from offloader.write.offloader import LedgerOffloader
 
 STREAM = "public/default/persistent/orders"

@@ -14,8 +14,8 @@ from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.state import ManifestState
 from offloader.settings import OffloadSettings
-from offloader.write.history.backfill import start_of_history
-from offloader.write.hot.holes import BEFORE_HEAD, find_holes
+from offloader.write.backfill_plan import start_of_history
+from offloader.write.gaps import BEFORE_HEAD, find_holes
 from tests.support.manifests import DRIVER, summary_of, uuid_of
 
 

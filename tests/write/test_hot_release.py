@@ -13,14 +13,14 @@ from formats.entries import Position
 from formats.keys import data_key, index_key
 from formats.manifest import HotReleased, decode_record
 from offloader.errors import ObjectChanged, ObjectMissing, OutcomeUnknown, StoreUnavailable
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.read.reader import open_reader
 from offloader.settings import ReadSettings, Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.hot.release import HotRelease, ReleasedLedgers, release_hot_ledgers
+from offloader.write.hot_release import HotRelease, ReleasedLedgers, release_hot_ledgers
 from offloader.write.offloader import LedgerOffloader
 from tests.support.waiting import eventually
 

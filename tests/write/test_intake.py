@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
 from formats.segment import LedgerFacts
-from offloader.write.segment import intake as intake_module
-from offloader.write.segment.buffer import StreamBuffer
-from offloader.write.segment.intake import Intake, joined
+from offloader.write import segment as intake_module
+from offloader.write.quota import StreamBuffer
+from offloader.write.segment import Intake, joined
 
 #: Each step: entries one by one (so many), a batch (of so many), the end of the ledger, or a turn of the encoder.
 STEPS = st.lists(

@@ -14,17 +14,17 @@ import pytest
 from formats.entries import EntryBatch, Position
 from formats.keys import parse_object_key
 from formats.manifest import Failed, Gap, decode_record
-from offloader.clock import SystemClock
 from offloader.errors import Corrupt, Fenced, InvalidCall, StoreUnavailable, Unsupported
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.history.ledger_method import due_ledgers
+from offloader.write.ledger_method import due_ledgers
+from offloader.write.ledger_objects import SourceLedger
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.segment.by_ledger import SourceLedger
 from tests.support.presence import there
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import PATIENCE_S

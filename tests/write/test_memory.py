@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from formats.entries import Position
-from offloader.clock import SystemClock
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.testing.simulated_workers import SimulatedWorkers
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.segment.buffer import StreamBuffer
-from offloader.write.segment.memory import MemoryBudget
+from offloader.write.quota import MemoryBudget, StreamBuffer
+from tests.simulation.simulated_workers import SimulatedWorkers
 from tests.support.readback import stored_entries
 
 KIB = 1024

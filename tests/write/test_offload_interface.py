@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from formats.metadata.messages import OffloadContext
-from offloader.clock import SystemClock
 from offloader.errors import InvalidCall, NotFound, ObjectMissing, StoreUnavailable
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.manifest.context import offload_context
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
+from offloader.manifest.state import offload_context
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore

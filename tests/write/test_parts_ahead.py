@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from offloader.clock import SystemClock
 from offloader.errors import OffloaderError, StoreUnavailable
-from offloader.limits import Priority, current_priority
 from offloader.manifest.log import load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
-from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.rate_limit import Priority, current_priority
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.write.history.memory import HISTORY_SHARE, parts_at_once, segment_memory_bytes
+from offloader.write.backfill import HISTORY_SHARE, parts_at_once, segment_memory_bytes
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S, eventually

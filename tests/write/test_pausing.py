@@ -11,18 +11,17 @@ from random import Random
 import pytest
 
 from formats.manifest import Assign, Edit, Offloaded, Pause, Resume, decode_record
-from offloader.clock import SystemClock
 from offloader.errors import NotFound
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import StreamPaused
+from offloader.monitor import Watchdog, manifest_document, stream_document, with_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
-from offloader.status_document import manifest_document, stream_document, with_manifest
 from offloader.store.memory import MemoryStore
-from offloader.testing.simulated_world import STREAM, World
-from offloader.watchdog import Watchdog
-from offloader.write.stream.pausing import LOOK_MAX_S
-from offloader.write.stream.status import Mode, StreamStatus
+from offloader.write.machine import LOOK_MAX_S
+from offloader.write.status import Mode, StreamStatus
+from tests.simulation.simulated_world import STREAM, World
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S, eventually
 

@@ -15,17 +15,17 @@ import pytest
 
 from formats.entries import Position
 from formats.pulsar.commands import CommandType, position_of
-from offloader.clock import SystemClock
 from offloader.errors import OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.manifest.log import load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.hot.holes import NOT_DELIVERED
+from offloader.write.gaps import NOT_DELIVERED
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream.status import Mode
-from offloader.write.stream.streaming import StreamOffload
+from offloader.write.status import Mode
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.ledgers.pulsar_bench import NAME, PulsarBench
 from tests.support.readback import stored_entries

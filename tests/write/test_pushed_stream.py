@@ -13,18 +13,16 @@ import pytest
 from formats.entries import Position
 from formats.keys import new_segment_uuid
 from formats.manifest import Assign, LedgerClosed
-from offloader.clock import SystemClock
 from offloader.errors import Closed, OffloaderError, OutcomeUnknown, StoreUnavailable
-from offloader.ledgers.push_order import NotNext
-from offloader.ledgers.push_window import PushMemory
-from offloader.ledgers.pushed import Offered, PushedLedgers, PushNews
+from offloader.ledgers.pushed import NotNext, Offered, PushedLedgers, PushMemory, PushNews
 from offloader.manifest.log import ManifestLog
-from offloader.read.streams import load_stream
+from offloader.read.reader import load_stream
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream.status import Mode, StreamStatus
+from offloader.write.status import Mode, StreamStatus
 from tests.ledgers.pushing_broker import Broker
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S, eventually

@@ -15,16 +15,16 @@ import pytest
 
 from formats.keys import parse_object_key, record_number
 from formats.manifest import Offloaded, decode_record
-from offloader.clock import SystemClock
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
-from offloader.store.around import AroundStore, Request
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.testing.simulated_workers import SimulatedWorkers
 from offloader.write.offloader import LedgerOffloader
+from tests.simulation.simulated_workers import SimulatedWorkers
 from tests.support.waiting import PATIENCE_S, eventually
 
 KIB = 1024

@@ -20,24 +20,22 @@ from formats.keys import data_key, index_key, parse_object_key, record_key
 from formats.manifest import Adopt, Edit, Gap, Hold, LedgerClosed, LedgersDeleted, Resume, Retire, SetMethod, Truncate
 from formats.segment import Codec, Layout
 from formats.segment_map import SegmentMap
-from offloader.clock import SystemClock
 from offloader.errors import Fenced, InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.context import offload_context
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import rebuild_manifest
-from offloader.manifest.state import EditRefused, ManifestState
-from offloader.read.handle import read_offloaded
+from offloader.manifest.state import EditRefused, ManifestState, offload_context
+from offloader.read.ledger_handle import read_offloaded
 from offloader.read.reader import open_reader
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.history.rewrite import RewriteResult
-from offloader.write.history.rollback import next_group, streamed_ledgers
+from offloader.write.ledger_objects import EntryDigest
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.segment.cold_ledger import EntryDigest
+from offloader.write.rollback import RewriteResult, next_group, streamed_ledgers
 from tests.support.manifests import summary_of
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of

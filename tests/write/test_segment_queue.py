@@ -10,13 +10,13 @@ from uuid import uuid4
 import pytest
 
 from formats.entries import EntryBatch, Position
-from offloader.clock import SystemClock
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.segment.buffer import StreamBuffer
-from offloader.write.segment.handle import OffloadHandle
-from offloader.write.segment.queue import SegmentQueue
+from offloader.write.quota import StreamBuffer
+from offloader.write.segment import OffloadHandle
+from offloader.write.segment_queue import SegmentQueue
 
 SETTINGS = Settings()
 

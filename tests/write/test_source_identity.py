@@ -19,19 +19,19 @@ import pytest
 from formats.entries import EntryBatch, Position
 from offloader import errors
 from offloader.cli.main import main
-from offloader.clock import SystemClock
 from offloader.errors import ErrorKind, Fenced, OffloaderError
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
-from offloader.ledgers.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.read.reader import open_reader
-from offloader.retention.truncation import truncate_stream
+from offloader.retention.truncate import truncate_stream
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
-from offloader.write.hot.release import release_hot_ledgers
+from offloader.write.hot_release import release_hot_ledgers
 from offloader.write.offloader import LedgerOffloader
 
 STREAM = "public/default/persistent/orders"

@@ -14,8 +14,15 @@ from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.state import ManifestState
-from offloader.write.hot.coverage import acknowledged_end, partly_offloaded, uncovered, uncovered_ranges
-from offloader.write.hot.split import HistoryBytes, HistoryRange, position_leaving
+from offloader.write.hot_tier import (
+    HistoryBytes,
+    HistoryRange,
+    acknowledged_end,
+    partly_offloaded,
+    position_leaving,
+    uncovered,
+    uncovered_ranges,
+)
 
 EMPTY = ManifestState(stream="a/b", incarnation=UUID(int=7))
 

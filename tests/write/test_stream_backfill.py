@@ -14,12 +14,12 @@ from formats.keys import index_key
 from formats.manifest import Assign, Edit, Failed, Gap, Offloaded
 from offloader.errors import Corrupt, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.store.around import AroundStore, Request
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.faulty_store import Fault
+from offloader.write.catch_up import BEHIND_SEGMENTS_MIN
+from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream.status import Mode, StreamStatus
-from offloader.write.stream.stream_backfill import BEHIND_SEGMENTS_MIN
-from offloader.write.stream.streaming import StreamOffload
+from offloader.write.status import Mode, StreamStatus
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

@@ -1,6 +1,6 @@
 """One stream under every interleaving: whatever happens, what is readable is the appended prefix, once and in order.
 
-The world is ``offloader.testing.simulated_world``: no threads, no machine clock. Hypothesis says what happens next, and
+The world is ``tests.simulation.simulated_world``: no threads, no machine clock. Hypothesis says what happens next, and
 makes a failure as short as it can.
 """
 
@@ -19,17 +19,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from formats.entries import Position
 from formats.keys import data_key, index_key
-from offloader.clock import Clock
 from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
 from offloader.read.reader import open_reader
+from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.testing.simulated_process import SimulatedProcess
-from offloader.testing.simulated_store import FaultPlan
-from offloader.testing.simulated_world import STREAM, World
-from offloader.testing.simulation_checks import loaded
 from tests.independent_reader import read_segment
+from tests.simulation.simulated_process import SimulatedProcess
+from tests.simulation.simulated_store import FaultPlan
+from tests.simulation.simulated_world import STREAM, World
+from tests.simulation.simulation_checks import loaded
 
 KIB = 1024
 #: Age at which a segment closes, by default.

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from offloader.clock import SystemClock
-from offloader.ledgers.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.write.offloader import LedgerOffloader

@@ -17,9 +17,9 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.testing.simulated_workers import SimulatedWorkers
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.stream.status import Mode
+from offloader.write.status import Mode
+from tests.simulation.simulated_workers import SimulatedWorkers
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.write.streaming_bench import KIB, STREAM, Bench, records_in, settings

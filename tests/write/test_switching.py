@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from formats.entries import Position
 from formats.keys import parse_object_key
-from offloader.clock import SystemClock
 from offloader.errors import Corrupt, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import list_streams, load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode
 from offloader.store.memory import MemoryStore

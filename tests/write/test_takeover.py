@@ -15,15 +15,14 @@ from formats.keys import data_key, index_key
 from formats.manifest import Assign, Failed, Offloaded
 from offloader.errors import Fenced, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.manifest.owners import require_takeable
-from offloader.manifest.state import ManifestState
-from offloader.store.around import AroundStore, Request
+from offloader.manifest.state import ManifestState, require_takeable
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.wrappers import AroundStore, Request
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.write.ownership.opening import Ownership
-from offloader.write.stream.status import Mode
+from offloader.write.epoch import Ownership
+from offloader.write.status import Mode
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
 from formats.segment import Layout
-from offloader.clock import SystemClock
 from offloader.errors import Corrupt
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
-from offloader.ledgers.listening import Listeners
+from offloader.ledgers.tail_buffer import Listeners
 from offloader.manifest.log import load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
 from offloader.store.memory import MemoryStore
-from offloader.write.hot.gaps import proven_gap
-from offloader.write.hot.holes import LOST, NOT_DELIVERED, UNCONFIRMED
+from offloader.write.gaps import LOST, NOT_DELIVERED, UNCONFIRMED, proven_gap
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 

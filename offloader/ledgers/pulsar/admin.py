@@ -16,12 +16,20 @@ from urllib.parse import quote, urljoin
 import urllib3
 
 from formats.entries import Position
-from offloader.clock import Clock, SystemClock
 from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, StoreUnavailable, Throttled
-from offloader.ledgers.pulsar.entry_fate import EntryFate, fate_of
-from offloader.ledgers.pulsar.security import Security
-from offloader.ledgers.pulsar.topic_stats import TopicInternals, TopicStats, internals_of, stats_of
-from offloader.ledgers.pulsar.topics import TopicLedgers, is_text, stream_of_topic
+from offloader.ledgers.pulsar.topics import (
+    EntryFate,
+    TopicInternals,
+    TopicLedgers,
+    TopicStats,
+    fate_of,
+    internals_of,
+    is_text,
+    stats_of,
+    stream_of_topic,
+)
+from offloader.ledgers.pulsar.transport import Security
+from offloader.runtime.clock import Clock, SystemClock
 
 __all__ = ["AdminClient"]
 

@@ -1,8 +1,4 @@
-"""A Pulsar cluster as a client sees it: which broker has a topic, and one connection to each broker.
-
-Owns lookups, the connections, and when a broker that failed may be tried again. Must never give a connection for a
-topic that the cluster didn't name for it.
-"""
+"""A Pulsar cluster's client: topic lookup, and one connection a broker."""
 
 from __future__ import annotations
 
@@ -13,12 +9,10 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from formats.pulsar.commands import CommandType
-from offloader.clock import Clock, SystemClock
 from offloader.errors import AccessDenied, Closed, LimitReached, OffloaderError, StoreUnavailable
-from offloader.ledgers.pulsar.addresses import BrokerAddress, parse_service_url
-from offloader.ledgers.pulsar.connection import Connection, ConnectionLimits, open_connection
-from offloader.ledgers.pulsar.refusals import refusal
-from offloader.ledgers.pulsar.security import Security
+from offloader.ledgers.pulsar.protocol import Connection, ConnectionLimits, open_connection, refusal
+from offloader.ledgers.pulsar.transport import BrokerAddress, Security, parse_service_url
+from offloader.runtime.clock import Clock, SystemClock
 
 __all__ = ["ClientLimits", "PulsarClient"]
 

@@ -1,28 +1,76 @@
-"""Raw entries of one topic, as its broker sends them: a durable subscription, or a reader that leaves no trace.
-
-Owns one consumer, over whatever connections it takes. Must never hand out an entry twice or out of order, nor
-acknowledge anything that it wasn't told to.
-"""
+"""Raw entries of one topic, through a durable subscription or a reader."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from formats.entries import TIME_MS_MAX, TIME_MS_MIN, TIME_UNKNOWN_MS, Position
+from formats.entries import TIME_MS_MAX, TIME_MS_MIN, TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.pulsar.commands import Command, CommandType, message_id, position_of
-from formats.pulsar.frame import decode_frame, signed64
-from offloader.clock import Clock, SystemClock
+from formats.pulsar.entry import decode_frame, signed64
 from offloader.errors import BeyondEnd, Closed, Corrupt, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.connection import Connection
-from offloader.ledgers.pulsar.flow import FlowWindow
+from offloader.ledgers.pulsar.protocol import Connection
+from offloader.runtime.clock import Clock, SystemClock
 
-__all__ = ["Consumer", "ConsumerLimits", "Delivery"]
+__all__ = ["Consumer", "ConsumerLimits", "Delivery", "FlowWindow", "batches_of"]
+
+#: Taken for the size of a message before one was seen; the estimate falls to the real size within a few entries.
+FIRST_ESTIMATE_BYTES = 64 * 1024
+#: What brokers can count.
+PERMITS_MAX = 2**31 - 1
+
+
+class FlowWindow:
+    """Permits count messages, as the protocol has it; the buffer counts bytes. Not thread-safe.
+
+    A broker sends whole batches: it may send more than it was permitted, and what is permitted next is less.
+
+    Args:
+        messages_max: sent and not taken.
+        bytes_max: about as much, by the largest of the last messages; may be changed.
+    """
+
+    def __init__(self, messages_max: int, bytes_max: int) -> None:
+        self._messages_max = messages_max
+        self.bytes_max = bytes_max
+        self._message_bytes = float(FIRST_ESTIMATE_BYTES)
+        self._permitted = 0
+        self.messages = 0
+        self.bytes = 0
+
+    def arrived(self, messages: int, size_bytes: int, *, kept: bool) -> None:
+        """An entry arrived, and is in the buffer if it is ``kept``."""
+        self._permitted -= messages
+        self._message_bytes = max(size_bytes / messages, self._message_bytes * 15 / 16, 1.0)
+        if kept:
+            self.messages += messages
+            self.bytes += size_bytes
+
+    def emptied(self) -> None:
+        """All that was kept is taken."""
+        self.messages = self.bytes = 0
+
+    def restarted(self) -> None:
+        """A broker that knows of no permits begins."""
+        self._permitted = 0
+
+    def grant(self) -> int:
+        """How many messages to permit now, 0: not worth a command. They count as permitted from here on."""
+        by_bytes = int((self.bytes_max - self.bytes) / self._message_bytes)
+        room = min(self._messages_max - self.messages, by_bytes)
+        if not self.messages:
+            room = max(room, 1)  # one message must fit, however large
+        more = min(room - self._permitted, PERMITS_MAX)
+        if more <= 0 or more < room // 2:
+            return 0
+        self._permitted += more
+        return more
+
 
 _EXCLUSIVE, _FAILOVER = 0, 2
 _EARLIEST = 1
@@ -378,3 +426,35 @@ def _known_time_ms(publish_time: int) -> int:
     stored by the broker already and can't be refused, and its own bytes keep what the producer sent."""
     time_ms = signed64(publish_time)
     return time_ms if TIME_MS_MIN <= time_ms <= TIME_MS_MAX else TIME_UNKNOWN_MS
+
+
+#: Payload bytes at which a batch ends: what a listener refuses is refused by the batch.
+BATCH_BYTES = 1024 * 1024
+#: Entries of one batch, so that many small ones stay bounded too.
+BATCH_ENTRIES_MAX = 8192
+
+
+def batches_of(deliveries: Sequence[Delivery]) -> Iterator[EntryBatch]:
+    """Consecutive entries of one ledger each, in order.
+
+    Args:
+        deliveries: ascending.
+    """
+    start, size_bytes, count = 0, 0, len(deliveries)
+    for index in range(count):
+        (ledger_id, entry_id), entry, _, _ = deliveries[index]
+        size_bytes += len(entry)
+        following = deliveries[index + 1].position if index + 1 < count else None
+        if (
+            following != (ledger_id, entry_id + 1)
+            or size_bytes >= BATCH_BYTES
+            or index + 1 - start >= BATCH_ENTRIES_MAX
+        ):
+            run = deliveries[start : index + 1]
+            yield EntryBatch.build(
+                ledger_id,
+                run[0].position.entry_id,
+                [each.entry for each in run],
+                [each.publish_time_ms for each in run],
+            )
+            start, size_bytes = index + 1, 0

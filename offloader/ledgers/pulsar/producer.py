@@ -16,11 +16,10 @@ from typing import NamedTuple
 
 from formats.entries import Position
 from formats.pulsar.commands import Command, CommandType, position_of
-from offloader.clock import Clock, SystemClock
 from offloader.errors import Closed, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.connection import Connection
-from offloader.ledgers.pulsar.refusals import refusal
+from offloader.ledgers.pulsar.protocol import Connection, refusal
+from offloader.runtime.clock import Clock, SystemClock
 
 __all__ = ["Producer", "ProducerLimits", "Receipt"]
 

@@ -1,20 +1,38 @@
-"""Which ledgers a Pulsar topic has, as its internal statistics say; pure.
-
-Owns reading those documents and the names of topics, managed ledgers and streams. Must never ask a broker: that is
-``offloader.ledgers.pulsar.admin``.
-"""
+"""A topic's ledgers, cursors, subscriptions and policies as its broker's statistics report them; pure."""
 
 from __future__ import annotations
 
+import enum
 import itertools
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote_plus
 
-from offloader.errors import InvalidCall
+from formats.entries import Position
+from offloader.errors import Corrupt, InvalidCall
+from offloader.ledgers.base import KnownLedgers
 
-__all__ = ["TopicLedger", "TopicLedgers", "is_text", "ledgers_of_topics", "stream_of_managed_ledger", "stream_of_topic"]
+__all__ = [
+    "Cursor",
+    "EntryFate",
+    "SubscriptionState",
+    "TopicInternals",
+    "TopicLedger",
+    "TopicLedgers",
+    "TopicStats",
+    "contradiction",
+    "fate_of",
+    "internals_of",
+    "is_text",
+    "ledgers_of_topics",
+    "policy_warnings",
+    "stats_of",
+    "stream_of_managed_ledger",
+    "stream_of_topic",
+]
 
 _DOMAIN = "persistent"
 _INT64_MAX = 2**63 - 1
@@ -145,3 +163,271 @@ def _ledger(fields: Any) -> TopicLedger:
         return TopicLedger(ledger_id, entries, size_bytes, bool(fields.get("offloaded", False)))
     except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as cause:
         raise InvalidCall(f"not a ledger in internal statistics: {ascii(fields)[:100]}") from cause
+
+
+_POSITION = re.compile(r"(-?\d{1,20}):(-?\d{1,20})")
+#: A run of entries as Java prints it: ``(4:3..4:9]``, without the first one and with the last.
+_RUN = re.compile(r"\((-?\d{1,20}):(-?\d{1,20})\.\.(-?\d{1,20}):(-?\d{1,20})\]")
+_TERMINATED = "Terminated"
+_DEDUPLICATES = "Enabled"
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far something has consumed a topic: a subscription, or a part of the broker.
+
+    Attributes:
+        name: of the subscription.
+        mark_delete: the last entry up to which all are consumed; entry -1: none of that ledger.
+        individually_deleted: runs of consumed entries behind it: (entry before the first one, last one).
+    """
+
+    name: str
+    mark_delete: Position
+    individually_deleted: tuple[tuple[Position, Position], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicInternals:
+    """A topic's internal statistics.
+
+    Attributes:
+        ledgers: all there are; of the open one, which is the last, entries and bytes are in the next two.
+        open_entries, open_size_bytes: of the open ledger.
+        last_confirmed: the newest entry that is stored; entry -1: none of that ledger.
+        is_terminated: whether nothing will ever be added.
+        newest_ledger_created_ms: when the last ledger was opened, ms since 1970 UTC; ``None``: it doesn't say.
+        cursors: by name.
+    """
+
+    ledgers: TopicLedgers
+    open_entries: int
+    open_size_bytes: int
+    last_confirmed: Position | None
+    is_terminated: bool
+    cursors: Mapping[str, Cursor]
+    newest_ledger_created_ms: int | None = None
+
+    def stored(self) -> list[tuple[int, int]]:
+        """All ledgers, ascending, and how many entries each has, the open one too."""
+        found = [(each.ledger_id, each.entries) for each in self.ledgers.ledgers]
+        if found:
+            ledger_id, entries = found[-1]
+            found[-1] = ledger_id, max(entries, self.open_entries)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionState:
+    """One subscription: whether it outlives its consumers, and how many are connected."""
+
+    name: str
+    is_durable: bool
+    consumers: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """A topic's statistics: its subscriptions by name, and whether the broker drops what a producer repeats."""
+
+    subscriptions: Mapping[str, SubscriptionState]
+    deduplicates: bool
+
+
+def internals_of(document: object, topic: str) -> TopicInternals:
+    """The parsed answer of ``.../internalStats``.
+
+    Raises:
+        Corrupt: it is none, or none of this topic.
+    """
+    try:
+        found = ledgers_of_topics(document, topic)
+    except InvalidCall as cause:
+        raise Corrupt(f"{topic}: no internal statistics of a topic: {cause.message}") from cause
+    if [each.topic for each in found] != [topic]:
+        raise Corrupt(f"{topic}: the broker's internal statistics are about {len(found)} other topics")
+    [ledgers] = found
+    try:
+        fields: Any = document
+        cursors = [_cursor(unquote_plus(name), each) for name, each in fields.get("cursors", {}).items()]
+        last = fields.get("lastConfirmedEntry")
+        return TopicInternals(
+            ledgers=ledgers,
+            open_entries=int(fields.get("currentLedgerEntries", 0)),
+            open_size_bytes=int(fields.get("currentLedgerSize", 0)),
+            last_confirmed=None if last is None else _position(last),
+            is_terminated=fields.get("state") == _TERMINATED,
+            cursors={cursor.name: cursor for cursor in cursors},
+            newest_ledger_created_ms=_time_ms(fields.get("lastLedgerCreatedTimestamp")),
+        )
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as cause:
+        raise Corrupt(f"{topic}: no internal statistics of a topic: {cause}") from cause
+
+
+def stats_of(document: object, topic: str) -> TopicStats:
+    """The parsed answer of ``.../stats``.
+
+    Raises:
+        Corrupt: it is none.
+    """
+    try:
+        fields: Any = document
+        found = [
+            SubscriptionState(name, bool(each["isDurable"]), len(each.get("consumers") or ()))
+            for name, each in fields["subscriptions"].items()
+        ]
+        return TopicStats({each.name: each for each in found}, fields.get("deduplicationStatus") == _DEDUPLICATES)
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as cause:
+        raise Corrupt(f"{topic}: no statistics of a topic: {cause!r}") from cause
+
+
+def _cursor(name: str, fields: Any) -> Cursor:
+    runs = _RUN.findall(fields.get("individuallyDeletedMessages") or "")
+    return Cursor(
+        name,
+        _position(fields["markDeletePosition"]),
+        tuple((Position(int(a), int(b)), Position(int(c), int(d))) for a, b, c, d in runs),
+    )
+
+
+def _time_ms(text: Any) -> int | None:
+    """Of a time as Java prints it, ``2026-11-21T19:03:12.345Z``; what isn't one says nothing."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _position(text: str) -> Position:
+    found = _POSITION.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r:.50} is no position")
+    return Position(int(found[1]), int(found[2]))
+
+
+_EVICTION = "consumer_backlog_eviction"
+
+
+def policy_warnings(document: object) -> tuple[str, ...]:
+    """What in a namespace's policies fights with offloading, a line each; nothing: all is well.
+
+    Args:
+        document: the parsed answer of ``/admin/v2/namespaces/TENANT/NAMESPACE``. What it doesn't set is the broker's
+            configuration, which this doesn't see.
+    """
+    if not isinstance(document, dict):
+        return ()
+    found = []
+    ttl_s = _number(document.get("message_ttl_in_seconds"))
+    if ttl_s > 0:
+        found.append(
+            f"message TTL is {ttl_s} s: it acknowledges for every subscription, also the offloader's; what is older "
+            "and not offloaded yet is lost to it; set the TTL to 0, or well above the longest stop you plan for"
+        )
+    for kind, quota in _fields(document.get("backlog_quota_map")).items():
+        if _fields(quota).get("policy") == _EVICTION:
+            found.append(
+                f"backlog quota {kind} evicts ({_EVICTION}): it moves the offloader's subscription over what isn't "
+                "offloaded yet; use producer_request_hold, or no quota"
+            )
+    expires = _number(document.get("subscription_expiration_time_minutes"))
+    if expires > 0:
+        found.append(
+            f"subscriptions without a consumer are deleted after {expires} minutes: while the offloader is stopped for "
+            "longer nothing keeps what isn't offloaded; set subscription expiration to 0"
+        )
+    offload = _fields(document.get("offload_policies"))
+    thresholds = (
+        document.get("offload_threshold"),
+        document.get("offload_threshold_in_seconds"),
+        offload.get("managedLedgerOffloadThresholdInBytes"),
+        offload.get("managedLedgerOffloadThresholdInSeconds"),
+    )
+    if any(_number(each) >= 0 for each in thresholds if each is not None):
+        found.append(
+            "the broker offloads by itself too: every ledger is stored twice; set its offload thresholds to -1, or "
+            "leave the namespace to it and use `offloader adopt`"
+        )
+    return tuple(found)
+
+
+def _number(value: Any) -> int:
+    return int(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def contradiction(listed: Sequence[tuple[int, int]], known: KnownLedgers) -> str | None:
+    """What can't be so, ``None``: nothing speaks against it.
+
+    Jumps and trimmed ledgers are no contradiction, nor is an empty list, which tells nothing. A ledger that the
+    manifest doesn't know is one only where the manifest knows all there were: it may be history that isn't offloaded
+    yet.
+
+    Args:
+        listed: ledgers and how many entries they have, ascending; read after the manifest.
+        known: of the listed ledgers.
+    """
+    newest = known.newest
+    if newest is None or not listed:
+        return None
+    if listed[-1][0] < newest.ledger_id:
+        return f"its newest ledger is {listed[-1][0]}, and the manifest has entries up to {newest}"
+    return next(_contradictions((each for each in listed if each[0] <= newest.ledger_id), known), None)
+
+
+def _contradictions(listed: Iterable[tuple[int, int]], known: KnownLedgers) -> Iterator[str]:
+    for ledger_id, entries in listed:
+        found = known.ledgers.get(ledger_id)
+        if found is None:
+            if entries and known.whole is not None and known.whole[0] <= ledger_id <= known.whole[1]:
+                yield f"ledger {ledger_id} has {entries} entries, and the manifest knows of no such ledger there"
+        elif found.last_entry_id is not None and found.last_entry_id != entries - 1:
+            yield f"ledger {ledger_id} ends at entry {entries - 1}, and it ended at {found.last_entry_id}"
+        elif found.reached >= entries:
+            yield f"ledger {ledger_id} ends at entry {entries - 1}, and it had entry {found.reached}"
+
+
+_MARKER, _ABORTED, _UNDECIDED = "x-pulsar-marker-type", "x-pulsar-txn-aborted", "x-pulsar-txn-uncommitted"
+#: What a broker says of an entry that its bookies don't have; with 404 where the whole ledger is gone.
+_NO_ENTRY = "message id not found"
+_NOT_RECOVERABLE = "nonrecoverableledgerexception"
+
+
+class EntryFate(enum.Enum):
+    """What became of one entry."""
+
+    #: Nobody gets it: a marker, or part of a transaction that was aborted.
+    UNDELIVERED = "undelivered"
+    #: The broker lists it, and its bookies don't have it any more.
+    LOST = "lost"
+    #: It is there like any other: whoever didn't get it has to get it yet.
+    READABLE = "readable"
+    #: This token may not ask.
+    DENIED = "denied"
+    #: This broker, or what stands before it, has no answer to this question.
+    UNKNOWN = "unknown"
+
+
+def fate_of(status: int, headers: Mapping[str, str], body: bytes) -> EntryFate | None:
+    """What ``GET .../ledger/L/entry/E`` says; ``None``: it failed, and may answer later.
+
+    The headers are those of brokers since 2.11; as seen at 4.0.7.
+
+    Args:
+        headers: by names in small letters.
+        body: of an answer that isn't 200, its reason.
+    """
+    if status == 200:
+        if _MARKER in headers or headers.get(_ABORTED) == "true":
+            return EntryFate.UNDELIVERED
+        # Earlier brokers say nothing of transactions: an aborted one looks like everything else.
+        return EntryFate.READABLE if _UNDECIDED in headers else EntryFate.UNKNOWN
+    reason = body.decode(errors="replace").lower()
+    if (status == 404 and _NO_ENTRY in reason) or (status == 500 and _NOT_RECOVERABLE in reason):
+        return EntryFate.LOST
+    if status in (401, 403):
+        return EntryFate.DENIED
+    return EntryFate.UNKNOWN if status in (404, 405, 412) else None

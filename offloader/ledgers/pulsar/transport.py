@@ -1,21 +1,181 @@
-"""Bytes to and from one broker, plain or in TLS.
-
-Owns the socket and the TLS session. Must never know what the bytes mean, nor wait without a deadline.
-"""
+"""Connections to brokers: service URLs, TLS, and credentials."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
 
-from offloader.clock import Clock
-from offloader.errors import AccessDenied, StoreUnavailable
-from offloader.ledgers.pulsar.addresses import BrokerAddress
-from offloader.ledgers.pulsar.security import Security
+from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
+from offloader.runtime.clock import Clock
+from offloader.settings import PulsarSettings
 
-__all__ = ["Transport", "open_transport"]
+__all__ = [
+    "BrokerAddress",
+    "Security",
+    "Transport",
+    "open_security",
+    "open_transport",
+    "parse_service_url",
+    "security_of",
+]
+
+#: Scheme -> the port where an URL names none, whether it is TLS.
+_SCHEMES = {"pulsar": (6650, False), "pulsar+ssl": (6651, True)}
+#: More than any cluster lists; a URL may come from a broker's answer.
+ADDRESSES_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAddress:
+    """One broker, or a proxy."""
+
+    host: str
+    port: int
+    tls: bool = False
+
+    @property
+    def host_and_port(self) -> str:
+        """As a proxy is told where to go on to."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{'pulsar+ssl' if self.tls else 'pulsar'}://{self.host_and_port}"
+
+
+def parse_service_url(url: str) -> tuple[BrokerAddress, ...]:
+    """``pulsar://broker:6650``, ``pulsar+ssl://broker:6651``, or several ``host:port`` with commas between.
+
+    Raises:
+        InvalidCall: it isn't one.
+    """
+    scheme, separator, rest = url.partition("://")
+    hosts = rest.rstrip("/").split(",")
+    try:
+        port, tls = _SCHEMES[scheme.lower()]
+        if not separator or len(hosts) > ADDRESSES_MAX:
+            raise ValueError
+        return tuple(_address(host, port, tls) for host in hosts)
+    except (KeyError, ValueError) as cause:
+        raise InvalidCall(
+            f"{ascii(url)[:200]} is no Pulsar service URL", hint="give pulsar://broker:6650 or pulsar+ssl://broker:6651"
+        ) from cause
+
+
+def _address(text: str, default_port: int, tls: bool) -> BrokerAddress:
+    parts = urlsplit(f"//{text}")
+    if parts.path or parts.query or parts.fragment or parts.username is not None or not parts.hostname:
+        raise ValueError
+    port = default_port if parts.port is None else parts.port
+    if not port:
+        raise ValueError
+    return BrokerAddress(parts.hostname, port, tls)
+
+
+TOKEN_VARIABLE = "OFFLOADER_PULSAR_TOKEN"  # noqa: S105 - the name of a variable
+#: Longer files hold something else.
+TOKEN_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a connection needs besides an address.
+
+    Attributes:
+        token: asked at each connecting, and whenever a broker wants a fresh one; ``None``: no authentication.
+        tls: checks the broker's certificate and name; ``None``: the machine's authorities.
+    """
+
+    token: Callable[[], str] | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """For a TLS connection; checks certificate and host name."""
+        return self.tls or ssl.create_default_context()
+
+
+def open_security(
+    *,
+    token_file: Path | None = None,
+    token_variable: str = TOKEN_VARIABLE,
+    ca_file: str = "",
+    certificate_file: str = "",
+    key_file: str = "",
+) -> Security:
+    """From a token's file or environment variable, certificate authorities and a certificate of our own.
+
+    A file is read again each time, so that a renewed token counts. No file and no variable: no authentication.
+
+    Raises:
+        InvalidCall: a file of certificates isn't one.
+        AccessDenied: there is no token in ``token_file``.
+    """
+    tls = None
+    if ca_file:
+        try:
+            tls = ssl.create_default_context(cafile=ca_file)
+        except (OSError, ssl.SSLError) as cause:
+            raise InvalidCall(f"{ca_file} holds no certificate authorities: {cause}") from cause
+    if certificate_file:
+        tls = tls or ssl.create_default_context()
+        try:
+            tls.load_cert_chain(certificate_file, key_file or None, password="")
+        except (OSError, ssl.SSLError) as cause:
+            raise InvalidCall(f"{certificate_file} holds no certificate with its key: {cause}") from cause
+    if token_file is not None:
+        file = token_file
+        _token_in(file)
+        return Security(lambda: _token_in(file), tls)
+    value = os.environ.get(token_variable, "").strip()
+    return Security((lambda: value) if value else None, tls)
+
+
+def security_of(settings: PulsarSettings) -> Security:
+    """As the section ``[pulsar]`` says.
+
+    Raises:
+        InvalidCall: a file of certificates isn't one, or ``token`` names no place.
+        AccessDenied: there is no token where ``token`` says.
+    """
+    kind, _, place = settings.token.partition(":")
+    opened = partial(
+        open_security,
+        ca_file=settings.ca_file,
+        certificate_file=settings.certificate_file,
+        key_file=settings.key_file,
+    )
+    if not settings.token:
+        return opened()
+    if kind == "file" and place:
+        return opened(token_file=Path(place))
+    if kind != "env" or not place:
+        # What stands there may be a token that somebody put there: it isn't repeated.
+        raise InvalidCall("pulsar.token names no place of a token", hint="write file:PATH or env:NAME")
+    security = opened(token_variable=place)
+    if security.token is None:
+        raise AccessDenied(f"no token in the environment variable {place}, which pulsar.token names")
+    return security
+
+
+def _token_in(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            token = opened.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as cause:
+        # What was read may be the token: the cause of a UnicodeDecodeError would show it.
+        why = cause.strerror if isinstance(cause, OSError) else "not ASCII"
+        raise AccessDenied(f"no token in {file}: {why}") from None
+    if not token or len(token) > TOKEN_BYTES_MAX:
+        raise AccessDenied(f"no token in {file}: {'empty' if not token else 'too long'}")
+    return token
+
 
 RECEIVE_BYTES_MAX = 256 * 1024
 

@@ -1,20 +1,22 @@
-"""What is said over Arrow Flight beside the entries: descriptors, tickets, notes of batches, answers, action bodies.
-
-Owns these small JSON documents, each field of them. Must never pass over a field that it doesn't know: what a caller
-meant by it would be ignored.
-"""
+"""Messages of the Arrow Flight protocol beside entries, and its errors."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
+import pyarrow as pa
+import pyarrow.flight as fl
+
 from formats.entries import Position
-from offloader.errors import InvalidCall
-from offloader.ledgers.push_order import LedgerEnd
+from offloader.errors import ErrorKind, InvalidCall, OffloaderError
+from offloader.ledgers.pushed import LedgerEnd
+from offloader.service.auth import NotAuthenticated
 
 __all__ = [
     "Answer",
@@ -27,6 +29,8 @@ __all__ = [
     "fields_of",
     "get_request",
     "put_request",
+    "refusal",
+    "refusing",
 ]
 
 #: No descriptor, ticket or note is longer.
@@ -306,3 +310,53 @@ class Answer:
         if self.error:
             values["error"] = self.error
         return encoded(values)
+
+
+_KINDS: dict[ErrorKind, type[fl.FlightError]] = {
+    ErrorKind.DENIED: fl.FlightUnauthorizedError,
+    ErrorKind.RETRY_LATER: fl.FlightUnavailableError,
+}
+_log = logging.getLogger("offloader.service.flight")
+
+
+def refusal(error: OffloaderError) -> fl.FlightError:
+    """What is raised to the caller: ``Kind: what, where, why (what to do)``, and the same as JSON in ``extra_info``.
+
+    | error               | gRPC code         | in Python                      |
+    | ------------------- | ----------------- | ------------------------------ |
+    | nobody known        | UNAUTHENTICATED   | ``FlightUnauthenticatedError`` |
+    | not allowed         | PERMISSION_DENIED | ``FlightUnauthorizedError``    |
+    | try again later     | UNAVAILABLE       | ``FlightUnavailableError``     |
+    | everything else     | UNKNOWN           | ``FlightServerError``          |
+
+    Only Flight's own errors: of any other one pyarrow tells the caller the whole traceback.
+    """
+    kind = _KINDS.get(error.kind, fl.FlightServerError)
+    if isinstance(error, NotAuthenticated):
+        kind = fl.FlightUnauthenticatedError
+    facts = {"error": type(error).__name__, "kind": error.kind.name.lower(), "what": error.message, "hint": error.hint}
+    return kind(f"{type(error).__name__}: {error}", encoded(facts))
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Around everything that is done for a caller.
+
+    Args:
+        what: the call, for the log.
+    """
+    try:
+        yield
+    except OffloaderError as error:
+        _log.info("%s refused: %s", what, error, extra={"event": "flight_refused", "call": what})
+        raise refusal(error) from error
+    except (fl.FlightError, StopIteration, GeneratorExit):
+        raise
+    except pa.ArrowException as error:
+        _log.info("%s broke off: %s", what, error, extra={"event": "flight_broken", "call": what})
+        raise fl.FlightServerError(
+            f"{what}: {str(error).splitlines()[0][:200] if str(error) else 'broke off'}"
+        ) from None
+    except Exception as error:
+        _log.exception("%s failed", what)
+        raise fl.FlightInternalError(f"{what} failed; the log of the process has the cause") from error

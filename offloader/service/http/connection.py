@@ -19,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from offloader.service.http.problems import PROBLEM_JSON, problem_document
-from offloader.service.tls import certificate_names
+from offloader.service.listen import certificate_names
 
 __all__ = ["CERTIFICATE_NAMES", "Connection", "ConnectionLimits"]
 

@@ -1,8 +1,4 @@
-"""The HTTP server of a process: accepts connections, bounded, on a thread and an event loop of its own.
-
-Connections are counted before their handshake, all of them and those of one client; what is above a limit is closed at
-once. What takes long runs on further threads, as many as ``http.requests_max``.
-"""
+"""The HTTP server of a process: bounded connections, on its own thread and event loop."""
 
 from __future__ import annotations
 
@@ -22,19 +18,18 @@ import anyio.to_thread
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from offloader.clock import Clock
 from offloader.errors import InvalidCall
+from offloader.runtime.clock import Clock
 from offloader.service.auth import Credentials, guard_for
-from offloader.service.control import ServiceControl
+from offloader.service.commands import ServiceControl
 from offloader.service.dashboard.routes import is_page
-from offloader.service.http.application import make_application
 from offloader.service.http.connection import Connection, ConnectionLimits
-from offloader.service.http.gate import PROBES_MAX, Gate
-from offloader.service.listen import ListenAddress, parse_listen
-from offloader.service.tls import renew_certificate, server_tls
-from offloader.service.view import ServiceView
+from offloader.service.http.middleware import PROBES_MAX, Gate
+from offloader.service.http.routes import make_application
+from offloader.service.listen import ListenAddress, parse_listen, renew_certificate, server_tls
+from offloader.service.queries import ServiceView
 from offloader.settings import Settings
-from offloader.telemetry import NO_TELEMETRY, Recorder
+from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
 __all__ = ["OffloadHttp", "client_of"]
 

@@ -1,20 +1,11 @@
-"""The job ``backfill``: the history of many streams, read and uploaded by all executors, committed by the driver.
-
-Owns which streams, and how their segments become tasks. Must never commit a segment that the driver doesn't see in the
-store, whatever an executor says.
-
-The driver is each stream's owner: it opens the epoch, plans, assigns, commits, as a backfill on one machine does (the
-same code: ``offloader.write``). Only reading and uploading one assigned segment is a job of Spark, of one task. So a
-segment is committed when it is done and not when all are; and an attempt that is lost, with its executor or alone, is
-recorded as failed in the record that assigns the range to another uuid. A driver that dies leaves assigned segments:
-the next run adopts those that are complete and does the others again.
-"""
+"""The job ``backfill``: executors upload the history of many streams, the driver commits."""
 
 from __future__ import annotations
 
 import fnmatch
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -27,35 +18,106 @@ from uuid import UUID
 
 from formats.entries import Position
 from formats.segment import SegmentSummary
-from offloader.clock import SystemClock
-from offloader.effective_settings import SettingsFile
-from offloader.errors import Closed, ExecutorLost, InvalidCall, NotFound, ObjectMissing, OffloaderError
-from offloader.ledgers.base import Ledgers, LedgerSource
-from offloader.ledgers.database import database_path
-from offloader.ledgers.embedded import EmbeddedLedgers
-from offloader.read.streams import load_stream
-from offloader.settings import Settings
-from offloader.spark.failures import translated
-from offloader.spark.jobs.backfill_task import UploadTask, carry_out
-from offloader.spark.jobs.streams import STORE_OPTIONS, require_known
+from offloader.errors import Closed, Corrupt, ExecutorLost, InvalidCall, NotFound, ObjectMissing, OffloaderError
+from offloader.ledgers.base import LedgerInfo, Ledgers, LedgerSource
+from offloader.ledgers.sqlite.database import database_path
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.read.reader import load_stream
+from offloader.runtime.clock import SystemClock
+from offloader.runtime.workers import Workers
+from offloader.settings import LimitSettings, OffloadSettings, Settings, StoreSettings
+from offloader.settings.layered import SettingsFile
+from offloader.spark.jobs.verify import STORE_OPTIONS, require_known
 from offloader.spark.options import SourceOptions
 from offloader.spark.planning import is_pattern
+from offloader.spark.session import translated
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
-from offloader.workers import Workers
-from offloader.write.by_hand import method_by_hand, offload_by_hand
-from offloader.write.history.backfill import HistoryTools
-from offloader.write.history.order import SegmentOrder
-from offloader.write.history.planned import PlannedSegment
-from offloader.write.hot.confirmation import confirm_stored
-from offloader.write.runs import HistoryRuns
+from offloader.write.backfill import PlannedSegment, SegmentOrder, upload_order
+from offloader.write.backfill_plan import HistoryTools
+from offloader.write.backfill_service import HistoryRuns
+from offloader.write.offloader import method_by_hand, offload_by_hand
+from offloader.write.upload import confirm_stored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SEGMENTS_AT_ONCE_MAX", "STREAMS_AT_ONCE_MAX", "Backfilled", "backfill"]
+__all__ = ["SEGMENTS_AT_ONCE_MAX", "STREAMS_AT_ONCE_MAX", "Backfilled", "UploadTask", "backfill", "carry_out"]
 
 _log = logging.getLogger("offloader.spark")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadTask:
+    """What an executor needs to upload a segment; small and picklable.
+
+    Attributes:
+        order: the segment.
+        ledgers: that hold it, as the driver sees them.
+        hot_url: where the hot tier is.
+        open_hot: opens it.
+        place: the store.
+        store, limits, offload: settings.
+    """
+
+    order: SegmentOrder
+    ledgers: tuple[LedgerInfo, ...]
+    hot_url: str
+    open_hot: Callable[[str], Ledgers]
+    place: SourceOptions
+    store: StoreSettings
+    limits: LimitSettings
+    offload: OffloadSettings
+
+
+def carry_out(task: UploadTask) -> SegmentSummary | OffloaderError | None:
+    """Uploads the segment; ``None`` when Spark tried it before: nobody knows what that attempt still writes.
+
+    Runs on an executor. An error is an answer like any other: if it were raised, Spark would try again, and hide it.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None or context.attemptNumber() > 0:
+        return None
+    try:
+        return _uploaded(task)
+    except OffloaderError as error:
+        return error
+    except Exception as error:
+        _log.exception("stream %s: a task failed", task.order.stream)
+        return OffloaderError(f"on executor {socket.gethostname()}: {type(error).__name__}: {error}")
+
+
+def _uploaded(task: UploadTask) -> SegmentSummary:
+    order = task.order
+    try:
+        with closing(task.open_hot(task.hot_url)) as hot:
+            source = hot.view_stream(order.stream)
+            _require_same(order, task.ledgers, source.ledgers())
+            store = task.place.open_store(read_only=False, settings=task.store, limits=task.limits)
+            return upload_order(store, source, order, settings=task.offload)
+    except NotFound as error:
+        raise NotFound(f"on executor {socket.gethostname()}: {error.message}", hint=_SHARED) from error
+
+
+_SHARED = "the driver and all executors must see the same ledgers under this URL"
+
+
+def _require_same(order: SegmentOrder, expected: Sequence[LedgerInfo], found: Sequence[LedgerInfo]) -> None:
+    """Refuses a file that happens to lie at the same path on another machine: an old copy, another database."""
+    here = {info.ledger_id: info for info in found}
+    for info in expected:
+        own = here.get(info.ledger_id)
+        if own is None or own.created_ms != info.created_ms or own.entries < info.entries:
+            there = f"{info.entries} entries, created {info.created_ms}"
+            what = "isn't there" if own is None else f"has {own.entries} entries, created {own.created_ms}"
+            raise Corrupt(
+                f"stream {order.stream}, ledger {info.ledger_id}: {there} for the driver, on executor "
+                f"{socket.gethostname()} it {what}",
+                hint=_SHARED,
+            )
+
 
 #: Segments on their way at once, each a thread of the driver that waits for its task.
 SEGMENTS_AT_ONCE_MAX = 256

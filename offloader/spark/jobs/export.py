@@ -1,44 +1,172 @@
-"""The job ``export``: streams as Parquet, by stream and date; running it again adds what is new.
-
-Owns the protocol below. Must never record a range before its files are complete, nor write into a recorded range.
-
-A stream is exported in ranges of whole segments, numbered from 1, each of at most about ``range_bytes``:
-
-1. The newest file of the log (``export_log``) says number and last position of the range that was exported last. The
-   next range begins after it; what the folder of its number holds is of a run that died, whatever its range was.
-2. The range's rows replace that folder: ``<to>/<content>/stream=<name>/range=<number>/date=<day>/``. Bad rows, when
-   they are to be put aside, replace the folder of the same number below ``<to>/bad``.
-3. The rows are counted in the files and compared with what was read and what the manifest promises.
-4. One rename adds file ``<number>.json`` to the log.
-
-A run that dies before 4 leaves a folder that the next run replaces, even if it cuts its range elsewhere; one that dies
-after it has finished the range. Hence one export at a time for a folder: two would replace each other's; the one that
-comes to step 4 last is told.
-"""
+"""The job ``export``: streams as Parquet by stream and date; a second run adds what is new."""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from formats.entries import Position
 from offloader.errors import Corrupt, InvalidCall, OutcomeUnknown, Trimmed, Unsupported
 from offloader.manifest.state import ManifestState
-from offloader.read.plan import readable_segments, segments_between, whole_range
-from offloader.spark.failures import translated
-from offloader.spark.jobs.export_log import ExportedRange, ExportLog
-from offloader.spark.jobs.streams import PLACE_OPTIONS, pinned_streams, require_known
+from offloader.read.fetch import readable_segments, segments_between, whole_range
 from offloader.spark.jobs.values import NEEDED as VALUE_COLUMNS
 from offloader.spark.jobs.values import with_decoded
+from offloader.spark.jobs.verify import PLACE_OPTIONS, pinned_streams, require_known
 from offloader.spark.planning import is_pattern
-from offloader.spark.value_schemas import Values
+from offloader.spark.schema import Values
+from offloader.spark.session import translated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["CONTENTS", "OPTIONS", "RANGE_BYTES", "Exported", "PlannedRange", "export", "planned_ranges"]
+__all__ = [
+    "CONTENTS",
+    "OPTIONS",
+    "RANGE_BYTES",
+    "ExportLog",
+    "Exported",
+    "ExportedRange",
+    "PlannedRange",
+    "export",
+    "planned_ranges",
+]
+
+#: Beginning with an underscore: readers of Parquet pass it over.
+LOG_FOLDER = "_export"
+_NUMBERED = re.compile(r"^(\d{8})\.json$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedRange:
+    """One range of a stream, exported whole.
+
+    Attributes:
+        number: 1, 2, 3, ...; also in the name of the range's folder.
+        stream, incarnation: whose entries.
+        manifest: record that the range was planned from.
+        first, last: positions, both included.
+        entries: in the range, as the manifest says; ``None`` when it begins or ends inside a segment.
+        rows: written as data.
+        bad_rows: written to the side folder.
+        lost: whether retention took entries between the range before and this one.
+    """
+
+    number: int
+    stream: str
+    incarnation: str
+    manifest: int
+    first: Position
+    last: Position
+    entries: int | None
+    rows: int
+    bad_rows: int
+    lost: bool = False
+
+    def encode(self) -> str:
+        """As JSON."""
+        return json.dumps({**asdict(self), "first": str(self.first), "last": str(self.last)}, indent=1) + "\n"
+
+    @classmethod
+    def decode(cls, text: str) -> ExportedRange:
+        """From JSON.
+
+        Raises:
+            ValueError, TypeError, KeyError: it isn't such a text.
+        """
+        given = json.loads(text)
+        ends = {name: Position.parse(given[name]) for name in ("first", "last")}
+        return cls(**{**given, **ends})
+
+
+class ExportLog:
+    """The ranges of one stream in one export.
+
+    Args:
+        spark: whose file systems and credentials are used.
+        to: the export's folder.
+        content: entries or messages.
+        stream: its name.
+    """
+
+    def __init__(self, spark: SparkSession, to: str, content: str, stream: str) -> None:
+        jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's file systems have no other door in Python
+        self._jvm = jvm
+        self._to = to.rstrip("/")
+        self._own = f"{content}/stream={quote(stream, safe='')}"
+        self.folder = f"{self._to}/{LOG_FOLDER}/{self._own}"
+        settings = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - as above
+        self._files = self._path(self.folder).getFileSystem(settings)
+
+    def data_folder(self, number: int) -> str:
+        """Where a range's rows are; partitioned by date below."""
+        return f"{self._to}/{self._own}/range={number:08d}"
+
+    def bad_folder(self, number: int) -> str:
+        """Where a range's bad rows are."""
+        return f"{self._to}/bad/{self._own}/range={number:08d}"
+
+    def newest(self) -> ExportedRange | None:
+        """The range that was exported last.
+
+        Raises:
+            Corrupt: its file isn't what this class writes.
+        """
+        folder = self._path(self.folder)
+        if not self._files.exists(folder):
+            return None
+        names = [status.getPath().getName() for status in self._files.listStatus(folder)]
+        numbers = [int(match[1]) for match in map(_NUMBERED.match, names) if match is not None]
+        if not numbers:
+            return None
+        name = f"{self.folder}/{max(numbers):08d}.json"
+        try:
+            found = ExportedRange.decode(self._read(name))
+        except (ValueError, TypeError, KeyError) as cause:
+            raise Corrupt(
+                f"{name} isn't the log of an export: {cause}", hint="restore it, or export to a new folder"
+            ) from cause
+        if found.number != max(numbers):
+            raise Corrupt(f"{name} says that it is number {found.number}", hint="restore it, or export to a new folder")
+        return found
+
+    def add(self, done: ExportedRange) -> None:
+        """Records a range whose files are written.
+
+        Raises:
+            OutcomeUnknown: the number is taken: another export to this folder ran meanwhile.
+        """
+        name = f"{self.folder}/{done.number:08d}.json"
+        target, waiting = self._path(name), self._path(f"{name}.tmp")
+        out = self._files.create(waiting, True)
+        try:
+            out.write(done.encode().encode())
+        finally:
+            out.close()
+        if self._files.exists(target) or not self._files.rename(waiting, target):
+            raise OutcomeUnknown(
+                f"{name} is there already: another export wrote range {done.number} of {done.stream} meanwhile",
+                hint=f"compare {self.data_folder(done.number)} with that file; one export at a time for a folder",
+            )
+
+    def delete_folder(self, folder: str) -> None:
+        """What a run that died left there, if it did."""
+        self._files.delete(self._path(folder), True)
+
+    def _read(self, name: str) -> str:
+        source = self._files.open(self._path(name))
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(source, "UTF-8"))
+        finally:
+            source.close()
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(name)
+
 
 _log = logging.getLogger("offloader.spark")
 

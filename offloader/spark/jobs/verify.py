@@ -1,11 +1,4 @@
-"""The job ``verify``: every byte of many streams is read and compared with the manifests, by all executors.
-
-Owns cutting that work into tasks and adding up what they find. Must never decide what a finding is: that is
-``offloader.read.verify``'s.
-
-The driver pins each manifest, looks at it alone and at the listing, and packs segments into tasks of about
-``splitBytes``; a task reads whole segments, because a data object's checksum is of all of it.
-"""
+"""The job ``verify``: executors compare every byte of many streams with the manifests."""
 
 from __future__ import annotations
 
@@ -14,20 +7,72 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from offloader.manifest.state import SegmentRecord
+from offloader.errors import InvalidCall
+from offloader.inspect.unreferenced import find_unexpected
+from offloader.inspect.verify import CheckTotals, Finding, SegmentCheck, check_order, check_segment
+from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
-from offloader.read.unexpected import find_unexpected
-from offloader.read.verify import CheckTotals, Finding, SegmentCheck, check_order, check_segment
 from offloader.settings import ReadSettings
-from offloader.spark.failures import translated
-from offloader.spark.jobs.streams import PLACE_OPTIONS, pinned_streams, require_known
 from offloader.spark.options import SourceOptions
+from offloader.spark.planning import pinned_states
 from offloader.spark.schema import ddl
+from offloader.spark.session import translated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["FINDINGS_PER_SEGMENT_MAX", "Scrub", "SegmentTask", "StreamVerdict", "bounded", "packed", "verify"]
+__all__ = [
+    "FINDINGS_PER_SEGMENT_MAX",
+    "PLACE_OPTIONS",
+    "STORE_OPTIONS",
+    "Scrub",
+    "SegmentTask",
+    "StreamVerdict",
+    "bounded",
+    "packed",
+    "pinned_streams",
+    "require_known",
+    "verify",
+]
+
+#: Options that say where the store is and how to get at it; every job takes them.
+STORE_OPTIONS = ("store", "endpointUrl", "region", "accessKey", "secretKey", "sessionToken")
+#: And how streams are read there.
+PLACE_OPTIONS = (*STORE_OPTIONS, "relocate", "splitBytes", "leaseSeconds")
+
+
+def require_known(options: Mapping[str, str], known: Iterable[str], *, job: str) -> None:
+    """Refuses options of the data source that the job decides by itself, or has no use for.
+
+    Raises:
+        InvalidCall: names them, and the ones there are.
+    """
+    names = {name.lower() for name in known}
+    wrong = sorted(name for name in options if name.lower() not in names)
+    if wrong:
+        raise InvalidCall(f"{job} takes no option {', '.join(wrong)}", hint=f"options: {', '.join(known)}")
+
+
+def pinned_streams(streams: Sequence[str], options: Mapping[str, str]) -> list[tuple[ManifestState, SourceOptions]]:
+    """One view of the manifest of each stream that ``streams`` names, and the options to read it with.
+
+    Args:
+        streams: names or patterns, as the option ``stream`` takes them; a stream that several of them name is one.
+        options: of the data source, without ``stream``.
+
+    Raises:
+        InvalidCall: no stream is named.
+        NotFound: one of them isn't there, or no stream fits a pattern.
+    """
+    if isinstance(streams, str) or not streams:
+        raise InvalidCall("the streams are a list of names or patterns", hint='for example ["public/default/*"]')
+    found: dict[str, tuple[ManifestState, SourceOptions]] = {}
+    for name in streams:
+        read = SourceOptions.of({**options, "stream": name})
+        for state in pinned_states(read, (), read.open_store()):
+            found.setdefault(state.stream, (state, read))
+    return list(found.values())
+
 
 #: Findings of one segment that come to the driver; the last one says how many more there are.
 FINDINGS_PER_SEGMENT_MAX = 100

@@ -1,0 +1,601 @@
+"""Documents beside a stream's manifest: leases, holds, deletion records, truncations and retention state."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+from urllib.parse import quote, unquote
+from uuid import UUID
+
+from formats.checked_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
+from formats.entries import Position
+from formats.keys import stream_prefix
+
+__all__ = [
+    "DELETION_FORMAT",
+    "GLOBAL_HOLD_FORMAT",
+    "GLOBAL_HOLD_KEY",
+    "INTENT_FORMAT",
+    "LEASE_FORMAT",
+    "NONCES_KEPT",
+    "RETENTION_FORMAT",
+    "AwaitedReaders",
+    "CheckpointRow",
+    "CutRow",
+    "DecisionRow",
+    "Decisions",
+    "DeletedSegment",
+    "DeletionRecord",
+    "GlobalHold",
+    "GroupState",
+    "Lease",
+    "PartitionHead",
+    "PartitionRow",
+    "RecordRow",
+    "Records",
+    "SizeRow",
+    "StreamCutRow",
+    "SubscriberRow",
+    "Subscribers",
+    "ToDoRow",
+    "TopicEntry",
+    "TruncationIntent",
+    "Version",
+    "awaited_key",
+    "awaited_number",
+    "awaited_prefix",
+    "decode_awaited",
+    "decode_deletion",
+    "decode_document",
+    "decode_global_hold",
+    "decode_intent",
+    "decode_lease",
+    "decode_topic_entry",
+    "deletion_key",
+    "deletion_name",
+    "deletion_prefix",
+    "document_key",
+    "document_keys",
+    "encode_awaited",
+    "encode_deletion",
+    "encode_document",
+    "encode_global_hold",
+    "encode_intent",
+    "encode_lease",
+    "encode_topic_entry",
+    "group_key",
+    "group_of_key",
+    "group_prefix",
+    "incarnation_of_retention_key",
+    "intent_key",
+    "lease_key",
+    "lease_prefix",
+    "lease_uuid",
+    "retention_prefix",
+    "topic_key",
+]
+
+LEASE_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who reads, and for how long after the object was last written."""
+
+    uuid: UUID
+    stream: str
+    reader: str
+    seconds: int
+
+
+def lease_prefix(stream: str) -> str:
+    """What the keys of a stream's leases begin with."""
+    return f"{stream_prefix(stream)}leases/"
+
+
+def lease_key(stream: str, uuid: UUID) -> str:
+    """Key of one lease."""
+    return f"{lease_prefix(stream)}{uuid}"
+
+
+def lease_uuid(key: str, stream: str) -> UUID | None:
+    """The lease that a key is of; ``None`` for any other key."""
+    name = key.removeprefix(lease_prefix(stream))
+    try:
+        found = UUID(name)
+    except ValueError:
+        return None
+    return found if lease_key(stream, found) == key else None
+
+
+def encode_lease(lease: Lease) -> bytes:
+    """The bytes of a lease object."""
+    return sealed({"format": LEASE_FORMAT, **to_json(lease)})
+
+
+def decode_lease(data: bytes, *, object_name: str = "") -> Lease:
+    """The lease in ``data``; raises ``FormatError``."""
+    return cast(Lease, from_json(Lease, opened(data, LEASE_FORMAT, object_name), object_name))
+
+
+GLOBAL_HOLD_FORMAT = 1
+#: No stream's name begins like this.
+GLOBAL_HOLD_KEY = "_hold"
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalHold:
+    """Who stopped all deletion, when (ms since 1970 UTC) and why."""
+
+    by: str
+    since_ms: int
+    reason: str
+
+
+def encode_global_hold(hold: GlobalHold) -> bytes:
+    """The bytes of the object."""
+    return sealed({"format": GLOBAL_HOLD_FORMAT, **to_json(hold)})
+
+
+def decode_global_hold(data: bytes) -> GlobalHold:
+    """The hold in ``data``; raises ``FormatError``."""
+    return cast(GlobalHold, from_json(GlobalHold, opened(data, GLOBAL_HOLD_FORMAT, GLOBAL_HOLD_KEY), GLOBAL_HOLD_KEY))
+
+
+DELETION_FORMAT = 1
+_NAME = re.compile(r"[0-9]{16}-[0-9a-f]{16}")
+_NUMBER = re.compile(r"[0-9]{20}")
+_SUFFIX = ".json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletedSegment:
+    """One segment of a batch.
+
+    Attributes:
+        keys: of its objects; empty: they stay, only the manifest forgot them.
+        first, last: its range; ``None``: it had none any more.
+        object_bytes: of all its objects.
+    """
+
+    uuid: UUID
+    keys: tuple[str, ...]
+    first: Position | None
+    last: Position | None
+    entries: int
+    object_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletionRecord:
+    """One batch.
+
+    Attributes:
+        name: of the object, in the order of time.
+        action: ``purge`` or ``release``.
+        by: who ran it.
+        rule: why its segments may go.
+        retire_record: the record that retired them; 0: none did.
+        planned_ms: when it was written first, ms since 1970 UTC by the earlier clock.
+        done_ms: when everything was gone; ``None``: not yet.
+        attempts: how often deleting failed.
+        tried_ms: when that was last, 0: never.
+        problem: why the last attempt failed.
+    """
+
+    name: str
+    stream: str
+    incarnation: UUID
+    action: str
+    by: str
+    rule: str
+    retire_record: int
+    segments: tuple[DeletedSegment, ...]
+    planned_ms: int
+    done_ms: int | None = None
+    attempts: int = 0
+    tried_ms: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedReaders:
+    """The leases that were there after record ``retire_record`` was durable: they are waited for, later ones aren't."""
+
+    incarnation: UUID
+    retire_record: int
+    leases: tuple[UUID, ...]
+
+
+def deletion_prefix(stream: str, *, done: bool) -> str:
+    """What the keys of a stream's deletion records begin with: of those that are done, or of those under way."""
+    return f"{stream_prefix(stream)}retention/{'deleted' if done else 'deleting'}/"
+
+
+def deletion_key(stream: str, name: str, *, done: bool) -> str:
+    """Key of one deletion record."""
+    return f"{deletion_prefix(stream, done=done)}{name}{_SUFFIX}"
+
+
+def deletion_name(key: str, stream: str, *, done: bool) -> str | None:
+    """The name of the deletion record with a key; ``None`` for any other key. It begins with 16 digits: the time."""
+    name = key.removeprefix(deletion_prefix(stream, done=done)).removesuffix(_SUFFIX)
+    return name if _NAME.fullmatch(name) and deletion_key(stream, name, done=done) == key else None
+
+
+def encode_deletion(record: DeletionRecord) -> bytes:
+    """The bytes of a deletion record."""
+    return sealed({"format": DELETION_FORMAT, **to_json(record)})
+
+
+def decode_deletion(data: bytes, *, object_name: str = "") -> DeletionRecord:
+    """The deletion record in ``data``; raises ``FormatError``."""
+    return cast(DeletionRecord, from_json(DeletionRecord, opened(data, DELETION_FORMAT, object_name), object_name))
+
+
+def awaited_prefix(stream: str) -> str:
+    """What the keys of the lists of awaited readers begin with."""
+    return f"{stream_prefix(stream)}retention/awaited/"
+
+
+def awaited_key(stream: str, retire_record: int) -> str:
+    """Key of the list of readers that the purge of a retirement waits for."""
+    return f"{awaited_prefix(stream)}{retire_record:020d}{_SUFFIX}"
+
+
+def awaited_number(key: str, stream: str) -> int | None:
+    """The retire record that a key is for; ``None`` for any other key."""
+    number = key.removeprefix(awaited_prefix(stream)).removesuffix(_SUFFIX)
+    return int(number) if _NUMBER.fullmatch(number) and awaited_key(stream, int(number)) == key else None
+
+
+def encode_awaited(awaited: AwaitedReaders) -> bytes:
+    """The bytes of a list of awaited readers."""
+    return sealed({"format": DELETION_FORMAT, **to_json(awaited)})
+
+
+def decode_awaited(data: bytes, *, object_name: str = "") -> AwaitedReaders:
+    """The list in ``data``; raises ``FormatError``."""
+    return cast(AwaitedReaders, from_json(AwaitedReaders, opened(data, DELETION_FORMAT, object_name), object_name))
+
+
+INTENT_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionHead:
+    """The first position that stays of one partition's stream, in that incarnation of it and no later one."""
+
+    stream: str
+    incarnation: UUID
+    head: Position
+
+
+@dataclass(frozen=True, slots=True)
+class TruncationIntent:
+    """A truncation of several streams as one.
+
+    Attributes:
+        topic: the name above the partitions.
+        heads: of each partition.
+        forced: also where something before it isn't offloaded.
+        by: who wants it.
+        time_ms: since when, ms since 1970 UTC.
+        is_done: every partition begins there by now.
+    """
+
+    topic: str
+    heads: tuple[PartitionHead, ...]
+    forced: bool
+    by: str
+    time_ms: int
+    is_done: bool = False
+
+
+def intent_key(topic: str) -> str:
+    """Key of a topic's intent."""
+    return f"{stream_prefix(topic)}retention/truncation.json"
+
+
+def encode_intent(intent: TruncationIntent) -> bytes:
+    """The bytes of an intent."""
+    return sealed({"format": INTENT_FORMAT, **to_json(intent)})
+
+
+def decode_intent(data: bytes, *, object_name: str = "") -> TruncationIntent:
+    """The intent in ``data``; raises ``FormatError``."""
+    return cast(TruncationIntent, from_json(TruncationIntent, opened(data, INTENT_FORMAT, object_name), object_name))
+
+
+RETENTION_FORMAT = 1
+#: Nonces of earlier changes that a document remembers: who lost an answer finds its own among them.
+NONCES_KEPT = 128
+_GROUPS = "_groups/"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Which change of a document this is.
+
+    Attributes:
+        revision: counts the changes, from 1.
+        nonce: of this change alone.
+        before: the nonces of the changes before it, the newest first, ``NONCES_KEPT`` at most.
+        written_ms: by the clock of who wrote it, ms since 1970 UTC.
+    """
+
+    revision: int
+    nonce: str
+    before: tuple[str, ...]
+    written_ms: int
+
+
+#: Of a document that nobody wrote yet.
+NO_VERSION = Version(0, "", (), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """A partition's number and the incarnation of its stream that positions in this document are of."""
+
+    number: int
+    incarnation: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class CutRow:
+    """Everything before ``position`` in one partition. A partition without a row: nothing."""
+
+    partition: int
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRow:
+    """What lies before ``position``, and before its ledger, in one partition since the stream was created."""
+
+    partition: int
+    position: Position
+    payload_bytes: int
+    entries: int
+    ledger_payload_bytes: int
+    ledger_entries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriberRow:
+    """One subscriber.
+
+    Attributes:
+        name: of the subscriber.
+        generation: only a publish of this one counts.
+        updated_ms: when its row was changed last; ``active_ms``: when it gave the last sign of life.
+        cut: what it has consumed; ``None``: it has never published.
+        start: where it began; ``None``: at the stream's beginning.
+    """
+
+    name: str
+    generation: int
+    updated_ms: int
+    active_ms: int
+    cut: tuple[CutRow, ...] | None
+    start: tuple[CutRow, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscribers:
+    """The registry of one stream or partitioned topic, ascending by name."""
+
+    name: str
+    partitions: tuple[PartitionRow, ...]
+    subscribers: tuple[SubscriberRow, ...] = ()
+    version: Version = NO_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRow:
+    """A cut at the tail as it was at ``time_ms``, and the bytes before it since creation, ``None`` where unknown."""
+
+    time_ms: int
+    payload_bytes: int | None
+    cut: tuple[CutRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """The retention set.
+
+    Attributes:
+        records: ascending by time.
+        head_ms: time of the newest record at or before the head; ``None``: nothing was truncated yet.
+        sizes: of one position in partitions that were truncated, from which other sizes are counted: what lies before
+            it leaves the manifest.
+    """
+
+    name: str
+    partitions: tuple[PartitionRow, ...]
+    records: tuple[RecordRow, ...] = ()
+    head_ms: int | None = None
+    sizes: tuple[SizeRow, ...] = ()
+    version: Version = NO_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRow:
+    """One decision; ``record`` is its JSON text, whose layout is its maker's."""
+
+    time_ms: int
+    record: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """The last decisions, the oldest first."""
+
+    name: str
+    decisions: tuple[DecisionRow, ...] = ()
+    version: Version = NO_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCutRow:
+    """A cut of one of a group's streams; ``partitions``: of which incarnations its positions are, as far as known."""
+
+    stream: str
+    cut: tuple[CutRow, ...]
+    partitions: tuple[PartitionRow, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRow:
+    """A checkpoint of a reader group.
+
+    Attributes:
+        name: its name, unique in the group.
+        kept: whether it stays until it expires; others go when a later one is complete.
+        created_ms: ms since 1970 UTC.
+        waiting: readers that haven't said where they were at it.
+        behind: readers that haven't read anything after it.
+        cuts: where the readers were, ascending by stream.
+        released: whether all have passed it and an automatic group has seen to its publication.
+    """
+
+    name: str
+    kept: bool
+    created_ms: int
+    waiting: tuple[str, ...]
+    behind: tuple[str, ...]
+    cuts: tuple[StreamCutRow, ...]
+    released: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToDoRow:
+    """A change of a stream's registry that a group owes. ``action``: ``add``, ``remove`` or ``publish``; ``partitions``
+    as of ``StreamCutRow``."""
+
+    action: str
+    stream: str
+    generation: int
+    cut: tuple[CutRow, ...] | None = None
+    partitions: tuple[PartitionRow, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupState:
+    """A reader group over several streams.
+
+    Attributes:
+        name: its name, and that of its subscribers.
+        generation: raised by each change of the configuration; -1: the group was never made.
+        retention: ``none``, ``manual`` or ``automatic``.
+        streams: names, ascending.
+        starts, ends: where it begins and ends reading, of streams where that isn't their beginning and end.
+        automatic_checkpoint_ms: time between two automatic checkpoints.
+        outstanding_checkpoints_max: checkpoints that may wait for readers at once.
+        refresh_ms: how old a view of this document may be that a reader acts on.
+        readers: names of those that read, ascending.
+        checkpoints: in the order of their creation.
+        to_do: what the group owes to the streams' registries, in order.
+        published: the cuts that were published last, ascending by stream.
+        published_ms: when that was; 0: never.
+        checkpoint_ms: when the last automatic checkpoint was begun; 0: never.
+        deleted: whether the group is gone. Its generation stays, so that what an earlier group of the name still does
+            never meets a later one.
+    """
+
+    name: str
+    generation: int
+    retention: str
+    streams: tuple[str, ...]
+    automatic_checkpoint_ms: int
+    outstanding_checkpoints_max: int
+    refresh_ms: int
+    starts: tuple[StreamCutRow, ...] = ()
+    ends: tuple[StreamCutRow, ...] = ()
+    readers: tuple[str, ...] = ()
+    checkpoints: tuple[CheckpointRow, ...] = ()
+    to_do: tuple[ToDoRow, ...] = ()
+    published: tuple[StreamCutRow, ...] = ()
+    published_ms: int = 0
+    checkpoint_ms: int = 0
+    deleted: bool = False
+    version: Version = NO_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class TopicEntry:
+    """Says that a partitioned topic has a retention state, and for which incarnations of its partitions."""
+
+    topic: str
+    incarnation: UUID
+    partitions: tuple[PartitionRow, ...]
+
+
+Document = TypeVar("Document", Subscribers, Records, Decisions, GroupState)
+#: Last part of the keys, by kind of document.
+_NAMES = {Subscribers: "subscribers", Records: "records", Decisions: "decisions"}
+_KEY = re.compile(rf"([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/(?:{'|'.join(_NAMES.values())})")
+
+
+def retention_prefix(name: str) -> str:
+    """What the keys of everything that retention keeps of a stream or topic begin with."""
+    return f"{stream_prefix(name)}retention/"
+
+
+def document_key(kind: type[Document], name: str, incarnation: UUID) -> str:
+    """Key of a document of one incarnation of a stream or topic; two incarnations share none."""
+    return f"{retention_prefix(name)}{incarnation}/{_NAMES[kind]}"
+
+
+def document_keys(name: str, incarnation: UUID) -> list[str]:
+    """The keys of all documents that one incarnation of a stream or topic may have."""
+    return [f"{retention_prefix(name)}{incarnation}/{last}" for last in _NAMES.values()]
+
+
+def incarnation_of_retention_key(key: str, name: str) -> UUID | None:
+    """The incarnation whose document a key is of; ``None`` for any other key."""
+    match = _KEY.fullmatch(key.removeprefix(retention_prefix(name)))
+    return None if match is None or not key.startswith(retention_prefix(name)) else UUID(match[1])
+
+
+def topic_key(topic: str) -> str:
+    """Key of a partitioned topic's entry, which lies under one key for all its incarnations."""
+    return f"{retention_prefix(topic)}topic"
+
+
+def group_prefix() -> str:
+    """What the keys of all reader groups begin with: no stream's name begins like this."""
+    return _GROUPS
+
+
+def group_key(name: str) -> str:
+    """Key of a reader group."""
+    return f"{_GROUPS}{quote(name, safe='')}"
+
+
+def group_of_key(key: str) -> str | None:
+    """The group whose key it is; ``None`` for any other key."""
+    name = unquote(key.removeprefix(_GROUPS))
+    return name if group_key(name) == key else None
+
+
+def encode_document(document: Document) -> bytes:
+    """The bytes of a document; the same one always gives the same bytes."""
+    return sealed({"format": RETENTION_FORMAT, **to_json(document)})
+
+
+def decode_document(kind: type[Document], data: bytes, *, object_name: str = "") -> Document:
+    """The document in ``data``; raises ``FormatError``."""
+    return cast(Document, from_json(kind, opened(data, RETENTION_FORMAT, object_name), object_name))
+
+
+def encode_topic_entry(entry: TopicEntry) -> bytes:
+    """The bytes of a topic's entry."""
+    return sealed({"format": RETENTION_FORMAT, **to_json(entry)})
+
+
+def decode_topic_entry(data: bytes, *, object_name: str = "") -> TopicEntry:
+    """The entry in ``data``; raises ``FormatError``."""
+    return cast(TopicEntry, from_json(TopicEntry, opened(data, RETENTION_FORMAT, object_name), object_name))

@@ -1,0 +1,342 @@
+"""An entry as a Pulsar producer wrote it: metadata, checksum, compression, batch."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import lz4.block
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+
+from formats.checksum import crc32c
+from formats.errors import ChecksumMismatch, FormatError, Inconsistent, LimitExceeded, Truncated, UnsupportedVersion
+from formats.metadata import pulsar_message_pb2
+
+__all__ = [
+    "MESSAGE_BYTES_MIN",
+    "BatchPart",
+    "Frame",
+    "PayloadCodec",
+    "Resent",
+    "codec_name",
+    "decode_frame",
+    "decompress_payload",
+    "parse_message",
+    "resent",
+    "signed64",
+    "split_batch",
+]
+
+_PROTOCOL: Any = pulsar_message_pb2
+_MessageMetadata: Any = _PROTOCOL.MessageMetadata
+_BrokerEntryMetadata: Any = _PROTOCOL.BrokerEntryMetadata
+
+_MAGIC_BROKER_METADATA = 0x0E02
+_MAGIC_CHECKSUM = 0x0E01
+_U16 = struct.Struct(">H").unpack_from
+_U32 = struct.Struct(">I").unpack_from
+
+
+class Frame(NamedTuple):
+    """Where things are in one entry.
+
+    Attributes:
+        metadata: protobuf ``MessageMetadata``, complete.
+        broker: protobuf ``BrokerEntryMetadata``, or ``None`` where the broker added none.
+        payload_start: offset of the payload, which reaches to the end of the entry.
+    """
+
+    metadata: Any
+    broker: Any
+    payload_start: int
+
+
+def decode_frame(entry: bytes) -> Frame:
+    """Reads the frame of one entry; offsets in errors count from its first byte.
+
+    Raises:
+        Truncated: a declared length is more than there is.
+        ChecksumMismatch: metadata and payload aren't what the producer sent.
+        Inconsistent: the metadata isn't a protobuf message of that kind, or lacks a required field.
+    """
+    position, size = 0, len(entry)
+    broker = None
+    magic = _U16(entry, 0)[0] if size >= 2 else 0
+    if magic == _MAGIC_BROKER_METADATA:
+        start = 6
+        position = start + _length(entry, 2, "broker entry metadata")
+        broker = parse_message(_BrokerEntryMetadata, entry[start:position], start)
+        magic = _U16(entry, position)[0] if size >= position + 2 else 0
+    if magic == _MAGIC_CHECKSUM:
+        _check_crc(entry, position + 2)
+        position += 6
+    start = position + 4
+    position = start + _length(entry, position, "message metadata")
+    metadata = parse_message(_MessageMetadata, entry[start:position], start)
+    return Frame(metadata, broker, position)
+
+
+def _length(entry: bytes, at: int, what: str) -> int:
+    """A length field at ``at`` whose bytes are there too."""
+    left = len(entry) - at - 4
+    if left < 0:
+        raise Truncated(f"length of {what}", offset=at, expected="4 bytes", found=max(left + 4, 0))
+    length = int(_U32(entry, at)[0])
+    if length > left:
+        raise Truncated(what, offset=at, expected=f"at most {left} bytes", found=length)
+    return length
+
+
+def _check_crc(entry: bytes, at: int) -> None:
+    if len(entry) < at + 4:
+        raise Truncated("checksum of the message", offset=at, expected="4 bytes", found=len(entry) - at)
+    expected, found = _U32(entry, at)[0], crc32c(entry[at + 4 :])
+    if expected != found:
+        raise ChecksumMismatch("message", offset=at, expected=f"CRC-32C {expected:08x}", found=f"{found:08x}")
+
+
+def parse_message(kind: Any, data: bytes, offset: int) -> Any:
+    """The protobuf message in ``data``; ``Inconsistent`` when it isn't one, or lacks a required field."""
+    try:
+        message = kind.FromString(data)
+    except DecodeError as cause:
+        raise Inconsistent(
+            "message metadata", offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=str(cause)
+        ) from cause
+    if not message.IsInitialized():
+        missing = ", ".join(message.FindInitializationErrors())
+        raise Inconsistent(
+            "message metadata", offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=f"no {missing}"
+        )
+    return message
+
+
+def signed64(value: int) -> int:
+    """An unsigned 64-bit field as Pulsar's code, which has no unsigned numbers, reads it."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+_SingleMessageMetadata: Any = _PROTOCOL.SingleMessageMetadata
+#: A message of a batch takes at least that much: its metadata's length, and in that its own size.
+MESSAGE_BYTES_MIN = 6
+
+
+class BatchPart:
+    """Some messages of a batch, in order, as far as they could be read.
+
+    Attributes:
+        singles: protobuf ``SingleMessageMetadata`` of each.
+        starts, ends: where each message's bytes are in the decompressed payload.
+        end: where the next message begins, if there is no error.
+        error: why the messages after these couldn't be read, or what is behind the last one; ``None`` when all is well.
+    """
+
+    __slots__ = ("end", "ends", "error", "singles", "starts")
+
+    def __init__(self, start: int) -> None:
+        self.singles: list[Any] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+        self.end = start
+        self.error: FormatError | None = None
+
+
+def split_batch(payload: bytes, start: int, first: int, stop: int, count: int) -> BatchPart:
+    """Takes messages ``first`` to ``stop`` (excluded) out of a batch of ``count``.
+
+    Args:
+        payload: the whole batch, decompressed; offsets in errors count from its first byte.
+        start: where message ``first`` begins: 0, or where the part before ended.
+        first, stop, count: ``0 <= first < stop <= count``.
+    """
+    part = BatchPart(start)
+    singles, starts, ends = part.singles.append, part.starts.append, part.ends.append
+    parse = _SingleMessageMetadata.FromString
+    size, position, number = len(payload), start, first
+    try:
+        for number in range(first, stop):
+            begin = position + 4
+            value = begin + _U32(payload, position)[0] if begin <= size else size + 1
+            if value > size:
+                part.error = _truncated("metadata", number, position, size)
+                return part
+            single = parse(payload[begin:value])
+            length = single.payload_size
+            following = value + length
+            if length <= 0 and (length < 0 or not single.HasField("payload_size")):
+                part.error = _bad_size(number, begin, length)
+                return part
+            if following > size:
+                part.error = _truncated("bytes", number, value, size)
+                return part
+            singles(single)
+            starts(value)
+            ends(following)
+            part.end = position = following
+    except DecodeError as cause:
+        what = f"metadata of message {number} of a batch"
+        part.error = Inconsistent(what, offset=begin, expected="protobuf SingleMessageMetadata", found=str(cause))
+        return part
+    if stop == count and position != size:
+        more = f"{size - position} more bytes"
+        part.error = Inconsistent(f"batch of {count} messages", offset=position, expected="its end", found=more)
+    return part
+
+
+def _truncated(what: str, number: int, offset: int, size: int) -> Truncated:
+    return Truncated(
+        f"{what} of message {number} of a batch", offset=offset, expected="all of it", found=f"{size - offset} bytes"
+    )
+
+
+def _bad_size(number: int, offset: int, length: int) -> Inconsistent:
+    found = length if length else "none"
+    return Inconsistent(f"size of message {number} of a batch", offset=offset, expected="0 or more", found=found)
+
+
+class PayloadCodec(IntEnum):
+    """``CompressionType`` of Pulsar's protocol."""
+
+    NONE = 0
+    LZ4 = 1
+    ZLIB = 2
+    ZSTD = 3
+    SNAPPY = 4
+
+
+_NAMES = {codec: codec.name.lower() for codec in PayloadCodec}
+
+
+def codec_name(number: int) -> str:
+    """``1`` -> ``"lz4"``; a number that this release doesn't know stays one."""
+    return _NAMES.get(number, str(number))  # type: ignore[call-overload,no-any-return]
+
+
+def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
+    """The payload as it was before it was compressed.
+
+    Args:
+        codec: number from the metadata.
+        data: exactly the stored payload.
+        size: how many bytes must come out, as the metadata declares; not used for ``NONE``.
+        limit: most bytes the caller allows to come out.
+
+    Raises:
+        UnsupportedVersion: an unknown codec.
+        LimitExceeded: ``size`` is above ``limit``.
+        Inconsistent: ``data`` isn't compressed in that way, or another number of bytes comes out.
+    """
+    if codec == PayloadCodec.NONE:
+        return data
+    decompress = _CODECS.get(codec)
+    if decompress is None:
+        raise UnsupportedVersion("unknown compression of a payload", expected="0 to 4", found=codec)
+    if size > limit:
+        raise LimitExceeded("payload's decompressed size", expected=f"at most {limit} bytes", found=size)
+    try:
+        plain = decompress(data, size)
+    except FormatError:
+        raise
+    except (OSError, ValueError, lz4.block.LZ4BlockError, zlib.error, pa.ArrowException) as cause:
+        raise Inconsistent(
+            "compressed payload", expected=f"{size} bytes of {codec_name(codec)}", found=str(cause)
+        ) from cause
+    if len(plain) != size:
+        raise Inconsistent("payload's decompressed size", expected=size, found=len(plain))
+    return plain
+
+
+def _lz4(data: bytes, size: int) -> bytes:
+    # Arrow has this codec too, but can't say how much came out: what a too large size leaves would be old memory.
+    plain: bytes = lz4.block.decompress(data, uncompressed_size=max(size, 1))
+    return plain
+
+
+def _zlib(data: bytes, size: int) -> bytes:
+    stream = zlib.decompressobj()
+    plain = stream.decompress(data, size + 1)  # 0 would mean no limit, and one more shows that there is more
+    # Pulsar's Java client flushes the stream and doesn't end it, so its end, and zlib's checksum, may be missing.
+    if stream.unused_data:
+        raise Inconsistent("zlib payload", expected="one stream", found=f"{len(stream.unused_data)} bytes after it")
+    return plain
+
+
+def _zstd(data: bytes, size: int) -> bytes:
+    plain: bytes = pa.Codec("zstd").decompress(pa.py_buffer(data), decompressed_size=size, asbytes=True)
+    return plain
+
+
+def _snappy(data: bytes, size: int) -> bytes:
+    # Arrow fills as many bytes as the data says and leaves the rest as it was: so the two must agree.
+    declared = _varint32(data)
+    if declared != size:
+        raise Inconsistent("snappy payload's own size", expected=size, found=declared)
+    plain: bytes = pa.Codec("snappy").decompress(pa.py_buffer(data), decompressed_size=size, asbytes=True)
+    return plain
+
+
+def _varint32(data: bytes) -> int:
+    value = 0
+    for index in range(min(len(data), 5)):
+        value |= (data[index] & 0x7F) << 7 * index
+        if not data[index] & 0x80:
+            return value
+    raise Inconsistent("snappy payload", expected="a length of at most 5 bytes", found=data[:5].hex())
+
+
+_CODECS: dict[int, Callable[[bytes, int], bytes]] = {
+    PayloadCodec.LZ4: _lz4,
+    PayloadCodec.ZLIB: _zlib,
+    PayloadCodec.ZSTD: _zstd,
+    PayloadCodec.SNAPPY: _snappy,
+}
+
+
+_CHECKSUM = struct.Struct(">HI")
+_SIZE = struct.Struct(">I")
+#: Fields that are of the place where an entry was stored.
+_OF_THE_PLACE = ("replicated_from", "txnid_least_bits", "txnid_most_bits", "highest_sequence_id")
+
+
+class Resent(NamedTuple):
+    """What to send.
+
+    Attributes:
+        entry: what follows the command ``SEND``, with its checksum; nothing, if the entry is a marker of the broker's
+            own, which isn't for consumers.
+        messages: how many are in it.
+        is_of_transaction: whether it was sent within a transaction, of which an entry doesn't tell how it ended.
+    """
+
+    entry: bytes
+    messages: int
+    is_of_transaction: bool
+
+
+def resent(entry: bytes, producer_name: str, sequence_id: int) -> Resent:
+    """A stored entry for another producer.
+
+    Args:
+        entry: as it is stored.
+        producer_name, sequence_id: of the producer that is to send it.
+
+    Raises:
+        FormatError: it isn't what Pulsar stores, or damaged.
+    """
+    frame = decode_frame(entry)
+    metadata = frame.metadata
+    if metadata.HasField("marker_type"):
+        return Resent(b"", 0, False)
+    is_of_transaction = metadata.HasField("txnid_least_bits") or metadata.HasField("txnid_most_bits")
+    metadata.producer_name = producer_name
+    metadata.sequence_id = sequence_id
+    for name in _OF_THE_PLACE:
+        metadata.ClearField(name)
+    encoded = metadata.SerializeToString()
+    checked = b"".join((_SIZE.pack(len(encoded)), encoded, memoryview(entry)[frame.payload_start :]))
+    sent = _CHECKSUM.pack(_MAGIC_CHECKSUM, crc32c(checked)) + checked
+    return Resent(sent, max(metadata.num_messages_in_batch, 1), is_of_transaction)

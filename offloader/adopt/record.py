@@ -1,0 +1,479 @@
+"""Imports ledgers that Pulsar offloaded, in place: chooses the attempts and records them as streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import NamedTuple
+from uuid import UUID
+
+from formats.entries import Position
+from formats.errors import FormatError
+from formats.keys import data_key
+from formats.manifest import Adopt, Edit, LedgerClosed, Release
+from formats.segment import LedgerSpan
+from offloader.adopt.find import Attempt, AttemptTable, Found, Listing, ObjectPair, Owner, read_attempt
+from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, Unsupported
+from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers, stream_of_managed_ledger
+from offloader.manifest.apply import apply_edits
+from offloader.manifest.load import load_manifest
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.rebuild import FoundSegment, choose_segments
+from offloader.manifest.segment_table import AT_ROOT, SegmentRecord
+from offloader.manifest.state import EditRefused, ManifestState
+from offloader.read import fetch as plan
+from offloader.read.prefetch import Workers
+from offloader.runtime.clock import Clock
+from offloader.store.base import ObjectStore
+
+__all__ = [
+    "AdoptedStream",
+    "Adoption",
+    "AdoptionProgress",
+    "Choice",
+    "LeftOut",
+    "Problem",
+    "adopt",
+    "adoptions_of",
+    "choose_attempts",
+    "facts_of",
+    "release",
+    "without_hiding",
+]
+
+
+class LeftOut(NamedTuple):
+    """An attempt that isn't taken, and why."""
+
+    segment: FoundSegment
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What becomes of a stream's attempts.
+
+    Attributes:
+        adopted: disjoint, in the stream's order, none of them in the manifest yet.
+        already: how many the manifest has.
+        left_out: the others.
+        closed: ledger id -> last entry id (-1: empty), facts that the manifest doesn't have yet.
+        missing: closed ledgers of the topic that have entries and of which neither the store nor the manifest has all.
+    """
+
+    adopted: Sequence[FoundSegment]
+    already: int
+    left_out: Sequence[LeftOut]
+    closed: Mapping[int, int]
+    missing: Sequence[TopicLedger]
+
+
+def choose_attempts(attempts: Sequence[Attempt], state: ManifestState, topic: TopicLedgers | None) -> Choice:
+    """Sorts a stream's attempts.
+
+    Of several whole attempts at the same entries the newest counts: Pulsar forgets an attempt when it begins another,
+    and deletes its objects.
+
+    Args:
+        attempts: whole ones, all of the same stream and cluster.
+        state: the stream's manifest, an empty one when it has none.
+        topic: what the broker says of its ledgers; ``None`` when nobody asked.
+    """
+    left: list[LeftOut] = []
+    fresh: dict[tuple[Position, Position], Attempt] = {}
+    already = 0
+    for attempt in attempts:
+        segment = attempt.segment
+        if _is_recorded(segment, state):
+            already += 1
+            continue
+        why = _refusal(attempt, state, topic)
+        if why:
+            left.append(LeftOut(segment, why))
+            continue
+        span = segment.summary.begin, segment.summary.end
+        other = fresh.setdefault(span, attempt)
+        if other is attempt:
+            continue
+        older, newer = sorted((attempt, other), key=_age)
+        fresh[span] = newer
+        left.append(LeftOut(older.segment, f"attempt {newer.segment.uuid} at the same entries is newer"))
+    of_topic = {} if topic is None else topic.closed
+    chosen = choose_segments([attempt.segment for attempt in fresh.values()], None, of_topic)
+    left += [LeftOut(segment, "other attempts hold more of these entries") for segment in chosen.overlapping]
+    adopted = _one_per_uuid(chosen.recorded, left)
+    known = state.closed_ledgers
+    return Choice(
+        adopted=adopted,
+        already=already,
+        left_out=left,
+        closed={ledger_id: last for ledger_id, last in chosen.closed_ledgers.items() if known.get(ledger_id) != last},
+        missing=[] if topic is None else _missing(topic, adopted, state),
+    )
+
+
+def facts_of(choice: Choice) -> list[Edit]:
+    """What is recorded before the segments that rely on it."""
+    return [LedgerClosed(ledger_id, last) for ledger_id, last in choice.closed.items()]
+
+
+def adoptions_of(choice: Choice, driver: Mapping[str, str], *, owned: bool) -> list[Edit]:
+    """The segments from the newest to the oldest: so a stream that is there already grows at its front record by
+    record, and its committed end never steps back."""
+    return [Adopt(each.uuid, each.summary, driver, owned) for each in reversed(choice.adopted)]
+
+
+def without_hiding(choice: Choice, state: ManifestState) -> Choice:
+    """The choice without what wouldn't join what is committed.
+
+    History that ends in a hole before entries that are readable now couldn't be read itself, and would hold up the
+    stream's head.
+    """
+    committed = state.committed_end()
+    while committed is not None and choice.adopted:
+        edits = [*facts_of(choice), *adoptions_of(choice, {}, owned=False)]
+        end = apply_edits(state, edits, record_id=state.record_id + 1).prefix_end()
+        if end is not None and end >= committed:
+            break
+        kept = [s for s in choice.adopted if end is not None and s.summary.begin > end]
+        if len(kept) == len(choice.adopted):
+            kept = []
+        why = f"ledgers are missing between it and {committed}, which can be read now and couldn't any more"
+        hidden = [LeftOut(s, why) for s in choice.adopted if s not in kept]
+        taken = {span.ledger_id for s in kept for span in s.summary.ledgers}
+        closed = {ledger_id: last for ledger_id, last in choice.closed.items() if ledger_id in taken}
+        choice = replace(choice, adopted=kept, closed=closed, left_out=[*choice.left_out, *hidden])
+    return choice
+
+
+def _is_recorded(segment: FoundSegment, state: ManifestState) -> bool:
+    record = state.segments.get(segment.uuid)
+    return record is not None and (record.begin, record.end) == (segment.summary.begin, segment.summary.end)
+
+
+def _age(attempt: Attempt) -> tuple[int, UUID]:
+    return attempt.modified_ms, attempt.segment.uuid
+
+
+def _refusal(attempt: Attempt, state: ManifestState, topic: TopicLedgers | None) -> str:
+    """Why an attempt can't be part of the stream; empty when it can."""
+    summary = attempt.segment.summary
+    if not attempt.closed:
+        return "its index says that the ledger wasn't closed"
+    if state.segments.get(attempt.segment.uuid) is not None:
+        return "the manifest has another range under its uuid"
+    for span in summary.ledgers:
+        why = _contradiction(span, state, topic)
+        if why:
+            return why
+    there = next(iter(state.segments.in_order(summary.begin, summary.end)), None)
+    if there is not None:
+        return f"the stream has these entries already, in segment {there.uuid}"
+    if any(gap.first <= summary.end and gap.last >= summary.begin for gap in state.gaps):
+        return "the stream has a gap recorded there"
+    return ""
+
+
+def _contradiction(span: LedgerSpan, state: ManifestState, topic: TopicLedgers | None) -> str:
+    known = state.closed_ledgers.get(span.ledger_id)
+    if known is not None and span.last_entry_id > known:
+        return f"the stream's ledger {span.ledger_id} ends at entry {known}, this has {span.last_entry_id}"
+    if topic is None:
+        return ""
+    of_topic = {ledger.ledger_id: ledger for ledger in topic.ledgers}
+    if span.ledger_id not in of_topic:
+        return f"the topic has no ledger {span.ledger_id} (any more)"
+    last = topic.closed.get(span.ledger_id)
+    if last is not None and span.last_entry_id > last:
+        return f"the topic's ledger {span.ledger_id} ends at entry {last}, this has {span.last_entry_id}"
+    return ""
+
+
+def _one_per_uuid(segments: Iterable[FoundSegment], left: list[LeftOut]) -> list[FoundSegment]:
+    """A manifest names segments by uuid alone."""
+    taken: dict[UUID, FoundSegment] = {}
+    for segment in segments:
+        if segment.uuid in taken:
+            left.append(LeftOut(segment, "another ledger of the stream has the same uuid"))
+        else:
+            taken[segment.uuid] = segment
+    return list(taken.values())
+
+
+def _missing(topic: TopicLedgers, adopted: Sequence[FoundSegment], state: ManifestState) -> list[TopicLedger]:
+    held: dict[int, int] = {}
+    recorded = [record.summary for record in state.offloaded() if record.summary is not None]
+    for summary in [*recorded, *(segment.summary for segment in adopted)]:
+        for span in summary.ledgers:
+            held[span.ledger_id] = held.get(span.ledger_id, 0) + span.entries
+    return [ledger for ledger in topic.ledgers[:-1] if held.get(ledger.ledger_id, 0) < ledger.entries]
+
+
+#: Edits of one record.
+RECORD_EDITS_MAX = 500
+#: Attempts whose objects are looked at at once, and streams that are recorded at once.
+REQUESTS_IN_FLIGHT = 16
+#: Problems that are kept; the others are counted.
+PROBLEMS_MAX = 10_000
+
+_NOTHING = UUID(int=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that isn't adopted: an object's key or a stream, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptionProgress:
+    """How far it is: objects listed, attempts looked at, streams recorded of how many (0: not known yet)."""
+
+    objects: int
+    attempts: int
+    streams: int = 0
+    streams_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdoptedStream:
+    """One stream's share.
+
+    Attributes:
+        stream: its name.
+        adopted: where the segments begin that were recorded, or in a dry run would be; ascending.
+        entries, payload_bytes: of those.
+        already: how many segments the manifest had.
+        left_out, missing: see ``Choice``.
+        first, last: readable positions then; ``None``: nothing is, or it is a dry run.
+        unreadable: segments after a hole; they can be read when that is filled.
+    """
+
+    stream: str
+    adopted: tuple[Position, ...]
+    entries: int
+    payload_bytes: int
+    already: int
+    left_out: Sequence[LeftOut]
+    missing: Sequence[TopicLedger]
+    first: Position | None = None
+    last: Position | None = None
+    unreadable: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Adoption:
+    """Everything that was found.
+
+    Attributes:
+        streams: by name.
+        problems: what isn't adopted; at most ``PROBLEMS_MAX``.
+        problems_count: all of them.
+        objects: listed.
+        foreign: objects at the root that aren't Pulsar's.
+        unfinished: objects without their other half.
+        unmatched: whole attempts that nobody says the topic of.
+    """
+
+    streams: list[AdoptedStream] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    problems_count: int = 0
+    objects: int = 0
+    foreign: Found = field(default_factory=Found)
+    unfinished: Found = field(default_factory=Found)
+    unmatched: Found = field(default_factory=Found)
+
+    def problem(self, what: str, why: str) -> None:
+        self.problems_count += 1
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(Problem(what, why))
+
+
+def adopt(
+    store: ObjectStore,
+    *,
+    clock: Clock,
+    topics: Sequence[TopicLedgers] = (),
+    streams: Sequence[str] = (),
+    cluster: str = "",
+    take_ownership: bool = False,
+    deep: bool = False,
+    dry_run: bool = False,
+    requests_in_flight: int = REQUESTS_IN_FLIGHT,
+    on_progress: Callable[[AdoptionProgress], None] = lambda _: None,
+) -> Adoption:
+    """Finds what a Pulsar offloaded to ``store`` and records it in manifests there.
+
+    It may be run again, also while the stream is being written: it adds what is new.
+
+    Args:
+        store: its root is where Pulsar's objects are. ``catalogue:///directory`` keeps the manifests elsewhere.
+        clock: for the records' times.
+        topics: what the broker says of topics' ledgers; it decides whose a ledger is when no metadata says it, and
+            whether ledgers are missing.
+        streams: names or patterns of those to adopt; none: all.
+        cluster: only what this Pulsar cluster wrote.
+        take_ownership: our retention and cleanup may delete the objects from now on, those adopted earlier included.
+        deep: every entry is read.
+        dry_run: nothing is written.
+        requests_in_flight: attempts looked at at once.
+        on_progress: told now and then.
+
+    Raises:
+        InvalidCall: one topic is given twice with different ledgers.
+        OffloaderError: the store is away. What was recorded until then stays; run it again.
+    """
+    done = Adoption()
+    by_stream = _by_stream(topics)
+    by_ledger = {ledger.ledger_id: topic.managed_ledger for topic in topics for ledger in topic.ledgers}
+    found = AttemptTable()
+    listing = Listing(store)
+    workers = Workers(requests_in_flight)
+    tasks = (partial(_attempt, store, pair, deep) for pair in listing.pairs())
+    for count, result in enumerate(workers.in_order(tasks), 1):
+        if isinstance(result, Problem):
+            done.problem(result.what, result.why)
+        elif not cluster or result.cluster == cluster:
+            found.add(_named(result, by_ledger))
+        if count % 100 == 0:
+            on_progress(AdoptionProgress(listing.objects, count))
+    done.objects, done.foreign, done.unfinished = listing.objects, listing.foreign, listing.unfinished
+    owners = _owners(found, done)
+    names = [name for name in sorted(owners) if not streams or any(fnmatchcase(name, pattern) for pattern in streams)]
+    record = partial(_adopted, store, clock, take_ownership, dry_run)
+    recorded = workers.in_order(partial(record, name, found, owners[name], by_stream.get(name)) for name in names)
+    for count, each in enumerate(recorded, 1):
+        if isinstance(each, Problem):
+            done.problem(each.what, each.why)
+        else:
+            done.streams.append(each)
+        on_progress(AdoptionProgress(listing.objects, found.count, count, len(names)))
+    return done
+
+
+def _attempt(store: ObjectStore, pair: ObjectPair, deep: bool) -> Attempt | Problem:
+    try:
+        return read_attempt(store, pair, deep=deep)
+    except (FormatError, LimitReached) as error:
+        return Problem(pair.data.key, str(error))
+    except NotFound:
+        return Problem(pair.data.key, "it was deleted while it was looked at")
+
+
+def _by_stream(topics: Sequence[TopicLedgers]) -> dict[str, TopicLedgers]:
+    found: dict[str, TopicLedgers] = {}
+    for topic in topics:
+        if found.setdefault(topic.stream, topic) != topic:
+            raise InvalidCall(f"the ledgers of topic {topic.topic} are given twice, and differ")
+    return found
+
+
+def _named(attempt: Attempt, by_ledger: Mapping[int, str]) -> Attempt:
+    """With the managed ledger that the broker says its ledgers are of, when its metadata says nothing."""
+    if attempt.managed_ledger:
+        return attempt
+    names = {by_ledger.get(span.ledger_id, "") for span in attempt.segment.summary.ledgers}
+    return replace(attempt, managed_ledger=names.pop()) if len(names) == 1 else attempt
+
+
+def _owners(found: AttemptTable, done: Adoption) -> dict[str, list[Owner]]:
+    """Stream -> who wrote for it; notes the attempts that are nobody's."""
+    owners: dict[str, list[Owner]] = {}
+    for owner in found.owners():
+        if owner.managed_ledger:
+            owners.setdefault(stream_of_managed_ledger(owner.managed_ledger), []).append(owner)
+            continue
+        for attempt in found.of(owner):
+            done.unmatched.add(data_key("", attempt.segment.uuid, attempt.segment.ledger_id))
+    return owners
+
+
+def _adopted(
+    store: ObjectStore,
+    clock: Clock,
+    take_ownership: bool,
+    dry_run: bool,
+    stream: str,
+    found: AttemptTable,
+    owners: Sequence[Owner],
+    topic: TopicLedgers | None,
+) -> AdoptedStream | Problem:
+    clusters = sorted({owner.cluster for owner in owners if owner.cluster})
+    if len(clusters) > 1:
+        # Ledger ids of different clusters have nothing to do with each other.
+        return Problem(stream, f"clusters {', '.join(clusters)} have a topic of this name: choose one with --cluster")
+    attempts = [attempt for owner in owners for attempt in found.of(owner)]
+    try:
+        state = _state(store, stream)
+        choice = without_hiding(choose_attempts(attempts, state, topic), state)
+        foreign = [record for record in state.offloaded() if not record.owned] if take_ownership else []
+        if not dry_run and (choice.adopted or foreign):
+            log = ManifestLog(store, stream, clock=clock, writer_name="offloader adopt")
+            state = _recorded(log, choice, {**store.driver_metadata, **AT_ROOT}, owned=take_ownership)
+            state = _taken(log, foreign)
+    except Unsupported:
+        raise  # of the store, not of this stream
+    except (Corrupt, EditRefused, InvalidCall) as error:
+        return Problem(stream, str(error))
+    ends = plan.whole_range(state)
+    unreadable = len(state.offloaded()) - len(plan.readable_segments(state))
+    return AdoptedStream(
+        stream=stream,
+        adopted=tuple(segment.summary.begin for segment in choice.adopted),
+        entries=sum(segment.summary.entries for segment in choice.adopted),
+        payload_bytes=sum(segment.summary.payload_bytes for segment in choice.adopted),
+        already=choice.already,
+        left_out=choice.left_out,
+        missing=choice.missing,
+        first=ends[0] if ends else None,
+        last=ends[1] if ends else None,
+        unreadable=unreadable,
+    )
+
+
+def _state(store: ObjectStore, stream: str) -> ManifestState:
+    try:
+        state = load_manifest(store, stream)
+    except NotFound:
+        return ManifestState(stream=stream, incarnation=_NOTHING)
+    if state.stream_deleted:
+        raise InvalidCall(f"stream {stream} is being deleted", hint="run this again when that is complete")
+    return state
+
+
+def _recorded(log: ManifestLog, choice: Choice, driver: Mapping[str, str], *, owned: bool) -> ManifestState:
+    """Commits the choice beside whoever owns the stream: its epoch stays, and it goes on."""
+    state = log.load(create=True)
+    for edits in (facts_of(choice), adoptions_of(choice, driver, owned=owned)):
+        for start in range(0, len(edits), RECORD_EDITS_MAX):
+            state = log.amend(edits[start : start + RECORD_EDITS_MAX])
+    return state
+
+
+def _taken(log: ManifestLog, foreign: Sequence[SegmentRecord]) -> ManifestState:
+    """Makes segments that were adopted earlier our own: they leave and come back in one record."""
+    state = log.state
+    for start in range(0, len(foreign), RECORD_EDITS_MAX):
+        some = foreign[start : start + RECORD_EDITS_MAX]
+        edits: list[Edit] = [Release(tuple(record.uuid for record in some))]
+        edits += [Adopt(record.uuid, record.summary, record.driver, True) for record in some if record.summary]
+        state = log.amend(edits)
+    return state
+
+
+def release(store: ObjectStore, stream: str, *, clock: Clock, dry_run: bool = False) -> int:
+    """Lets go of what was adopted without ownership: the manifest forgets it, the objects stay. How many segments.
+
+    Raises:
+        NotFound: no such stream.
+        Corrupt, StoreUnavailable: what the manifest raises.
+    """
+    log = ManifestLog(store, stream, clock=clock, writer_name="offloader adopt")
+    uuids = [record.uuid for record in log.load().offloaded() if not record.owned]
+    for start in range(0, 0 if dry_run else len(uuids), RECORD_EDITS_MAX):
+        log.amend([Release(tuple(uuids[start : start + RECORD_EDITS_MAX]))])
+    return len(uuids)

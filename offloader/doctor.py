@@ -1,0 +1,526 @@
+"""Checks of configuration and connectivity: this machine, the store, Pulsar, and each stream."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from formats.entries import Position
+from offloader.errors import AccessDenied, ErrorKind, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
+from offloader.ledgers.pulsar.source import PulsarCluster
+from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals, policy_warnings
+from offloader.ledgers.sqlite.database import database_path
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest.checked_source import CheckedSource
+from offloader.manifest.deletion_clock import time_for_deletion_ms
+from offloader.manifest.leases import global_hold
+from offloader.manifest.log import list_streams
+from offloader.manifest.state import ManifestState
+from offloader.read.reader import load_stream
+from offloader.runtime.clock import Clock
+from offloader.settings import PulsarSettings, Settings
+from offloader.settings.layered import SettingsFile
+from offloader.store.base import ByteRange, ObjectStore
+from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts
+
+__all__ = [
+    "STREAMS_MAX",
+    "Check",
+    "Finding",
+    "LocalChecks",
+    "Outcome",
+    "PulsarChecks",
+    "StoreChecks",
+    "StreamChecks",
+    "fine",
+    "problem",
+    "run_checks",
+    "warning",
+]
+
+
+class Outcome(StrEnum):
+    """How it stands with what was looked at."""
+
+    OK = "ok"
+    #: It works, and somebody should know.
+    WARNING = "warning"
+    #: It doesn't work.
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of a doctor's report.
+
+    Attributes:
+        check: what was looked at, ``store put``.
+        what: what was found, one line.
+        hint: what to do about it, one line; empty where nothing has to be done.
+        kind: of a problem: what kind of error it would be; decides the exit code.
+    """
+
+    check: str
+    outcome: Outcome
+    what: str
+    hint: str = ""
+    kind: ErrorKind | None = None
+
+
+class Check(Protocol):
+    """Looks at one thing or a few that belong together."""
+
+    @property
+    def name(self) -> str:
+        """What is looked at, for a check that fails as a whole."""
+        ...
+
+    def run(self) -> Iterable[Finding]:
+        """What is found.
+
+        Raises:
+            OffloaderError: the check couldn't be finished; it counts as a problem.
+        """
+        ...
+
+
+def fine(check: str, what: str) -> Finding:
+    """All is well."""
+    return Finding(check=check, outcome=Outcome.OK, what=what)
+
+
+def warning(check: str, what: str, hint: str) -> Finding:
+    """Somebody should know."""
+    return Finding(check=check, outcome=Outcome.WARNING, what=what, hint=hint)
+
+
+def problem(check: str, error: OffloaderError, hint: str = "") -> Finding:
+    """It doesn't work, because of ``error``; ``hint`` instead of the error's own, or of what its kind says."""
+    said = hint or error.hint or error.kind.advice
+    return Finding(check=check, outcome=Outcome.PROBLEM, what=error.message, hint=said, kind=error.kind)
+
+
+def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
+    """Everything that they find, in their order."""
+    for check in checks:
+        try:
+            yield from check.run()
+        except OffloaderError as error:
+            yield problem(check.name, error)
+
+
+#: Free bytes below which a disk is nearly full.
+DISK_BYTES_MIN = 1024**3
+#: Part of the machine's memory above which buffers leave too little for the rest.
+MEMORY_SHARE_MAX = 0.5
+#: Open files that a process needs beside the store's connections.
+FILES_BESIDE = 256
+
+
+class LocalChecks:
+    """See ``offloader.doctor.Check``."""
+
+    name = "machine"
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def run(self) -> Iterator[Finding]:
+        if self._settings.serve.ledgers:
+            yield from self._ledgers()
+        if self._settings.telemetry.status_file:
+            yield from self._status_file()
+        yield from self._memory()
+        yield from self._files()
+
+    def _ledgers(self) -> Iterator[Finding]:
+        path = Path(database_path(self._settings.serve.ledgers))
+        if str(path) == ":memory:":
+            return
+        folder = path.parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            missing = "isn't there" if not folder.is_dir() else "can't be written"
+            error = AccessDenied(f"the folder {folder} {missing}")
+            yield problem("ledger database", error, "make it, owned by the user of the process")
+            return
+        if path.exists():
+            with closing(EmbeddedLedgers(str(path), create=False)) as database:
+                yield fine("ledger database", f"{path} has {len(database.streams())} streams")
+        else:
+            yield fine("ledger database", f"{path} is made by whoever comes first")
+        free_bytes = shutil.disk_usage(folder).free
+        text = f"{free_bytes / 1024**3:.1f} GiB are free in {folder}"
+        if free_bytes < DISK_BYTES_MIN:
+            yield warning("ledger disk", text, "free some: appends fail when it is full")
+        else:
+            yield fine("ledger disk", text)
+
+    def _status_file(self) -> Iterator[Finding]:
+        folder = Path(self._settings.telemetry.status_file).absolute().parent
+        if folder.is_dir() and os.access(folder, os.W_OK):
+            yield fine("status file", f"can be written in {folder}")
+        else:
+            error = AccessDenied(f"{folder} isn't there or can't be written")
+            yield problem("status file", error, "make the folder, or set another telemetry.status_file")
+
+    def _memory(self) -> Iterator[Finding]:
+        wanted_bytes = self._settings.offload.offload_memory_bytes_max
+        there_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        text = f"buffers may take {wanted_bytes / 1024**2:.0f} of {there_bytes / 1024**2:.0f} MiB"
+        if wanted_bytes > there_bytes * MEMORY_SHARE_MAX:
+            yield warning("memory", text, "lower offload.offload_memory_bytes_max, or use a larger machine")
+        else:
+            yield fine("memory", text)
+
+    def _files(self) -> Iterator[Finding]:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = self._settings.store.connections_max + FILES_BESIDE
+        if limit != resource.RLIM_INFINITY and limit < wanted:
+            yield warning(
+                "open files", f"{limit} are allowed, up to {wanted} may be needed", f"ulimit -n {max(wanted, 4096)}"
+            )
+        else:
+            yield fine("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} are allowed")
+
+
+#: Topics whose subscriptions are looked at; of more, the first ones.
+TOPICS_LOOKED_AT_MAX = 100
+
+
+class PulsarChecks:
+    """See ``offloader.doctor.Check``.
+
+    Args:
+        settings: the section ``[pulsar]``.
+        clock: of waits.
+    """
+
+    name = "pulsar"
+
+    def __init__(self, settings: PulsarSettings, clock: Clock) -> None:
+        # Who looks wants to hear soon.
+        self._settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
+        self._clock = clock
+
+    def run(self) -> Iterator[Finding]:
+        patterns = TopicPatterns.of(self._settings.topics, self._settings.exclude)
+        with PulsarCluster(self._settings, clock=self._clock) as cluster:
+            try:
+                yield fine("pulsar broker", f"{cluster.client.greet()} answers and lets us in")
+            except OffloaderError as error:
+                yield problem("pulsar broker", error)
+            look, failure = survey(cluster.admin, patterns)
+            if failure is not None:
+                yield problem("pulsar admin", failure)
+            if look.topics:
+                yield fine("pulsar admin", f"{cluster.admin.url} answers")
+            topics = sorted(topic for each in look.topics.values() for topic in each)
+            if topics:
+                yield from self._found(cluster, topics)
+                yield from _entries(cluster, topics[:TOPICS_LOOKED_AT_MAX])
+            elif failure is None:
+                hint = "check names and patterns, or let somebody produce: new topics are looked for while it serves"
+                yield warning("pulsar topics", "pulsar.topics means no topic that is there", hint=hint)
+            for namespace in sorted(look.topics):
+                yield from _policies(cluster, namespace)
+
+    def _found(self, cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
+        most = self._settings.topics_max
+        if len(topics) > most:
+            hint = "raise pulsar.topics_max, or share the topics between several processes"
+            yield warning("pulsar topics", f"{len(topics)} topics are meant, {most} are offloaded", hint=hint)
+        else:
+            yield fine("pulsar topics", f"{len(topics)} topics and partitions are meant")
+        looked_at = topics[:TOPICS_LOOKED_AT_MAX]
+        without = []
+        for topic in looked_at:
+            try:
+                found = cluster.admin.stats(topic).subscriptions.get(self._settings.subscription)
+            except NotFound:
+                continue  # deleted since, or a partition that nobody has used yet
+            except OffloaderError as error:
+                yield problem("pulsar subscriptions", error)
+                return
+            if found is None or not found.is_durable:
+                without.append(topic)
+        name = self._settings.subscription
+        if without:
+            what = f"{len(without)} of {len(looked_at)} topics have no subscription {name}, {without[0]} for example"
+            hint = "until a process serves them nothing keeps what isn't offloaded"
+            yield warning("pulsar subscriptions", what, hint=hint)
+        else:
+            yield fine("pulsar subscriptions", f"{len(looked_at)} topics have the subscription {name}")
+
+
+def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
+    """Whether the admin interface explains single entries, as it is asked to for those that aren't delivered."""
+    check, asked = "pulsar entries", 0
+    without = "until then entries that aren't delivered count as unconfirmed (pulsar.on_gap), and their ledgers stay"
+    for topic in topics:
+        try:
+            newest = _newest_entry(cluster.admin.internals(topic))
+            if newest is None:
+                continue
+            fate = cluster.admin.fate(topic, newest)
+        except NotFound:
+            continue  # deleted since, or a partition that nobody has used yet
+        except OffloaderError as error:
+            yield problem(check, error)
+            return
+        asked += 1
+        if fate is EntryFate.DENIED:
+            namespace = topic.removeprefix("persistent://").rpartition("/")[0]
+            what = f"{cluster.admin.url}: the token lacks the permission to look at entries of {topic}"
+            hint = f"grant its role the action consume on namespace {namespace}; {without}"
+            yield problem(check, AccessDenied(what, hint=hint))
+            return
+        if fate is EntryFate.UNKNOWN:
+            what = f"{cluster.admin.url} doesn't explain entries of {topic}"
+            hint = f"let GET .../ledger/L/entry/E and its X-Pulsar headers pass, of a broker 2.11 or later; {without}"
+            yield warning(check, what, hint=hint)
+            return
+    if asked:
+        yield fine(check, f"{cluster.admin.url} explains single entries of {asked} topics")
+
+
+def _newest_entry(internals: TopicInternals) -> Position | None:
+    """The newest one that is listed."""
+    filled = [Position(ledger_id, entries - 1) for ledger_id, entries in internals.stored() if entries]
+    return filled[-1] if filled else None
+
+
+def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[Finding]:
+    check = f"pulsar namespace {namespace}"
+    try:
+        for each in policy_warnings(cluster.admin.policies(namespace)):
+            what, _, hint = each.partition("; ")
+            yield warning(check, what, hint=hint)
+    except NotFound:
+        yield warning(check, "there is no such namespace", hint="check pulsar.topics")
+    except OffloaderError as error:
+        hint = "the token may not read them: look yourself for a message TTL and for quotas that evict"
+        yield warning(check, f"its policies can't be read: {error.message}", hint=hint)
+
+
+_BODY = b"offloader doctor"
+#: Verb -> what S3 calls the permission.
+_PERMISSIONS = {
+    "list": "s3:ListBucket",
+    "put": "s3:PutObject",
+    "head and get": "s3:GetObject",
+    "uploads": "s3:PutObject",
+    "list parts": "s3:ListMultipartUploadParts",
+    "list uploads": "s3:ListBucketMultipartUploads",
+    "abort": "s3:AbortMultipartUpload",
+    "delete": "s3:DeleteObject",
+}
+
+
+class StoreChecks:
+    """See ``offloader.doctor.Check``.
+
+    Args:
+        store: open for writing, or only reading is looked at.
+        settings: of the process.
+    """
+
+    name = "store"
+
+    def __init__(self, store: ObjectStore, settings: Settings, clock: Clock, *, read_only: bool = False) -> None:
+        self._store, self._settings, self._clock = store, settings, clock
+        self._read_only = read_only
+        #: Whether the store was found to answer.
+        self.answers = False
+
+    def run(self) -> Iterator[Finding]:
+        try:
+            self._store.list("", limit=1)
+        except OffloaderError as error:
+            # Everything else would say the same.
+            yield problem("store reachable", error, _hint("list", error))
+            return
+        self.answers = True
+        yield fine("store reachable", f"{self._store.url} answers")
+        if self._read_only:
+            return
+        yield from self._verbs()
+        yield from self._promises()
+        yield from self._time()
+        stop = global_hold(self._store)
+        if stop is not None:
+            yield warning(
+                "store deletion",
+                f"all deletion is stopped by {stop.by}: {stop.reason}",
+                "`offloader cleanup hold --all --off` lifts that",
+            )
+
+    def _verbs(self) -> Iterator[Finding]:
+        store, key = self._store, f"{PROBE_PREFIX}{uuid.uuid4().hex}-doctor"
+        begun: list[str] = []
+
+        def uploads() -> None:
+            begun.append(store.begin_upload(key))
+            part = store.upload_part(key, begun[0], 1, _BODY)
+            store.complete_upload(key, begun[0], [part])
+
+        def parts() -> None:
+            begun.append(store.begin_upload(key))
+            store.upload_part(key, begun[-1], 1, _BODY)
+            if len(store.list_parts(key, begun[-1])) != 1:
+                raise StoreUnavailable("a part that was sent isn't listed")
+
+        def listed() -> None:
+            if not any(each.key == key for each in store.list(key).objects):
+                raise StoreUnavailable("an object that was put isn't listed")
+
+        def read() -> None:
+            size_bytes = store.head(key).size_bytes
+            if (size_bytes, store.get(key, ByteRange(2, 5))[0]) != (len(_BODY), _BODY[2:5]):
+                raise StoreUnavailable("what was put isn't what is read")
+
+        def deleted() -> None:
+            kept = store.delete([key])
+            if kept:
+                raise AccessDenied(f"{kept[0].key} wasn't deleted: {kept[0].reason}")
+
+        verbs: dict[str, Callable[[], object]] = {
+            "put": lambda: store.put(key, _BODY),
+            "head and get": read,
+            "list": listed,
+            "uploads": uploads,
+            "list parts": parts,
+            "list uploads": lambda: store.list_uploads(key),
+            "abort": lambda: store.abort_upload(key, begun[-1]),
+            "delete": deleted,
+        }
+        for verb, call in verbs.items():
+            try:
+                call()
+            except Unsupported as error:
+                yield warning(f"store {verb}", error.message, error.hint)
+            except OffloaderError as error:
+                yield problem(f"store {verb}", error, _hint(verb, error))
+            except IndexError:
+                continue  # nothing was begun that could be aborted
+            else:
+                yield fine(f"store {verb}", "allowed")
+        with contextlib.suppress(OffloaderError):
+            store.delete([key])
+
+    def _promises(self) -> Iterator[Finding]:
+        name, found = "store conditional puts", probe_conditional_puts(self._store)
+        broken = f"not kept: {'; '.join(found.problems)}"
+        if found.conditional:
+            yield fine(name, f"kept, also when creators met {found.rounds} times")
+        elif self._settings.store.single_writer:
+            yield warning(name, broken, "store.single_writer is set: nobody else may write there")
+        else:
+            hint = "use another store, or set store.single_writer where nobody else ever writes"
+            yield problem(name, Unsupported(broken), hint)
+
+    def _time(self) -> Iterator[Finding]:
+        limit_s = self._settings.manifest.clock_skew_seconds_max
+        time_for_deletion_ms(self._store, self._clock, skew_ms_max=limit_s * 1000)
+        yield fine("store clock", f"within {limit_s:g} s of this machine's")
+
+
+def _hint(verb: str, error: OffloaderError) -> str:
+    return f"allow {_PERMISSIONS[verb]}" if isinstance(error, AccessDenied) and not error.hint else error.hint
+
+
+#: Streams whose manifests are loaded; of more the rest is counted.
+STREAMS_MAX = 200
+
+
+class StreamChecks:
+    """See ``offloader.doctor.Check``."""
+
+    name = "streams"
+
+    def __init__(self, store: ObjectStore, file: SettingsFile, clock: Clock) -> None:
+        self._store, self._file, self._clock = store, file, clock
+
+    def run(self) -> Iterator[Finding]:
+        stored = list(list_streams(self._store))
+        ledgers = self._file.settings_of("").serve.ledgers
+        with ExitStack() as stack:
+            hot: dict[str, EmbeddedStream] = {}
+            if ledgers:
+                with suppress(NotFound):  # nobody has appended yet
+                    database = stack.enter_context(closing(EmbeddedLedgers(ledgers, create=False)))
+                    hot = {name: database.view_stream(name) for name in database.streams()[:STREAMS_MAX]}
+            names = sorted({*stored, *hot})
+            troubles = 0
+            for name in names[:STREAMS_MAX]:
+                for finding in self._of(name, hot.get(name)):
+                    troubles += 1
+                    yield finding
+        rest = f"; {len(names) - STREAMS_MAX} more weren't looked at" if len(names) > STREAMS_MAX else ""
+        if not troubles:
+            yield fine("streams", f"{len(names)} streams, nothing keeps them from being offloaded{rest}")
+        elif rest:
+            yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` says how far those are")
+
+    def _of(self, name: str, source: EmbeddedStream | None) -> Iterator[Finding]:
+        check, settings = f"stream {name}", self._file.settings_of(name)
+        try:
+            state = load_stream(self._store, name, may_be_absent=True)
+            # Listed after the manifest was read, and compared with it.
+            infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
+        except OffloaderError as error:
+            yield problem(check, error)
+            return
+        waiting = _entries_after(infos, state.committed_end())
+        if state.paused:
+            yield warning(check, f"paused{_waits(waiting)}", f"`offloader resume {name}` lets it go on")
+        elif settings.offload.method == "none" and (waiting or state.record_id):
+            yield warning(check, f"its method is none{_waits(waiting)}", "set streaming_offload = true")
+        elif waiting:
+            yield from self._late(check, state, settings, waiting)
+        if state.held:
+            lift = f"`offloader cleanup hold {name} --off` lifts that"
+            yield warning(check, "on hold: nothing of it is deleted", lift)
+
+    def _late(self, check: str, state: ManifestState, settings: Settings, waiting: int) -> Iterator[Finding]:
+        """A stream with entries that wait, though something should offload them."""
+        offload = settings.offload
+        patience_s = offload.takeover_after_seconds + offload.max_offload_segment_rollover_time_minutes * 60
+        if not state.record_id:
+            yield warning(check, f"never offloaded{_waits(waiting)}", _START)
+            return
+        silent_s = (self._clock.now_ms() - state.time_ms) / 1000
+        if silent_s <= patience_s:
+            return
+        if offload.method == "ledger":
+            hint = "the method ledger takes closed ledgers only: streaming_offload = true takes what is written too"
+        else:
+            hint = f"its owner was {state.owner.name or 'nobody'}: {_START}"
+        yield warning(check, f"nothing was written for {silent_s:.0f} s{_waits(waiting)}", hint)
+
+
+_START = "start `offloader serve` where its ledgers are, and look at its log"
+
+
+def _entries_after(infos: list[LedgerInfo], end: Position | None) -> int:
+    count = 0
+    for info in infos:
+        if end is None or info.ledger_id > end.ledger_id:
+            count += info.entries
+        elif info.ledger_id == end.ledger_id:
+            count += max(info.last_entry_id - end.entry_id, 0)
+    return count
+
+
+def _waits(count: int) -> str:
+    return f", and {count:,} entries wait" if count else ""

@@ -1,0 +1,236 @@
+"""Deletes a whole stream: objects, uploads and everything beside its manifest."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from formats.documents import incarnation_of_retention_key, intent_key, lease_uuid, retention_prefix, topic_key
+from formats.keys import data_key, is_segment_uuid_of, parse_object_key, stream_prefix
+from offloader.errors import InvalidCall, NotFound, StoreUnavailable
+from offloader.gc.reconcile import uploads_of_deleted
+from offloader.manifest.boundary import DELETE_KEYS_MAX, delete_keys, listed
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.deletion_clock import DeletionClock
+from offloader.manifest.leases import leases_of, require_no_global_hold
+from offloader.manifest.load import load_manifest
+from offloader.manifest.maintenance import StreamDeletion, delete_stream
+from offloader.manifest.segment_table import is_at_root
+from offloader.manifest.state import ManifestState
+from offloader.runtime.clock import Clock
+from offloader.settings import ManifestSettings
+from offloader.store.base import ObjectStore, UploadInfo
+from offloader.store.probe import finds_uploads_by_prefix
+
+__all__ = ["StreamRemoval", "removal_of", "remove_stream"]
+
+#: How often the stream is listed again because something arrived meanwhile.
+ROUNDS_MAX = 10
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamRemoval:
+    """What a deletion of a stream takes away, or has taken.
+
+    Attributes:
+        objects, object_bytes: of segments, and of what lies beside the manifest.
+        uploads: unfinished ones.
+        readers: who holds a lease on it.
+        foreign: keys below the stream that aren't ours; they stay.
+        adopted: segments whose objects aren't ours; they stay.
+        deletion: how far it is; ``None``: it hasn't begun.
+    """
+
+    stream: str
+    objects: int = 0
+    object_bytes: int = 0
+    uploads: int = 0
+    readers: Sequence[str] = ()
+    foreign: list[str] = field(default_factory=list)
+    adopted: int = 0
+    deletion: StreamDeletion | None = None
+
+
+def removal_of(store: ObjectStore, stream: str, *, now_ms: int) -> StreamRemoval:
+    """What deleting a stream would take away. Writes nothing.
+
+    Raises:
+        NotFound: no such stream.
+    """
+    state = load_manifest(store, stream)
+    found = StreamRemoval(stream=stream, adopted=_adopted(state), readers=_readers(store, stream, now_ms))
+    for key, size_bytes, ours in _objects(store, state):
+        if ours:
+            found.objects += 1
+            found.object_bytes += size_bytes
+        else:
+            found.foreign.append(key)
+    found.uploads = sum(1 for _ in _ours_of(_listed_uploads(store, state), state))
+    return found
+
+
+def remove_stream(
+    store: ObjectStore,
+    stream: str,
+    *,
+    clock: Clock,
+    settings: ManifestSettings | None = None,
+    deletion_clock: DeletionClock | None = None,
+    despite_readers: bool = False,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> StreamRemoval:
+    """Deletes a stream as far as that is safe now; call it again after ``orphan_age_hours_min`` to finish.
+
+    Args:
+        despite_readers: also while somebody holds a lease on it.
+
+    Raises:
+        NotFound: no such stream.
+        InvalidCall: somebody reads it.
+        EditRefused: it is on hold.
+        DeletionStopped: all deletion in the store is stopped.
+        ClockSkew: the clocks can't be trusted.
+        StoreUnavailable, OutcomeUnknown: call it again.
+    """
+    chosen = settings or ManifestSettings()
+    require_no_global_hold(store)
+    times = deletion_clock or DeletionClock(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000)
+    now_ms = times.now_ms()
+    if read_entry(store, stream) is None:
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    done = StreamRemoval(stream=stream, readers=_readers(store, stream, now_ms))
+    if done.readers and not despite_readers:
+        raise InvalidCall(
+            f"stream {stream} is being read by {', '.join(done.readers)}",
+            hint="wait until they are done, or say --despite-readers",
+        )
+
+    def delete_objects(state: ManifestState) -> None:
+        done.adopted = _adopted(state)
+        _delete_everything(store, state, done, entropy)
+
+    done.deletion = delete_stream(
+        store, stream, clock=clock, delete_objects=delete_objects, settings=chosen, entropy=entropy
+    )
+    return done
+
+
+def _delete_everything(
+    store: ObjectStore, state: ManifestState, done: StreamRemoval, entropy: Callable[[int], bytes]
+) -> None:
+    """Until a listing shows nothing of ours any more."""
+    by_prefix = finds_uploads_by_prefix(store, entropy=entropy)
+    for _ in range(ROUNDS_MAX):
+        failed = () if by_prefix else uploads_of_deleted(store, state.stream, state.incarnation)
+        for upload in _ours_of(itertools.chain(_listed_uploads(store, state), failed), state):
+            store.abort_upload(upload.key, upload.upload_id)
+            done.uploads += 1
+        done.foreign.clear()
+        keys: list[str] = []
+        deleted = 0
+        for key, size_bytes, ours in _objects(store, state):
+            if not ours:
+                done.foreign.append(key)
+                continue
+            keys.append(key)
+            deleted += 1
+            done.object_bytes += size_bytes
+            if len(keys) == DELETE_KEYS_MAX:
+                _delete_listed(store, state, keys)
+                keys.clear()
+        _delete_listed(store, state, keys)
+        done.objects += deleted
+        if not deleted:
+            return
+    raise StoreUnavailable(f"stream {state.stream}: something still arrives while it is deleted")
+
+
+def _delete_listed(store: ObjectStore, state: ManifestState, keys: Sequence[str]) -> None:
+    """Deletes what was listed while the stream was the one that is deleted, unless all deletion was stopped since.
+
+    Leases and what lies beside the manifest aren't told from those of a stream of that name that was created again by
+    their names; but those can't have been listed before that happened.
+    """
+    require_no_global_hold(store)
+    entry = read_entry(store, state.stream)
+    if entry is None or entry.incarnation != state.incarnation:
+        raise NotFound(f"stream {state.stream} was deleted by somebody else meanwhile")
+    delete_keys(store, keys)
+
+
+def _objects(store: ObjectStore, state: ManifestState) -> Iterator[tuple[str, int, bool]]:
+    """Key, size and whether it is ours, of everything of a stream but its manifest."""
+    prefix = stream_prefix(state.stream)
+    for info in listed(store, prefix):
+        if not info.key.startswith(f"{prefix}manifest/") and not _is_of_others(info.key, state):
+            yield info.key, info.size_bytes, _is_ours(info.key, state)
+    for segment in state.segments.values():
+        if segment.owned and segment.summary is not None and is_at_root(segment.driver):
+            sizes = segment.summary.data_bytes, segment.summary.index_bytes
+            for key, size_bytes in zip(segment.object_keys(state.stream), sizes, strict=True):
+                if _is_there(store, key):
+                    yield key, size_bytes, True
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except NotFound:
+        return False
+    return True
+
+
+def _is_of_others(key: str, state: ManifestState) -> bool:
+    """Whether a key is of what this project keeps of another incarnation, or of a partitioned topic of that name.
+
+    Documents name their incarnation: however late this deletes, it never takes those of a stream that was created
+    again. What is kept of a topic is let go of by who asks whether its partitions live (``release_topic``).
+    """
+    found = incarnation_of_retention_key(key, state.stream)
+    return found not in (None, state.incarnation) or key in (topic_key(state.stream), intent_key(state.stream))
+
+
+def _is_ours(key: str, state: ManifestState) -> bool:
+    stream = state.stream
+    # The names of these two folders are reserved: no stream and nobody else has objects there.
+    if key.startswith(retention_prefix(stream)) or lease_uuid(key, stream) is not None:
+        return True
+    parsed = parse_object_key(key, stream)
+    if parsed is None:
+        return False
+    segment = state.segments.get(parsed.uuid)
+    if segment is not None and key in segment.object_keys(stream):
+        return segment.owned
+    return is_segment_uuid_of(parsed.uuid, state.incarnation)
+
+
+def _listed_uploads(store: ObjectStore, state: ManifestState) -> Iterator[UploadInfo]:
+    # Some servers find an upload by its exact key only.
+    promised = [data_key(state.stream, each.uuid, each.v1_ledger_id) for each in state.assigned()]
+    promised += [
+        data_key(state.stream, each.uuid, each.begin.ledger_id if each.layout == 1 else None) for each in state.rewrites
+    ]
+    for prefix in [stream_prefix(state.stream), *promised]:
+        yield from store.list_uploads(prefix)
+
+
+def _ours_of(uploads: Iterable[UploadInfo], state: ManifestState) -> Iterator[UploadInfo]:
+    """Each once, if its name proves that it is of this incarnation."""
+    seen = set()
+    for upload in uploads:
+        parsed = parse_object_key(upload.key, state.stream)
+        ours = parsed is not None and is_segment_uuid_of(parsed.uuid, state.incarnation)
+        if ours and upload.upload_id not in seen:
+            seen.add(upload.upload_id)
+            yield upload
+
+
+def _readers(store: ObjectStore, stream: str, now_ms: int) -> list[str]:
+    found = leases_of(store, stream)
+    return sorted(each.reader or str(each.uuid) for each in found if each.ends_ms is None or each.ends_ms >= now_ms)
+
+
+def _adopted(state: ManifestState) -> int:
+    return int((~state.segments.in_order().owned()).sum())

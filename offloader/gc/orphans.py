@@ -1,0 +1,400 @@
+"""Classifies listed objects and unfinished uploads: needed, orphaned, or foreign."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.documents import (
+    awaited_number,
+    deletion_name,
+    incarnation_of_retention_key,
+    intent_key,
+    lease_uuid,
+    topic_key,
+)
+from formats.keys import Testimony, data_key, is_segment_uuid_of, object_testimony, parse_object_key, stream_prefix
+from offloader.errors import NotFound
+from offloader.manifest.boundary import REBUILD, LostRecords, is_manifest_object
+from offloader.manifest.catalog import is_void_size
+from offloader.manifest.live_uuids import NamedUuids, Words
+from offloader.manifest.lost_records import newest_ms
+from offloader.manifest.state import tells_of_loss
+from offloader.manifest.topics import TopicState
+from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo
+
+__all__ = [
+    "Knowledge",
+    "Leftover",
+    "Outcome",
+    "Place",
+    "Reason",
+    "Witnesses",
+    "judge_page",
+    "judge_upload",
+    "judged_again",
+]
+
+
+class Place(StrEnum):
+    """What kind of thing lies under a key."""
+
+    SEGMENT = "segment"
+    UPLOAD = "upload"
+    MANIFEST = "manifest"
+    OLD_MANIFEST = "old manifest"
+    LEASE = "lease"
+    RETENTION = "retention"
+    CATALOGUE = "catalogue"
+    STORE = "store"
+    OTHER = "other"
+
+
+class Reason(StrEnum):
+    """Why something is left over, or why it stays although nothing names it."""
+
+    UNNAMED = "no manifest names it"
+    DEAD = "of a stream that was deleted"
+    COMPLETE = "its segment is complete"
+    ENDED = "a lease that has ended"
+    LET_GO = "of a stream that was deleted; nothing of it is left"
+    SCRATCH = "left by who tried the store out"
+    DEAD_MANIFEST = "a manifest that no catalogue entry names"
+    YOUNG = "too young"
+    HELD = "held back: a hold is on the stream, or on everything"
+    UNLISTED = "of a stream without a catalogue entry"
+    DOUBTFUL = "its manifest was given up or can't be read"
+    NAMED_SINCE = "named or changed meanwhile"
+    UNTOLD = "younger than the newest record: one that names it may be lost"
+    RECORDS_LOST = "records of its manifest are lost"
+    FOREIGN = "nothing proves that it is ours"
+
+    @property
+    def is_deletable(self) -> bool:
+        """Whether what is left over for that reason may be deleted."""
+        return self in _DELETABLE
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether that reason is one to stay, or to go, of what this project made."""
+        return self is not Reason.FOREIGN
+
+
+_DELETABLE = {
+    Reason.UNNAMED,
+    Reason.DEAD,
+    Reason.COMPLETE,
+    Reason.ENDED,
+    Reason.DEAD_MANIFEST,
+    Reason.LET_GO,
+    Reason.SCRATCH,
+}
+
+
+class Outcome(StrEnum):
+    """What was done about it."""
+
+    KEPT = "kept"
+    #: It may be deleted, and this is a dry run.
+    DELETABLE = "deletable"
+    DELETED = "deleted"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """Something that no manifest needs, or that nobody knows.
+
+    Attributes:
+        stream: below whose name it lies; empty where it lies below none.
+        place: what it is.
+        key, size_bytes, modified_ms: as the store lists it; of an upload its start, and 0 bytes: nobody says how many
+            its parts have.
+        reason: why it is left over, or why it stays.
+        upload_id: of an upload.
+        objects: how many there are below that key; more than one of an old manifest only.
+        outcome: what became of it.
+        problem: why it couldn't be deleted.
+    """
+
+    stream: str
+    place: Place
+    key: str
+    size_bytes: int
+    modified_ms: int
+    reason: Reason
+    upload_id: str = ""
+    objects: int = 1
+    outcome: Outcome = Outcome.KEPT
+    problem: str = ""
+
+    def as_json(self, now_ms: int) -> dict[str, object]:
+        """For programs, with its age at ``now_ms``."""
+        return {
+            "stream": self.stream,
+            "key": self.key,
+            "what": self.place.value,
+            "upload_id": self.upload_id or None,
+            "objects": self.objects,
+            "age_s": (now_ms - self.modified_ms) / 1000,
+            "bytes": self.size_bytes,
+            "ours": self.reason.is_ours,
+            "reason": self.reason.value,
+            "outcome": f"{self.outcome.value}: {self.problem}" if self.problem else self.outcome.value,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What a judgement needs to know of a stream.
+
+    Attributes:
+        stream: its name.
+        names: what the live manifest names, read after whatever is judged was listed; ``None``: the stream is deleted.
+        dead: incarnations that are known to be deleted.
+        doubtful: other incarnations below whose prefix something lies: given up, damaged, or nobody knows.
+        old_ms: what was last written then or earlier is old enough, by the earlier of both clocks.
+        stopped: nothing of any stream may be deleted.
+        topic: what is kept of a partitioned topic of that name, read when ``names`` were.
+        is_stream: False: it is such a topic's name alone.
+        is_forgotten: nobody knows the name any more: no stream, topic or partition of it is anywhere in the store.
+    """
+
+    stream: str
+    names: NamedUuids | None
+    dead: frozenset[UUID]
+    doubtful: frozenset[UUID]
+    old_ms: int
+    stopped: bool = False
+    topic: TopicState = field(default_factory=TopicState)
+    is_stream: bool = True
+    is_forgotten: bool = False
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing may be deleted, for now."""
+        return self.stopped or (self.names is not None and self.names.held)
+
+    @property
+    def incarnation(self) -> UUID | None:
+        """Which one is alive."""
+        return None if self.names is None else self.names.incarnation
+
+    def is_named(self, uuid: UUID) -> bool:
+        """Whether the live manifest needs objects of that uuid."""
+        return self.names is not None and not self.names.stream_deleted and uuid in self.names
+
+    def kept_or(self, reason: Reason, modified_ms: int) -> Reason:
+        """``reason``, unless something speaks for waiting."""
+        if self.held:
+            return Reason.HELD
+        return reason if modified_ms <= self.old_ms else Reason.YOUNG
+
+    def why_unnamed(self, uuid: UUID, modified_ms: int) -> Reason:
+        """Of a uuid that isn't named, what that means."""
+        if self.names is not None and is_segment_uuid_of(uuid, self.names.incarnation):
+            return self.kept_or(Reason.DEAD if self.names.stream_deleted else Reason.UNNAMED, modified_ms)
+        if any(is_segment_uuid_of(uuid, dead) for dead in self.dead):
+            return self.kept_or(Reason.DEAD, modified_ms)
+        # What a manifest that was given up named may be named by the one that was rebuilt, or be all that is left of
+        # the entries in it: nothing proves that nobody wants it.
+        return Reason.DOUBTFUL if any(is_segment_uuid_of(uuid, each) for each in self.doubtful) else Reason.FOREIGN
+
+
+def judge_page(page: Sequence[ObjectInfo], known: Knowledge) -> Iterator[tuple[Place, int, int] | Leftover]:
+    """Judges listed objects of a stream: kind, number and bytes of those that are needed, and each leftover."""
+    start = len(stream_prefix(known.stream))
+    rest: list[ObjectInfo] = []
+    shaped: list[ObjectInfo] = []
+    for info in page:
+        # Nearly all names are a uuid, or one and "-index"; what else is named by a uuid, the parser knows.
+        length = len(info.key) - start
+        plain = length == _UUID_LETTERS or (length == _UUID_LETTERS + len(_INDEX) and info.key.endswith(_INDEX))
+        if plain or (length > _UUID_LETTERS and parse_object_key(info.key, known.stream) is not None):
+            shaped.append(info)
+        else:
+            rest.append(info)
+    is_uuid, high, low = _uuids_of([info.key[start : start + _UUID_LETTERS] for info in shaped])
+    named = np.zeros(len(shaped), dtype=bool)
+    if known.names is not None and not known.names.stream_deleted:
+        named[is_uuid] = known.names.named(high[is_uuid], low[is_uuid])
+    count = int(named.sum())
+    if count:
+        yield Place.SEGMENT, count, sum(shaped[row].size_bytes for row in np.flatnonzero(named).tolist())
+    for row in np.flatnonzero(~named).tolist():
+        if is_uuid[row]:
+            uuid = UUID(int=int(high[row]) << 64 | int(low[row]))
+            info = shaped[row]
+            yield _leftover(known, Place.SEGMENT, info, known.why_unnamed(uuid, info.modified_ms))
+        else:
+            rest.append(shaped[row])
+    for info in rest:
+        yield _judge_other(info, known, info.key[start:])
+
+
+_UUID_LETTERS = 36
+_INDEX = "-index"
+_DASHES = [8, 13, 18, 23]
+_DIGITS = [at for at in range(_UUID_LETTERS) if at not in _DASHES]
+#: Letter -> its value as a hexadecimal digit, 255 for any other.
+_VALUES = np.full(256, 255, dtype=np.uint8)
+_VALUES[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
+
+
+def _uuids_of(texts: Sequence[str]) -> tuple[NDArray[np.bool_], Words, Words]:
+    """Which of the texts, each of 36 letters, are uuids as they are written in keys; and their halves."""
+    letters = np.frombuffer("".join(texts).encode("ascii", "replace"), dtype=np.uint8).reshape(-1, _UUID_LETTERS)
+    digits = _VALUES[letters[:, _DIGITS]]
+    is_uuid = (digits < 16).all(axis=1) & (letters[:, _DASHES] == ord("-")).all(axis=1)
+    octets = np.ascontiguousarray(digits[:, 0::2] << 4 | digits[:, 1::2] & 15)
+    halves = octets.view(">u8").astype(np.uint64)
+    return is_uuid, halves[:, 0], halves[:, 1]
+
+
+def _judge_other(info: ObjectInfo, known: Knowledge, name: str) -> tuple[Place, int, int] | Leftover:
+    """Of an object whose name isn't one of a segment's."""
+    folder, _, below = name.partition("/")
+    place = Place.OTHER
+    if folder == "retention" and below:
+        reason = _retention_reason(info, known)
+        if reason is not None:
+            return _leftover(known, Place.OTHER if reason is Reason.FOREIGN else Place.RETENTION, info, reason)
+        place = Place.RETENTION
+    elif folder == "leases" and lease_uuid(info.key, known.stream) is not None:
+        place = Place.LEASE
+    elif folder == "manifest":
+        incarnation, _, manifest_name = below.partition("/")
+        if is_manifest_object(manifest_name):
+            if incarnation == str(known.incarnation):
+                place = Place.MANIFEST
+            elif any(incarnation == str(each) for each in known.dead | known.doubtful):
+                return _leftover(known, Place.OLD_MANIFEST, info, known.kept_or(Reason.DEAD_MANIFEST, info.modified_ms))
+    return _leftover(known, place, info, Reason.FOREIGN) if place is Place.OTHER else (place, 1, info.size_bytes)
+
+
+def _retention_reason(info: ObjectInfo, known: Knowledge) -> Reason | None:
+    """Why something below a ``retention/`` folder is left over, or stays although it isn't needed; ``None``: it is.
+
+    Documents are of one incarnation, which their keys name; a stream's catalogue entry, or a topic's, is written before
+    the first of them. So what was listed before these were read, and isn't of an incarnation that they name, never will
+    be. Keys of everything else tell no incarnation.
+    """
+    key, topic = info.key, known.topic
+    incarnation = incarnation_of_retention_key(key, known.stream)
+    if incarnation is not None:
+        if incarnation in (known.incarnation, topic.incarnation):
+            return None
+        is_told = not topic.is_damaged and (known.is_stream or known.is_forgotten or topic.is_there)
+        if incarnation in known.doubtful or not is_told:
+            return Reason.DOUBTFUL
+        return known.kept_or(Reason.DEAD, info.modified_ms)
+    if key in (topic_key(known.stream), intent_key(known.stream)):
+        is_over = topic.entry_is_over if key == topic_key(known.stream) else topic.intent_is_over
+        return known.kept_or(Reason.DEAD, info.modified_ms) if is_over and not is_void_size(info.size_bytes) else None
+    batches = (deletion_name(key, known.stream, done=done) for done in (True, False))
+    if all(name is None for name in batches) and awaited_number(key, known.stream) is None:
+        return Reason.FOREIGN
+    if known.names is not None:
+        return None
+    if not known.is_stream and not known.is_forgotten:
+        return Reason.UNLISTED
+    return Reason.DOUBTFUL if known.doubtful else known.kept_or(Reason.DEAD, info.modified_ms)
+
+
+def judge_upload(upload: UploadInfo, known: Knowledge) -> Leftover | None:
+    """Judges an unfinished upload of a stream; ``None``: a writer may still be at it."""
+    info = ObjectInfo(upload.key, 0, "", upload.started_ms)
+    parsed = parse_object_key(upload.key, known.stream)
+    if parsed is None:
+        reason = Reason.FOREIGN
+    elif not known.is_named(parsed.uuid):
+        reason = known.why_unnamed(parsed.uuid, upload.started_ms)
+    elif known.names is not None and known.names.is_open(parsed.uuid):
+        return None
+    elif known.names is not None and is_segment_uuid_of(parsed.uuid, known.names.incarnation):
+        # Begun twice because the first answer was lost: the object is there, and nobody sends another.
+        reason = known.kept_or(Reason.COMPLETE, upload.started_ms)
+    else:
+        reason = Reason.FOREIGN
+    return _leftover(known, Place.UPLOAD, info, reason, upload.upload_id)
+
+
+def judged_again(leftover: Leftover, known: Knowledge) -> Leftover:
+    """The same leftover by newer knowledge."""
+    info = ObjectInfo(leftover.key, leftover.size_bytes, "", leftover.modified_ms)
+    if leftover.place is Place.SEGMENT:
+        parsed = parse_object_key(leftover.key, known.stream)
+        assert parsed is not None, "a segment's key can be parsed"
+        named = known.is_named(parsed.uuid)
+        reason = Reason.NAMED_SINCE if named else known.why_unnamed(parsed.uuid, leftover.modified_ms)
+        return replace(leftover, reason=reason)
+    if leftover.place is Place.UPLOAD:
+        again = judge_upload(UploadInfo(leftover.key, leftover.upload_id, leftover.modified_ms), known)
+        return replace(leftover, reason=Reason.NAMED_SINCE if again is None else again.reason)
+    if leftover.place is Place.RETENTION:
+        return replace(leftover, reason=_retention_reason(info, known) or Reason.NAMED_SINCE)
+    return replace(leftover, reason=known.kept_or(leftover.reason, info.modified_ms))
+
+
+def _leftover(known: Knowledge, place: Place, info: ObjectInfo, reason: Reason, upload_id: str = "") -> Leftover:
+    return Leftover(
+        stream=known.stream,
+        place=place,
+        key=info.key,
+        size_bytes=info.size_bytes,
+        modified_ms=info.modified_ms,
+        reason=reason,
+        upload_id=upload_id,
+    )
+
+
+@dataclass(slots=True)
+class Witnesses:
+    """The objects of one stream that no record names, asked one by one. One HEAD each, two of an index.
+
+    Attributes:
+        lost: which object told of a record that isn't there; empty: none so far.
+    """
+
+    store: ObjectStore
+    stream: str
+    lost: str = ""
+    _newest_ms: dict[int, int] = field(default_factory=dict)
+
+    def judged(self, leftover: Leftover, names: NamedUuids | None) -> Leftover:
+        """The leftover, with another reason where its object, or one before, speaks for keeping it."""
+        asked = leftover.place is Place.SEGMENT and leftover.reason is Reason.UNNAMED
+        if asked and names is not None and not self.lost:
+            key = parse_object_key(leftover.key, self.stream)
+            assert key is not None, "a segment's key can be parsed"
+            testimony = self.testimony_of(key.uuid, key.ledger_id)
+            if testimony is not None and tells_of_loss(names.assigning, testimony):
+                self.lost = f"{leftover.key} tells of record {testimony.record_id}"
+            elif testimony is None and leftover.modified_ms > self._newest_of(names):
+                return replace(leftover, reason=Reason.UNTOLD)
+        return replace(leftover, reason=Reason.RECORDS_LOST) if self.lost else leftover
+
+    def require_none_lost(self) -> None:
+        """Raises ``LostRecords`` when one told of a record that isn't there."""
+        if self.lost:
+            raise LostRecords(
+                f"stream {self.stream}: {self.lost}, which its manifest hasn't: nothing more of it is deleted",
+                hint=f"`offloader verify {self.stream}` says more; {REBUILD}",
+            )
+
+    def testimony_of(self, uuid: UUID, ledger_id: int | None) -> Testimony | None:
+        """What a segment's data object says; ``None``: nothing, or it isn't there."""
+        try:
+            return object_testimony(self.store.head(data_key(self.stream, uuid, ledger_id)).metadata)
+        except NotFound:
+            return None
+
+    def _newest_of(self, names: NamedUuids) -> int:
+        if names.record_id not in self._newest_ms:
+            self._newest_ms[names.record_id] = newest_ms(self.store, names)
+        return self._newest_ms[names.record_id]

@@ -1,0 +1,420 @@
+"""What may be deleted of a stream, why, and what each segment still waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.checkpoint import ReplacedSegment
+from formats.documents import (
+    AwaitedReaders,
+    awaited_key,
+    awaited_number,
+    awaited_prefix,
+    decode_awaited,
+    encode_awaited,
+)
+from formats.entries import Position
+from formats.errors import FormatError
+from formats.keys import record_key
+from formats.manifest import decode_record
+from offloader.errors import NotFound
+from offloader.manifest.boundary import delete_keys, list_manifest, listed, unreadable
+from offloader.manifest.leases import LeaseInfo, leases_of
+from offloader.manifest.segment_table import SegmentRecord, SegmentSlice
+from offloader.manifest.state import ManifestState
+from offloader.store.base import ObjectStore
+
+__all__ = [
+    "Action",
+    "CleanupPlan",
+    "Doomed",
+    "PlannedDeletion",
+    "Retired",
+    "RetiredFacts",
+    "forget_readers",
+    "is_large",
+    "note_readers",
+    "plan_cleanup",
+    "replaced_rule",
+    "retired_facts",
+    "retired_groups",
+    "rule_of",
+]
+
+_ENTRY_ID_MAX = 2**63 - 1
+
+
+class Action(StrEnum):
+    """What is done with a segment."""
+
+    RETIRE = "retire"
+    RELEASE = "release"
+    PURGE = "purge"
+
+
+@dataclass(frozen=True, slots=True)
+class Doomed:
+    """Segments that nobody needs any more, and why."""
+
+    action: Action
+    segments: SegmentSlice
+    rule: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retired:
+    """What one record retired.
+
+    Attributes:
+        record_id: that record.
+        segments: in the stream's order.
+        replaced: segments whose entries are in others by now; they have no range any more.
+    """
+
+    record_id: int
+    segments: SegmentSlice
+    replaced: tuple[ReplacedSegment, ...]
+
+    @property
+    def uuids(self) -> list[UUID]:
+        return [*(segment.uuid for segment in self.segments), *(each.uuid for each in self.replaced)]
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredFacts:
+    """What the store says of one retirement.
+
+    Attributes:
+        retired_ms: when it was, at the latest, by the later clock; ``None``: nobody knows: it stays.
+        readers: who holds a lease that is waited for.
+    """
+
+    retired_ms: int | None
+    readers: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDeletion:
+    """One line of a plan.
+
+    Attributes:
+        first, last: ``None``: the segment has no range any more.
+        entries: 0: nobody knows any more.
+        rule: why it may go.
+        waits_for: why it stays for now; empty: nothing.
+        until_ms: when that is over; ``None``: nobody knows.
+    """
+
+    action: Action
+    uuid: UUID
+    first: Position | None
+    last: Position | None
+    entries: int
+    object_bytes: int
+    rule: str
+    waits_for: str = ""
+    until_ms: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        """For programs; positions as text."""
+        return {
+            "action": self.action.value,
+            "segment": str(self.uuid),
+            "first": None if self.first is None else str(self.first),
+            "last": None if self.last is None else str(self.last),
+            "entries": self.entries,
+            "object_bytes": self.object_bytes,
+            "rule": self.rule,
+            "waits_for": self.waits_for or None,
+            "until_ms": self.until_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupPlan:
+    """What a cycle does with one stream.
+
+    Attributes:
+        state: the manifest that it was made of.
+        doomed: what is retired or released now.
+        due: what is purged now.
+        waiting: what was retired and stays for now, why, and until when.
+        large: more than half of the stream's bytes would be retired or released: somebody has to say yes.
+    """
+
+    state: ManifestState
+    doomed: Sequence[Doomed]
+    due: Sequence[Retired]
+    waiting: Sequence[tuple[Retired, str, int | None]]
+    large: bool
+
+    def size(self) -> tuple[int, int]:
+        """Segments that a round retires, releases or purges now, and the bytes of their objects."""
+        slices = [*(each.segments for each in self.doomed), *(each.segments for each in self.due)]
+        sums = [each.sums() for each in slices]
+        replaced = [each.object_bytes for group in self.due for each in group.replaced]
+        segments = sum(each.segments for each in sums) + len(replaced)
+        return segments, sum(each.object_bytes for each in sums) + sum(replaced)
+
+    def lines(self) -> Iterator[PlannedDeletion]:
+        """Segment by segment; made when they are asked for."""
+        for each in self.doomed:
+            yield from (_line(each.action, segment, each.rule) for segment in each.segments)
+        for group, why, until_ms in [*((group, "", None) for group in self.due), *self.waiting]:
+            for segment in group.segments:
+                yield _line(Action.PURGE, segment, rule_of(self.state, segment), why, until_ms)
+            for replaced in group.replaced:
+                yield PlannedDeletion(
+                    action=Action.PURGE,
+                    uuid=replaced.uuid,
+                    first=None,
+                    last=None,
+                    entries=0,
+                    object_bytes=replaced.object_bytes,
+                    rule=replaced_rule(replaced),
+                    waits_for=why,
+                    until_ms=until_ms,
+                )
+
+
+def plan_cleanup(state: ManifestState, facts: Mapping[int, RetiredFacts], *, now_ms: int, grace_ms: int) -> CleanupPlan:
+    """What is to be done with one stream now.
+
+    Args:
+        state: its manifest.
+        facts: retire record -> what the store says of it; a record that isn't in it waits.
+        now_ms: by the earlier clock, ms since 1970 UTC.
+        grace_ms: time that a retired segment stays.
+    """
+    doomed = [each for each in _doomed(state) if len(each.segments)]
+    due: list[Retired] = []
+    waiting: list[tuple[Retired, str, int | None]] = []
+    for group in retired_groups(state):
+        known = facts.get(group.record_id)
+        if known is None or known.retired_ms is None:
+            waiting.append((group, "the grace period", None))
+        elif now_ms < known.retired_ms + grace_ms:
+            waiting.append((group, "the grace period", known.retired_ms + grace_ms))
+        elif known.readers:
+            waiting.append((group, f"readers: {', '.join(known.readers)}", None))
+        else:
+            due.append(group)
+    return CleanupPlan(state=state, doomed=doomed, due=due, waiting=waiting, large=is_large(state, doomed))
+
+
+def is_large(state: ManifestState, doomed: Sequence[Doomed]) -> bool:
+    """Whether more than half of what the stream has in the store would go."""
+    going_bytes = sum(each.segments.sums().object_bytes for each in doomed)
+    return 2 * going_bytes > state.sums.object_bytes
+
+
+def retired_groups(state: ManifestState) -> list[Retired]:
+    """What is retired, by the record that did it, the oldest first."""
+    segments = state.segments.retired()
+    rows = _rows_by_record(segments)
+    replaced: dict[int, list[ReplacedSegment]] = {}
+    for each in state.replaced:
+        replaced.setdefault(each.retire_record, []).append(each)
+    nothing = np.empty(0, dtype=np.int32)
+    return [
+        Retired(
+            record_id=number,
+            segments=segments.where(rows.get(number, nothing)),
+            replaced=tuple(replaced.get(number, ())),
+        )
+        for number in sorted({*rows, *replaced})
+    ]
+
+
+def _rows_by_record(segments: SegmentSlice) -> dict[int, NDArray[np.int32]]:
+    """Numbers of the segments that each record retired. By hand: NumPy's own way to group takes twice the memory."""
+    if not len(segments):
+        return {}
+    records = segments.retire_records()
+    order = np.argsort(records, kind="stable").astype(np.int32)
+    records = records[order]
+    starts = np.flatnonzero(records[1:] != records[:-1]) + 1
+    numbers = [int(records[0]), *records[starts].tolist()]
+    return dict(zip(numbers, np.split(order, starts), strict=True))
+
+
+def rule_of(state: ManifestState, segment: SegmentRecord) -> str:
+    """Why a segment may go."""
+    if state.head is not None and segment.end is not None and segment.end < state.head:
+        return _before(state.head)
+    return _LEDGERS_GONE
+
+
+def replaced_rule(replaced: ReplacedSegment) -> str:
+    """Why a replaced segment may go."""
+    return f"its entries are in other segments since record {replaced.retire_record}"
+
+
+_LEDGERS_GONE = "all its ledgers are gone from the stream"
+
+
+def _before(head: Position) -> str:
+    return f"it lies before the stream's head {head}"
+
+
+def _doomed(state: ManifestState) -> Iterator[Doomed]:
+    if state.head is not None:
+        before = state.offloaded(None, Position(state.head.ledger_id, state.head.entry_id - 1))
+        # Ranges are disjoint: only the last one can reach over the head.
+        if len(before) and (before[-1].end or state.head) >= state.head:
+            before = before[:-1]
+        yield from _by_ownership(before, _before(state.head))
+    gone = _in_gone_ledgers(state)
+    if gone:
+        around = state.offloaded(min(gone.values()), max(gone.values()))
+        keep = np.array([segment.uuid in gone for segment in around], dtype=bool)
+        yield from _by_ownership(around.where(keep), _LEDGERS_GONE)
+
+
+def _by_ownership(segments: SegmentSlice, rule: str) -> Iterator[Doomed]:
+    owned = segments.owned()
+    yield Doomed(Action.RETIRE, segments.where(owned), rule)
+    yield Doomed(Action.RELEASE, segments.where(~owned), rule)
+
+
+def _in_gone_ledgers(state: ManifestState) -> dict[UUID, Position]:
+    """Segments at or after the head, all of whose ledgers are marked as deleted, and where they begin."""
+    deleted = state.deleted_ledgers
+    head = state.head or Position(0, 0)
+    found = {}
+    for ledger_id in deleted:
+        if ledger_id < head.ledger_id:
+            continue
+        for segment in state.offloaded(Position(ledger_id, 0), Position(ledger_id, _ENTRY_ID_MAX)):
+            assert segment.summary is not None, "an offloaded segment has one"
+            is_before = segment.end is not None and state.head is not None and segment.end < state.head
+            if not is_before and all(span.ledger_id in deleted for span in segment.summary.ledgers):
+                found[segment.uuid] = segment.begin
+    return found
+
+
+def _line(
+    action: Action, segment: SegmentRecord, rule: str, waits_for: str = "", until_ms: int | None = None
+) -> PlannedDeletion:
+    summary = segment.summary
+    assert summary is not None, "only offloaded segments are deleted"
+    return PlannedDeletion(
+        action=action,
+        uuid=segment.uuid,
+        first=segment.begin,
+        last=segment.end,
+        entries=summary.entries,
+        object_bytes=summary.data_bytes + summary.index_bytes,
+        rule=rule,
+        waits_for=waits_for,
+        until_ms=until_ms,
+    )
+
+
+def retired_facts(
+    store: ObjectStore, state: ManifestState, groups: Sequence[Retired], *, now_ms: int, grace_ms: int, notes: bool
+) -> Mapping[int, RetiredFacts]:
+    """What is known of retirements; of those that are younger than the first one in its grace period, nothing.
+
+    Args:
+        groups: the oldest first, from a view that is durable.
+        now_ms: by the earlier clock.
+        notes: write down which readers are waited for from now on; False: write nothing.
+    """
+    found: dict[int, RetiredFacts] = {}
+    live: Mapping[UUID, str] | None = None
+    for group in groups:
+        retired_ms = _retired_ms(store, state, group.record_id)
+        if retired_ms is None or now_ms < retired_ms + grace_ms:
+            found[group.record_id] = RetiredFacts(retired_ms)
+            break
+        # One listing is enough: all these records were durable before it.
+        live = _live(leases_of(store, state.stream), now_ms) if live is None else live
+        found[group.record_id] = RetiredFacts(retired_ms, _awaited(store, state, group.record_id, live, notes=notes))
+    return found
+
+
+def note_readers(store: ObjectStore, state: ManifestState, retire_records: Sequence[int], *, now_ms: int) -> None:
+    """Writes down who reads the stream now, for retirements that have just become durable.
+
+    Without it who reads when the grace period is over is waited for, be it somebody who came later.
+    """
+    if not retire_records:
+        return
+    live = _live(leases_of(store, state.stream), now_ms)
+    if live:
+        for number in retire_records:
+            _write(store, state, number, live)
+
+
+def forget_readers(store: ObjectStore, state: ManifestState, groups: Sequence[Retired]) -> None:
+    """Deletes the lists of readers of retirements that are over."""
+    kept = {group.record_id for group in groups}
+    names = [(info.key, awaited_number(info.key, state.stream)) for info in listed(store, awaited_prefix(state.stream))]
+    # A record that is newer than this view may have retired something by now.
+    gone = [key for key, number in names if number is not None and number <= state.record_id and number not in kept]
+    if gone:
+        delete_keys(store, gone)
+
+
+def _retired_ms(store: ObjectStore, state: ManifestState, record_id: int) -> int | None:
+    """When a record was written, at the latest: the later of what its writer's clock and the store's said."""
+    key = record_key(state.stream, state.incarnation, record_id)
+    try:
+        data, info = store.get(key)
+    except NotFound:
+        # Folded into a checkpoint that was written later and is kept.
+        checkpoints = list_manifest(store, state.stream, state.incarnation).checkpoints
+        later = [number for number in checkpoints if number >= record_id]
+        return checkpoints[min(later)].modified_ms if later else None
+    try:
+        return max(decode_record(data, object_name=key).time_ms, info.modified_ms)
+    except FormatError as error:
+        raise unreadable(f"manifest of stream {state.stream}, record {record_id}", error) from error
+
+
+def _live(leases: Sequence[LeaseInfo], now_ms: int) -> dict[UUID, str]:
+    """Leases that haven't ended by the earlier clock; one that can't be read doesn't end by itself."""
+    return {
+        lease.uuid: lease.reader or f"the unreadable lease {lease.uuid}"
+        for lease in leases
+        if lease.ends_ms is None or lease.ends_ms >= now_ms
+    }
+
+
+def _awaited(
+    store: ObjectStore, state: ManifestState, record_id: int, live: Mapping[UUID, str], *, notes: bool
+) -> Sequence[str]:
+    """Who has to be waited for: of those that were there after the record, the ones that still are."""
+    if not live:
+        return ()
+    noted = _noted(store, state, record_id)
+    if noted is None:
+        if notes:
+            _write(store, state, record_id, live)
+        return sorted(live.values())
+    return sorted(live[uuid] for uuid in noted if uuid in live)
+
+
+def _noted(store: ObjectStore, state: ManifestState, record_id: int) -> Sequence[UUID] | None:
+    key = awaited_key(state.stream, record_id)
+    try:
+        found = decode_awaited(store.get(key)[0], object_name=key)
+    except NotFound:
+        return None
+    except FormatError as error:
+        raise unreadable(f"the list of readers {key}", error) from error
+    # Of a stream of that name that was deleted: its readers aren't ours.
+    return found.leases if (found.incarnation, found.retire_record) == (state.incarnation, record_id) else None
+
+
+def _write(store: ObjectStore, state: ManifestState, record_id: int, live: Mapping[UUID, str]) -> None:
+    awaited = AwaitedReaders(state.incarnation, record_id, tuple(sorted(live)))
+    # Whoever writes it listed the leases after the record was durable: each such list is right.
+    store.put(awaited_key(state.stream, record_id), encode_awaited(awaited))

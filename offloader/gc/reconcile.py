@@ -1,0 +1,670 @@
+"""Orphan search below a stream's prefix and over a whole store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from uuid import UUID
+
+from formats.documents import (
+    GLOBAL_HOLD_KEY,
+    group_of_key,
+    group_prefix,
+    intent_key,
+    lease_key,
+    lease_uuid,
+    retention_prefix,
+    topic_key,
+)
+from formats.entries import Position
+from formats.errors import FormatError
+from formats.keys import (
+    RESERVED_LEVELS,
+    catalog_prefix,
+    data_key,
+    decode_stream,
+    encode_stream,
+    is_segment_uuid_of,
+    manifest_prefix,
+    parse_object_key,
+    stream_of_catalog_key,
+    stream_prefix,
+)
+from formats.manifest import Assign, Record, Rewrite, decode_record
+from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.gc.orphans import (
+    Knowledge,
+    Leftover,
+    Outcome,
+    Place,
+    Reason,
+    Witnesses,
+    judge_page,
+    judge_upload,
+    judged_again,
+)
+from offloader.manifest.boundary import (
+    DELETE_KEYS_MAX,
+    incarnations_in,
+    is_manifest_object,
+    list_manifest,
+    listed,
+    unreadable,
+)
+from offloader.manifest.catalog import forget_name, is_released, list_streams, read_entry, unused_void
+from offloader.manifest.deletion_clock import TIME_KEY, time_for_deletion_ms
+from offloader.manifest.leases import global_hold, leases_of
+from offloader.manifest.live_uuids import NamedUuids, load_named_uuids, refreshed_named_uuids
+from offloader.manifest.load import kept_records
+from offloader.manifest.maintenance import DeadIncarnation, sweep_dead_incarnations, sweep_late_writes
+from offloader.manifest.topics import forget_topic, is_topic_unused, release_intent, release_topic, topic_state
+from offloader.runtime.clock import Clock
+from offloader.settings import ManifestSettings
+from offloader.store.base import DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
+from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix
+
+__all__ = ["Reconciliation", "StoreReconciliation", "Tally", "uploads_below", "uploads_by_key", "uploads_of_deleted"]
+
+
+def uploads_below(store: ObjectStore, stream: str) -> list[UploadInfo]:
+    """The uploads that the store finds below the stream's prefix."""
+    return list(store.list_uploads(stream_prefix(stream)))
+
+
+def uploads_by_key(store: ObjectStore, names: NamedUuids) -> Iterator[UploadInfo]:
+    """The uploads of every segment that a kept record assigned, but for those that are still promised.
+
+    Records are kept for ``orphan_age_hours_min`` and longer, so what a failed attempt left is looked for when it is old
+    enough to be aborted; what was begun under a name long after that had failed isn't found.
+    """
+    try:
+        for record in kept_records(store, names):
+            for uuid, key in _assigned_by(record, names.stream):
+                if not names.is_open(uuid):
+                    yield from (upload for upload in store.list_uploads(key) if upload.key == key)
+    except NotFound:
+        # Records are being deleted at this moment: what they assigned is looked for the next time.
+        return
+
+
+def uploads_of_deleted(store: ObjectStore, stream: str, incarnation: UUID) -> Iterator[UploadInfo]:
+    """The uploads of every segment that a record assigned which is still there, below the boundary too.
+
+    Raises:
+        Corrupt: a record is damaged.
+    """
+    for number, info in sorted(list_manifest(store, stream, incarnation).records.items()):
+        try:
+            record = decode_record(store.get(info.key)[0], object_name=info.key)
+        except NotFound:
+            continue  # somebody else deletes the stream, and has got further
+        except FormatError as error:
+            raise unreadable(f"manifest of stream {stream}, record {number}", error) from error
+        for _, key in _assigned_by(record, stream):
+            yield from (upload for upload in store.list_uploads(key) if upload.key == key)
+
+
+def _assigned_by(record: Record, stream: str) -> Iterator[tuple[UUID, str]]:
+    """Uuid and key of the data object of each segment that a record promises."""
+    for edit in record.edits:
+        if isinstance(edit, Assign | Rewrite):
+            yield edit.uuid, data_key(stream, edit.uuid, _ledger_of(edit.layout, edit.begin))
+
+
+def _ledger_of(layout: int, begin: Position) -> int | None:
+    return begin.ledger_id if layout == 1 else None
+
+
+#: How often a key is deleted that the store kept for a reason that may pass, and the wait before the first repeat.
+DELETE_ATTEMPTS_MAX = 4
+RETRY_SECONDS_FIRST = 0.5
+_MS_PER_HOUR = 3_600_000
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many there are, and their bytes."""
+
+    objects: int = 0
+    size_bytes: int = 0
+
+    def add(self, objects: int, size_bytes: int) -> None:
+        """Counts some more."""
+        self.objects += objects
+        self.size_bytes += size_bytes
+
+
+@dataclass(slots=True)
+class Reconciliation:
+    """One stream's reconciliation, for one run.
+
+    Attributes:
+        store: must be open for writing when ``delete``.
+        stream: its name.
+        is_topic: it is the name of a partitioned topic, which has what retention keeps of it and nothing else.
+        clock: the local one.
+        settings: ``orphan_age_hours_min`` and ``clock_skew_seconds_max``.
+        delete: False: a dry run, which finds the same and writes nothing.
+        now_ms: the time, when the caller has asked both clocks already.
+        finds_by_prefix: whether the store finds uploads by prefix, when the caller has probed it already.
+        needed: kind of thing -> how many there are that are needed.
+    """
+
+    store: ObjectStore
+    stream: str
+    _: KW_ONLY
+    clock: Clock
+    settings: ManifestSettings = field(default_factory=ManifestSettings)
+    delete: bool = False
+    now_ms: int | None = None
+    finds_by_prefix: bool | None = None
+    is_topic: bool = False
+    needed: dict[Place, Tally] = field(default_factory=dict)
+    _known: Knowledge = field(init=False)
+    _witnesses: Witnesses = field(init=False)
+    _entry: UUID | None = field(init=False, default=None)
+    _unfinished: set[UUID] = field(init=False, default_factory=set)
+    _old_manifests: dict[str, Leftover] = field(init=False, default_factory=dict)
+
+    def leftovers(self) -> Iterator[Leftover]:
+        """Each leftover, after what was to be done about it. Iterate over it once, and to the end.
+
+        Raises:
+            InvalidCall: that is no stream's name.
+            NotFound: there is no such stream, or nothing says which of its manifests is alive.
+            ClockSkew: the clocks differ too much to call anything old; nothing was deleted.
+            Corrupt, Unsupported: the manifest can't be read; nothing of the stream was deleted.
+            LostRecords: an object tells of a record that isn't there. Raised at the end: nothing that was found after
+                it was deleted.
+            StoreUnavailable: the store doesn't answer, or the stream was deleted or created anew meanwhile: run again.
+        """
+        try:
+            prefix = retention_prefix(self.stream) if self.is_topic else f"{encode_stream(self.stream)}/"
+        except FormatError as error:
+            raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
+        now_ms = self._time_ms()
+        # Listed first, read after. Whatever was listed and is needed has been named before.
+        uploads = [] if self.is_topic else uploads_below(self.store, self.stream)
+        incarnations = incarnations_in(self.store, self.stream)
+        page = self.store.list(prefix)
+        self._witnesses = Witnesses(self.store, self.stream)
+        self._known = self._knowledge(incarnations, now_ms - int(self.settings.orphan_age_hours_min * _MS_PER_HOUR))
+        voids = self._voids()
+        waiting: list[Leftover] = []
+        for some in (self._judged_uploads(uploads), self._ended_leases(), self._judged_pages(page, prefix)):
+            for leftover in some:
+                if not leftover.reason.is_deletable:
+                    yield self._done(leftover)
+                    continue
+                waiting.append(leftover)
+                if len(waiting) == DELETE_KEYS_MAX:
+                    yield from self._taken(waiting)
+                    waiting = []
+        yield from self._taken(waiting)
+        self._witnesses.require_none_lost()
+        yield from self._swept_manifests()
+        yield from self._forgotten(voids)
+
+    def _time_ms(self) -> int:
+        if self.now_ms is None:
+            self.now_ms = time_for_deletion_ms(
+                self.store, self.clock, skew_ms_max=self.settings.clock_skew_seconds_max * 1000, ask_store=self.delete
+            )
+        return self.now_ms
+
+    # -- what is known
+
+    def _knowledge(self, incarnations: Iterable[UUID], old_ms: int) -> Knowledge:
+        entry = read_entry(self.store, self.stream)
+        if entry is None and not self.is_topic and not is_released(self.store, self.stream):
+            raise NotFound(
+                f"stream {self.stream} has no catalogue entry in {self.store.url}: nothing says what is needed",
+                hint="`offloader ls` lists the streams; `offloader manifest rebuild` where an entry was lost",
+            )
+        self._entry = None if entry is None else entry.incarnation
+        names: NamedUuids | None = None
+        dead, doubtful = set(), set()
+        for incarnation in {*incarnations, *([] if entry is None else [entry.incarnation])}:
+            found: NamedUuids | None = None
+            try:
+                found = load_named_uuids(self.store, self.stream, incarnation)
+            except NotFound:
+                pass  # only begun, or nearly gone
+            except (Corrupt, Unsupported):
+                if incarnation == self._entry:
+                    raise
+            if incarnation == self._entry and found is not None:
+                names = found
+            elif found is not None and found.stream_deleted:
+                dead.add(incarnation)
+            else:
+                doubtful.add(incarnation)
+        topic = topic_state(self.store, self.stream)
+        return Knowledge(
+            stream=self.stream,
+            names=names,
+            dead=frozenset(dead),
+            doubtful=frozenset(doubtful),
+            old_ms=old_ms,
+            stopped=global_hold(self.store) is not None,
+            topic=topic,
+            is_stream=not self.is_topic,
+            is_forgotten=entry is None and not topic.is_there and self._is_forgotten(),
+        )
+
+    def _is_forgotten(self) -> bool:
+        """Of a name without any entry: whether no manifest could bring one back, of the stream or of a partition."""
+        name = encode_stream(self.stream)
+        return not any(self.store.list(f"{name}{rest}", limit=1).objects for rest in ("/manifest/", "-partition-"))
+
+    def _look_again(self) -> None:
+        """Reads the stop for everything, the entries of stream and topic, the manifest's tail and boundary again."""
+        stopped = global_hold(self.store) is not None
+        entry = read_entry(self.store, self.stream)
+        names = self._known.names
+        try:
+            if (None if entry is None else entry.incarnation) != self._entry:
+                raise NotFound(f"stream {self.stream} was deleted or created anew")
+            if names is not None:
+                names = refreshed_named_uuids(self.store, names)
+        except NotFound as error:
+            raise StoreUnavailable(
+                f"{error.message} meanwhile: nothing more of it is deleted", hint="run it again"
+            ) from error
+        topic = topic_state(self.store, self.stream)
+        self._known = replace(self._known, names=names, stopped=stopped, topic=topic)
+
+    # -- what is left over
+
+    def _judged_uploads(self, listed: Sequence[UploadInfo]) -> Iterator[Leftover]:
+        seen = set()
+        for upload in listed:
+            seen.add(upload.upload_id)
+            leftover = judge_upload(upload, self._known)
+            if leftover is not None:
+                yield leftover
+        if self.finds_by_prefix is None:
+            # Who may not write can't find out, and looks twice.
+            self.finds_by_prefix = self.delete and finds_uploads_by_prefix(self.store)
+        if self.finds_by_prefix or self._known.names is None:
+            return
+        for upload in uploads_by_key(self.store, self._known.names):
+            leftover = None if upload.upload_id in seen else judge_upload(upload, self._known)
+            seen.add(upload.upload_id)
+            if leftover is not None:
+                yield leftover
+
+    def _ended_leases(self) -> Iterator[Leftover]:
+        for lease in leases_of(self.store, self.stream):
+            if lease.ends_ms is not None and lease.ends_ms <= self._known.old_ms:
+                yield Leftover(
+                    stream=self.stream,
+                    place=Place.LEASE,
+                    key=lease_key(self.stream, lease.uuid),
+                    size_bytes=0,
+                    modified_ms=lease.ends_ms,
+                    reason=self._known.kept_or(Reason.ENDED, lease.ends_ms),
+                )
+
+    def _judged_pages(self, page: ListPage, prefix: str) -> Iterator[Leftover]:
+        while True:
+            # All of the page first: while it is handed out, what is known is read again.
+            for found in list(judge_page(page.objects, self._known)):
+                if not isinstance(found, Leftover):
+                    place, objects, size_bytes = found
+                    self.needed.setdefault(place, Tally()).add(objects, size_bytes)
+                elif found.place is Place.OLD_MANIFEST:
+                    self._note_old_manifest(found)
+                else:
+                    yield found
+            if page.next_after is None:
+                return
+            page = self.store.list(prefix, after=page.next_after)
+
+    def _note_old_manifest(self, found: Leftover) -> None:
+        """One leftover for a whole old manifest: as young as the youngest object of it."""
+        key = "/".join(found.key.split("/")[:-1]) + "/"
+        before = self._old_manifests.get(key)
+        if before is None:
+            self._old_manifests[key] = replace(found, key=key)
+            return
+        youngest = found if found.modified_ms > before.modified_ms else before
+        self._old_manifests[key] = replace(
+            youngest, key=key, size_bytes=before.size_bytes + found.size_bytes, objects=before.objects + 1
+        )
+
+    def _voids(self) -> list[Leftover]:
+        """What stands for a name of which nothing else is left: judged now, so that a dry run says the same."""
+        void = None if self.is_topic or self._entry is not None else unused_void(self.store, self.stream)
+        found = [] if void is None else [(Place.CATALOGUE, void)]
+        voids = self._known.topic.voids
+        if voids and is_topic_unused(self.store, self.stream):
+            found += [(Place.RETENTION, each) for each in voids]
+        return [
+            Leftover(
+                stream=self.stream,
+                place=place,
+                key=info.key,
+                size_bytes=info.size_bytes,
+                modified_ms=info.modified_ms,
+                reason=self._known.kept_or(Reason.LET_GO, info.modified_ms),
+            )
+            for place, info in found
+        ]
+
+    # -- what is done
+
+    def _taken(self, some: Sequence[Leftover]) -> Iterator[Leftover]:
+        """Deletes, and says of each what became of it."""
+        if not self.delete:
+            for each in some:
+                told = self._witnesses.judged(each, self._known.names)
+                is_deletable = told.reason.is_deletable
+                yield self._done(replace(told, outcome=Outcome.DELETABLE) if is_deletable else told)
+            return
+        waiting, wait_s = list(some), RETRY_SECONDS_FIRST
+        for attempt in range(1, DELETE_ATTEMPTS_MAX + 1):
+            if not waiting:
+                return
+            self._look_again()
+            # Each is asked before any of them goes.
+            again = [judged_again(leftover, self._known) for leftover in waiting]
+            again = [self._witnesses.judged(each, self._known.names) for each in again]
+            if self._witnesses.lost:
+                again = [replace(each, reason=Reason.RECORDS_LOST) for each in again]
+            yield from (self._done(each) for each in again if not each.reason.is_deletable)
+            doomed = [each for each in again if each.reason.is_deletable]
+            failures = self._delete(doomed)
+            waiting = []
+            for leftover in doomed:
+                failure = failures.get(leftover.key) if leftover.place is not Place.UPLOAD else None
+                if failure is None:
+                    yield self._done(replace(leftover, outcome=Outcome.DELETED))
+                elif failure.retryable and attempt < DELETE_ATTEMPTS_MAX:
+                    waiting.append(leftover)
+                else:
+                    # The next run finds it again, and every one after that.
+                    yield self._done(replace(leftover, outcome=Outcome.FAILED, problem=failure.reason))
+            if waiting:
+                self.clock.wait(threading.Event(), wait_s)
+                wait_s *= 2
+
+    def _delete(self, doomed: Sequence[Leftover]) -> dict[str, DeleteFailure]:
+        for leftover in doomed:
+            if leftover.place is Place.UPLOAD:
+                self.store.abort_upload(leftover.key, leftover.upload_id)
+        # A listing may show a key twice.
+        keys = list(dict.fromkeys(each.key for each in doomed if each.place is not Place.UPLOAD))
+        # These have one key for all incarnations: they go only if they still are what was judged.
+        shared = {topic_key(self.stream): release_topic, intent_key(self.stream): release_intent}
+        failed = [key for key in keys if key in shared and not shared[key](self.store, self.stream)]
+        failures = {key: DeleteFailure(key, "it was changed meanwhile", retryable=True) for key in failed}
+        keys = [key for key in keys if key not in shared]
+        return failures | {failure.key: failure for failure in (self.store.delete(keys) if keys else ())}
+
+    def _done(self, leftover: Leftover) -> Leftover:
+        """Remembers the dead incarnations that something is left of: only their manifests tell whose it is."""
+        gone = leftover.outcome in (Outcome.DELETED, Outcome.DELETABLE)
+        if not gone and leftover.reason.is_ours and leftover.place in (Place.SEGMENT, Place.UPLOAD):
+            parsed = parse_object_key(leftover.key, self.stream)
+            others = self._known.dead | self._known.doubtful
+            self._unfinished |= {each for each in others if parsed and is_segment_uuid_of(parsed.uuid, each)}
+        return leftover
+
+    def _forgotten(self, voids: Sequence[Leftover]) -> Iterator[Leftover]:
+        for void in voids:
+            if not (self.delete and void.reason.is_deletable):
+                yield replace(void, outcome=Outcome.DELETABLE) if void.reason.is_deletable else void
+                continue
+            self._look_again()
+            if self._known.stopped:
+                yield replace(void, reason=Reason.HELD)
+                continue
+            forget = forget_name if void.place is Place.CATALOGUE else forget_topic
+            gone = forget(self.store, self.stream, clock=self.clock, now_ms=self._time_ms())
+            changed = replace(void, reason=Reason.NAMED_SINCE)
+            yield replace(void, outcome=Outcome.DELETED) if gone else changed
+
+    def _has_old_manifests(self) -> bool:
+        """Whether some may be deleted."""
+        return any(each.reason.is_deletable for each in self._old_manifests.values())
+
+    def _swept_manifests(self) -> Iterator[Leftover]:
+        swept: Mapping[UUID, DeadIncarnation] = {}
+        if self.delete and self._has_old_manifests():
+            # They were judged when their page was: somebody may have put a hold on the stream, or on everything, since.
+            self._look_again()
+            self._old_manifests = {key: judged_again(each, self._known) for key, each in self._old_manifests.items()}
+        if self._has_old_manifests():
+            swept = sweep_dead_incarnations(
+                self.store,
+                self.stream,
+                clock=self.clock,
+                settings=self.settings,
+                dry_run=not self.delete,
+                but=self._unfinished,
+            )
+        outcome = Outcome.DELETED if self.delete else Outcome.DELETABLE
+        prefixes = {manifest_prefix(self.stream, incarnation): incarnation for incarnation in swept}
+        for key, leftover in self._old_manifests.items():
+            if key in prefixes:
+                yield replace(leftover, outcome=outcome)
+            elif leftover.reason.is_deletable:
+                yield replace(leftover, reason=Reason.DOUBTFUL)
+            else:
+                yield leftover
+
+
+@dataclass(slots=True)
+class StoreReconciliation:
+    """The reconciliation of all streams, for one run.
+
+    Attributes:
+        store, clock, delete: as of ``Reconciliation``.
+        settings_of: a stream's settings; of the name "": those that count for all.
+        failed: is told of each stream that couldn't be finished, and why; the next run tries again.
+        may_delete: whether anything of a stream may be deleted, of the name "": what lies below none; else it is only
+            listed.
+        needed: kind of thing -> how many there are that are needed.
+    """
+
+    store: ObjectStore
+    _: KW_ONLY
+    clock: Clock
+    settings_of: Callable[[str], ManifestSettings]
+    failed: Callable[[str, OffloaderError], None]
+    delete: bool = False
+    may_delete: Callable[[str], bool] = lambda _: True
+    needed: dict[Place, Tally] = field(default_factory=dict)
+
+    def leftovers(self) -> Iterator[Leftover]:
+        """Each leftover: stream by stream, then those below none. Iterate over it once, and to the end.
+
+        Raises:
+            ClockSkew: the clocks differ too much to call anything old; nothing was deleted.
+            OffloaderError: the store doesn't answer.
+        """
+        skew_ms_max = self.settings_of("").clock_skew_seconds_max * 1000
+        streams = list_streams(self.store, released=True)
+        deletes = any(map(self._deletes, ["", *streams]))
+        now_ms = time_for_deletion_ms(self.store, self.clock, skew_ms_max=skew_ms_max, ask_store=deletes)
+        by_prefix = finds_uploads_by_prefix(self.store) if deletes else None
+        for stream in streams:
+            yield from self._of(stream, now_ms, by_prefix)
+        yield from self._outside(now_ms)
+
+    def _deletes(self, name: str) -> bool:
+        return self.delete and self.may_delete(name)
+
+    def _of(
+        self, name: str, now_ms: int, finds_by_prefix: bool | None = None, *, is_topic: bool = False
+    ) -> Iterator[Leftover]:
+        run = Reconciliation(
+            self.store,
+            name,
+            clock=self.clock,
+            settings=self.settings_of(name),
+            delete=self._deletes(name),
+            now_ms=now_ms,
+            finds_by_prefix=finds_by_prefix,
+            is_topic=is_topic,
+        )
+        try:
+            yield from run.leftovers()
+        except OffloaderError as error:
+            self.failed(name, error)
+        for place, tally in run.needed.items():
+            self.needed.setdefault(place, Tally()).add(tally.objects, tally.size_bytes)
+
+    def _outside(self, now_ms: int) -> Iterator[Leftover]:
+        # Read again: streams that were created meanwhile aren't outside.
+        below = _Below(list_streams(self.store, released=True))
+        old_ms = now_ms - int(self.settings_of("").orphan_age_hours_min * _MS_PER_HOUR)
+        for upload in self.store.list_uploads(""):
+            info = ObjectInfo(upload.key, 0, "", upload.started_ms)
+            if upload.key.startswith(PROBE_PREFIX):
+                yield from self._scratch(info, old_ms, upload.upload_id)
+            elif not below.holds(upload.key):
+                yield _found(info, Place.UPLOAD, Reason.FOREIGN, upload.upload_id)
+        names: set[str] = set()
+        gone: set[str] = set()
+        late: dict[tuple[str, UUID], bool] = {}
+        for info in listed(self.store, ""):
+            if below.holds(info.key):
+                continue
+            name, is_lease = _kept_for(info.key)
+            if name is not None:
+                # All of it at once: it is listed once more before a topic's entry is read.
+                if name not in names:
+                    names.add(name)
+                    for each in self._of(name, now_ms, is_topic=True):
+                        if each.place is Place.LEASE and each.outcome is not Outcome.KEPT:
+                            gone.add(each.key)
+                        yield each
+                if is_lease and info.key not in gone:
+                    self.needed.setdefault(Place.LEASE, Tally()).add(1, info.size_bytes)
+                continue
+            place = _place_outside(info)
+            if info.key == TIME_KEY or info.key.startswith(PROBE_PREFIX):
+                yield from self._scratch(info, old_ms)
+            elif place is not None:
+                self.needed.setdefault(place, Tally()).add(1, info.size_bytes)
+            elif (manifest := _manifest_of(info.key)) is not None:
+                if manifest not in late:
+                    swept = self._late_writes(*manifest, info, old_ms)
+                    late[manifest] = swept is not None
+                    if swept is not None:
+                        yield swept
+                if not late[manifest]:
+                    yield _found(info, Place.OTHER, Reason.UNLISTED)
+            else:
+                yield _found(info, Place.OTHER, Reason.FOREIGN)
+
+    def _late_writes(self, stream: str, incarnation: UUID, first: ObjectInfo, old_ms: int) -> Leftover | None:
+        """A manifest that holds only what was written after its stream was deleted; ``None``: it may be a lost one."""
+        stopped = global_hold(self.store) is not None
+        swept = sweep_late_writes(self.store, stream, incarnation, old_ms=old_ms, dry_run=stopped or not self.delete)
+        if swept is None:
+            return None
+        found = _found(
+            replace(first, key=manifest_prefix(stream, incarnation)), Place.OLD_MANIFEST, Reason.DEAD_MANIFEST
+        )
+        if stopped:
+            return replace(found, objects=swept.objects, reason=Reason.HELD)
+        outcome = Outcome.DELETED if self.delete else Outcome.DELETABLE
+        return replace(found, objects=swept.objects, outcome=outcome)
+
+    def _scratch(self, info: ObjectInfo, old_ms: int, upload_id: str = "") -> Iterator[Leftover]:
+        """What somebody who tried the store out, or asked for its time, left when he was interrupted."""
+        if info.modified_ms > old_ms:
+            if not upload_id:
+                self.needed.setdefault(Place.STORE, Tally()).add(1, info.size_bytes)
+            return
+        found = _found(info, Place.UPLOAD if upload_id else Place.STORE, Reason.SCRATCH, upload_id)
+        if global_hold(self.store) is not None:
+            yield replace(found, reason=Reason.HELD)
+        elif not self._deletes(""):
+            yield replace(found, outcome=Outcome.DELETABLE)
+        elif upload_id:
+            self.store.abort_upload(info.key, upload_id)
+            yield replace(found, outcome=Outcome.DELETED)
+        else:
+            failures = self.store.delete([info.key])
+            problem = failures[0].reason if failures else ""
+            yield replace(found, outcome=Outcome.FAILED if problem else Outcome.DELETED, problem=problem)
+
+
+class _Below:
+    """Which keys lie below a stream's name; asked in any order, quick for neighbours."""
+
+    def __init__(self, streams: Collection[str]) -> None:
+        self._prefixes = {encode_stream(stream) for stream in streams}
+        self._last: tuple[str, bool] = ("", False)
+
+    def holds(self, key: str) -> bool:
+        folder = key.rpartition("/")[0]
+        if folder != self._last[0]:
+            levels = folder.split("/")
+            found = any("/".join(levels[:count]) in self._prefixes for count in range(1, len(levels) + 1))
+            self._last = folder, found
+        return self._last[1]
+
+
+def _place_outside(info: ObjectInfo) -> Place | None:
+    """What a key below no stream is, where this project gives such keys."""
+    if info.key.startswith(catalog_prefix()):
+        try:
+            stream_of_catalog_key(info.key)
+        except FormatError:
+            return None
+        return Place.CATALOGUE
+    # A reader group; one that was deleted keeps its generation, so nothing of them is ever left over.
+    if info.key.startswith(group_prefix()) and group_of_key(info.key) is not None:
+        return Place.RETENTION
+    return Place.STORE if info.key == GLOBAL_HOLD_KEY else None
+
+
+def _kept_for(key: str) -> tuple[str | None, bool]:
+    """Below no stream: the partitioned topic that retention keeps what has that key for, whose partitions are the
+    streams; or the name that a reader took a lease on, of a stream that was never there or isn't any more. And which of
+    both."""
+    name, separator, _ = key.partition("/retention/")
+    if separator and _is_stream(name):
+        return decode_stream(name), False
+    name, separator, _ = key.rpartition("/leases/")
+    if separator and _is_stream(name) and lease_uuid(key, decode_stream(name)) is not None:
+        return decode_stream(name), True
+    return None, False
+
+
+def _manifest_of(key: str) -> tuple[str, UUID] | None:
+    """Stream and incarnation of an object that a manifest may have."""
+    name, separator, rest = key.partition("/manifest/")
+    incarnation, _, object_name = rest.partition("/")
+    if not separator or not _is_stream(name) or not is_manifest_object(object_name):
+        return None
+    try:
+        found = UUID(incarnation)
+    except ValueError:
+        return None
+    return (decode_stream(name), found) if str(found) == incarnation else None
+
+
+def _is_stream(encoded: str) -> bool:
+    try:
+        return RESERVED_LEVELS.isdisjoint(decode_stream(encoded).split("/"))
+    except FormatError:
+        return False
+
+
+def _found(info: ObjectInfo, place: Place, reason: Reason, upload_id: str = "") -> Leftover:
+    return Leftover(
+        stream="",
+        place=place,
+        key=info.key,
+        size_bytes=info.size_bytes,
+        modified_ms=info.modified_ms,
+        reason=reason,
+        upload_id=upload_id,
+    )

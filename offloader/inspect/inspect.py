@@ -1,0 +1,239 @@
+"""Describes one object byte by byte, and segments as rows, for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from formats.block import BLOCK_HEADER_BYTES, decode_block_header
+from formats.describe import (
+    Piece,
+    describe_block,
+    describe_boundary,
+    describe_catalog_entry,
+    describe_checkpoint,
+    describe_index,
+    describe_ledger_run,
+    describe_record,
+    describe_segment_run,
+)
+from formats.entries import TIME_UNKNOWN_MS
+from formats.errors import FormatError
+from formats.index import is_index
+from formats.keys import checkpoint_number, parse_object_key, record_number
+from offloader.errors import LimitReached, NotFound
+from offloader.manifest.segment_table import SegmentRecord
+from offloader.manifest.state import ManifestState
+from offloader.plot import Span, StreamShape
+from offloader.read.fetch import readable_segments
+from offloader.settings import ReadSettings
+from offloader.store.base import ByteRange, ObjectStore
+
+__all__ = ["Inspection", "inspect_object", "segment_row", "shape_of"]
+
+#: Most bytes of an object that is described as a whole: indexes, records, checkpoints, runs.
+WHOLE_BYTES_MAX = 256 * 1024 * 1024
+#: Bytes of one GET of a data object.
+WINDOW_BYTES = 8 * 1024 * 1024
+#: A block is decoded together with what follows its length, as Pulsar's reader looks there.
+_AFTER_BLOCK_BYTES = BLOCK_HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """What an object is.
+
+    Attributes:
+        key: its key.
+        kind: in words.
+        size_bytes: its length.
+        metadata: user metadata.
+        pieces: one after the other; reading goes on as they are taken.
+        bytes_of: the bytes ``start`` .. ``stop`` of the object.
+    """
+
+    key: str
+    kind: str
+    size_bytes: int
+    metadata: Mapping[str, str]
+    pieces: Iterator[Piece]
+    bytes_of: Callable[[int, int], bytes]
+
+
+def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | None = None) -> Inspection:
+    """What the object at ``key`` is, by its name or else by how it begins.
+
+    Args:
+        store: where it is.
+        key: relative to the store's root.
+        settings: largest block that is decoded.
+
+    Raises:
+        NotFound: no such object.
+        LimitReached: an index, record or checkpoint of more than ``WHOLE_BYTES_MAX``.
+    """
+    try:
+        info = store.head(key)
+    except NotFound as error:
+        hint = "`offloader segments STREAM --json` prints the keys of a stream's objects"
+        raise NotFound(f"object {key} isn't in {store.url}", hint=hint) from error
+    window = _Window(store, key, info.size_bytes)
+    kind, describe = _kind_of(key, window.bytes_of(0, 4))
+    if describe is None:
+        ledger_id = _ledger_id_of(key)
+        pieces = _data_pieces(window, ledger_id, settings or ReadSettings())
+    elif info.size_bytes > WHOLE_BYTES_MAX:
+        raise LimitReached(f"{key} in {store.url}: {info.size_bytes} bytes are too many for a {kind}")
+    else:
+        pieces = describe(store.get(key)[0])
+    return Inspection(
+        key=key,
+        kind=kind,
+        size_bytes=info.size_bytes,
+        metadata=info.metadata,
+        pieces=pieces,
+        bytes_of=window.bytes_of,
+    )
+
+
+def _kind_of(key: str, begin: bytes) -> tuple[str, Callable[[bytes], Iterator[Piece]] | None]:
+    """The kind of an object, and what describes it as a whole; ``None`` for data objects, which are walked."""
+    name = key.rpartition("/")[2]
+    if is_index(begin) or name.endswith("-index"):
+        ledger_id = _ledger_id_of(key)
+        return "index", lambda data: describe_index(data, ledger_id=ledger_id)
+    if key.startswith("_catalog/"):
+        return "catalogue entry", describe_catalog_entry
+    if record_number(key) is not None:
+        return "manifest record", describe_record
+    if checkpoint_number(key) is not None:
+        return "manifest checkpoint", describe_checkpoint
+    if name.endswith(".segments.parquet"):
+        return "manifest run", describe_segment_run
+    if name.endswith(".ledgers.parquet"):
+        return "manifest run", describe_ledger_run
+    if name == "boundary":
+        return "manifest boundary", describe_boundary
+    return "data object", None
+
+
+def _ledger_id_of(key: str) -> int | None:
+    found = parse_object_key(key.rpartition("/")[2], "")
+    return None if found is None else found.ledger_id
+
+
+def _data_pieces(window: _Window, ledger_id: int | None, settings: ReadSettings) -> Iterator[Piece]:
+    at = 0
+    while at < window.size_bytes:
+        head = window.bytes_of(at, at + BLOCK_HEADER_BYTES)
+        try:
+            block_bytes = decode_block_header(head).block_bytes
+        except FormatError:
+            block_bytes = len(head)
+        fetched = min(block_bytes, settings.block_bytes_max) + _AFTER_BLOCK_BYTES
+        pieces = describe_block(
+            window.bytes_of(at, at + fetched),
+            offset=at,
+            ledger_id=ledger_id,
+            block_bytes_max=settings.block_bytes_max,
+            decompressed_bytes_max=settings.decompressed_bytes_max,
+        )
+        for piece in pieces:
+            yield piece
+            if piece.problem and piece.what == "not a block header":
+                return
+        at += block_bytes
+
+
+class _Window:
+    """An object's bytes by ranged GETs of ``WINDOW_BYTES``, the last one kept."""
+
+    def __init__(self, store: ObjectStore, key: str, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._store, self._key = store, key
+        self._start, self._data = 0, b""
+
+    def bytes_of(self, start: int, stop: int) -> bytes:
+        """The bytes ``start`` .. ``stop``, fewer at the object's end."""
+        stop = min(stop, self.size_bytes)
+        if start >= stop:
+            return b""
+        if not self._start <= start <= stop <= self._start + len(self._data):
+            end = min(max(stop, start + WINDOW_BYTES), self.size_bytes)
+            self._start, self._data = start, self._store.get(self._key, ByteRange(start, end))[0]
+        return self._data[start - self._start : stop - self._start]
+
+
+def segment_row(record: SegmentRecord, stream: str) -> dict[str, object]:
+    """What the manifest says of one segment of ``stream``; positions as text, sizes only where it is complete."""
+    summary = record.summary
+    data, index = record.object_keys(stream)
+    known = (
+        {
+            "entries": summary.entries,
+            "payload_bytes": summary.payload_bytes,
+            "object_bytes": summary.data_bytes + summary.index_bytes,
+            "data_bytes": summary.data_bytes,
+            "index_bytes": summary.index_bytes,
+            "blocks": summary.blocks,
+            "compressed": summary.compressed,
+            "publish_time_min_ms": _known(summary.publish_time_min_ms),
+            "publish_time_max_ms": _known(summary.publish_time_max_ms),
+        }
+        if summary is not None
+        else {}
+    )
+    return {
+        "uuid": str(record.uuid),
+        "layout": f"V{record.layout}",
+        "status": record.status.value,
+        "first": str(record.begin),
+        "last": None if record.end is None else str(record.end),
+        "ledgers": [span.ledger_id for span in summary.ledgers] if summary else [],
+        **known,
+        "assigned_ms": record.assigned_ms,
+        "offloaded_ms": record.offloaded_ms,
+        "owned": record.owned,
+        "data": data,
+        "index": index,
+    }
+
+
+def _known(time_ms: int) -> int | None:
+    return None if time_ms == TIME_UNKNOWN_MS else time_ms
+
+
+def shape_of(state: ManifestState) -> StreamShape:
+    """The readable segments of ``state`` and the parts of ledgers in them.
+
+    Entries count from the first readable one; a gap is a place between two of them. Sizes are of the data objects, and
+    payload bytes of ledgers.
+
+    Raises:
+        NotFound: nothing of the stream is readable, so there is nothing to draw.
+    """
+    segments: list[Span] = []
+    ledgers: dict[int, Span] = {}
+    timeline: list[tuple[int, int]] = []
+    begins = []
+    events = 0
+    for number, record in enumerate(readable_segments(state), 1):
+        summary = record.summary
+        assert summary is not None, "readable segments are complete"
+        begins.append((record.begin, events))
+        timeline.append((events, summary.publish_time_min_ms))
+        at = events
+        for part in summary.ledgers:
+            before = ledgers.get(part.ledger_id) or Span(f"ledger {part.ledger_id}", at, at, 0)
+            at += part.entries
+            ledgers[part.ledger_id] = Span(before.name, before.start, at, before.size_bytes + part.payload_bytes)
+        segments.append(Span(f"segment {number}", events, at, summary.data_bytes))
+        events = at
+        timeline.append((events - 1, summary.publish_time_max_ms))
+    if not segments:
+        raise NotFound(f"stream {state.stream} has no readable segment", hint="offload something first")
+    gaps = []
+    for gap in state.gaps:
+        after = next((before for begin, before in begins if begin > gap.last), events)
+        gaps.append((after, f"gap {gap.first}..{gap.last}"))
+    return StreamShape(state.stream, list(ledgers.values()), segments, timeline, gaps, where_ledgers="")

@@ -1,0 +1,228 @@
+"""Discovers the topics of a cluster that names and patterns select."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+
+from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.ledgers.pulsar.admin import AdminClient
+
+__all__ = ["Look", "Roster", "TopicPatterns", "is_internal", "partition_number", "survey"]
+
+_DOMAIN = "persistent://"
+_PARTITION = re.compile(r"(.+)-partition-(0|[1-9]\d{0,8})")
+_GLOB = re.compile(r"[*?\[]")
+#: Of a subscription's transactions: ``TOPIC-SUBSCRIPTION__transaction_pending_ack``.
+_PENDING = "__transaction_pending_ack"
+#: Brokers' own: system topics and their heartbeats.
+_BROKERS_TENANT = "pulsar"
+_HOW = "tenant/namespace/topic with * and ? in any of the three, or tenant/namespace for all of its topics"
+
+
+def partition_number(topic: str) -> tuple[str, int] | None:
+    """``persistent://t/n/x-partition-3`` -> ``("persistent://t/n/x", 3)``; ``None``: it is no partition."""
+    found = _PARTITION.fullmatch(topic)
+    return None if found is None else (found[1], int(found[2]))
+
+
+def is_internal(topic: str) -> bool:
+    """Whether brokers keep a topic for themselves."""
+    tenant, _, rest = topic.removeprefix(_DOMAIN).partition("/")
+    name = rest.rpartition("/")[2]
+    return tenant == _BROKERS_TENANT or name.startswith("__") or _PENDING in name
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    tenant: str
+    namespace: str
+    topic: str
+
+    @classmethod
+    def of(cls, text: str) -> _Pattern:
+        levels = text.removeprefix(_DOMAIN).split("/")
+        if "://" in levels[0] or len(levels) not in (2, 3) or not all(levels) or text != text.strip():
+            raise ValueError(f"{text!r} is no topic's name or pattern")
+        return cls(levels[0], levels[1], levels[2] if len(levels) == 3 else "*")
+
+    def has(self, topic: str) -> bool:
+        tenant, namespace, name = topic.removeprefix(_DOMAIN).split("/", 2)
+        base = partition_number(name)
+        return (
+            fnmatchcase(tenant, self.tenant)
+            and fnmatchcase(namespace, self.namespace)
+            and (fnmatchcase(name, self.topic) or (base is not None and fnmatchcase(base[0], self.topic)))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPatterns:
+    """What ``[pulsar] topics`` and ``exclude`` say. A partitioned topic's name means all its partitions.
+
+    Attributes:
+        topics: a topic is meant if one of these has it,
+        exclude: and none of these.
+    """
+
+    topics: tuple[_Pattern, ...]
+    exclude: tuple[_Pattern, ...] = ()
+
+    @classmethod
+    def of(cls, topics: Iterable[str], exclude: Iterable[str] = ()) -> TopicPatterns:
+        """From texts.
+
+        Raises:
+            InvalidCall: some are none; it names all of these.
+        """
+        problems: list[str] = []
+        found: list[tuple[_Pattern, ...]] = []
+        for name, texts in (("topics", topics), ("exclude", exclude)):
+            patterns = []
+            for text in texts:
+                try:
+                    patterns.append(_Pattern.of(text))
+                except ValueError as cause:
+                    problems.append(f"pulsar.{name}: {cause}")
+            found.append(tuple(patterns))
+        if problems:
+            raise InvalidCall("; ".join(problems), hint=_HOW)
+        return cls(*found)
+
+    def have(self, topic: str) -> bool:
+        """Whether ``persistent://tenant/namespace/topic``, or a partition, is meant; what is no such name isn't."""
+        levels = topic.removeprefix(_DOMAIN).split("/", 2)
+        if not topic.startswith(_DOMAIN) or len(levels) != 3 or not all(levels):
+            return False
+        if is_internal(topic) or any(each.has(topic) for each in self.exclude):
+            return False
+        return any(each.has(topic) for each in self.topics)
+
+    @property
+    def namespaces(self) -> Sequence[str]:
+        """Those that can be asked for by name: ``tenant/namespace``."""
+        return sorted({f"{each.tenant}/{each.namespace}" for each in self.topics if each not in self._wide})
+
+    @property
+    def tenants(self) -> Sequence[str]:
+        """Those whose namespaces have to be looked at."""
+        return sorted({each.tenant for each in self._wide if not _GLOB.search(each.tenant)})
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether every tenant has to be looked at."""
+        return any(_GLOB.search(each.tenant) for each in self.topics)
+
+    def have_namespace(self, namespace: str) -> bool:
+        """Whether there may be topics in ``tenant/namespace`` that are meant."""
+        tenant, _, name = namespace.partition("/")
+        return tenant != _BROKERS_TENANT and any(
+            fnmatchcase(tenant, each.tenant) and fnmatchcase(name, each.namespace) for each in self.topics
+        )
+
+    @property
+    def _wide(self) -> Sequence[_Pattern]:
+        return [each for each in self.topics if _GLOB.search(each.tenant) or _GLOB.search(each.namespace)]
+
+
+#: Looks in a row that must not show a topic before it counts as deleted.
+MISSES_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the cluster showed.
+
+    Attributes:
+        topics: namespace -> topics that are meant; a namespace that isn't there has none.
+        failed: namespaces that couldn't be asked: nothing is known of them.
+        is_whole: whether all namespaces that matter are in one of the two; else those that aren't are unknown too.
+    """
+
+    topics: Mapping[str, frozenset[str]]
+    failed: frozenset[str] = frozenset()
+    is_whole: bool = True
+
+
+@dataclass(slots=True)
+class Roster:
+    """The topics that are taken for there. One thread's.
+
+    Attributes:
+        topics: now.
+    """
+
+    topics: set[str] = field(default_factory=set)
+    _missed: dict[str, int] = field(default_factory=dict)
+
+    def see(self, look: Look) -> tuple[list[str], list[str]]:
+        """The topics that are new, and those that are gone, each ascending; ``topics`` changes accordingly."""
+        shown = {topic for topics in look.topics.values() for topic in topics}
+        for topic in shown:
+            self._missed.pop(topic, None)
+        for topic in self.topics - shown:
+            if self._is_known(topic, look):
+                self._missed[topic] = self._missed.get(topic, 0) + 1
+        gone = sorted(topic for topic, times in self._missed.items() if times >= MISSES_MAX)
+        new = sorted(shown - self.topics)
+        self.topics |= shown
+        self.forget(gone)
+        return new, gone
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """They aren't taken for there any more; if they are, the next look says that they are new."""
+        for topic in topics:
+            self.topics.discard(topic)
+            self._missed.pop(topic, None)
+
+    def _is_known(self, topic: str, look: Look) -> bool:
+        namespace = topic.removeprefix("persistent://").rpartition("/")[0]
+        return namespace in look.topics or (look.is_whole and namespace not in look.failed)
+
+
+#: Requests in a row that fail before no more are made: each may take as long as its deadline.
+FAILURES_MAX = 3
+
+
+def survey(
+    admin: AdminClient, patterns: TopicPatterns, *, is_stopped: Callable[[], bool] = lambda: False
+) -> tuple[Look, OffloaderError | None]:
+    """Which topics there are that are meant, and the first error of what couldn't be asked.
+
+    Args:
+        admin: of the cluster.
+        patterns: what is meant.
+        is_stopped: whether nobody wants to know any more; what wasn't asked by then counts as failed.
+    """
+    first: OffloaderError | None = None
+    is_whole = True
+    namespaces = set(patterns.namespaces)
+    lists: list[Callable[[], Sequence[str]]] = [partial(admin.namespaces_of, tenant) for tenant in patterns.tenants]
+    for ask in [admin.namespaces] if patterns.is_everywhere else lists:
+        try:
+            namespaces |= {each for each in ask() if patterns.have_namespace(each)}
+        except NotFound:
+            pass  # no such tenant: none of its topics are there
+        except OffloaderError as error:
+            first, is_whole = first or error, False
+    topics: dict[str, frozenset[str]] = {}
+    failed: set[str] = set()
+    in_a_row = 0
+    for namespace in sorted(namespaces):
+        if is_stopped() or in_a_row >= FAILURES_MAX:
+            failed.add(namespace)
+            continue
+        in_a_row += 1
+        try:
+            topics[namespace] = frozenset(each for each in admin.topics(namespace) if patterns.have(each))
+        except NotFound:
+            topics[namespace] = frozenset()
+        except OffloaderError as error:
+            first = first or error
+            failed.add(namespace)
+            continue
+        in_a_row = 0
+    return Look(topics, frozenset(failed), is_whole), first

@@ -1,0 +1,536 @@
+"""One connection to a broker: requests and responses, consumers' and producers' commands, keep-alive."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from formats.errors import FormatError, Inconsistent
+from formats.pulsar.commands import (
+    FRAME_BYTES_MAX,
+    FRAME_PADDING_BYTES,
+    Command,
+    CommandType,
+    FrameSplitter,
+    encode_command,
+)
+from offloader.errors import (
+    AccessDenied,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    OffloaderError,
+    StoreUnavailable,
+    Throttled,
+    Unsupported,
+)
+from offloader.ledgers.pulsar.transport import BrokerAddress, Security, Transport, open_transport
+from offloader.runtime.clock import Clock
+
+__all__ = [
+    "ANSWERS",
+    "Answer",
+    "Connection",
+    "ConnectionLimits",
+    "ConsumerListener",
+    "NameTaken",
+    "Requests",
+    "open_connection",
+    "refusal",
+]
+
+
+class NameTaken(StoreUnavailable):
+    """A producer of that name is connected to the topic; or the topic has as many producers as it may."""
+
+
+#: Brokers answer whole stack traces.
+MESSAGE_CHARACTERS_MAX = 300
+
+#: Code of Pulsar's ``ServerError`` -> its name, and the error here. Codes that aren't listed pass by themselves, as far
+#: as anybody knows: it is tried again.
+_KINDS: dict[int, tuple[str, type[OffloaderError]]] = {
+    0: ("unknown error", StoreUnavailable),
+    1: ("metadata error", StoreUnavailable),
+    2: ("persistence error", StoreUnavailable),
+    3: ("authentication failed", AccessDenied),
+    4: ("not authorized", AccessDenied),
+    5: ("another consumer is connected", StoreUnavailable),
+    6: ("not ready", StoreUnavailable),
+    7: ("the topic's backlog quota is used up", StoreUnavailable),
+    8: ("the topic's backlog quota is used up", StoreUnavailable),
+    9: ("the checksum is wrong", StoreUnavailable),
+    10: ("unsupported version", Unsupported),
+    11: ("no such topic", NotFound),
+    12: ("no such subscription", NotFound),
+    13: ("no such consumer", StoreUnavailable),
+    14: ("too many requests", Throttled),
+    15: ("the topic was terminated", InvalidCall),
+    16: ("a producer of that name is connected", NameTaken),
+    17: ("no topic's name", InvalidCall),
+    18: ("another schema", InvalidCall),
+    19: ("consumer not assigned", StoreUnavailable),
+    22: ("not allowed", InvalidCall),
+}
+
+
+def refusal(broker: str, command: str, code: int, message: str) -> OffloaderError:
+    """The error that a broker answered.
+
+    Args:
+        broker: its address.
+        command: what it was asked.
+        code: of Pulsar's ``ServerError``.
+        message: its words; only their first line, and not too much of it, is repeated.
+    """
+    name, kind = _KINDS.get(code, (f"error {code}", StoreUnavailable))
+    words = (message.strip().splitlines() or [""])[0][:MESSAGE_CHARACTERS_MAX]
+    hint = "set a token that may do this" if kind is AccessDenied else ""
+    return kind(f"{broker} refused {command}: {name}{': ' if words else ''}{words}", hint=hint)
+
+
+#: Requests without an answer on one connection.
+REQUESTS_MAX = 1000
+
+#: What answers a request, when it isn't ``ERROR``.
+ANSWERS = {
+    CommandType.LOOKUP: CommandType.LOOKUP_RESPONSE,
+    CommandType.PARTITIONED_METADATA: CommandType.PARTITIONED_METADATA_RESPONSE,
+    CommandType.SUBSCRIBE: CommandType.SUCCESS,
+    CommandType.PRODUCER: CommandType.PRODUCER_SUCCESS,
+    CommandType.CLOSE_PRODUCER: CommandType.SUCCESS,
+    CommandType.SEEK: CommandType.SUCCESS,
+    CommandType.CLOSE_CONSUMER: CommandType.SUCCESS,
+    CommandType.GET_LAST_MESSAGE_ID: CommandType.GET_LAST_MESSAGE_ID_RESPONSE,
+    CommandType.ACK: CommandType.ACK_RESPONSE,
+}
+#: Answers that may be refusals too -> the value of their field ``response`` that says so, if they have one.
+_REFUSALS = {
+    CommandType.LOOKUP_RESPONSE: 2,
+    CommandType.PARTITIONED_METADATA_RESPONSE: 1,
+    CommandType.ACK_RESPONSE: None,
+}
+
+
+class Answer:
+    """What a request waits for: ``arrived``, and then ``error`` or ``body``."""
+
+    __slots__ = ("arrived", "body", "command", "error")
+
+    def __init__(self, command: CommandType) -> None:
+        self.command = command
+        self.arrived = threading.Event()
+        self.body: Any = None
+        self.error: OffloaderError | None = None
+
+
+class Requests:
+    """Thread-safe.
+
+    Args:
+        name: of the broker, for errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, Answer] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, command: CommandType) -> tuple[int, Answer]:
+        """A new request's id, and where its answer will be.
+
+        Raises:
+            Throttled: ``REQUESTS_MAX`` wait already.
+        """
+        answer = Answer(command)
+        with self._lock:
+            if len(self._waiting) >= REQUESTS_MAX:
+                raise Throttled(f"{self._name}: {REQUESTS_MAX} requests wait for answers")
+            request_id = next(self._ids)
+            self._waiting[request_id] = answer
+        return request_id, answer
+
+    def end(self, request_id: int) -> None:
+        """Nobody waits for it any more."""
+        with self._lock:
+            self._waiting.pop(request_id, None)
+
+    def answered(self, kind: CommandType, body: Any, message: str) -> None:
+        """An answer arrived; one that nobody waits for is nobody's.
+
+        Args:
+            kind: of the answer.
+            body: of the answer.
+            message: what the broker says if it refuses, fit to be shown.
+
+        Raises:
+            Inconsistent: it is no answer to what was asked.
+        """
+        with self._lock:
+            answer = self._waiting.get(body.request_id)
+        if answer is None:
+            return
+        if kind is CommandType.ERROR or _is_refusal(kind, body):
+            answer.error = refusal(self._name, answer.command.name, body.error, message)
+        elif kind is not ANSWERS.get(answer.command):
+            expected = ANSWERS.get(answer.command, CommandType.ERROR).name
+            raise Inconsistent(f"answer to {answer.command.name}", expected=expected, found=kind.name)
+        answer.body = body
+        answer.arrived.set()
+
+    def fail(self, error: OffloaderError) -> None:
+        """Whoever waits is told."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            answer.error = error
+            answer.arrived.set()
+
+
+def _is_refusal(kind: CommandType, body: Any) -> bool:
+    if kind not in _REFUSALS:
+        return False
+    refused = _REFUSALS[kind]
+    return bool(body.HasField("error") or (refused is not None and body.response == refused))
+
+
+_log = logging.getLogger("offloader.ledgers.pulsar")
+
+_CLIENT_VERSION = "offloader"
+#: Of Pulsar's ``ProtocolVersion``; 18 and above show broker entry metadata.
+PROTOCOL_VERSION = 19
+_TOKEN_METHOD = "token"  # noqa: S105 - the name of a method
+#: The largest messages a broker may announce; one frame of them is held in memory.
+MESSAGE_BYTES_MAX = 128 * 1024 * 1024
+
+#: Commands to one consumer or producer -> the field with its id.
+_ADDRESSED_BY = {
+    CommandType.MESSAGE: "consumer_id",
+    CommandType.CLOSE_CONSUMER: "consumer_id",
+    CommandType.ACTIVE_CONSUMER_CHANGE: "consumer_id",
+    CommandType.REACHED_END_OF_TOPIC: "consumer_id",
+    CommandType.SEND_RECEIPT: "producer_id",
+    CommandType.SEND_ERROR: "producer_id",
+    CommandType.CLOSE_PRODUCER: "producer_id",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """Of one connection.
+
+    Attributes:
+        connect_s: to connect, to begin TLS, and to be let in, each.
+        request_s: for the answer to a request.
+        keep_alive_s: a broker that says nothing for this long is asked whether it is there, and given up after as long
+            again; also the longest time one command may take to be sent.
+    """
+
+    connect_s: float = 10.0
+    request_s: float = 30.0
+    keep_alive_s: float = 30.0
+
+
+class ConsumerListener(Protocol):
+    """Who hears of one consumer's, or one producer's, commands. Called by the thread that reads: must return quickly,
+    and must not wait for an answer on the same connection."""
+
+    def received(self, command: Command) -> None:
+        """``MESSAGE``, ``CLOSE_CONSUMER``, ``ACTIVE_CONSUMER_CHANGE`` or ``REACHED_END_OF_TOPIC``; of a producer
+        ``SEND_RECEIPT``, ``SEND_ERROR`` or ``CLOSE_PRODUCER``."""
+        ...
+
+    def lost(self, error: OffloaderError) -> None:
+        """The connection is gone; once, and nothing after it."""
+        ...
+
+
+class Connection:
+    """A connection that was let in. Thread-safe. Made by ``open_connection``.
+
+    Attributes:
+        heard_s: when the broker last said anything, of the clock's ``monotonic_s``.
+    """
+
+    def __init__(
+        self, name: str, transport: Transport, *, security: Security, limits: ConnectionLimits, clock: Clock
+    ) -> None:
+        self.name = name
+        self._transport = transport
+        self._security = security
+        self._limits = limits
+        self._clock = clock
+        self._splitter = FrameSplitter()
+        self._lock = threading.Lock()
+        self._consumer_ids = itertools.count(1)
+        self._requests = Requests(name)
+        self._listeners: dict[int, ConsumerListener] = {}
+        self._let_in: Answer | None = Answer(CommandType.CONNECT)
+        self._error: OffloaderError | None = None
+        self.heard_s = clock.monotonic_s()
+        #: The largest entry that the broker takes.
+        self.message_bytes_max = FRAME_BYTES_MAX - FRAME_PADDING_BYTES
+        self._reader = threading.Thread(target=self._read, name=f"offloader-pulsar {name}", daemon=True)
+
+    def __repr__(self) -> str:
+        with self._lock:
+            state = f"lost: {self._error}" if self._error else "open"
+            return f"<Connection {self.name} {state}, {len(self._listeners)} consumers, {len(self._requests)} requests>"
+
+    @property
+    def is_open(self) -> bool:
+        return self._error is None
+
+    def begin(self, proxy_to: str) -> None:
+        """Starts to read, and is let in; for ``open_connection``."""
+        answer = self._let_in
+        assert answer is not None
+        token = self._token()
+        self._reader.start()
+        self.send(
+            CommandType.CONNECT,
+            client_version=_CLIENT_VERSION,
+            auth_data=token.encode() if token else None,
+            auth_method_name=_TOKEN_METHOD if token else None,
+            protocol_version=PROTOCOL_VERSION,
+            proxy_to_broker_url=proxy_to or None,
+            feature_flags={"auth_refresh": True, "broker_entry_metadata": True},
+        )
+        self._await(answer, self._limits.connect_s)
+
+    def request(self, kind: CommandType, *, timeout_s: float | None = None, **fields: Any) -> Any:
+        """Sends a command with a request id of its own, and waits for the answer.
+
+        A request that is cut off may have been obeyed: only ask for what may be asked for twice.
+
+        Args:
+            kind: the command.
+            timeout_s: instead of the connection's ``request_s``.
+            fields: as for ``encode_command``, without the request id.
+
+        Returns:
+            The body of the answer, whichever command that is.
+
+        Raises:
+            AccessDenied, NotFound, InvalidCall, StoreUnavailable: the broker refused.
+            StoreUnavailable: the connection broke, or there is no answer in time.
+            Throttled: too many wait already.
+        """
+        if threading.current_thread() is self._reader:
+            raise InvalidCall(f"{self.name}: a listener may not wait for {kind.name}")
+        if self._error is not None:
+            raise copy(self._error)
+        request_id, answer = self._requests.begin(kind)
+        try:
+            self.send(kind, request_id=request_id, **fields)
+            return self._await(answer, self._limits.request_s if timeout_s is None else timeout_s)
+        finally:
+            self._requests.end(request_id)
+
+    def send(self, kind: CommandType, entry: bytes = b"", **fields: Any) -> None:
+        """Sends a command that has no answer.
+
+        Raises:
+            StoreUnavailable: the connection broke.
+        """
+        if self._error is not None:
+            raise copy(self._error)
+        try:
+            frame = encode_command(kind, entry, **fields)
+        except FormatError as cause:
+            raise InvalidCall(f"{self.name}: {cause}") from cause
+        try:
+            self._transport.send(frame)
+        except OSError as cause:
+            # Half a frame may be out: nothing that follows would be understood.
+            raise copy(self._fail(StoreUnavailable(f"{self.name} is lost: {cause}"))) from cause
+
+    def attach(self, listener: ConsumerListener) -> int:
+        """A new consumer's or producer's id; its commands go to ``listener`` from now on.
+
+        Raises:
+            StoreUnavailable: the connection broke.
+        """
+        with self._lock:
+            if self._error is not None:
+                raise copy(self._error)
+            consumer_id = next(self._consumer_ids)
+            self._listeners[consumer_id] = listener
+            return consumer_id
+
+    def detach(self, consumer_id: int) -> None:
+        """Nothing more goes to this one's listener, except what is on its way at this moment."""
+        with self._lock:
+            self._listeners.pop(consumer_id, None)
+
+    def close(self) -> None:
+        """Ends the connection; returns when its thread has ended. Closing twice is fine."""
+        self._fail(StoreUnavailable(f"{self.name} was closed by us"))
+        if self._reader.ident is None:
+            self._transport.release()
+        elif threading.current_thread() is not self._reader:
+            self._reader.join()
+
+    def _await(self, answer: Answer, timeout_s: float) -> Any:
+        if not self._clock.wait(answer.arrived, timeout_s):
+            raise StoreUnavailable(f"{self.name} didn't answer {answer.command.name} within {timeout_s:g} s")
+        if answer.error is not None:
+            raise copy(answer.error)  # others may be told of the same one
+        return answer.body
+
+    def _read(self) -> None:
+        error: OffloaderError
+        asked = False
+        try:
+            while True:
+                try:
+                    data = self._transport.receive()
+                except TimeoutError:
+                    if asked:
+                        raise StoreUnavailable(
+                            f"{self.name} says nothing for {2 * self._limits.keep_alive_s:g} s"
+                        ) from None
+                    asked = True
+                    self.send(CommandType.PING)
+                    continue
+                asked = False
+                self.heard_s = self._clock.monotonic_s()
+                if not data:
+                    raise StoreUnavailable(f"{self.name} closed the connection")
+                for command in self._splitter.feed(data):
+                    self._handle(command)
+        except OffloaderError as cause:
+            error = cause
+        except FormatError as cause:
+            error = StoreUnavailable(f"{self.name} sent what isn't Pulsar's protocol: {cause}")
+        except OSError as cause:
+            error = StoreUnavailable(f"{self.name} is lost: {cause}")
+        except BaseException as cause:
+            _log.exception("%s: reading failed", self.name)
+            error = StoreUnavailable(f"{self.name} is lost: {type(cause).__name__}")
+        self._fail(error)
+        self._transport.release()
+        with self._lock:
+            listeners, self._listeners = self._listeners, {}
+        for listener in listeners.values():
+            self._tell_lost(listener, self._error or error)
+
+    def _handle(self, command: Command) -> None:
+        kind, body = command.type, command.body
+        if kind in _ADDRESSED_BY:
+            addressee = getattr(body, _ADDRESSED_BY[kind])
+            with self._lock:
+                listener = self._listeners.get(addressee)
+            # None: it was closed while this was on its way
+            if listener is not None:
+                self._tell(addressee, listener, command)
+        elif kind is CommandType.PING:
+            self.send(CommandType.PONG)
+        elif kind is CommandType.AUTH_CHALLENGE:
+            self._answer_challenge()
+        elif kind is CommandType.CONNECTED:
+            self._connected(body)
+        elif kind is CommandType.ERROR and self._let_in is not None:
+            raise refusal(self.name, "the connection", body.error, self._without_token(body.message))
+        elif kind is not None and (kind is CommandType.ERROR or kind in ANSWERS.values()):
+            words = getattr(body, "message", "")
+            self._requests.answered(kind, body, self._without_token(words) if words else "")
+
+    def _tell(self, consumer_id: int, listener: ConsumerListener, command: Command) -> None:
+        # One consumer's trouble isn't the others'.
+        try:
+            listener.received(command)
+        except FormatError as cause:
+            self.detach(consumer_id)
+            self._tell_lost(listener, StoreUnavailable(f"{self.name} sent a damaged entry: {cause}"))
+        except Exception as cause:
+            _log.exception("%s: a consumer failed", self.name)
+            self.detach(consumer_id)
+            self._tell_lost(listener, StoreUnavailable(f"a consumer of {self.name} failed: {cause}"))
+
+    def _tell_lost(self, listener: ConsumerListener, error: OffloaderError) -> None:
+        try:
+            listener.lost(error)
+        except Exception:
+            _log.exception("%s: a consumer failed", self.name)
+
+    def _answer_challenge(self) -> None:
+        token = self._token()
+        response = {"auth_method_name": _TOKEN_METHOD if token else "none", "auth_data": token.encode()}
+        self.send(
+            CommandType.AUTH_RESPONSE,
+            client_version=_CLIENT_VERSION,
+            response=response,
+            protocol_version=PROTOCOL_VERSION,
+        )
+
+    def _connected(self, body: Any) -> None:
+        announced = body.max_message_size
+        if announced > MESSAGE_BYTES_MAX:
+            raise LimitReached(f"{self.name} announces messages of {announced} bytes, above {MESSAGE_BYTES_MAX}")
+        self.message_bytes_max = announced or self.message_bytes_max
+        # What was stored while the limit was higher is still sent.
+        self._splitter.frame_bytes_max = max(announced + FRAME_PADDING_BYTES, FRAME_BYTES_MAX)
+        if self._let_in is not None:
+            answer, self._let_in = self._let_in, None
+            self._transport.set_receive_timeout(self._limits.keep_alive_s)
+            answer.arrived.set()
+
+    def _token(self) -> str:
+        """Nothing: no authentication."""
+        return self._security.token() if self._security.token else ""
+
+    def _without_token(self, message: str) -> str:
+        token = self._token()
+        return message.replace(token, "...") if token else message
+
+    def _fail(self, error: OffloaderError) -> OffloaderError:
+        """The connection is over; whoever waits is told. The first reason stays, and is answered."""
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            error = self._error
+            let_in, self._let_in = self._let_in, None
+        self._transport.shut_down()
+        if let_in is not None:
+            let_in.error = error
+            let_in.arrived.set()
+        self._requests.fail(error)
+        return error
+
+
+def open_connection(
+    address: BrokerAddress, *, security: Security, limits: ConnectionLimits, clock: Clock, proxy_to: str = ""
+) -> Connection:
+    """Connects, and is let in.
+
+    Args:
+        address: of a broker or a proxy.
+        security: token and TLS.
+        limits: of the connection.
+        clock: of its deadlines.
+        proxy_to: ``host:port`` of the broker behind the proxy at ``address``.
+
+    Raises:
+        AccessDenied: the token or the certificate isn't good.
+        StoreUnavailable: the broker can't be reached, or isn't one.
+    """
+    transport = open_transport(
+        address, security, clock=clock, connect_s=limits.connect_s, send_timeout_s=limits.keep_alive_s
+    )
+    name = f"{address} for {proxy_to}" if proxy_to else str(address)
+    opened = Connection(name, transport, security=security, limits=limits, clock=clock)
+    try:
+        opened.begin(proxy_to)
+    except BaseException:
+        opened.close()
+        raise
+    return opened

@@ -1,0 +1,473 @@
+"""Delivers a topic's new entries no faster than they are accepted, and reads older ones."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from formats.entries import EntryBatch, Position
+from offloader.errors import BeyondEnd, Closed, Corrupt, OffloaderError, StoreUnavailable, Throttled
+from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.pulsar.consumer import Consumer, batches_of
+from offloader.ledgers.pulsar.ledger_list import LedgerList, PassedOver, first_from
+from offloader.ledgers.tail_buffer import Listeners
+from offloader.runtime.clock import Clock
+from offloader.runtime.workers import Backoff, SerialTask, Timer, Workers
+
+__all__ = ["FOR_GOOD", "LiveFeed", "LiveWindow", "ReaderPool", "leading_bytes"]
+
+
+class LiveWindow:
+    """The newest entries of a topic, without a hole between the first and the last of them. Not thread-safe.
+
+    What was read once may be asked for again, until newer entries need its place; only what wasn't read yet counts as
+    waiting.
+    """
+
+    def __init__(self) -> None:
+        self._batches: deque[EntryBatch] = deque()
+        #: Everything up to here was read or taken; entries after it wait.
+        self._read: Position | None = None
+        self.waiting_bytes = 0
+
+    def __len__(self) -> int:
+        return sum(len(batch) for batch in self._batches)
+
+    @property
+    def held_bytes(self) -> int:
+        """Payload bytes of all that is here."""
+        return sum(batch.payload_bytes for batch in self._batches)
+
+    def add(self, batch: EntryBatch) -> None:
+        """Entries that come after all there are."""
+        self._batches.append(batch)
+        self.waiting_bytes += batch.wire_bytes
+
+    def taken(self) -> None:
+        """The listener has them all: nobody reads them here."""
+        self._batches.clear()
+        self.waiting_bytes = 0
+
+    def read(self, start: Position, max_bytes: int, bytes_max: int) -> EntryBatch | None:
+        """Entries from ``start`` on, of one ledger, as ``LedgerSource.read``; ``None``: they aren't here.
+
+        Args:
+            start: who asks for it has read everything before it, here or elsewhere.
+            max_bytes: of payload; at least one entry.
+            bytes_max: of what was read already and stays.
+        """
+        self._mark_read(Position(start.ledger_id, start.entry_id - 1), bytes_max)
+        if not self._batches or start < self._batches[0].first:
+            return None
+        found = next((batch for batch in self._batches if batch.last >= start), None)
+        if found is None:
+            return None
+        rest = found.between(start, found.last)
+        answer = rest.slice(0, leading_bytes(rest, max_bytes))
+        self._mark_read(answer.last, bytes_max)
+        return answer
+
+    def _mark_read(self, position: Position, bytes_max: int) -> None:
+        if self._read is not None and position <= self._read:
+            return
+        self._read = position
+        self.waiting_bytes = sum(
+            batch.between(Position(self._read.ledger_id, self._read.entry_id + 1), batch.last).wire_bytes
+            for batch in self._batches
+            if batch.last > self._read
+        )
+        # The oldest go first; whoever asks for them again gets them from the broker.
+        while len(self._batches) > 1 and self._batches[0].last <= self._read and self.held_bytes > bytes_max:
+            self._batches.popleft()
+
+
+def leading_bytes(batch: EntryBatch, max_bytes: int) -> int:
+    """How many leading entries have at most ``max_bytes`` of payload together; at least one."""
+    return max(1, int(np.searchsorted(np.cumsum(batch.lengths, dtype=np.int64), max_bytes, side="right")))
+
+
+_log = logging.getLogger("offloader.ledgers.pulsar")
+
+#: Opens a reader: where it begins, the last entry that isn't wanted any more, whom to tell that something came.
+OpenReader = Callable[[Position, Position | None, Callable[[], object]], Consumer]
+
+#: What waiting doesn't mend. A token may be renewed and a topic come back: these are tried again.
+FOR_GOOD = (Corrupt, BeyondEnd)
+#: Before a topic's first entry.
+EARLIEST = Position(-1, -1)
+
+
+class LiveFeed:
+    """Works while somebody listens. Thread-safe.
+
+    Args:
+        ledgers: of the topic.
+        listeners: who hears of entries.
+        open_reader: a reader of the topic.
+        workers: read and tell.
+        bytes_max: how much may wait to be taken now.
+        retry_s_max: longest wait before a broker that failed is asked again.
+        failed: called on a worker when it can't go on for good.
+    """
+
+    def __init__(
+        self,
+        ledgers: LedgerList,
+        listeners: Listeners,
+        *,
+        open_reader: OpenReader,
+        workers: Workers,
+        bytes_max: Callable[[], int],
+        retry_s_max: float,
+        failed: Callable[[OffloaderError], object],
+    ) -> None:
+        self._ledgers, self._listeners, self._open_reader = ledgers, listeners, open_reader
+        self._bytes_max, self._failed = bytes_max, failed
+        self._task = SerialTask(workers, self._bring)
+        self._backoff = Backoff(workers, retry_s_max, self._task.schedule)
+        self._lock = threading.Lock()
+        self._came = threading.Condition(self._lock)
+        self._told: Position | None = None
+        self._window = LiveWindow()
+        self._asked: Position | None = None
+        self._is_stalled = False
+        self._is_ended = False
+        self.trouble: OffloaderError | None = None
+
+        # Touched by the task only.
+        self._begin: Position | None = None
+        self._reader: Consumer | None = None
+        self._last: Position | None = None
+        self._untold: deque[EntryBatch] = deque()
+
+    @property
+    def held_bytes(self) -> int:
+        """Payload bytes that wait here."""
+        with self._lock:
+            return self._window.held_bytes
+
+    def start(self, after: Position | None) -> None:
+        """Brings what comes after ``after``, ``None``: everything; for the first who listens."""
+        with self._lock:
+            self._asked = EARLIEST if after is None else after
+        self._task.schedule()
+
+    def wake(self) -> None:
+        """Somebody listens, or took what waited."""
+        self._task.schedule()
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        """What waits here, as ``LedgerSource.read``; ``None``: it isn't here."""
+        bytes_max = self._bytes_max()
+        with self._lock:
+            found = self._window.read(start, max_bytes, bytes_max)
+            goes_on = self._is_stalled and self._window.waiting_bytes < bytes_max
+        if goes_on:
+            self._task.schedule()
+        return found
+
+    @property
+    def told(self) -> Position | None:
+        """The newest entry that was told; ``None``: none, or nobody listens."""
+        with self._lock:
+            return self._told
+
+    def wait(self, start: Position, max_bytes: int, wait_s: float) -> EntryBatch | None:
+        """As ``read``, for what has to come next: it is on its way, and would only be brought twice otherwise."""
+        with self._came:
+            self._came.wait_for(lambda: self._told is None or self._told >= start or self.trouble, wait_s)
+        return self.read(start, max_bytes)
+
+    def end(self) -> None:
+        """Brings nothing any more."""
+        self._is_ended = True
+        self._task.schedule()
+
+    def _bring(self) -> None:
+        with self._lock:
+            asked, self._asked = self._asked, None
+        if self._is_ended or asked is not None or not self._listeners.want_entries:
+            self._leave()
+            self._begin = asked
+        if self._is_ended or self._begin is None or self._backoff.waiting:
+            return
+        try:
+            while self._has_room() and self._tell_some():
+                pass
+        except Closed:
+            return
+        except OffloaderError as error:
+            self._trouble(error)
+        else:
+            self._backoff.reset()
+            self.trouble = None
+
+    def _has_room(self) -> bool:
+        bytes_max = self._bytes_max()
+        with self._lock:
+            self._is_stalled = self._window.waiting_bytes >= bytes_max
+            return not self._is_stalled
+
+    def _tell_some(self) -> bool:
+        """Whether there was something."""
+        if not self._untold:
+            if self._reader is None:
+                assert self._begin is not None, "nobody asked for anything"
+                self._last = self._begin if self._begin != EARLIEST else None
+                start = self._start(self._begin)
+                after = self._last if start == self._begin else None  # a reader begins there, if it is given
+                self._reader = self._open_reader(start, after, self._task.schedule)
+            self._untold.extend(batches_of(self._reader.take()))
+        if not self._untold:
+            return False
+        batch = self._untold[0]
+        for info in self._ledgers.follow(self._last, batch.first):
+            self._listeners.tell_closed(info)
+        self._ledgers.delivered(batch.last)
+        self._untold.popleft()
+        self._last = batch.last
+        with self._lock:
+            self._window.add(batch)
+            self._told = batch.last
+            self._came.notify_all()
+        if self._listeners.tell(batch):
+            with self._lock:
+                self._window.taken()
+        return True
+
+    def _start(self, begin: Position) -> Position:
+        """Behind entries after ``begin`` that no reader gets, where some are known: with them a broker passes over
+        others, which a reader that begins there gets."""
+        infos = self._ledgers.known()
+        first = first_from(infos, Position(begin.ledger_id, begin.entry_id + 1))
+        if first is None:
+            return begin
+        passed = (info for info in infos if begin.ledger_id <= info.ledger_id <= first.ledger_id)
+        return first if any(info.not_given for info in passed) else begin
+
+    def _trouble(self, error: OffloaderError) -> None:
+        if isinstance(error, FOR_GOOD):
+            self._is_ended = True
+            self._failed(error)
+            self._leave()
+            return
+        if isinstance(error, PassedOver):
+            self._read_again()
+        with self._lock:
+            self.trouble = error
+            self._came.notify_all()
+        delay_s = self._backoff.wait()
+        _log.warning("%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s)
+
+    def _read_again(self) -> None:
+        """Another reader, behind what was told."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+        self._untold.clear()
+        self._begin = self._last or self._begin
+
+    def _leave(self) -> None:
+        reader, self._reader, self._begin = self._reader, None, None
+        if reader is not None:
+            reader.close()
+        self._untold.clear()
+        with self._lock:
+            self._window.taken()
+            self._told = None
+            self._came.notify_all()
+
+
+#: Readers at once, whole process; those that wait for their next call are closed when others are needed.
+READERS_MAX = 64
+#: How long one that nobody needs stays.
+IDLE_S_MAX = 10.0
+#: Longest wait for an entry that the broker lists.
+READ_S_MAX = 15.0
+
+
+@dataclass(eq=False)
+class _Reader:
+    """A reader of one topic and what it brought and nobody got yet.
+
+    Attributes:
+        last: the newest entry it brought.
+        next_start: what would be asked for next, if it is read on.
+        is_spent: it passed over entries that another reader gets, and isn't read on.
+    """
+
+    ledgers: LedgerList
+    consumer: Consumer
+    last: Position
+    next_start: Position
+    kept: deque[EntryBatch] = field(default_factory=deque)
+    idle_since_s: float = 0.0
+    is_spent: bool = False
+
+
+class ReaderPool:
+    """Of all topics of a cluster. Thread-safe: calls for different places don't wait for each other.
+
+    Args:
+        open_reader: a reader of a topic that begins at a position.
+        workers: close what is idle.
+        clock: of waits.
+    """
+
+    def __init__(self, open_reader: Callable[[str, Position], Consumer], *, workers: Workers, clock: Clock) -> None:
+        self._open_reader, self._workers, self._clock = open_reader, workers, clock
+        self._lock = threading.Lock()
+        self._idle: list[_Reader] = []
+        self._busy = 0
+        self._timer: Timer | None = None
+        self._is_closed = False
+
+    @property
+    def count(self) -> int:
+        """Readers there are."""
+        with self._lock:
+            return self._busy + len(self._idle)
+
+    def read(self, ledgers: LedgerList, infos: Sequence[LedgerInfo], target: Position, max_bytes: int) -> EntryBatch:
+        """Entries of one ledger from the first one at or after ``target`` that is given.
+
+        Args:
+            ledgers: of the topic; accounts for what isn't given.
+            infos: what it lists now.
+            target: an entry in there.
+            max_bytes: of payload; at least one entry.
+
+        Raises:
+            StoreUnavailable: nothing came in time; try again later.
+            Throttled: too many read at once.
+            Corrupt, BeyondEnd: what the broker gives can't be.
+            NotFound, AccessDenied: the broker refuses.
+        """
+        reader = self._borrow(ledgers, infos, target)
+        try:
+            answer = self._next(reader, target, max_bytes)
+        except BaseException:
+            reader.consumer.close()
+            with self._lock:
+                self._busy -= 1
+            raise
+        self._give_back(reader)
+        return answer
+
+    def forget(self, ledgers: LedgerList) -> None:
+        """The topic isn't read any more."""
+        with self._lock:
+            gone = [reader for reader in self._idle if reader.ledgers is ledgers]
+            self._idle = [reader for reader in self._idle if reader.ledgers is not ledgers]
+        for reader in gone:
+            reader.consumer.close()
+
+    def close(self) -> None:
+        """Closes those that nobody uses; the others when they are given back."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            if self._timer is not None:
+                self._timer.cancel()
+        for reader in idle:
+            reader.consumer.close()
+
+    def _borrow(self, ledgers: LedgerList, infos: Sequence[LedgerInfo], target: Position) -> _Reader:
+        dropped: _Reader | None = None
+        with self._lock:
+            if self._is_closed:
+                raise Closed(f"the readers of {ledgers.topic} were closed")
+            for reader in self._idle:
+                if reader.ledgers is ledgers and (
+                    _keeps(reader, target) or first_from(infos, reader.next_start) == target
+                ):
+                    self._idle.remove(reader)
+                    self._busy += 1
+                    return reader
+            if self._busy + len(self._idle) >= READERS_MAX:
+                if not self._idle:
+                    raise Throttled(f"{READERS_MAX} readers of Pulsar topics are busy", hint="it is tried again")
+                dropped = self._idle.pop(0)  # the one that waited longest
+            self._busy += 1
+        if dropped is not None:
+            dropped.consumer.close()
+        before = Position(target.ledger_id, target.entry_id - 1)
+        return _Reader(ledgers, self._open_reader(ledgers.topic, target), last=before, next_start=target)
+
+    def _next(self, reader: _Reader, target: Position, max_bytes: int) -> EntryBatch:
+        while reader.kept and reader.kept[0].last < target:
+            reader.kept.popleft()
+        if not reader.kept:
+            self._bring(reader, target)
+        rest = _consecutive(reader.kept, max_bytes)
+        rest = rest.between(max(target, rest.first), rest.last)
+        answer = rest.slice(0, leading_bytes(rest, max_bytes))
+        reader.next_start = Position(answer.ledger_id, answer.last.entry_id + 1)
+        return answer
+
+    def _bring(self, reader: _Reader, target: Position) -> None:
+        deadline_s = self._clock.monotonic_s() + READ_S_MAX
+        while True:
+            left_s = deadline_s - self._clock.monotonic_s()
+            if left_s <= 0:
+                reader.ledgers.doubt()
+                raise StoreUnavailable(
+                    f"{reader.ledgers.topic}: the broker gave nothing from {target} on for {READ_S_MAX:g} s",
+                    hint="it is tried again",
+                )
+            batches = [batch for batch in batches_of(reader.consumer.take(left_s)) if batch.last >= target]
+            for batch in batches:
+                # All of what came is accounted for at once: who comes for it finds each hole known.
+                try:
+                    reader.ledgers.follow(reader.last, batch.first)
+                except PassedOver:
+                    if not reader.kept:
+                        raise
+                    reader.is_spent = True  # what came before is good
+                    return
+                reader.last = batch.last
+                reader.kept.append(batch)
+            if batches:
+                return
+
+    def _give_back(self, reader: _Reader) -> None:
+        with self._lock:
+            self._busy -= 1
+            is_over = self._is_closed or reader.is_spent
+            if not is_over:
+                reader.idle_since_s = self._clock.monotonic_s()
+                self._idle.append(reader)
+                if self._timer is None:
+                    self._timer = self._workers.call_after(IDLE_S_MAX, self._sweep)
+        if is_over:
+            reader.consumer.close()
+
+    def _sweep(self) -> None:
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            old = [reader for reader in self._idle if now_s - reader.idle_since_s >= IDLE_S_MAX]
+            self._idle = [reader for reader in self._idle if reader not in old]
+            self._timer = self._workers.call_after(IDLE_S_MAX, self._sweep) if self._idle else None
+        for reader in old:
+            reader.consumer.close()
+
+
+def _consecutive(kept: Sequence[EntryBatch], max_bytes: int) -> EntryBatch:
+    """The first batches as one, as far as they follow each other and are worth a read."""
+    run, size_bytes = [kept[0]], kept[0].payload_bytes
+    for batch in itertools.islice(kept, 1, None):
+        if size_bytes >= max_bytes or batch.first != (run[-1].ledger_id, run[-1].last.entry_id + 1):
+            break
+        run.append(batch)
+        size_bytes += batch.payload_bytes
+    return EntryBatch.concat(run)
+
+
+def _keeps(reader: _Reader, target: Position) -> bool:
+    return bool(reader.kept) and reader.kept[0].first <= target <= reader.kept[-1].last

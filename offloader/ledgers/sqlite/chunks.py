@@ -1,0 +1,293 @@
+"""Checks appended payloads and stores runs of entries as database rows."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from formats.checksum import crc32c
+from formats.entries import ENTRY_HEADER_BYTES, TIME_MS_MAX, TIME_MS_MIN, EntryBatch, Position
+from formats.errors import ChecksumMismatch, FormatError, Inconsistent, LimitExceeded
+from offloader.errors import InvalidCall, LimitReached
+from offloader.ledgers.base import LedgerInfo
+from offloader.settings import LedgerSettings
+
+__all__ = [
+    "CHUNK_BYTES",
+    "CHUNK_ENTRIES_MAX",
+    "ENTRY_BYTES_MAX",
+    "Chunk",
+    "cut_chunks",
+    "decode_chunk",
+    "encode_chunk",
+    "given_entries",
+    "is_full",
+    "join_chunks",
+    "must_roll",
+    "require_payloads",
+    "require_small",
+    "require_times",
+    "room",
+]
+
+#: Payload bytes at which a chunk is cut; only a lone entry makes a larger one.
+CHUNK_BYTES = 1024 * 1024
+#: Entries of one chunk, so that many empty ones stay bounded too.
+CHUNK_ENTRIES_MAX = 65_536
+
+_INT32 = np.dtype("<i4")
+_INT64 = np.dtype("<i8")
+_IDENTITY = struct.Struct("<qqqqq")
+
+
+class Chunk(NamedTuple):
+    """One row: ``entries`` consecutive entries of a ledger.
+
+    ``lengths`` (int32 each) is ``None`` when all payloads are equally long, ``times`` (int64 each) when all
+    publish times are ``first_time_ms``. ``crc`` covers every other field. One that isn't written yet is a view of the
+    batch it was made of.
+    """
+
+    ledger_id: int
+    first_entry_id: int
+    entries: int
+    first_time_ms: int
+    crc: int
+    lengths: bytes | None
+    times: bytes | None
+    payload: bytes | memoryview
+
+
+def cut_chunks(batch: EntryBatch) -> Iterator[EntryBatch]:
+    """Slices of ``batch``, each at most ``CHUNK_BYTES`` and ``CHUNK_ENTRIES_MAX`` unless it is a single entry."""
+    ends = batch.offsets[1:]
+    start, done_bytes = 0, int(batch.offsets[0])
+    while start < len(batch):
+        fitting = int(np.searchsorted(ends, done_bytes + CHUNK_BYTES, side="right"))
+        stop = min(max(fitting, start + 1), start + CHUNK_ENTRIES_MAX, len(batch))
+        yield batch.slice(start, stop)
+        start, done_bytes = stop, int(ends[stop - 1])
+
+
+def encode_chunk(batch: EntryBatch) -> Chunk:
+    """The row that holds ``batch`` (not empty, consecutive ids)."""
+    offsets = batch.offsets
+    payload = batch.data[int(offsets[0]) : int(offsets[-1])]
+    lengths = times = None
+    first_time_ms = int(batch.publish_times_ms[0])
+    if len(batch) > 1:
+        every_length = np.diff(offsets)
+        if (every_length != every_length[0]).any():
+            lengths = every_length.astype(_INT32).tobytes()
+        if (batch.publish_times_ms != first_time_ms).any():
+            times = batch.publish_times_ms.astype(_INT64).tobytes()
+    first = batch.first
+    crc = _checksum(first.ledger_id, first.entry_id, len(batch), first_time_ms, lengths, times, payload)
+    return Chunk(first.ledger_id, first.entry_id, len(batch), first_time_ms, crc, lengths, times, payload)
+
+
+def decode_chunk(chunk: Chunk, *, object_name: str = "") -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Payload lengths and publish times of a row's entries, checked.
+
+    Raises:
+        ChecksumMismatch: the row isn't what was written.
+        Inconsistent: its columns contradict each other (written so, not damaged).
+    """
+    count = chunk.entries
+    crc = _checksum(
+        chunk.ledger_id, chunk.first_entry_id, count, chunk.first_time_ms, chunk.lengths, chunk.times, chunk.payload
+    )
+    where = f"{object_name} ledger {chunk.ledger_id} chunk {chunk.first_entry_id}".strip()
+    if crc != chunk.crc:
+        raise ChecksumMismatch(
+            "stored entries are damaged", object_name=where, expected=f"{chunk.crc:#010x}", found=f"{crc:#010x}"
+        )
+    if count == 1 and chunk.lengths is None and chunk.times is None:
+        return np.array([len(chunk.payload)], dtype=np.int32), np.array([chunk.first_time_ms], dtype=np.int64)
+    if chunk.lengths is None:
+        lengths = np.full(count, len(chunk.payload) // max(count, 1), dtype=np.int32)
+    else:
+        lengths = np.frombuffer(_whole(chunk.lengths, 4, where), dtype=_INT32)
+    if chunk.times is None:
+        times = np.full(count, chunk.first_time_ms, dtype=np.int64)
+    else:
+        times = np.frombuffer(_whole(chunk.times, 8, where), dtype=_INT64)
+    if len(lengths) != count or len(times) != count or int(lengths.sum(dtype=np.int64)) != len(chunk.payload):
+        raise Inconsistent(
+            "stored entries don't add up",
+            object_name=where,
+            expected=f"{count} entries, {len(chunk.payload)} bytes",
+            found=f"{len(lengths)} lengths, {len(times)} times, {int(lengths.sum(dtype=np.int64))} bytes",
+        )
+    return lengths, times
+
+
+def join_chunks(chunks: Sequence[Chunk], wanted: Position, *, object_name: str = "") -> EntryBatch:
+    """One batch of the entries of consecutive rows of one ledger, among them ``wanted``.
+
+    Raises:
+        ChecksumMismatch: a row isn't what was written.
+        Inconsistent: a row contradicts itself, rows don't follow each other, or ``wanted`` isn't in them.
+    """
+    where = f"{object_name} ledger {wanted.ledger_id}".strip()
+    expected = min(chunks[0].first_entry_id, wanted.entry_id) if chunks else wanted.entry_id
+    columns = []
+    for chunk in chunks:
+        if chunk.first_entry_id != expected:
+            raise Inconsistent(
+                "stored entries are missing", object_name=where, expected=expected, found=chunk.first_entry_id
+            )
+        columns.append(decode_chunk(chunk, object_name=object_name))
+        expected += chunk.entries
+    if expected <= wanted.entry_id:
+        raise Inconsistent("stored entries are missing", object_name=where, expected=wanted.entry_id, found="none")
+    lengths = np.concatenate([length for length, _ in columns]) if len(columns) > 1 else columns[0][0]
+    times = np.concatenate([time for _, time in columns]) if len(columns) > 1 else columns[0][1]
+    payload = chunks[0].payload if len(chunks) == 1 else b"".join([chunk.payload for chunk in chunks])
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    array = pa.BinaryArray.from_buffers(
+        pa.binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(payload)], null_count=0
+    )
+    first = chunks[0].first_entry_id
+    return EntryBatch(chunks[0].ledger_id, np.arange(first, first + len(lengths), dtype=np.int64), array, times)
+
+
+def _whole(blob: bytes, item_bytes: int, where: str) -> bytes:
+    if len(blob) % item_bytes:
+        raise Inconsistent(
+            "a stored column is cut", object_name=where, expected=f"a multiple of {item_bytes} bytes", found=len(blob)
+        )
+    return blob
+
+
+def _checksum(
+    ledger_id: int,
+    first_entry_id: int,
+    entries: int,
+    first_time_ms: int,
+    lengths: bytes | None,
+    times: bytes | None,
+    payload: bytes | memoryview,
+) -> int:
+    present = (lengths is not None) | (times is not None) << 1
+    crc = crc32c(_IDENTITY.pack(ledger_id, first_entry_id, entries, first_time_ms, present))
+    return crc32c(payload, crc32c(times or b"", crc32c(lengths or b"", crc)))
+
+
+#: Largest entry: SQLite's limit for a row is just below 1 GB.
+ENTRY_BYTES_MAX = 512 * 1024 * 1024
+_HINT = "give a list of bytes or an Arrow binary array, and as many whole numbers of milliseconds, or one"
+
+
+def given_entries(
+    payloads: pa.Array | Sequence[bytes], publish_times_ms: Sequence[int] | NDArray[np.int64] | int, *, where: str
+) -> EntryBatch:
+    """The caller's entries as a batch that nobody else can change: the one copy that is written, kept for readers that
+    follow, and offered to the cold tier.
+
+    Args:
+        where: what is being done, for errors.
+
+    Raises:
+        InvalidCall: not byte strings, another number of times, or times that can't be kept.
+        LimitReached: too many bytes.
+    """
+    require_payloads(payloads, where=where)
+    if isinstance(payloads, pa.ChunkedArray):
+        payloads = payloads.combine_chunks()
+    times = np.array(publish_times_ms)
+    if times.size and times.dtype.kind not in "iu":
+        raise InvalidCall(f"{where}: publish times of type {times.dtype}", hint=_HINT)
+    require_times(times, where=where)
+    try:
+        count = len(payloads)
+        batch = EntryBatch.build(0, 0, payloads, np.full(count, times) if times.ndim == 0 else times)
+    except LimitExceeded as error:
+        raise LimitReached(f"{where}: {error}", hint="append it in several calls") from error
+    except (FormatError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+        raise InvalidCall(f"{where}: {error}", hint=_HINT) from error
+    if len(batch) and int(batch.lengths.max()) > ENTRY_BYTES_MAX:
+        raise LimitReached(f"{where}: an entry of {int(batch.lengths.max())} bytes, the limit is {ENTRY_BYTES_MAX}")
+    return batch.copy() if isinstance(payloads, pa.Array) else batch
+
+
+def require_payloads(payloads: object, *, where: str) -> None:
+    """Raises ``InvalidCall`` unless it is a sequence of byte strings, or an Arrow array of them or of texts."""
+    if isinstance(payloads, (pa.Array, pa.ChunkedArray)):
+        if not _is_binary(payloads.type) or payloads.null_count:
+            found = f"{payloads.null_count} nulls" if payloads.null_count else str(payloads.type)
+            raise InvalidCall(f"{where}: payloads are byte strings, not {found}", hint=_HINT)
+        return
+    if isinstance(payloads, (str, bytes, bytearray, memoryview)):
+        raise InvalidCall(f"{where}: one payload instead of several", hint=_HINT)
+    if not isinstance(payloads, (Sequence, np.ndarray)):
+        raise InvalidCall(f"{where}: payloads are a sequence, not {type(payloads).__name__}", hint=_HINT)
+    for kind in set(map(type, payloads)):
+        if not issubclass(kind, (bytes, bytearray, memoryview)):
+            raise InvalidCall(f"{where}: a payload is a byte string, not {kind.__name__}", hint=_HINT)
+
+
+def require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int, *, where: str) -> None:
+    """Refuses before anything is written: an entry that could never be offloaded would stop the stream for good.
+
+    Raises:
+        InvalidCall: as ``require_payloads``.
+        LimitReached: an entry and its header are above the limit.
+    """
+    require_payloads(payloads, where=where)
+    if isinstance(payloads, (pa.Array, pa.ChunkedArray)):
+        largest = pa.compute.max(pa.compute.binary_length(payloads)).as_py() or 0
+    else:
+        largest = max(map(len, payloads), default=0)
+    if largest + ENTRY_HEADER_BYTES > limit_bytes:
+        raise LimitReached(
+            f"an entry of {largest} bytes is above entry_bytes_max or offload_buffer_bytes_max ({limit_bytes})",
+            hint="nothing of the batch was appended",
+        )
+
+
+def require_times(times_ms: NDArray[Any], *, where: str) -> None:
+    """Raises ``InvalidCall`` for a time that the formats can't keep."""
+    if not times_ms.size:
+        return
+    for found in (int(times_ms.min()), int(times_ms.max())):
+        if not TIME_MS_MIN <= found <= TIME_MS_MAX:
+            raise InvalidCall(
+                f"{where}: a publish time of {found} ms; it can be from {TIME_MS_MIN} to {TIME_MS_MAX}",
+                hint="milliseconds since 1970 UTC; leave the time out where nobody knows it",
+            )
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    """Strings are their UTF-8."""
+    is_one = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return any(each(kind) for each in (*is_one, pa.types.is_string, pa.types.is_large_string))
+
+
+_MS_PER_MINUTE = 60_000
+
+
+def is_full(ledger: LedgerInfo, settings: LedgerSettings) -> bool:
+    """Whether a ledger has reached a size at which it closes at once."""
+    return ledger.size_bytes >= settings.ledger_bytes_max or ledger.entries >= settings.ledger_entries_max
+
+
+def must_roll(ledger: LedgerInfo, now_ms: int, settings: LedgerSettings) -> bool:
+    """Whether the open ledger takes no more entries: full, or old. One without entries takes some, whatever its age."""
+    age_ms = now_ms - ledger.created_ms
+    old = age_ms >= settings.ledger_age_minutes_max * _MS_PER_MINUTE
+    return ledger.entries > 0 and (old or is_full(ledger, settings))
+
+
+def room(ledger: LedgerInfo, batch: EntryBatch, settings: LedgerSettings) -> int:
+    """How many leading entries of ``batch`` go into a ledger that isn't full: up to the one that fills it, included."""
+    offsets = batch.offsets
+    target = int(offsets[0]) + settings.ledger_bytes_max - ledger.size_bytes
+    filling = int(np.searchsorted(offsets[1:], target, side="left")) + 1
+    return min(filling, settings.ledger_entries_max - ledger.entries, len(batch))

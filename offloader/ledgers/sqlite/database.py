@@ -1,0 +1,518 @@
+"""The SQLite database of embedded ledgers: connections, transactions, tables and their versions."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from uuid import UUID
+
+from offloader.errors import (
+    AccessDenied,
+    Closed,
+    Corrupt,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Unsupported,
+)
+from offloader.runtime.clock import Clock
+from offloader.runtime.directories import make_directories, sync_name
+
+__all__ = [
+    "BUSY_TIMEOUT_S",
+    "CACHE_BYTES",
+    "PAGE_BYTES",
+    "READERS_MAX",
+    "RESERVE_BYTES",
+    "Database",
+    "check_entries",
+    "check_identity",
+    "check_links",
+    "database_path",
+    "free_bytes",
+    "prepare_schema",
+]
+
+#: Marks the file as ours ("offl"), so that no other program's database is taken for one.
+_APPLICATION_ID = 0x6F66666C
+_SCHEMA_VERSION = 2
+_VERSION_1 = (
+    """CREATE TABLE streams (
+        stream_id INTEGER PRIMARY KEY, stream TEXT NOT NULL UNIQUE, owner INTEGER NOT NULL,
+        released_ledger_id INTEGER NOT NULL DEFAULT -1, released_entry_id INTEGER NOT NULL DEFAULT -1)""",
+    """CREATE TABLE ledgers (
+        ledger_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL, entries INTEGER NOT NULL DEFAULT 0,
+        size_bytes INTEGER NOT NULL DEFAULT 0, created_ms INTEGER NOT NULL, closed_ms INTEGER)""",
+    "CREATE INDEX ledgers_of_stream ON ledgers (stream_id, ledger_id)",
+    # payload comes last: SQLite reads a row's columns from the front and skips overflow pages it doesn't need
+    """CREATE TABLE chunks (
+        ledger_id INTEGER NOT NULL, first_entry_id INTEGER NOT NULL, entries INTEGER NOT NULL,
+        first_time_ms INTEGER NOT NULL, crc INTEGER NOT NULL, lengths BLOB, times BLOB, payload BLOB NOT NULL)""",
+    "CREATE UNIQUE INDEX chunks_in_order ON chunks (ledger_id, first_entry_id)",
+    """CREATE TABLE notes (
+        stream_id INTEGER NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (stream_id, key))""",
+)
+#: What version 2 adds: which database this is, who started on it, where positions were given out, what its ledgers
+#: belong to. Chunks keep their table: a foreign key would mean to write all of them anew.
+_VERSION_2 = (
+    # has_acked_file: the file of acknowledged ends was there, so that its absence is noticed.
+    "CREATE TABLE identity (source_id BLOB NOT NULL, has_acked_file INTEGER NOT NULL DEFAULT 0)",
+    # ledgers_held: kept by triggers, so that a ledger whose stream_id was changed is missed.
+    "ALTER TABLE streams ADD COLUMN ledgers_held INTEGER NOT NULL DEFAULT 0",
+    # The newest position of ledgers that are deleted.
+    "ALTER TABLE streams ADD COLUMN reached_ledger_id INTEGER NOT NULL DEFAULT -1",
+    "ALTER TABLE streams ADD COLUMN reached_entry_id INTEGER NOT NULL DEFAULT -1",
+    # Ledger ids granted to the owner and not used yet, ids_next up to before ids_end; NULL: any above all others.
+    "ALTER TABLE streams ADD COLUMN ids_next INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE streams ADD COLUMN ids_end INTEGER",
+    "ALTER TABLE streams ADD COLUMN manifest_incarnation BLOB",
+    "ALTER TABLE streams ADD COLUMN manifest_record_id INTEGER",
+    # lost_entries: the last ones of entries, acknowledged, gone, and accepted as lost.
+    """CREATE TABLE linked_ledgers (
+        ledger_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL REFERENCES streams,
+        entries INTEGER NOT NULL DEFAULT 0, size_bytes INTEGER NOT NULL DEFAULT 0, created_ms INTEGER NOT NULL,
+        closed_ms INTEGER, lost_entries INTEGER NOT NULL DEFAULT 0)""",
+    "INSERT INTO sqlite_sequence (name, seq) SELECT 'linked_ledgers', seq FROM sqlite_sequence WHERE name = 'ledgers'",
+    """INSERT INTO linked_ledgers (ledger_id, stream_id, entries, size_bytes, created_ms, closed_ms)
+        SELECT ledger_id, stream_id, entries, size_bytes, created_ms, closed_ms FROM ledgers""",
+    "DROP TABLE ledgers",
+    "ALTER TABLE linked_ledgers RENAME TO ledgers",
+    "CREATE INDEX ledgers_of_stream ON ledgers (stream_id, ledger_id)",
+    """CREATE TABLE starts (
+        start_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL REFERENCES streams,
+        token TEXT NOT NULL, UNIQUE (stream_id, token))""",
+    "UPDATE streams SET ledgers_held = (SELECT count(*) FROM ledgers WHERE ledgers.stream_id = streams.stream_id)",
+    """CREATE TRIGGER ledger_made AFTER INSERT ON ledgers BEGIN
+        UPDATE streams SET ledgers_held = ledgers_held + 1 WHERE stream_id = NEW.stream_id; END""",
+    """CREATE TRIGGER ledger_gone AFTER DELETE ON ledgers BEGIN
+        UPDATE streams SET ledgers_held = ledgers_held - 1 WHERE stream_id = OLD.stream_id;
+        UPDATE streams SET reached_ledger_id = OLD.ledger_id, reached_entry_id = OLD.entries - 1
+            WHERE stream_id = OLD.stream_id AND OLD.entries > 0 AND reached_ledger_id < OLD.ledger_id; END""",
+)
+_ORPHANED_LEDGER = (
+    "SELECT ledger_id, stream_id FROM ledgers WHERE stream_id NOT IN (SELECT stream_id FROM streams) LIMIT 1"
+)
+_LEDGERS_HELD = (
+    "SELECT stream, found, ledgers_held FROM (SELECT stream, ledgers_held, (SELECT count(*) FROM ledgers "
+    "WHERE ledgers.stream_id = streams.stream_id) AS found FROM streams) WHERE found != ledgers_held LIMIT 1"
+)
+# Jumps from one ledger to the next one in the index, whatever number of chunks each has.
+_ORPHANED_CHUNK = (
+    "WITH RECURSIVE stored (ledger_id) AS (SELECT min(ledger_id) FROM chunks UNION ALL "
+    "SELECT (SELECT min(ledger_id) FROM chunks WHERE ledger_id > stored.ledger_id) FROM stored "
+    "WHERE stored.ledger_id IS NOT NULL) SELECT ledger_id FROM stored WHERE ledger_id IS NOT NULL "
+    "AND ledger_id NOT IN (SELECT ledger_id FROM ledgers) LIMIT 1"
+)
+_ENTRIES_STORED = (
+    "SELECT ledger_id, listed, stored FROM (SELECT ledger_id, entries - lost_entries AS listed, "
+    "coalesce((SELECT first_entry_id + chunks.entries FROM chunks WHERE chunks.ledger_id = ledgers.ledger_id "
+    "ORDER BY first_entry_id DESC LIMIT 1), 0) AS stored FROM ledgers WHERE stream_id = ?) "
+    "WHERE listed != stored LIMIT 1"
+)
+_RESTORE = "restore the database from a copy, or begin a new one and read what the object store has"
+
+
+def check_identity(connection: sqlite3.Connection, path: str) -> int:
+    """The schema's version, 0 for an empty file.
+
+    Raises:
+        InvalidCall: another program's database.
+        Unsupported: written by a newer release.
+    """
+    version = _version(connection)
+    application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    if tables and application != _APPLICATION_ID:
+        raise InvalidCall(f"{path} is another program's SQLite database", hint="name a file of its own")
+    if version > _SCHEMA_VERSION:
+        raise Unsupported(
+            f"ledger database {path} has layout {version}, this release knows {_SCHEMA_VERSION}",
+            hint="use the release that wrote it, or a newer one",
+        )
+    return version
+
+
+def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[[int], bytes]) -> bool:
+    """Makes or migrates the tables inside the caller's write transaction; whether anything was changed.
+
+    Raises: as ``check_identity`` and ``check_links``.
+    """
+    version = check_identity(connection, path)
+    if version == 0:
+        _execute(connection, _VERSION_1)
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    if version < 2:
+        check_links(connection, path)
+        _execute(connection, _VERSION_2)
+        source_id = UUID(bytes=entropy(16), version=4)
+        connection.execute("INSERT INTO identity (source_id) VALUES (?)", (source_id.bytes,))
+    connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+    return version < _SCHEMA_VERSION
+
+
+def check_links(connection: sqlite3.Connection, path: str) -> None:
+    """Finds ledgers that belong to no stream, ledgers that a stream misses, and entries that belong to no ledger.
+
+    Raises:
+        Corrupt: names the first of them.
+    """
+    checks = [(_ORPHANED_LEDGER, "ledger {} belongs to stream number {}, which doesn't exist")]
+    if _version(connection) >= 2:
+        checks.append((_LEDGERS_HELD, "stream {} has {} ledgers of {}: a ledger of it belongs to another stream"))
+    checks.append((_ORPHANED_CHUNK, "there are entries of ledger {}, which doesn't exist"))
+    _check(connection, path, checks)
+
+
+def check_entries(connection: sqlite3.Connection, path: str, stream_id: int) -> None:
+    """Finds a ledger of a stream that has more or fewer entries than were stored in it.
+
+    Raises:
+        Corrupt: names the ledger.
+    """
+    _check(connection, path, [(_ENTRIES_STORED, "ledger {} has {} entries, and {} are stored")], stream_id)
+
+
+def _check(connection: sqlite3.Connection, path: str, checks: Sequence[tuple[str, str]], *values: int) -> None:
+    for query, what in checks:
+        found = connection.execute(query, values).fetchone()
+        if found is not None:
+            raise Corrupt(f"ledger database {path} is damaged: {what.format(*found)}", hint=_RESTORE)
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _execute(connection: sqlite3.Connection, statements: tuple[str, ...]) -> None:
+    for statement in statements:
+        connection.execute(statement)
+
+
+#: How long a call waits for another process that writes, before it fails.
+BUSY_TIMEOUT_S = 20.0
+#: Reads that run at once; more wait for their turn.
+READERS_MAX = 4
+#: Page size of a new database: payloads are large, so large pages save time.
+PAGE_BYTES = 16 * 1024
+#: Page cache of one connection.
+CACHE_BYTES = 8 * 1024 * 1024
+#: Pages in the write-ahead log after which it is folded into the database (64 MiB).
+_WAL_PAGES = 4096
+#: What the write-ahead log file is cut back to once it was larger.
+_WAL_FILE_BYTES = 64 * 1024 * 1024
+#: What stays free on the disk beside the write-ahead log's fold, for what makes room again: deleting writes too.
+RESERVE_BYTES = 4 * 1024 * 1024
+_COUNTS = ("page", "freelist")
+_FREE = "free some space and try again"
+
+
+def free_bytes(folder: str) -> int:
+    """What this process may still write on the disk of ``folder``."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def database_path(url_or_path: str) -> str:
+    """``sqlite:///relative.db``, ``sqlite:////absolute.db`` or a path -> a path; ``:memory:`` stays.
+
+    Raises:
+        InvalidCall: another scheme, a host, or nothing.
+    """
+    hint = "write sqlite:///relative.db, sqlite:////absolute.db, sqlite://:memory: or a path"
+    path = url_or_path
+    if "://" in url_or_path:
+        scheme, _, rest = url_or_path.partition("://")
+        if scheme != "sqlite" or not (rest.startswith("/") or rest == ":memory:"):
+            raise InvalidCall(f"ledgers {url_or_path!r}: not the URL of an embedded ledger database", hint=hint)
+        path = rest.removeprefix("/")
+    if not path or "\0" in path:
+        raise InvalidCall(f"ledgers {url_or_path!r}: no file is named", hint=hint)
+    return path
+
+
+class Database:
+    """One SQLite file (WAL, every commit synced): one writing connection, a bounded pool of reading ones.
+
+    Args:
+        path: the file, or ``:memory:``.
+        clock: for waiting while another process creates the same file.
+        create: make the file and its directory when they aren't there.
+        busy_timeout_s: how long a call waits for another process that writes.
+        free: what may still be written to a folder, for tests.
+        entropy: randomness of a new database's identity, for tests.
+
+    Raises:
+        NotFound: no such file and ``create`` is false.
+        AccessDenied: it can't be opened or created.
+        Corrupt: not a database.
+        InvalidCall: the database of another program.
+        Unsupported: written by a newer release.
+        StoreUnavailable: locked for longer than ``busy_timeout_s``, or the disk is full.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        clock: Clock,
+        create: bool = True,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        free: Callable[[str], int] = free_bytes,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self.path = path
+        self._entropy = entropy
+        self._free = free
+        # Asked for at each append, so paths are made once.
+        self._folder, self._log = str(Path(path).absolute().parent), Path(f"{path}-wal")
+        self._clock = clock
+        self._busy_timeout_s = busy_timeout_s
+        self._write_lock = threading.Lock()
+        self._closed = False
+        self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue(READERS_MAX)
+        self._in_memory = path == ":memory:"
+        #: Reads and writes nothing, so that a change by any other connection is one by another.
+        self._watcher: sqlite3.Connection | None = None
+        with self.translated("opening it"):
+            if not self._in_memory:
+                self._prepare_file(create)
+            self._writer = self._connect()
+            try:
+                self._prepare_schema()
+            except BaseException:
+                self._writer.close()
+                raise
+        for _ in range(READERS_MAX):
+            self._readers.put(None)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """One durable transaction: all of the block's changes, or none when it raises.
+
+        Raises:
+            OutcomeUnknown: the disk failed during the commit; look at the data before going on.
+        """
+        with self._write_lock:
+            self._check_open()
+            connection = self._writer
+            try:
+                with self.translated("writing"):
+                    connection.execute("BEGIN IMMEDIATE")
+                    yield connection
+                self._commit(connection)
+            except BaseException:
+                if connection.in_transaction:
+                    with contextlib.suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                raise
+
+    def require_room(self, connection: sqlite3.Connection, size_bytes: int) -> None:
+        """Refuses what can be added only so that no room can be made afterwards. On a disk that is full to its last
+        byte SQLite can't delete: what is deleted is written to the log first, and the log is folded into a file that
+        grows.
+
+        Args:
+            connection: of the transaction that adds: nobody else adds meanwhile.
+            size_bytes: of what is added.
+
+        Raises:
+            StoreUnavailable: the disk would be too full; nothing was written.
+        """
+        if self._in_memory:
+            return
+        try:
+            log_bytes = self._log.stat().st_size
+        except FileNotFoundError:
+            log_bytes = 0
+        free = self._free(self._folder)
+        if free >= 2 * size_bytes + log_bytes + RESERVE_BYTES:  # more than it takes
+            return
+        pages, unused = (int(connection.execute(f"PRAGMA {each}_count").fetchone()[0]) for each in _COUNTS)
+        # What the file lacks for what is in the log, what doesn't fit where something was deleted, the log's growth.
+        fold = max(pages * PAGE_BYTES - Path(self.path).stat().st_size, 0)
+        wanted = fold + max(size_bytes - unused * PAGE_BYTES, 0) + size_bytes + RESERVE_BYTES
+        if free < wanted:
+            raise StoreUnavailable(
+                f"ledger database {self.path}: the disk is nearly full: {free:,} bytes are free, and "
+                f"{wanted:,} must be so that old entries can still be deleted; nothing was written",
+                hint=_FREE,
+            )
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A consistent view of everything committed; any number of statements."""
+        if self._in_memory:
+            # a memory database lives in its one connection
+            with self._write_lock, self.translated("reading"):
+                self._check_open()
+                yield self._writer
+            return
+        connection = self._readers.get()
+        try:
+            self._check_open()
+            with self.translated("reading"):
+                if connection is None:
+                    connection = self._connect()
+                connection.execute("BEGIN")
+                try:
+                    yield connection
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+        finally:
+            self._readers.put(connection)
+
+    def version(self) -> int:
+        """A number that is another one as soon as anybody, in this process or another, has changed the database."""
+        with self._write_lock, self.translated("looking"):
+            self._check_open()
+            if self._in_memory:
+                return int(self._writer.total_changes)
+            if self._watcher is None:
+                self._watcher = self._connect()
+            return int(self._watcher.execute("PRAGMA data_version").fetchone()[0])
+
+    def close(self) -> None:
+        """Gives all connections back; closing twice is fine. Reads that are running end first."""
+        with self._write_lock:
+            if self._closed:
+                return
+            self._closed = True
+            for _ in range(READERS_MAX):
+                connection = self._readers.get()
+                if connection is not None:
+                    connection.close()
+            for _ in range(READERS_MAX):
+                self._readers.put(None)
+            self._writer.close()
+            if self._watcher is not None:
+                self._watcher.close()
+
+    @contextlib.contextmanager
+    def translated(self, doing: str) -> Iterator[None]:
+        """SQLite's and the file system's errors become ours: the one table."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _translate(error, self.path, doing) from error
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise StoreUnavailable(f"{self.path}: the disk is full; nothing was written", hint=_FREE) from error
+            raise AccessDenied(
+                f"ledger database {self.path}: {doing} failed: {error.strerror or error}",
+                hint="name a file in a directory you may write to",
+            ) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"ledger database {self.path} is closed", hint="open it again")
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+        )
+        try:
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA foreign_keys = ON")
+            connection.execute("PRAGMA secure_delete = OFF")
+            connection.execute(f"PRAGMA cache_size = {-CACHE_BYTES // 1024}")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
+            connection.execute(f"PRAGMA journal_size_limit = {_WAL_FILE_BYTES}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _prepare_file(self, create: bool) -> None:
+        path = Path(self.path)
+        is_there = path.exists()
+        if not is_there and not create:
+            raise NotFound(f"ledger database {path} doesn't exist", hint="check the path; appending creates it")
+        if not is_there:
+            make_directories(path.absolute().parent)
+            path.touch()
+        # The file's name must survive a power cut as well as its content, also where the process that made the file
+        # hasn't synced it yet.
+        with contextlib.suppress(*([PermissionError] if is_there else [])):
+            sync_name(path)
+
+    def _prepare_schema(self) -> None:
+        connection = self._writer
+        check_identity(connection, self.path)
+        if not self._in_memory:
+            self._switch_to_wal(connection)
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            is_changed = prepare_schema(connection, self.path, self._entropy)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        if is_changed and not self._in_memory:
+            # Out of the log, which may be cut by damage: which database this is must outlast that.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
+        # SQLite doesn't wait for a lock here as it does elsewhere, so two first openers would collide
+        deadline_s = self._clock.monotonic_s() + self._busy_timeout_s
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or self._clock.monotonic_s() > deadline_s:
+                    raise
+            self._clock.wait(threading.Event(), 0.02)
+
+    def _commit(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_IOERR:
+                raise OutcomeUnknown(
+                    f"ledger database {self.path}: the disk failed during a commit ({error})",
+                    hint="check the disk, open the stream again and look at its last position",
+                ) from error
+            raise _translate(error, self.path, "committing") from error
+
+
+def _translate(error: sqlite3.Error, path: str, doing: str) -> OffloaderError:
+    where = f"ledger database {path}"
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    match code:
+        case sqlite3.SQLITE_FULL:
+            return StoreUnavailable(f"{where}: the disk is full; nothing was written", hint=_FREE)
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return StoreUnavailable(
+                f"{where}: {doing} failed: another process holds the lock",
+                hint="wait for that process or end it",
+            )
+        case sqlite3.SQLITE_NOTADB:
+            return Corrupt(f"{path} is not a ledger database", hint="name another file, or remove this one")
+        case sqlite3.SQLITE_CORRUPT:
+            return Corrupt(f"{where} is damaged: {error}", hint="restore it, or read what the object store has")
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
+            return AccessDenied(f"{where}: {doing} failed: {error}", hint="name a file in a directory you may write to")
+        case sqlite3.SQLITE_TOOBIG:
+            return LimitReached(f"{where}: an entry is larger than SQLite takes: {error}")
+        case sqlite3.SQLITE_IOERR if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE:
+            # Beside the file each process needs 32 KiB; SQLite has no word of its own for a disk without them.
+            return StoreUnavailable(f"{where}: {doing} failed: the disk is full; nothing was written", hint=_FREE)
+        case sqlite3.SQLITE_IOERR:
+            name = getattr(error, "sqlite_errorname", "SQLITE_IOERR")
+            return StoreUnavailable(
+                f"{where}: {doing} failed: the disk didn't do what it was asked for ({name})",
+                hint="look into the system's log, check the disk, and try again",
+            )
+    return OffloaderError(f"{where}: {doing} failed: {error}", hint="this is a bug, please report it")

@@ -1,0 +1,451 @@
+"""Durable local ledgers in one SQLite database: the embedded hot tier."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from uuid import UUID
+
+from formats.entries import EntryBatch, Position
+from formats.keys import levels_above
+from offloader.errors import InvalidCall, NotFound, SourceMismatch
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, LostRange, Subscription
+from offloader.ledgers.sqlite.acked import AckedEnd, AckedFile, AckedSlot
+from offloader.ledgers.sqlite.chunks import ENTRY_BYTES_MAX
+from offloader.ledgers.sqlite.database import BUSY_TIMEOUT_S, Database, check_entries, check_links, database_path
+from offloader.ledgers.sqlite.stream import (
+    LEDGER_ID_MAX,
+    NOTE_BYTES_MAX,
+    EmbeddedStream,
+    newest_given_out,
+    raise_used,
+    source_id_of,
+)
+from offloader.ledgers.tail_buffer import Listeners
+from offloader.runtime.clock import Clock, SystemClock
+from offloader.settings import LedgerSettings
+from offloader.stream_names import name_clash, require_stream_name
+
+__all__ = [
+    "ENTRY_BYTES_MAX",
+    "NOTE_BYTES_MAX",
+    "EmbeddedLedgers",
+    "EmbeddedStream",
+    "FollowedStream",
+    "accept_lost",
+    "find_lost",
+    "refused",
+]
+
+
+def find_lost(
+    connection: sqlite3.Connection, stream: str, stream_id: int | None, acked: Iterable[AckedEnd], source_id: bytes
+) -> LostRange | None:
+    """What was acknowledged of a stream and isn't in the database.
+
+    Args:
+        stream_id: ``None``: the database doesn't know the stream.
+        acked: what the file beside the database says of it, read before the transaction began.
+        source_id: the database's.
+    """
+    reached = None if stream_id is None else newest_given_out(connection, stream_id)
+    for each in acked:
+        if each.end.ledger_id < 0:
+            continue
+        if each.source_id.bytes != source_id:
+            return LostRange(
+                stream=stream, first=Position(0, 0), last=each.end, source_id=each.source_id, is_other=True
+            )
+        if reached is None or reached < each.end:
+            first = Position(0, 0) if reached is None else Position(reached.ledger_id, reached.entry_id + 1)
+            return LostRange(stream=stream, first=first, last=each.end, source_id=each.source_id)
+    return None
+
+
+def refused(path: str, lost: LostRange) -> SourceMismatch:
+    """Why nothing is appended to a stream that lost entries."""
+    hint = (
+        f"restore {path} with its -wal file from where they are whole; or go on without these entries: "
+        f"offloader accept-loss {lost.stream}"
+    )
+    if lost.is_other:
+        return SourceMismatch(
+            f"stream {lost.stream!r}: database {lost.source_id} acknowledged entries up to {lost.last}, says "
+            f"{path}.acked, and ledger database {path} is another one",
+            hint=hint,
+        )
+    return SourceMismatch(
+        f"stream {lost.stream!r}: entries up to {lost.last} were acknowledged, says {path}.acked, and ledger database "
+        f"{path} has none from {lost.first} on",
+        hint=hint,
+    )
+
+
+def accept_lost(connection: sqlite3.Connection, stream_id: int, lost: LostRange, now_ms: int) -> None:
+    """Records that entries are gone for good, inside the caller's transaction: their positions stay used.
+
+    The last ledger lists them as lost. Ledgers between it and the first lost entry are unknown and stay so.
+    """
+    raise_used(connection, lost.last.ledger_id)
+    if lost.is_other:
+        return
+    ledger_id, entries = lost.last.ledger_id, lost.last.entry_id + 1
+    connection.execute(
+        "UPDATE ledgers SET closed_ms = ? WHERE stream_id = ? AND closed_ms IS NULL", (now_ms, stream_id)
+    )
+    connection.execute(
+        "INSERT OR IGNORE INTO ledgers (ledger_id, stream_id, created_ms, closed_ms) VALUES (?, ?, ?, ?)",
+        (ledger_id, stream_id, now_ms, now_ms),
+    )
+    connection.execute(
+        "UPDATE ledgers SET lost_entries = lost_entries + ?1 - entries, entries = ?1 "
+        "WHERE ledger_id = ?2 AND stream_id = ?3",
+        (entries, ledger_id, stream_id),
+    )
+
+
+_log = logging.getLogger(__name__)
+
+
+class EmbeddedLedgers:
+    """Many streams' ledgers in one database; any number of threads and processes.
+
+    Args:
+        url_or_path: ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``sqlite://:memory:`` or a path.
+        settings: when ledgers roll over.
+        clock: for the times of ledgers.
+        create: make the database and its directory when they aren't there.
+        busy_timeout_s: how long a call waits for another process that writes, before it fails.
+        entropy: randomness of a new database's identity, for tests.
+
+    Raises:
+        as ``Database``; ``Corrupt``: ledgers, streams and entries don't belong together.
+    """
+
+    def __init__(
+        self,
+        url_or_path: str,
+        *,
+        settings: LedgerSettings | None = None,
+        clock: Clock | None = None,
+        create: bool = True,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._settings = settings or LedgerSettings()
+        self._clock = clock or SystemClock()
+        self._database = Database(
+            database_path(url_or_path),
+            clock=self._clock,
+            create=create,
+            busy_timeout_s=busy_timeout_s,
+            entropy=entropy,
+        )
+        # A database in memory is gone with its process, and nothing outlasts it.
+        in_memory = self._database.path == ":memory:"
+        self._acked = None if in_memory else AckedFile(f"{self._database.path}.acked")
+        try:
+            with self._database.reading() as connection:
+                check_links(connection, self.path)
+            for lost in self.losses():
+                _log.warning(
+                    "%s", refused(self.path, lost), extra={"event": "acknowledged_lost", "stream": lost.stream}
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def settings(self) -> LedgerSettings:
+        """When its ledgers roll over."""
+        return self._settings
+
+    @property
+    def path(self) -> str:
+        """The database's file, or ``:memory:``."""
+        return self._database.path
+
+    def open_stream(self, stream: str, *, held: bool = False, above: int = 0) -> EmbeddedStream:
+        """The stream, to append to; made when it isn't there.
+
+        One transaction takes the next owner number, closes the open ledger (one without entries is removed) and
+        opens a new one. Whoever owned the stream before is fenced.
+
+        Args:
+            held: no ledger is opened and nothing can be appended before ``grant_ledgers``.
+            above: new ledgers of the database get ids above this one.
+
+        Raises:
+            InvalidCall: not a stream name, a new one that begins with the levels of another, or the other way round; no
+                ledger id can be above ``above``.
+            SourceMismatch: the database lacks entries that were acknowledged; ``accept_loss`` goes on without them.
+            Corrupt: a ledger of the stream isn't what was written.
+        """
+        _require_name(stream)
+        if not 0 <= above < LEDGER_ID_MAX:
+            raise InvalidCall(f"stream {stream!r}: no ledger has an id above {above}")
+        now_ms = self._clock.now_ms()
+        with self._database.writing() as connection:
+            _require_own_level(connection, stream)
+            connection.execute("INSERT OR IGNORE INTO streams (stream, owner) VALUES (?, 0)", (stream,))
+            connection.execute(
+                "UPDATE streams SET owner = owner + 1, ids_next = 0, ids_end = ? WHERE stream = ?",
+                (0 if held else None, stream),
+            )
+            stream_id, owner = connection.execute(
+                "SELECT stream_id, owner FROM streams WHERE stream = ?", (stream,)
+            ).fetchone()
+            check_entries(connection, self.path, stream_id)
+            slot = self._acked_slot(connection, stream, stream_id, owner)
+            connection.execute(
+                "DELETE FROM ledgers WHERE stream_id = ? AND closed_ms IS NULL AND entries = 0", (stream_id,)
+            )
+            connection.execute(
+                "UPDATE ledgers SET closed_ms = ? WHERE stream_id = ? AND closed_ms IS NULL", (now_ms, stream_id)
+            )
+            raise_used(connection, above)
+            if not held:
+                connection.execute("INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (stream_id, now_ms))
+        return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner, acked=slot)
+
+    def losses(self) -> list[LostRange]:
+        """What the database lacks of what it acknowledged; its streams can be read and not be appended to.
+
+        Only of streams that the database knows: what it forgot altogether is found by ``open_stream``.
+        """
+        if self._acked is None:
+            return []
+        with self._database.translated("reading its acknowledged ends"):
+            self._acked.load()
+        acked = {stream: self._acked.of_stream(stream) for stream in self.streams()}
+        with self._database.reading() as connection:
+            source_id = source_id_of(connection)
+            found = [
+                find_lost(connection, stream, stream_id, acked.get(stream, ()), source_id)
+                for stream, stream_id in connection.execute("SELECT stream, stream_id FROM streams ORDER BY stream")
+            ]
+        return [lost for lost in found if lost is not None]
+
+    def require_name(self, stream: str) -> None:
+        """Refuses a name that a stream of this database can't have, before anything is made for it.
+
+        Raises:
+            InvalidCall: as ``open_stream``.
+        """
+        _require_name(stream)
+        with self._database.reading() as connection:
+            _require_own_level(connection, stream)
+
+    def accept_loss(self, stream: str, *, dry_run: bool = False) -> list[LostRange]:
+        """Goes on without entries that were acknowledged and are gone, so that the stream can be opened again.
+
+        Their positions stay used. The ledger that the last one was in lists them as lost (``LedgerInfo.lost``).
+
+        Args:
+            dry_run: change nothing.
+
+        Returns:
+            What is lost; nothing when the database has everything that was acknowledged, and then nothing is changed.
+        """
+        _require_name(stream)
+        if self._acked is None:
+            return []
+        with self._database.writing() as connection:
+            self._acked.load()
+            row = connection.execute("SELECT stream_id FROM streams WHERE stream = ?", (stream,)).fetchone()
+            source_id = source_id_of(connection)
+            acked = self._acked.of_stream(stream)
+            lost = find_lost(connection, stream, None if row is None else row[0], acked, source_id)
+            if lost is None or dry_run:
+                return [] if lost is None else [lost]
+            connection.execute("INSERT OR IGNORE INTO streams (stream, owner) VALUES (?, 0)", (stream,))
+            connection.execute("UPDATE streams SET owner = owner + 1 WHERE stream = ?", (stream,))
+            stream_id, owner = connection.execute(
+                "SELECT stream_id, owner FROM streams WHERE stream = ?", (stream,)
+            ).fetchone()
+            accept_lost(connection, stream_id, lost, self._clock.now_ms())
+            reached = newest_given_out(connection, stream_id)
+        # Now the database has it: a crash before this asks the operator once more.
+        self._acked.replace(stream, UUID(bytes=source_id), reached, owner)
+        _log.warning(
+            "stream %s: accepted that entries from %s up to %s are lost", stream, lost.first, lost.last,
+            extra={"event": "loss_accepted", "stream": stream},
+        )  # fmt: skip
+        return [lost]
+
+    def _acked_slot(self, connection: sqlite3.Connection, stream: str, stream_id: int, owner: int) -> AckedSlot | None:
+        """Where a new owner notes what it acknowledges; its ledgers get ids above all that were ever noted.
+
+        Raises:
+            SourceMismatch: the database lacks what was acknowledged.
+        """
+        if self._acked is None:
+            return None
+        source_id = source_id_of(connection)
+        if not self._acked.load():
+            if connection.execute("SELECT has_acked_file FROM identity").fetchone()[0]:
+                _log.warning(
+                    "%s is gone: whether ledger database %s has everything that it acknowledged can't be told from it",
+                    self._acked.path, self.path, extra={"event": "acked_file_gone"},
+                )  # fmt: skip
+            self._acked.make()
+            connection.execute("UPDATE identity SET has_acked_file = 1")
+        lost = find_lost(connection, stream, stream_id, self._acked.of_stream(stream), source_id)
+        if lost is not None:
+            raise refused(self.path, lost)
+        raise_used(connection, self._acked.newest_ledger)
+        return self._acked.replace(stream, UUID(bytes=source_id), newest_given_out(connection, stream_id), owner)
+
+    def view_stream(self, stream: str, *, may_delete: bool = False) -> EmbeddedStream:
+        """The stream, to read only; takes no ownership and disturbs no owner.
+
+        Args:
+            may_delete: closed ledgers can be deleted and starts recorded nevertheless.
+
+        Raises:
+            NotFound: no such stream.
+            Corrupt: a ledger of the stream isn't what was written.
+        """
+        with self._database.reading() as connection:
+            row = connection.execute("SELECT stream_id FROM streams WHERE stream = ?", (stream,)).fetchone()
+            if row is not None:
+                check_entries(connection, self.path, row[0])
+        if row is None:
+            known = self.streams()
+            raise NotFound(
+                f"stream {stream!r} isn't in ledger database {self.path}",
+                hint=f"it has {', '.join(known[:5])}{' ...' if len(known) > 5 else ''}"
+                if known
+                else "it has no streams",
+            )
+        return EmbeddedStream(self._database, self._settings, self._clock, stream, row[0], None, may_delete=may_delete)
+
+    def streams(self) -> list[str]:
+        """Names of all streams, ascending."""
+        with self._database.reading() as connection:
+            return [row[0] for row in connection.execute("SELECT stream FROM streams ORDER BY stream")]
+
+    def version(self) -> int:
+        """A number that is another one as soon as anybody, in this process or another, has changed the database."""
+        return self._database.version()
+
+    def close(self) -> None:
+        """Closes the database; open ledgers stay open until their stream is opened again."""
+        self._database.close()
+        if self._acked is not None:
+            self._acked.close()
+
+
+def _require_name(stream: str) -> None:
+    require_stream_name(stream)
+    if not stream.isprintable():
+        raise InvalidCall(
+            f"{stream!r} is no stream name: its characters aren't all printable",
+            hint="for example public/default/persistent/orders",
+        )
+
+
+def _require_own_level(connection: sqlite3.Connection, stream: str) -> None:
+    """A stream that is new here must be able to stand beside the others in a store."""
+    is_there = "SELECT stream FROM streams WHERE stream = ?"
+    if connection.execute(is_there, (stream,)).fetchone() is not None:
+        return
+    found = [connection.execute(is_there, (name,)).fetchone() for name in levels_above(stream)]
+    # "0" comes after "/".
+    below = "SELECT stream FROM streams WHERE stream > ?1 || '/' AND stream < ?1 || '0' LIMIT 1"
+    found.append(connection.execute(below, (stream,)).fetchone())
+    for row in found:
+        if row is not None:
+            raise name_clash(stream, row[0])
+
+
+#: Payload bytes of one batch that is told.
+BATCH_BYTES = 4 * 1024 * 1024
+#: And of one look: a stream that is far behind is no reason for the others to wait.
+LOOK_BYTES_MAX = 64 * 1024 * 1024
+
+
+class FollowedStream:
+    """A ``LedgerSource`` over a view, whose listeners hear of appends when ``look`` finds them. Thread-safe.
+
+    Args:
+        view: opened with ``may_delete``, so that hot copies can be released.
+    """
+
+    def __init__(self, view: EmbeddedStream) -> None:
+        self._view = view
+        self._listeners = Listeners(view.stream)
+        # Held during a look: what is told is told in order.
+        self._looking = threading.Lock()
+        self._told: Position | None = None
+        #: Ledgers up to this one have ended, and that was told.
+        self._ended = -1
+        self._is_heard = False
+
+    @property
+    def inner(self) -> EmbeddedStream:
+        """The view; one that may delete records starts too."""
+        return self._view
+
+    def ledgers(self) -> list[LedgerInfo]:
+        return self._view.ledgers()
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        return self._view.read(start, max_bytes)
+
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
+        with self._looking:
+            if not self._is_heard:
+                # What is there by now the listener learns from ``ledgers``.
+                self._is_heard = True
+                infos = self._view.ledgers()
+                filled = [info for info in infos if info.entries]
+                self._told = Position(filled[-1].ledger_id, filled[-1].last_entry_id) if filled else None
+                self._ended = max((info.ledger_id for info in infos if info.closed), default=-1)
+            return self._listeners.add(listener, closed)
+
+    def release(self, position: Position) -> None:
+        """Nothing: a view can't tell the database, and only whoever appends would look there."""
+
+    def delete(self, ledger_id: int) -> None:
+        self._view.delete(ledger_id)
+
+    def look(self) -> bool:
+        """Tells what came since the last look; whether there is more, because it was too much for one.
+
+        Raises: as ``EmbeddedStream.read``.
+        """
+        with self._looking:
+            if not self._is_heard:
+                return False
+            if not self._listeners.want_entries:
+                self._told = self._view.last_position() or self._told
+            left_bytes = LOOK_BYTES_MAX
+            while left_bytes > 0:
+                start = (
+                    Position(0, 0) if self._told is None else Position(self._told.ledger_id, self._told.entry_id + 1)
+                )
+                batch = self._view.read(start, BATCH_BYTES)
+                if batch is None:
+                    self._tell_ends(None)
+                    return False
+                if self._told is None or batch.ledger_id != self._told.ledger_id:
+                    self._tell_ends(batch.ledger_id)
+                self._listeners.tell(batch)
+                self._told = batch.last
+                left_bytes -= max(batch.payload_bytes, 1)
+            return True
+
+    def _tell_ends(self, before: int | None) -> None:
+        """Of ledgers that were told to their ends: those before ``before``, or all of them."""
+        for info in self._view.ledgers():
+            if info.ledger_id <= self._ended or not info.closed or (before is not None and info.ledger_id >= before):
+                continue
+            told = self._told is not None and Position(info.ledger_id, info.last_entry_id) <= self._told
+            if not told and info.entries:
+                return  # appended to and closed since: its entries come first
+            self._ended = info.ledger_id
+            self._listeners.tell_closed(info)

@@ -1,0 +1,700 @@
+"""One stream of an embedded ledger database: its handle, appends and reads."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from formats.entries import EntryBatch, Position
+from formats.errors import FormatError
+from offloader.errors import Corrupt, Fenced, InvalidCall, LimitReached, StoreUnavailable, Unsupported
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
+from offloader.ledgers.sqlite.acked import AckedSlot
+from offloader.ledgers.sqlite.chunks import (
+    Chunk,
+    cut_chunks,
+    encode_chunk,
+    given_entries,
+    is_full,
+    join_chunks,
+    must_roll,
+    room,
+)
+from offloader.ledgers.sqlite.database import Database
+from offloader.ledgers.tail_buffer import Listeners, ListenerSubscription
+from offloader.runtime.clock import Clock
+from offloader.settings import LedgerSettings
+
+__all__ = [
+    "LEDGER_ID_MAX",
+    "NOTE_BYTES_MAX",
+    "READ_CHUNKS_MAX",
+    "SELECT_LEDGER",
+    "STARTS_KEPT",
+    "EmbeddedStream",
+    "StreamHandle",
+    "StreamRow",
+    "chunks_from",
+    "find_ledger",
+    "find_readable",
+    "ledger_info",
+    "newest_given_out",
+    "newest_used",
+    "raise_used",
+    "source_id_of",
+    "stream_row",
+    "within",
+]
+
+#: Rows that one read takes in at most, so that entries without bytes don't make it endless.
+READ_CHUNKS_MAX = 262_144
+#: Of one stream, to be ordered or narrowed down.
+_LEDGER = "ledger_id, closed_ms IS NOT NULL, entries, size_bytes, created_ms, closed_ms, lost_entries"
+SELECT_LEDGER = f"SELECT {_LEDGER} FROM ledgers WHERE stream_id = ?"  # noqa: S608 - constants
+# an open ledger is the newest one, so that an append needn't look at the others, nor ask twice
+_STREAM_ROW = (
+    f"SELECT streams.owner, ids_next, ids_end, {_LEDGER} FROM streams LEFT JOIN ledgers "  # noqa: S608 - constants
+    "ON ledger_id = (SELECT max(ledger_id) FROM ledgers WHERE stream_id = ?1) WHERE streams.stream_id = ?1"
+)
+# the casts make sure of the types: SQLite would hand out whatever damage put into a column
+_SELECT_CHUNK = (
+    "SELECT ledger_id, first_entry_id, CAST(entries AS INTEGER), CAST(first_time_ms AS INTEGER), "
+    "CAST(crc AS INTEGER), CAST(lengths AS BLOB), CAST(times AS BLOB), CAST(payload AS BLOB) "
+    "FROM chunks WHERE ledger_id = ?"
+)
+_INT64_MAX = 2**63 - 1
+
+
+def find_readable(connection: sqlite3.Connection, stream_id: int, start: Position) -> Position | None:
+    """The first entry at or after ``start``."""
+    ledger_id, entry_id = (max(min(number, _INT64_MAX), 0) for number in start)
+    row = connection.execute(
+        "SELECT ledger_id FROM ledgers WHERE stream_id = ?1 AND ledger_id >= ?2 "
+        "AND entries - lost_entries > CASE ledger_id WHEN ?3 THEN ?4 ELSE 0 END ORDER BY ledger_id LIMIT 1",
+        (stream_id, ledger_id, ledger_id, entry_id if start.ledger_id == ledger_id else 0),
+    ).fetchone()
+    if row is None:
+        return None
+    return Position(row[0], entry_id if row[0] == start.ledger_id else 0)
+
+
+def within(batch: EntryBatch, first_entry_id: int, max_bytes: int) -> EntryBatch:
+    """From ``first_entry_id`` on: one entry, and what else fits into ``max_bytes``."""
+    offsets = batch.offsets
+    start = first_entry_id - batch.first.entry_id
+    stop = int(np.searchsorted(offsets, int(offsets[start]) + max_bytes, side="right")) - 1
+    return batch.slice(start, max(stop, start + 1))
+
+
+def chunks_from(connection: sqlite3.Connection, ledger_id: int, entry_id: int, max_bytes: int) -> list[Chunk]:
+    """The chunk that holds ``entry_id`` and those after it, until they hold ``max_bytes`` from there on."""
+    row = connection.execute(
+        "SELECT max(first_entry_id) FROM chunks WHERE ledger_id = ? AND first_entry_id <= ?", (ledger_id, entry_id)
+    ).fetchone()
+    chunks: list[Chunk] = []
+    total_bytes = 0
+    for values in connection.execute(
+        f"{_SELECT_CHUNK} AND first_entry_id >= ? ORDER BY first_entry_id LIMIT ?",
+        (ledger_id, row[0] or 0, READ_CHUNKS_MAX),
+    ):
+        chunk = Chunk(*values)
+        chunks.append(chunk)
+        total_bytes += len(chunk.payload)
+        # the first chunk may hold bytes before entry_id, so it doesn't count in full
+        if len(chunks) > 1 and total_bytes - len(chunks[0].payload) >= max_bytes:
+            break
+    return chunks
+
+
+class StreamRow(NamedTuple):
+    """What an append has to know of its stream.
+
+    Attributes:
+        owner: the number of the handle that may change it.
+        ids_next, ids_end: granted ledger ids that no ledger has taken yet; ``ids_end`` is ``None`` when the database
+            picks the ids.
+        open_ledger: the ledger that is appended to, if any.
+    """
+
+    owner: int
+    ids_next: int
+    ids_end: int | None
+    open_ledger: LedgerInfo | None
+
+    @property
+    def may_begin(self) -> bool:
+        """Whether there is an id for a new ledger."""
+        return self.ids_end is None or self.ids_next < self.ids_end
+
+    def with_ids(self, ids_next: int, ids_end: int | None) -> StreamRow:
+        return self._replace(ids_next=ids_next, ids_end=ids_end)
+
+
+def stream_row(connection: sqlite3.Connection, stream_id: int) -> StreamRow | None:
+    """``None``: no such stream."""
+    row = connection.execute(_STREAM_ROW, (stream_id,)).fetchone()
+    if row is None:
+        return None
+    newest = None if row[3] is None else ledger_info(row[3:])
+    return StreamRow(row[0], row[1], row[2], None if newest is None or newest.closed else newest)
+
+
+def newest_given_out(connection: sqlite3.Connection, stream_id: int) -> Position | None:
+    """The newest position that was ever appended to a stream; deleted ledgers count."""
+    found = connection.execute(
+        "SELECT reached_ledger_id, reached_entry_id FROM streams WHERE stream_id = ?1 UNION ALL "
+        "SELECT max(ledger_id), entries - 1 FROM ledgers WHERE stream_id = ?1 AND entries > 0",
+        (stream_id,),
+    ).fetchall()
+    return max((Position(*row) for row in found if row[0] is not None and row[0] >= 0), default=None)
+
+
+def source_id_of(connection: sqlite3.Connection) -> bytes:
+    """The database's uuid."""
+    return bytes(connection.execute("SELECT source_id FROM identity").fetchone()[0])
+
+
+def newest_used(connection: sqlite3.Connection) -> int:
+    """The highest ledger id that the database has used for any stream, or granted; 0: none."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'ledgers'").fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def raise_used(connection: sqlite3.Connection, ledger_id: int) -> None:
+    """Every ledger id that the database picks later is above ``ledger_id``."""
+    connection.execute(
+        "INSERT INTO sqlite_sequence (name, seq) SELECT 'ledgers', 0 "
+        "WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'ledgers')"
+    )
+    connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'ledgers'", (ledger_id,))
+
+
+def find_ledger(connection: sqlite3.Connection, stream_id: int, ledger_id: int) -> LedgerInfo | None:
+    row = connection.execute(f"{SELECT_LEDGER} AND ledger_id = ?", (stream_id, ledger_id)).fetchone()
+    return None if row is None else ledger_info(row)
+
+
+def ledger_info(row: tuple[Any, ...]) -> LedgerInfo:
+    ledger_id, closed, entries, size_bytes, created_ms, closed_ms, lost = row
+    return LedgerInfo(
+        ledger_id=ledger_id,
+        closed=bool(closed),
+        entries=entries,
+        size_bytes=size_bytes,
+        created_ms=created_ms,
+        closed_ms=closed_ms,
+        lost=((entries - lost, entries - 1),) if lost else (),
+    )
+
+
+#: Newest starts whose tokens a stream keeps, beside the one that was asked for: a crash loop between a start and its
+#: record in the manifest must not push out the token that the manifest has, nor fill the disk.
+STARTS_KEPT = 10_000
+#: SQLite's largest row id.
+LEDGER_ID_MAX = 2**63 - 1
+
+
+class StreamHandle:
+    """Who a handle is towards its database, and everything that the stream's identity consists of.
+
+    Implements ``IdentifiedSource``. Nothing of the stream's state is kept in memory but the token that
+    ``has_start`` found, so that an error leaves nothing to repair.
+    """
+
+    def __init__(
+        self, database: Database, clock: Clock, stream: str, stream_id: int, owner: int | None, *, may_delete: bool
+    ) -> None:
+        self._may_delete = may_delete
+        self._database = database
+        self._clock = clock
+        self._stream = stream
+        self._stream_id = stream_id
+        self._owner = owner
+        self._append_lock = threading.Lock()
+        self._listeners = Listeners(stream)
+        self._start_found: str | None = None
+
+    @property
+    def stream(self) -> str:
+        """The stream's name."""
+        return self._stream
+
+    @property
+    def owner(self) -> int | None:
+        """The owner number this was opened under, ``None`` for a view."""
+        return self._owner
+
+    # -- identity
+
+    def source_id(self) -> UUID:
+        """The database's own uuid, made with it."""
+        with self._database.reading() as connection:
+            return UUID(bytes=source_id_of(connection))
+
+    def has_start(self, token: str) -> bool:
+        """Whether ``record_start`` recorded this token in this database for this stream; if so, it stays."""
+        with self._database.reading() as connection:
+            found = connection.execute(
+                "SELECT 1 FROM starts WHERE stream_id = ? AND token = ?", (self._stream_id, token)
+            ).fetchone()
+        if found is not None:
+            self._start_found = token
+        return found is not None
+
+    def record_start(self, token: str) -> None:
+        """Records the token of a start, durably; keeps the newest ``STARTS_KEPT`` and what ``has_start`` found."""
+        with self._changing() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO starts (stream_id, token) VALUES (?, ?)", (self._stream_id, token)
+            )
+            connection.execute(
+                "DELETE FROM starts WHERE stream_id = ?1 AND token IS NOT ?2 AND start_id <= "
+                "(SELECT start_id FROM starts WHERE stream_id = ?1 ORDER BY start_id DESC LIMIT 1 OFFSET ?3)",
+                (self._stream_id, self._start_found, STARTS_KEPT),
+            )
+
+    def reached(self) -> Position | None:
+        """The newest position that was ever appended to this stream here; deleted ledgers count."""
+        with self._database.reading() as connection:
+            return newest_given_out(connection, self._stream_id)
+
+    def note_manifest(self, incarnation: UUID, record_id: int) -> None:
+        """Records how much of the manifest the stream's writer has seen; the newest word counts."""
+        with self._changing() as connection:
+            connection.execute(
+                "UPDATE streams SET manifest_incarnation = ?, manifest_record_id = ? WHERE stream_id = ?",
+                (incarnation.bytes, record_id, self._stream_id),
+            )
+
+    def noted_manifest(self) -> tuple[UUID, int] | None:
+        """What ``note_manifest`` recorded last, ``None`` before that."""
+        with self._database.reading() as connection:
+            row = connection.execute(
+                "SELECT manifest_incarnation, manifest_record_id FROM streams WHERE stream_id = ?", (self._stream_id,)
+            ).fetchone()
+        return None if row is None or row[0] is None else (UUID(bytes=row[0]), row[1])
+
+    # -- ids of new ledgers
+
+    def next_ledger(self) -> int:
+        """The lowest ledger id that this database has neither used nor granted to any stream."""
+        with self._database.reading() as connection:
+            return newest_used(connection) + 1
+
+    def grant_ledgers(self, first: int, end: int) -> None:
+        """New ledgers of this handle take ids from ``first`` up to before ``end`` only, without those used already.
+
+        The first grant closes the open ledger and begins one in the range. A later range that begins where the current
+        one ends extends it, any other one replaces what is left of it; the open ledger stays.
+
+        Raises:
+            InvalidCall: an empty range, or ids that no ledger can have.
+            StoreUnavailable: every id of the range is used or granted already; ``next_ledger`` says from where on.
+            Fenced: the stream was opened by somebody else since.
+        """
+        if not 0 < first < end <= LEDGER_ID_MAX:
+            raise InvalidCall(
+                f"stream {self._stream!r}: ledger ids from {first} up to before {end} can't be granted",
+                hint=f"give a range between 1 and {LEDGER_ID_MAX}",
+            )
+        with self._append_lock:
+            closed = None
+            with self._owning() as (connection, row):
+                used = newest_used(connection)
+                extends = row.ids_end == first == used + 1
+                begin = row.ids_next if extends else max(first, used + 1)
+                if begin >= end:
+                    raise StoreUnavailable(
+                        f"stream {self._stream!r}: ledger database {self._database.path} has used or granted all ids "
+                        f"up to {used} already, so that none from {first} up to before {end} is left",
+                        hint=f"reserve a range from {used + 1} on",
+                    )
+                raise_used(connection, end - 1)
+                connection.execute(
+                    "UPDATE streams SET ids_next = ?, ids_end = ? WHERE stream_id = ?", (begin, end, self._stream_id)
+                )
+                if row.ids_end is None or row.ids_end == 0:
+                    closed = self._end_ledger(connection, row.open_ledger)
+                    self._begin_ledger(connection, row.with_ids(begin, end), self._clock.now_ms())
+            if closed is not None:
+                self._listeners.tell_closed(closed)
+
+    def ledgers_left(self) -> int | None:
+        """Granted ids that no ledger has taken yet; ``None``: the ids of this handle aren't granted."""
+        with self._database.reading() as connection:
+            row = stream_row(connection, self._stream_id)
+        return None if row is None or row.ids_end is None else max(0, row.ids_end - row.ids_next)
+
+    def seed_ledgers(self, above: int) -> None:
+        """Every new ledger of the database gets an id above ``above``; an open one of this stream that hasn't is
+        closed."""
+        if not 0 <= above < LEDGER_ID_MAX:
+            raise InvalidCall(f"stream {self._stream!r}: no ledger has an id above {above}")
+        with self._append_lock:
+            closed = None
+            with self._changing() as connection:
+                raise_used(connection, above)
+                row = stream_row(connection, self._stream_id)
+                if row is not None and row.open_ledger is not None and row.open_ledger.ledger_id <= above:
+                    closed = self._end_ledger(connection, row.open_ledger)
+            if closed is not None:
+                self._listeners.tell_closed(closed)
+
+    def _begin_ledger(
+        self, connection: sqlite3.Connection, row: StreamRow, now_ms: int
+    ) -> tuple[LedgerInfo, StreamRow]:
+        """A new open ledger, and the stream's row with the ids that are left after it."""
+        if row.ids_end is None:
+            ledger_id = connection.execute(
+                "INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (self._stream_id, now_ms)
+            ).lastrowid
+        elif not row.may_begin:
+            raise StoreUnavailable(
+                f"stream {self._stream!r}: no ledger id is granted, so that there is no ledger to append to",
+                hint="ids are granted when the manifest has recorded them: try again when the object store answers",
+            )
+        else:
+            ledger_id = row.ids_next
+            connection.execute(
+                "INSERT INTO ledgers (ledger_id, stream_id, created_ms) VALUES (?, ?, ?)",
+                (ledger_id, self._stream_id, now_ms),
+            )
+            row = row.with_ids(ledger_id + 1, row.ids_end)
+            connection.execute("UPDATE streams SET ids_next = ? WHERE stream_id = ?", (row.ids_next, self._stream_id))
+        info = LedgerInfo(ledger_id=ledger_id or 0, closed=False, entries=0, size_bytes=0, created_ms=now_ms)
+        return info, row
+
+    def _end_ledger(self, connection: sqlite3.Connection, ledger: LedgerInfo | None) -> LedgerInfo | None:
+        """Closes an open ledger, removes it if it is empty; what was closed."""
+        if ledger is None:
+            return None
+        if ledger.entries == 0:
+            connection.execute("DELETE FROM ledgers WHERE ledger_id = ?", (ledger.ledger_id,))
+            return None
+        now_ms = self._clock.now_ms()
+        connection.execute("UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (now_ms, ledger.ledger_id))
+        return replace(ledger, closed=True, closed_ms=now_ms)
+
+    # -- inside a transaction
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that a view may make too, if it was opened for deleting."""
+        if self._may_delete:
+            with self._database.writing() as connection:
+                yield connection
+            return
+        with self._owning() as (connection, _):
+            yield connection
+
+    @contextlib.contextmanager
+    def _owning(self) -> Iterator[tuple[sqlite3.Connection, StreamRow]]:
+        """A transaction of the stream's owner, and the stream's row; the check is part of it, so that nobody can get in
+        between."""
+        if self._owner is None:
+            raise Unsupported(
+                f"stream {self._stream!r} is open for reading only", hint="open it with open_stream to change it"
+            )
+        with self._database.writing() as connection:
+            row = stream_row(connection, self._stream_id)
+            if row is None or row.owner != self._owner:
+                newer = "nobody" if row is None else f"owner {row.owner}"
+                raise Fenced(
+                    f"stream {self._stream!r} in {self._database.path}: owner {self._owner} was replaced by {newer}",
+                    hint="another process opened the stream: stop writing here",
+                )
+            yield connection, row
+
+
+#: Largest note.
+NOTE_BYTES_MAX = 1024 * 1024
+
+
+class EmbeddedStream(StreamHandle):
+    """One stream of an embedded database: a ``LedgerSource`` that can be appended to.
+
+    Made by ``EmbeddedLedgers``. Ledger ids ascend over the whole database and are never used twice; a stream's
+    entries are numbered 0.. in each ledger. All methods are thread-safe. Nothing of the stream's state is kept in
+    memory, so that an error leaves nothing to repair.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        settings: LedgerSettings,
+        clock: Clock,
+        stream: str,
+        stream_id: int,
+        owner: int | None,
+        *,
+        may_delete: bool = False,
+        acked: AckedSlot | None = None,
+    ) -> None:
+        super().__init__(database, clock, stream, stream_id, owner, may_delete=may_delete)
+        self._settings = settings
+        self._acked = acked
+
+    # -- writing
+
+    def append(
+        self,
+        payloads: pa.Array | Sequence[bytes],
+        publish_times_ms: Sequence[int] | NDArray[np.int64] | int | None = None,
+        *,
+        notes: Mapping[str, bytes] | None = None,
+    ) -> list[EntryBatch]:
+        """Adds entries at the end: all of them, durably, in one transaction, or none.
+
+        Args:
+            payloads: n byte strings, or an Arrow array of them, without nulls.
+            publish_times_ms: n times in ms since 1970 UTC, or one for all; ``None``: now.
+            notes: notes to be set in the same transaction.
+
+        Returns:
+            What was written where, in order, one batch for each ledger it went to (none for no payloads).
+            Listeners were called with the same batches before this returns. Nobody else has their memory.
+
+        Raises:
+            Fenced: the stream was opened by somebody else since.
+            InvalidCall: not byte strings, or another number of times; ``LimitReached``: too large.
+            StoreUnavailable: disk nearly full, or locked; nothing was written.
+            OutcomeUnknown: the disk failed during the commit.
+        """
+        times = self._clock.now_ms() if publish_times_ms is None else publish_times_ms
+        given = given_entries(payloads, times, where=f"append to stream {self._stream!r}")
+        self._check_notes(notes or {})
+        with self._append_lock:
+            with self._owning() as (connection, row):
+                if len(given):
+                    self._database.require_room(connection, given.payload_bytes)
+                batches, closed = self._write(connection, row, given) if len(given) else ([], [])
+                if notes:
+                    self._write_notes(connection, notes)
+            if batches and self._acked is not None:
+                self._acked.write(batches[-1].last)
+            self._listeners.tell_all(batches, closed)
+        return batches
+
+    def close_ledger(self) -> LedgerInfo | None:
+        """Closes the open ledger, so that the next append opens another.
+
+        Returns:
+            The ledger that was closed, ``None`` when there was nothing to close (no entries since the last one).
+
+        Raises:
+            StoreUnavailable: no id is granted for the next ledger; this one stays open.
+        """
+        with self._append_lock:
+            with self._owning() as (connection, row):
+                if row.open_ledger is None or row.open_ledger.entries == 0:
+                    return None
+                if not row.may_begin:
+                    raise StoreUnavailable(
+                        f"stream {self._stream!r}: ledger {row.open_ledger.ledger_id} stays open: no id is granted for "
+                        "the next one",
+                        hint="try again when the object store answers",
+                    )
+                closed = self._end_ledger(connection, row.open_ledger)
+            if closed is not None:
+                self._listeners.tell_closed(closed)
+        return closed
+
+    def delete(self, ledger_id: int) -> None:
+        """Removes a closed ledger and its entries; one that isn't there counts as removed.
+
+        A view may do that if it was opened for it: nobody adds to a closed ledger, so that no owner is disturbed.
+
+        Raises:
+            InvalidCall: the ledger is still open.
+        """
+        with self._changing() as connection:
+            ledger = find_ledger(connection, self._stream_id, ledger_id)
+            if ledger is None:
+                return
+            if not ledger.closed:
+                raise InvalidCall(
+                    f"stream {self._stream!r} ledger {ledger_id} is open and can't be deleted",
+                    hint="close it first (close_ledger)",
+                )
+            connection.execute("DELETE FROM chunks WHERE ledger_id = ?", (ledger_id,))
+            connection.execute("DELETE FROM ledgers WHERE ledger_id = ?", (ledger_id,))
+
+    def release(self, position: Position) -> None:
+        """Records that everything up to ``position`` is committed in the cold tier; never goes back."""
+        with self._owning() as (connection, _):
+            connection.execute(
+                "UPDATE streams SET released_ledger_id = ?1, released_entry_id = ?2 WHERE stream_id = ?3 "
+                "AND (released_ledger_id, released_entry_id) < (?1, ?2)",
+                (position.ledger_id, position.entry_id, self._stream_id),
+            )
+
+    def put_note(self, key: str, value: bytes) -> None:
+        """Sets a small durable fact of the stream, replacing what it was."""
+        self._check_notes({key: value})
+        with self._owning() as (connection, _):
+            self._write_notes(connection, {key: value})
+
+    # -- reading
+
+    def ledgers(self) -> list[LedgerInfo]:
+        """All ledgers that still exist, ascending, empty ones included."""
+        with self._database.reading() as connection:
+            rows = connection.execute(f"{SELECT_LEDGER} ORDER BY ledger_id", (self._stream_id,))
+            return [ledger_info(row) for row in rows]
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        """Entries of one ledger, from the first one at or after ``start`` on.
+
+        At least one entry (even above ``max_bytes``), then as many as fit into ``max_bytes`` of payload.
+        ``None``: nothing at or after ``start`` now.
+
+        Raises:
+            Corrupt: stored entries are damaged; names the database, ledger and chunk.
+        """
+        with self._database.reading() as connection:
+            found = find_readable(connection, self._stream_id, start)
+            if found is None:
+                return None
+            chunks = chunks_from(connection, found.ledger_id, found.entry_id, max_bytes)
+        try:
+            batch = join_chunks(chunks, found, object_name=self._database.path)
+        except FormatError as error:
+            raise Corrupt(
+                f"stream {self._stream!r}: {error}", hint="restore the database, or read what the object store has"
+            ) from error
+        return within(batch, found.entry_id, max_bytes)
+
+    def first_position(self) -> Position | None:
+        """The first entry that exists, ``None`` when there is none."""
+        return self._edge("min", "0")
+
+    def last_position(self) -> Position | None:
+        """The last entry that exists, ``None`` when there is none."""
+        return self._edge("max", "entries - lost_entries - 1")
+
+    def released_position(self) -> Position | None:
+        """What ``release`` recorded last, ``None`` before that."""
+        with self._database.reading() as connection:
+            row = connection.execute(
+                "SELECT released_ledger_id, released_entry_id FROM streams WHERE stream_id = ?", (self._stream_id,)
+            ).fetchone()
+        return None if row is None or row[0] < 0 else Position(*row)
+
+    def get_note(self, key: str) -> bytes | None:
+        """A note's value, ``None`` when it was never set."""
+        with self._database.reading() as connection:
+            row = connection.execute(
+                "SELECT value FROM notes WHERE stream_id = ? AND key = ?", (self._stream_id, key)
+            ).fetchone()
+        return None if row is None else bytes(row[0])
+
+    # -- following
+
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
+        """Calls ``listener`` for each batch appended through this handle after this returns, in order, and ``closed``
+        for each ledger that an append fills or closes, before the next one's first batch.
+
+        The listener runs in the appending thread, after the batch is durable and outside the transaction. What it
+        raises is logged and changes nothing: the entries are durable already.
+
+        Raises:
+            Unsupported: this is a view: other processes' appends can't be heard.
+        """
+        if self._owner is None:
+            raise Unsupported(
+                f"stream {self._stream!r} is open for reading only, where appends aren't heard of",
+                hint="subscribe to the handle of open_stream, or poll last_position",
+            )
+        return self._listeners.add(listener, closed)
+
+    # -- inside a transaction
+
+    def _write(
+        self, connection: sqlite3.Connection, row: StreamRow, given: EntryBatch
+    ) -> tuple[list[EntryBatch], list[LedgerInfo]]:
+        """Puts entries into the open ledger and, as it fills up, the next ones; what was written, what was closed."""
+        now_ms = self._clock.now_ms()
+        written: list[EntryBatch] = []
+        closed: list[LedgerInfo] = []
+        ledger, done = row.open_ledger, 0
+        while done < len(given):
+            # Without an id for the next ledger the open one takes what there is.
+            if ledger is not None and row.may_begin and must_roll(ledger, now_ms, self._settings):
+                connection.execute("UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (now_ms, ledger.ledger_id))
+                closed.append(replace(ledger, closed=True, closed_ms=now_ms))
+                ledger = None
+            if ledger is None:
+                ledger, row = self._begin_ledger(connection, row, now_ms)
+            rest = given.slice(done, len(given))
+            fitting = room(ledger, rest, self._settings) if row.may_begin else len(rest)
+            part = _numbered(rest.slice(0, fitting), ledger.ledger_id, ledger.entries)
+            ledger = self._write_part(connection, ledger, part, now_ms, may_close=row.may_begin)
+            if ledger.closed:
+                closed.append(ledger)
+            ledger = None if ledger.closed else ledger
+            written.append(part)
+            done += len(part)
+        return written, closed
+
+    def _write_part(
+        self, connection: sqlite3.Connection, ledger: LedgerInfo, part: EntryBatch, now_ms: int, *, may_close: bool
+    ) -> LedgerInfo:
+        """Stores entries of one ledger; the ledger as it is then, closed when that filled it and it may close."""
+        connection.executemany(
+            "INSERT INTO chunks (ledger_id, first_entry_id, entries, first_time_ms, crc, lengths, times, payload) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (encode_chunk(piece) for piece in cut_chunks(part)),
+        )
+        grown = LedgerInfo(
+            ledger_id=ledger.ledger_id,
+            closed=False,
+            entries=ledger.entries + len(part),
+            size_bytes=ledger.size_bytes + part.payload_bytes,
+            created_ms=ledger.created_ms,
+        )
+        full = may_close and is_full(grown, self._settings)
+        connection.execute(
+            "UPDATE ledgers SET entries = ?, size_bytes = ?, closed_ms = ? WHERE ledger_id = ?",
+            (grown.entries, grown.size_bytes, now_ms if full else None, grown.ledger_id),
+        )
+        return replace(grown, closed=True, closed_ms=now_ms) if full else grown
+
+    def _write_notes(self, connection: sqlite3.Connection, notes: Mapping[str, bytes]) -> None:
+        connection.executemany(
+            "INSERT INTO notes (stream_id, key, value) VALUES (?, ?, ?) "
+            "ON CONFLICT (stream_id, key) DO UPDATE SET value = excluded.value",
+            [(self._stream_id, key, bytes(value)) for key, value in notes.items()],
+        )
+
+    # -- checks and queries
+
+    def _edge(self, end: str, entry_id: str) -> Position | None:
+        with self._database.reading() as connection:
+            row = connection.execute(
+                f"SELECT {end}(ledger_id), {entry_id} FROM ledgers WHERE stream_id = ? AND entries > lost_entries",  # noqa: S608 - constants
+                (self._stream_id,),
+            ).fetchone()
+        return None if row[0] is None else Position(*row)
+
+    def _check_notes(self, notes: Mapping[str, bytes]) -> None:
+        for key, value in notes.items():
+            if not isinstance(key, str) or not isinstance(value, (bytes, bytearray, memoryview)):
+                raise InvalidCall(f"stream {self._stream!r}: note {key!r} must be a string naming bytes")
+            if len(value) > NOTE_BYTES_MAX:
+                raise LimitReached(
+                    f"stream {self._stream!r}: note {key!r} has {len(value)} bytes, the limit is {NOTE_BYTES_MAX}"
+                )
+
+
+def _numbered(batch: EntryBatch, ledger_id: int, first_entry_id: int) -> EntryBatch:
+    ids = np.arange(first_entry_id, first_entry_id + len(batch), dtype=np.int64)
+    return EntryBatch(ledger_id, ids, batch.payloads, batch.publish_times_ms)

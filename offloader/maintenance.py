@@ -1,0 +1,385 @@
+"""Periodic retention, cleanup and orphan search of a store."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from zlib import crc32
+
+from offloader.errors import NotFound, OffloaderError
+from offloader.gc.orphans import Leftover, Outcome
+from offloader.gc.reconcile import StoreReconciliation
+from offloader.gc.sweep import CleanupReport, cleanup_all
+from offloader.manifest.catalog import list_streams
+from offloader.manifest.deletion_clock import DeletionClock
+from offloader.manifest.leases import require_no_global_hold
+from offloader.manifest.maintenance import expire_history
+from offloader.retention.cycle import JITTER, RETRY, RETRY_S_MIN, RetentionCycle, RetentionService, no_source
+from offloader.retention.scope import SourceOf
+from offloader.retention.snapshot import HotStreams
+from offloader.runtime.clock import Clock
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.store.rate_limit import Priority, working_at
+from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
+
+__all__ = ["CLEANUP", "JOBS_AT_ONCE_MAX", "ORPHANS", "JobRun", "Left", "Upkeep"]
+
+_log = logging.getLogger("offloader.maintenance")
+
+CLEANUP = "cleanup"
+ORPHANS = "orphans"
+#: Threads that ``Upkeep.start`` keeps busy at most: retention, cleanup and the search for orphans, one each. A search
+#: may list for minutes, and cleanup comes round meanwhile.
+JOBS_AT_ONCE_MAX = 3
+#: The first turn comes after a part of the period, but not later than this: processes that live shorter have one too.
+FIRST_S_MAX = 3600.0
+_KEPT = ": nothing was deleted, cleanup.delete is false"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRun:
+    """The newest run of cleanup or of the search for orphans: when it ended, and why early, if so."""
+
+    at_ms: int
+    error: OffloaderError | None
+
+
+@dataclass(slots=True)
+class _Job:
+    """Something done now and then.
+
+    Attributes:
+        period_s: between two runs; 0: never.
+        due_s: when the next one is, by the monotonic clock.
+        running: held by the run, so that there is one at a time.
+    """
+
+    name: str
+    period_s: float
+    run: Callable[[], None]
+    due_s: float
+    running: threading.Lock = field(default_factory=threading.Lock)
+    runs: int = 0
+    latest: JobRun | None = None
+    succeeded_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Orphans that a search left: how many, their bytes, and when the oldest was written."""
+
+    objects: int = 0
+    size_bytes: int = 0
+    oldest_ms: int | None = None
+
+    def plus(self, each: Leftover) -> Left:
+        oldest_ms = each.modified_ms if self.oldest_ms is None else min(self.oldest_ms, each.modified_ms)
+        return Left(self.objects + each.objects, self.size_bytes + each.size_bytes, oldest_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """Of one stream: objects of purged segments that aren't deleted yet, and batches that were refused.
+
+    Attributes:
+        deletable_segments, deletable_bytes: what a round would take a step further if ``cleanup.delete`` were set.
+    """
+
+    objects: int = 0
+    refused: int = 0
+    deletable_segments: int = 0
+    deletable_bytes: int = 0
+
+
+class Upkeep:
+    """Keeps a store in order until it is closed.
+
+    Args:
+        store: open for writing.
+        clock: decides who is due; what deletes takes the store's time if that is earlier.
+        settings_of: the settings of a stream or topic; of the name "": the periods.
+        source_of: the hot tier of a stream, for what isn't offloaded yet.
+        hot_streams: the streams of ``source_of``: also those that aren't offloaded are ruled by their policies.
+        recorder: takes the measurements.
+        by: who runs this, for the audit; default: user and machine.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        clock: Clock,
+        settings_of: Callable[[str], Settings] = lambda _: Settings(),
+        source_of: SourceOf = no_source,
+        hot_streams: Callable[[], Iterable[str]] = tuple,
+        recorder: Recorder = NO_TELEMETRY,
+        by: str = "",
+    ) -> None:
+        settings = settings_of("")
+        self._store, self._clock, self._settings_of = store, clock, settings_of
+        self._recorder, self._by = recorder, by
+        cycle = RetentionCycle(store, clock=clock, settings_of=settings_of, source_of=source_of, by=by)
+        #: Has a turn for each stream.
+        self.retention = RetentionService(
+            cycle,
+            clock=clock,
+            period_s=settings.retention.cycle_minutes * 60,
+            recorder=recorder,
+            hot_streams=HotStreams(store, clock=clock, settings_of=settings_of, names=hot_streams),
+        )
+        self._times = DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
+        self._jobs = [
+            self._job(CLEANUP, settings.cleanup.cycle_minutes * 60, self._clean),
+            self._job(ORPHANS, settings.cleanup.orphans_hours * 3600, self._find_orphans),
+        ]
+        # Guards whether this is started, and what gauges tell of the newest runs.
+        self._lock = threading.Lock()
+        self._pending: dict[str, _Pending] = {}
+        self._left: Mapping[str, Left] = {}
+        self._started = False
+        self._closed = False
+        self._unwatch = recorder.watch(self._readings)
+
+    def _job(self, name: str, period_s: float, run: Callable[[], None]) -> _Job:
+        first_s = min(period_s, FIRST_S_MAX) * self._phase(name)
+        return _Job(name, period_s, run, due_s=self._clock.monotonic_s() + first_s)
+
+    def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
+        """Runs what is due from now on, each kind for itself; a second call changes nothing.
+
+        Args:
+            call_after: runs something after so many seconds, on another thread; ``JOBS_AT_ONCE_MAX`` of them at once. A
+                run may take long: nothing that has to be on time should be waiting behind it.
+        """
+        with self._lock:
+            if self._started or self._closed:
+                return
+            self._started = True
+        self.retention.start(call_after)
+
+        def turn(job: _Job) -> None:
+            wait_s = self._run_due(job)
+            if not self._closed:
+                call_after(wait_s, partial(turn, job))
+
+        for job in self._jobs:
+            if job.period_s:
+                call_after(0.0, partial(turn, job))
+
+    def close(self) -> None:
+        """Nothing further begins; waits for the steps that run. Closing twice is fine."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        self.retention.close()
+        for job in self._jobs:
+            with job.running:
+                pass
+        if not closed:
+            self._unwatch()
+
+    @property
+    def latest(self) -> Mapping[str, JobRun]:
+        """The newest run of cleanup and of the search for orphans, where there was one."""
+        return {job.name: job.latest for job in self._jobs if job.latest is not None}
+
+    @property
+    def leftovers(self) -> Mapping[str, Left]:
+        """What the newest search for orphans left, by owner: ``ours`` and ``foreign``; empty before the first."""
+        return self._left
+
+    def run_due(self) -> float:
+        """Runs cleanup and the search for orphans where they are due, one after the other; seconds until one is again.
+        For who has one thread for all; ``start`` has one for each."""
+        return min([self._run_due(job) for job in self._jobs if job.period_s], default=FIRST_S_MAX)
+
+    def _run_due(self, job: _Job) -> float:
+        """Runs a job if it is due, and once if several ask; seconds until it is again."""
+        with job.running:
+            if job.due_s <= self._clock.monotonic_s() and not self._closed:
+                self._run(job)
+            return max(job.due_s - self._clock.monotonic_s(), 0.0)
+
+    def _run(self, job: _Job) -> None:
+        error: OffloaderError | None = None
+        failed = False
+        try:
+            with working_at(Priority.DELETION):
+                require_no_global_hold(self._store)
+                job.run()
+        except OffloaderError as found:
+            error, failed = found, True
+            self._warn(job.name, "", found)
+        except Exception:
+            # Upkeep must outlive whatever is wrong with one stream.
+            failed = True
+            _log.exception("a run of %s failed; it is tried again", job.name)
+        job.runs += 1
+        job.latest = JobRun(self._clock.now_ms(), error)
+        if not failed:
+            job.succeeded_ms = job.latest.at_ms
+        wait_s = job.period_s * (1 + (self._phase(f"{job.name} {job.runs}") * 2 - 1) * JITTER)
+        if failed:
+            wait_s = min(max(job.period_s * RETRY, RETRY_S_MIN), wait_s)
+        job.due_s = self._clock.monotonic_s() + wait_s
+
+    def _may_delete(self, stream: str) -> bool:
+        """Of the name "": what is of no stream."""
+        return self._settings_of(stream).cleanup.delete
+
+    def _phase(self, text: str) -> float:
+        """A number in [0, 1) that is always the same for the same text and store."""
+        return crc32(f"{self._store.url} {text}".encode()) / 2**32
+
+    # --- cleanup -------------------------------------------------------------------------------------------------
+
+    def _clean(self) -> None:
+        seen: set[str] = set()
+        reports = cleanup_all(
+            self._store,
+            clock=self._clock,
+            settings_of=self._settings_of,
+            deletion_clock=self._times,
+            by=self._by,
+            may_delete=self._may_delete,
+        )
+        for report in reports:
+            self._tell(report)
+            seen.add(report.stream)
+            would_go = report.plan if report.dry_run and not report.held else None
+            pending = _Pending(
+                sum(len(segment.keys) for batch in report.pending for segment in batch.segments),
+                sum(batch.attempts > 0 for batch in report.pending),
+                *((0, 0) if would_go is None else would_go.size()),
+            )
+            with self._lock:
+                self._pending[report.stream] = pending
+            if self._closed:
+                return
+        with self._lock:
+            self._pending = {stream: each for stream, each in self._pending.items() if stream in seen}
+            found = [each for each in self._pending.values() if each.deletable_segments]
+        if found:
+            text = "cleanup would retire, release or purge %d segments (%d bytes) of %d streams" + _KEPT
+            segments, size_bytes = sum(e.deletable_segments for e in found), sum(e.deletable_bytes for e in found)
+            _log.info(text, segments, size_bytes, len(found), extra={"event": "cleanup_reported"})
+
+    def _tell(self, report: CleanupReport) -> None:
+        add, stream, swept = self._recorder.add, report.stream, report.swept
+        result = "failed" if report.error else "held" if report.held else "done"
+        add("cleanup_cycles_total", stream=stream, label=result)
+        for status, count in (("retired", swept.retired), ("released", swept.released), ("purged", swept.purged)):
+            add("cleanup_segments_total", float(count), stream=stream, label=status)
+        add("cleanup_deleted_objects_total", float(swept.deleted_objects), stream=stream)
+        add("cleanup_deleted_bytes_total", float(swept.deleted_bytes), stream=stream)
+        if report.error is not None:
+            add("cleanup_refusals_total", stream=stream, label=type(report.error).__name__)
+            self._warn(CLEANUP, stream, report.error)
+        for batch in report.pending:
+            if batch.attempts:
+                text = "stream %s: objects of batch %s aren't deleted after %d attempts: %s"
+                extra = {"event": "delete_failed", "stream": stream, "attempts": batch.attempts}
+                _log.warning(text, stream, batch.name, batch.attempts, batch.problem, extra=extra)
+        if swept.purged or swept.retired or swept.released:
+            text = "stream %s: %d segments retired, %d released, %d purged; %d objects deleted"
+            extra = {"event": "cleaned", "stream": stream}
+            counts = (swept.retired, swept.released, swept.purged, swept.deleted_objects)
+            _log.info(text, stream, *counts, extra=extra)
+
+    # --- orphans -------------------------------------------------------------------------------------------------
+
+    def _find_orphans(self) -> None:
+        failures: list[OffloaderError] = []
+
+        def fail(stream: str, error: OffloaderError) -> None:
+            failures.append(error)
+            self._warn(ORPHANS, stream, error)
+
+        left = {"ours": Left(), "foreign": Left()}
+        search = StoreReconciliation(
+            self._store,
+            clock=self._clock,
+            settings_of=lambda name: self._settings_of(name).manifest,
+            failed=fail,
+            delete=True,
+            may_delete=self._may_delete,
+        )
+        deletable = Left()
+        for each in search.leftovers():
+            if each.outcome is Outcome.DELETABLE:
+                deletable = deletable.plus(each)
+            if each.outcome is Outcome.DELETED:
+                self._recorder.add("orphan_deleted_objects_total", float(each.objects), stream=each.stream)
+                self._recorder.add("orphan_deleted_bytes_total", float(each.size_bytes), stream=each.stream)
+            else:
+                owner = "ours" if each.reason.is_ours else "foreign"
+                left[owner] = left[owner].plus(each)
+            if self._closed:
+                return
+        self._left = left
+        if deletable.objects:
+            text = "%d orphans (%d bytes) could be deleted" + _KEPT
+            _log.info(text, deletable.objects, deletable.size_bytes, extra={"event": "orphans_reported"})
+        self._expire_history(fail)
+        if failures:
+            raise failures[0]
+
+    def _expire_history(self, fail: Callable[[str, OffloaderError], None]) -> None:
+        """Of each stream's manifest, what is folded into checkpoints for long: nothing else ends it."""
+        kept = list[int]()
+        for stream in list_streams(self._store):
+            if self._closed:
+                return
+            require_no_global_hold(self._store)
+            settings = self._settings_of(stream)
+            try:
+                done = expire_history(
+                    self._store,
+                    stream,
+                    clock=self._clock,
+                    settings=settings.manifest,
+                    dry_run=not settings.cleanup.delete,
+                )
+            except NotFound:
+                continue  # deleted meanwhile
+            except OffloaderError as error:
+                fail(stream, error)
+                continue
+            objects = 0 if done is None else done.records + done.checkpoints + done.runs
+            if done is None or not objects:
+                continue
+            if not settings.cleanup.delete:
+                kept.append(objects)
+                continue
+            text = "stream %s: its manifest begins at record %d; %d records, %d checkpoints, %d runs deleted"
+            counts = (done.first_kept_id, done.records, done.checkpoints, done.runs)
+            _log.info(text, stream, *counts, extra={"event": "history_expired", "stream": stream})
+        if kept:
+            text = "%d objects of %d manifests are older than manifest.history_days_min" + _KEPT
+            _log.info(text, sum(kept), len(kept), extra={"event": "history_reported"})
+
+    # --- telling -------------------------------------------------------------------------------------------------
+
+    def _warn(self, job: str, stream: str, error: OffloaderError) -> None:
+        where = f" of stream {stream}" if stream else ""
+        extra = {"event": f"{job}_failed", "stream": stream, "retryable": error.retryable}
+        _log.warning("%s%s: %s", job, where, error, extra=extra)
+
+    def _readings(self) -> Iterator[Reading]:
+        with self._lock:
+            now = dict(self._pending)
+        for stream, pending in now.items():
+            yield Reading("cleanup_pending_objects", float(pending.objects), stream)
+            yield Reading("cleanup_pending_retries", float(pending.refused), stream)
+            yield Reading("cleanup_deletable_bytes", float(pending.deletable_bytes), stream)
+        for owner, left in self._left.items():
+            yield Reading("orphan_objects", float(left.objects), label=owner)
+            yield Reading("orphan_bytes", float(left.size_bytes), label=owner)
+            age_ms = 0 if left.oldest_ms is None else max(self._clock.now_ms() - left.oldest_ms, 0)
+            yield Reading("orphan_oldest_seconds", age_ms / 1000, label=owner)
+        for job in self._jobs:
+            if job.succeeded_ms is not None:
+                yield Reading("upkeep_last_success_timestamp_seconds", job.succeeded_ms / 1000, label=job.name)

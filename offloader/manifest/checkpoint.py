@@ -1,0 +1,236 @@
+"""Writes checkpoints, names them in the boundary, and schedules them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from formats.checkpoint import decode_checkpoint, run_record_id
+from formats.checksum import crc32c
+from formats.errors import FormatError
+from formats.keys import checkpoint_key, manifest_prefix
+from formats.manifest import Record
+from offloader.errors import LimitReached, NotFound, OffloaderError, PreconditionFailed, StoreUnavailable
+from offloader.manifest.apply import fold
+from offloader.manifest.boundary import StoredBoundary, naming, raise_boundary, read_boundary, unreadable
+from offloader.manifest.compaction import RUN_ROWS_MIN, CheckpointPlan, compacted, plan_checkpoint
+from offloader.manifest.load import RECORD_REQUESTS_MAX, LoadedManifest, refreshed
+from offloader.manifest.state import ManifestState
+from offloader.settings import ManifestSettings
+from offloader.store.base import CREATE, IfMatch, ObjectStore
+
+__all__ = ["Shortening", "checkpoint_now", "write_checkpoint"]
+
+#: How often a checkpoint is tried while others change the boundary.
+ATTEMPTS_MAX = 10
+
+
+def checkpoint_now(
+    store: ObjectStore,
+    state: ManifestState,
+    entropy: Callable[[int], bytes],
+    *,
+    requests_max: int = RECORD_REQUESTS_MAX,
+) -> LoadedManifest:
+    """Makes the boundary name a checkpoint of ``state`` or of a later view.
+
+    Args:
+        entropy: random bytes, for the names of runs.
+        requests_max: records asked for at once where others wrote a checkpoint meanwhile.
+
+    Raises:
+        NotFound: the stream was deleted.
+        StoreUnavailable: others changed the boundary every time.
+    """
+    for _ in range(ATTEMPTS_MAX):
+        stored = read_boundary(store, state.stream, state.incarnation)
+        if stored.boundary.checkpoint_id >= state.record_id:
+            return LoadedManifest(state, stored)
+        if stored.boundary.checkpoint_id != state.checkpoint_id:
+            empty = ManifestState(stream=state.stream, incarnation=state.incarnation)
+            state, found = refreshed(store, empty, requests_max=requests_max)
+            if found is None:
+                raise NotFound(f"stream {state.stream} was deleted")
+            continue
+        written = write_checkpoint(store, state, stored, entropy)
+        if written is not None:
+            return written
+    raise StoreUnavailable(f"stream {state.stream}: its boundary changed during {ATTEMPTS_MAX} checkpoints")
+
+
+def write_checkpoint(
+    store: ObjectStore, state: ManifestState, stored: StoredBoundary, entropy: Callable[[int], bytes]
+) -> LoadedManifest | None:
+    """Writes a checkpoint of ``state`` and raises the boundary to it; ``None`` when the boundary changed meanwhile.
+
+    Args:
+        state: built on the checkpoint that ``stored`` names.
+        stored: the boundary as it was read.
+        entropy: random bytes, for the names of runs.
+
+    Raises:
+        LimitReached: nobody could read it.
+    """
+    assert state.checkpoint_id == stored.boundary.checkpoint_id, "built on another checkpoint"
+    try:
+        plan = plan_checkpoint(
+            state, lambda: int.from_bytes(entropy(8), "big"), base_crc32c=stored.boundary.checkpoint_crc32c
+        )
+    except FormatError as error:
+        raise LimitReached(f"stream {state.stream}: no checkpoint can hold all of it: {error}") from error
+    prefix = manifest_prefix(state.stream, state.incarnation)
+    for name, body in plan.runs:
+        store.put(f"{prefix}{name}", body, mode=CREATE)
+    checksum = _put_checkpoint(store, state, plan)
+    named = naming(stored.boundary, state.record_id, state.nonce)
+    wanted = replace(named, checkpoint_id=state.record_id, checkpoint_crc32c=checksum)
+    raised = raise_boundary(store, state.stream, state.incarnation, stored, wanted)
+    if raised is None:
+        return None
+    # Another checkpointer's object says the same with other runs: then this view's own runs are nobody's.
+    return LoadedManifest(plan.state if checksum == plan.crc32c else state, raised)
+
+
+def _put_checkpoint(store: ObjectStore, state: ManifestState, plan: CheckpointPlan) -> int:
+    """Creates the checkpoint object, or takes the one that is there; its CRC-32C."""
+    key = checkpoint_key(state.stream, state.incarnation, state.record_id)
+    try:
+        store.put(key, plan.body, mode=CREATE)
+    except PreconditionFailed:
+        found, info = store.get(key)
+        if _is_sound(found, key, state):
+            return crc32c(found)
+        # Left by a checkpointer that stalled while the boundary moved on: nobody can name it any more.
+        try:
+            store.put(key, plan.body, mode=IfMatch(info.etag))
+        except PreconditionFailed as error:
+            raise StoreUnavailable(f"{key} was replaced meanwhile by another checkpointer") from error
+    return plan.crc32c
+
+
+def _is_sound(data: bytes, key: str, state: ManifestState) -> bool:
+    """Whether every run of a checkpoint found in our place is sure to be there as long as it is named.
+
+    Runs sealed after the boundary's checkpoint are: nothing of them is deleted before the boundary passes them.
+    """
+    try:
+        header, _ = decode_checkpoint(data, object_name=key)
+    except FormatError as error:
+        raise unreadable(f"the checkpoint {key}", error, hint="delete it: no boundary names it") from error
+    runs = [part.run for part in state.segments.sealed] + [facts.run for facts in state.ledgers.sealed]
+    kept = {run.name for run in runs if run is not None}
+    if header.record_id != state.record_id or header.incarnation != state.incarnation:
+        return False
+    names = [run.name for run in (*header.runs, *header.ledger_runs)]
+    return all(name in kept or (run_record_id(name) or 0) > state.checkpoint_id for name in names)
+
+
+#: Records kept to bring the view of a checkpoint up to date; one that takes longer has its view loaded anew.
+RECORDS_MEANWHILE_MAX = 1000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Aside:
+    """A checkpoint under way beside the commits.
+
+    Attributes:
+        records: committed since it began; ``None``: others' records came in between, which nobody kept.
+        view: what it was made of, naming its runs; ``None``: there is none.
+        is_over: set last, by the thread that writes.
+    """
+
+    records: list[Record] | None = field(default_factory=list)
+    view: ManifestState | None = None
+    is_over: bool = False
+
+
+class Shortening:
+    """Called by one log, under its lock.
+
+    Args:
+        store: where the manifest is.
+        entropy: random bytes, for the names of runs.
+        settings: after how many records a checkpoint is due, and how many are asked for at once.
+        run_aside: runs a call on another thread soon, or never; ``None``: checkpoints are written within the commit.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        entropy: Callable[[int], bytes],
+        settings: ManifestSettings,
+        *,
+        run_aside: Callable[[Callable[[], object]], object] | None,
+    ) -> None:
+        self._store = store
+        self._entropy = entropy
+        self._records = settings.checkpoint_records
+        self._requests_max = settings.record_requests_max
+        self._run_aside = run_aside
+        self._next_from = 0
+        self._aside: _Aside | None = None
+
+    def after_commit(self, state: ManifestState, record: Record, stored: StoredBoundary) -> ManifestState:
+        """The view to go on with after ``record`` was committed: it says what ``state`` says.
+
+        Args:
+            state: with ``record`` in it.
+            stored: the boundary, read after the record was created.
+        """
+        if self._aside is not None and self._aside.records is not None:
+            self._aside.records.append(record)
+            if len(self._aside.records) > RECORDS_MEANWHILE_MAX:
+                self._aside.records = None
+        state = self._back(state)
+        if len(state.segments.tail) > RUN_ROWS_MIN and state.checkpoint_id != stored.boundary.checkpoint_id:
+            state = compacted(state)  # somebody else writes the checkpoints: keep the copies small all the same
+        is_due = state.record_id - stored.boundary.checkpoint_id >= self._records
+        if not is_due or state.record_id < self._next_from or self._aside is not None:
+            return state
+        # Next time after as many records again: a store that refuses one isn't asked with every commit.
+        self._next_from = state.record_id + self._records
+        if self._run_aside is None:
+            return self._written(state, stored) or compacted(state)
+        aside = self._aside = _Aside()
+        self._run_aside(lambda: self._write_aside(aside, state, stored))
+        return state
+
+    def lose_track(self) -> None:
+        """The log's view has moved on by records that it didn't commit itself."""
+        if self._aside is not None:
+            self._aside.records = None
+
+    def _back(self, state: ManifestState) -> ManifestState:
+        """``state`` as the checkpoint that is over has it: what was sealed isn't sealed again."""
+        aside = self._aside
+        if aside is None or not aside.is_over:
+            return state
+        self._aside = None
+        view, records = aside.view, aside.records
+        if view is None or records is None:
+            return state
+        for record in records:
+            if record.record_id > view.record_id:
+                view = fold(view, record)
+        return view if view.record_id == state.record_id else state
+
+    def _write_aside(self, aside: _Aside, state: ManifestState, stored: StoredBoundary) -> None:
+        try:
+            aside.view = self._written(state, stored)
+        finally:
+            aside.is_over = True
+
+    def _written(self, state: ManifestState, stored: StoredBoundary) -> ManifestState | None:
+        """Writes a checkpoint; the view with its runs' names, ``None`` where nothing came of it."""
+        try:
+            if state.checkpoint_id != stored.boundary.checkpoint_id:
+                return checkpoint_now(self._store, state, self._entropy, requests_max=self._requests_max).state
+            written = write_checkpoint(self._store, state, stored, self._entropy)
+        except (OffloaderError, MemoryError) as error:
+            # The record stands: a commit that fails here would be made again.
+            _log.warning("stream %s: no checkpoint of record %d: %s", state.stream, state.record_id, error)
+            return None
+        return state if written is None else written.state

@@ -1,0 +1,276 @@
+"""Which segments and facts become immutable runs, and what a checkpoint of a view holds; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from formats.checkpoint import (
+    AssignedSegment,
+    Checkpoint,
+    LedgerColumns,
+    LedgerRow,
+    RowRange,
+    RunRef,
+    encode_checkpoint,
+    encode_ledgers,
+    run_name,
+)
+from formats.checkpoint_parquet import SegmentColumns, encode_columns
+from formats.checksum import crc32c
+from offloader.manifest.ledger_table import LedgerFact, LedgerTable, SealedLedgers
+from offloader.manifest.segment_table import (
+    NO_ROWS,
+    Rows,
+    SealedSegments,
+    SegmentStatus,
+    SegmentTable,
+    assigned_record,
+    columns_of,
+)
+from offloader.manifest.state import ManifestState, SegmentSums
+
+__all__ = ["RUN_ROWS_MIN", "CheckpointPlan", "compacted", "plan_checkpoint", "restored"]
+
+#: Fewer rows than this stay in the checkpoint itself and are written again with the next one.
+RUN_ROWS_MIN = 4096
+#: So many runs of about one size are merged into one of the next size ...
+MERGED_RUNS = 8
+#: ... so many times; the runs of then are never merged again, so a row is written three times in all.
+MERGES_MAX = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPlan:
+    """What has to be written for a checkpoint, in this order.
+
+    Attributes:
+        state: the view, saying the same, with the runs' names in it.
+        runs: name and bytes of each new run.
+        body: the checkpoint's bytes.
+        crc32c: of ``body``.
+    """
+
+    state: ManifestState
+    runs: Sequence[tuple[str, bytes]]
+    body: bytes
+    crc32c: int
+
+
+def compacted(state: ManifestState, *, run_rows_min: int = RUN_ROWS_MIN) -> ManifestState:
+    """The same view with its small parts put together; what it says doesn't change.
+
+    Args:
+        run_rows_min: rows from which on a part is a run of its own.
+    """
+    return replace(
+        state,
+        segments=_compacted_segments(state.segments, run_rows_min),
+        ledgers=_compacted_ledgers(state.ledgers, run_rows_min),
+    )
+
+
+def plan_checkpoint(
+    state: ManifestState, nonce: Callable[[], int], *, run_rows_min: int = RUN_ROWS_MIN, base_crc32c: int = 0
+) -> CheckpointPlan:
+    """A checkpoint of ``state``.
+
+    Args:
+        state: whose runs are those of checkpoint ``state.checkpoint_id``.
+        nonce: 64 random bits for the name of each run.
+        run_rows_min: rows from which on a part is a run of its own.
+        base_crc32c: of the object of checkpoint ``state.checkpoint_id``.
+    """
+    state = compacted(state, run_rows_min=run_rows_min)
+    new: list[tuple[str, bytes]] = []
+
+    def run_of(content: str, rows: int, body: bytes) -> RunRef:
+        name = run_name(state.record_id, nonce(), content)
+        new.append((name, body))
+        return RunRef(name=name, rows=rows, object_bytes=len(body), crc32c=crc32c(body))
+
+    sealed: list[SealedSegments] = []
+    loose: list[SealedSegments] = []
+    for part in state.segments.sealed:
+        if part.run is None and len(part) < run_rows_min:
+            loose.append(part)
+        elif part.run is None:
+            sealed.append(part.in_run(run_of("segments", len(part.columns), encode_columns(part.columns, {}))))
+        else:
+            sealed.append(part)
+    ledgers = tuple(
+        facts if facts.run is not None
+        else SealedLedgers(facts.columns, run_of("ledgers", len(facts.columns), encode_ledgers(facts.columns)))
+        for facts in state.ledgers.sealed
+    )  # fmt: skip
+    header = replace(
+        _header(state, [_with_dead(part) for part in sealed], [f.run for f in ledgers if f.run is not None]),
+        base_crc32c=base_crc32c,
+    )
+    own = [part.columns.take(part.live_rows(0, len(part.columns))) for part in loose]
+    body = encode_checkpoint(header, SegmentColumns.concatenated(own) if own else columns_of([]))
+    segments = SegmentTable((*sealed, *loose), state.segments.tail, state.segments.order)
+    after = replace(
+        state, segments=segments, ledgers=LedgerTable(ledgers, state.ledgers.tail), checkpoint_id=state.record_id
+    )
+    return CheckpointPlan(state=after, runs=new, body=body, crc32c=crc32c(body))
+
+
+def restored(
+    stream: str,
+    header: Checkpoint,
+    own: SegmentColumns,
+    runs: Sequence[SegmentColumns],
+    ledger_runs: Sequence[LedgerColumns],
+) -> ManifestState:
+    """The view that a checkpoint holds.
+
+    Args:
+        stream: its name.
+        header, own: from the checkpoint.
+        runs, ledger_runs: of each run that the header names, in its order.
+    """
+    sealed = [SealedSegments(c, _rows_of(ref), ref) for c, ref in zip(runs, header.runs, strict=True)]
+    if len(own):
+        sealed.append(SealedSegments(own))
+    facts = {
+        row.ledger_id: LedgerFact(row.last_entry_id, row.flags, row.payload_bytes, row.created_ms)
+        for row in header.ledgers
+    }
+    totals = header.totals
+    return ManifestState(
+        stream=stream,
+        incarnation=header.incarnation,
+        record_id=header.record_id,
+        checkpoint_id=header.record_id,
+        epoch=header.epoch,
+        owner=header.owner,
+        writer=header.writer,
+        time_ms=header.time_ms,
+        segments=SegmentTable(tuple(sealed), {each.uuid: assigned_record(each) for each in header.assigned}),
+        ledgers=LedgerTable(tuple(map(SealedLedgers, ledger_runs, header.ledger_runs)), facts),
+        gaps=header.gaps,
+        rewrites=header.rewrites,
+        replaced=header.replaced,
+        sums=SegmentSums(totals.segments, totals.entries, totals.payload_bytes, totals.object_bytes),
+        committed=header.committed_end,
+        committed_from=header.committed_from,
+        assigning=header.assigning,
+        newest_end=header.newest_end,
+        head=header.head,
+        method=header.method,
+        paused=header.paused,
+        held=header.held,
+        stream_deleted=header.stream_deleted,
+        source=header.source,
+    )
+
+
+def _header(state: ManifestState, runs: Sequence[RunRef], ledger_runs: Sequence[RunRef]) -> Checkpoint:
+    return Checkpoint(
+        record_id=state.record_id,
+        base_id=state.checkpoint_id,
+        incarnation=state.incarnation,
+        epoch=state.epoch,
+        owner=state.owner,
+        writer=state.writer,
+        time_ms=state.time_ms,
+        totals=state.totals(),
+        committed_end=state.committed,
+        committed_from=state.committed_from,
+        assigning=state.assigning,
+        newest_end=state.newest_end,
+        head=state.head,
+        method=state.method,
+        paused=state.paused,
+        held=state.held,
+        stream_deleted=state.stream_deleted,
+        source=state.source,
+        gaps=state.gaps,
+        rewrites=state.rewrites,
+        replaced=state.replaced,
+        assigned=tuple(
+            AssignedSegment(
+                uuid=record.uuid,
+                epoch=record.epoch,
+                layout=record.layout,
+                begin=record.begin,
+                end=record.end,
+                assigned_ms=record.assigned_ms,
+                driver=record.driver,
+            )
+            for record in state.assigned()
+        ),
+        runs=tuple(runs),
+        ledger_runs=tuple(ledger_runs),
+        ledgers=tuple(LedgerRow(ledger_id, *fact) for ledger_id, fact in sorted(state.ledgers.tail.items())),
+    )
+
+
+def _compacted_segments(table: SegmentTable, run_rows_min: int) -> SegmentTable:
+    sealed: list[SealedSegments] = []
+    loose: list[SegmentColumns] = []
+    for part in table.sealed:
+        if len(part) < run_rows_min and part.run is None:
+            loose.append(_live(part))
+        elif 2 * len(part.dead) > len(part.columns):
+            # More dead than alive: rewritten without the dead, or too small for a run of its own by now.
+            if len(part) >= run_rows_min:
+                sealed.append(SealedSegments(_live(part)))
+            else:
+                loose.append(_live(part))
+        else:
+            sealed.append(part)
+    kept = {uuid: record for uuid, record in table.tail.items() if record.status is SegmentStatus.ASSIGNED}
+    settled = [record for _, uuid in table.order if (record := table.tail[uuid]).status is not SegmentStatus.ASSIGNED]
+    columns = SegmentColumns.concatenated([*loose, columns_of(settled)])
+    if len(columns) >= run_rows_min:
+        sealed.append(SealedSegments(columns))
+        columns = columns.take(NO_ROWS)
+    while (start := _merge_from([len(part) for part in sealed], run_rows_min)) is not None:
+        sealed[start:] = [SealedSegments(SegmentColumns.concatenated([_live(part) for part in sealed[start:]]))]
+    if len(columns):
+        sealed.append(SealedSegments(columns))
+    return SegmentTable(tuple(sealed), kept)
+
+
+def _compacted_ledgers(table: LedgerTable, run_rows_min: int) -> LedgerTable:
+    sealed, tail = list(table.sealed), table.tail
+    if len(tail) >= run_rows_min:
+        sealed.append(SealedLedgers(table.tail_columns()))
+        tail = {}
+    while (start := _merge_from([len(facts.columns) for facts in sealed], run_rows_min)) is not None:
+        sealed[start:] = [SealedLedgers(LedgerColumns.merged([facts.columns for facts in sealed[start:]]))]
+    return LedgerTable(tuple(sealed), tail)
+
+
+def _merge_from(rows: Sequence[int], run_rows_min: int) -> int | None:
+    """From which run on all are merged into one, given their rows from the oldest to the newest; ``None``: not now."""
+    for merges in range(1, MERGES_MAX + 1):
+        limit = run_rows_min * MERGED_RUNS**merges
+        small = 0
+        while small < len(rows) and rows[-1 - small] < limit:
+            small += 1
+        if small >= MERGED_RUNS:
+            return len(rows) - small
+    return None
+
+
+def _live(part: SealedSegments) -> SegmentColumns:
+    return part.columns.take(part.live_rows(0, len(part.columns))) if len(part.dead) else part.columns
+
+
+def _with_dead(part: SealedSegments) -> RunRef:
+    assert part.run is not None
+    if not len(part.dead):
+        return replace(part.run, dead=())
+    breaks = np.flatnonzero(np.diff(part.dead) != 1) + 1
+    starts = part.dead[np.concatenate([[0], breaks])]
+    stops = part.dead[np.concatenate([breaks - 1, [len(part.dead) - 1]])] + 1
+    return replace(part.run, dead=tuple(map(RowRange, starts.tolist(), stops.tolist())))
+
+
+def _rows_of(run: RunRef) -> Rows:
+    return np.concatenate([NO_ROWS, *(np.arange(each.start, each.stop, dtype=np.int64) for each in run.dead)])

@@ -1,0 +1,234 @@
+"""What is still known of a stream whose manifest lost records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from formats.checkpoint import AssigningEpoch
+from formats.entries import Position
+from formats.errors import FormatError
+from formats.keys import (
+    Testimony,
+    checkpoint_key,
+    data_key,
+    is_segment_uuid_of,
+    object_testimony,
+    parse_object_key,
+    record_key,
+    stream_prefix,
+)
+from formats.manifest import (
+    Adopt,
+    Assign,
+    Edit,
+    Failed,
+    Gap,
+    LedgerClosed,
+    Offloaded,
+    Purged,
+    Record,
+    Release,
+    Replace,
+    Restore,
+    Truncate,
+    decode_record,
+)
+from offloader.errors import Corrupt, NotFound, OffloaderError
+from offloader.manifest.boundary import incarnations_in, list_manifest, listed
+from offloader.manifest.load import View, view_in_checkpoint
+from offloader.manifest.state import ManifestState, tells_of_loss
+from offloader.store.base import ObjectInfo, ObjectStore
+
+__all__ = ["Range", "Survivors", "Unnamed", "missing_ranges", "newest_ms", "survivors_of", "unnamed_objects"]
+
+#: First and last position of a range.
+Range = tuple[Position, Position]
+
+
+@dataclass(slots=True)
+class Survivors:
+    """What the records and checkpoints that are there say, each for itself.
+
+    Attributes:
+        ranges: uuid -> range, of segments that were offloaded or assigned with an end, and weren't let go of.
+        gone: segments that failed, were purged, released or replaced.
+        gaps: that were recorded.
+        closed: ledger id -> last entry id.
+        head: the furthest one.
+        unreadable: keys of records and checkpoints that can't be read.
+        numbers: of the records that are there, ascending, of the incarnation looked at last.
+    """
+
+    ranges: dict[UUID, Range] = field(default_factory=dict)
+    gone: set[UUID] = field(default_factory=set)
+    gaps: list[Gap] = field(default_factory=list)
+    closed: dict[int, int] = field(default_factory=dict)
+    head: Position | None = None
+    unreadable: list[str] = field(default_factory=list)
+    numbers: Sequence[int] = ()
+
+    def absent(self, first: int) -> list[tuple[int, int]]:
+        """Runs of numbers from ``first`` on below the highest that is there, none of which is."""
+        found, expected = [], first
+        for number in self.numbers:
+            if number > expected:
+                found.append((expected, number - 1))
+            expected = max(expected, number + 1)
+        return found
+
+    def add_view(self, state: ManifestState) -> None:
+        """Adds what a checkpoint says; later records change it."""
+        for segment in state.segments.in_order():
+            if segment.end is not None:
+                self.ranges[segment.uuid] = segment.begin, segment.end
+        self.gaps += [gap for gap in state.gaps if gap not in self.gaps]
+        self.closed |= state.closed_ledgers
+        self.head = _further(self.head, state.head)
+
+    def add(self, edit: Edit) -> None:
+        """Adds what a record says."""
+        match edit:
+            case Assign() if edit.end is not None:
+                self.ranges[edit.uuid] = edit.begin, edit.end
+            case Offloaded() | Adopt():
+                self.ranges[edit.uuid] = edit.summary.begin, edit.summary.end
+            case Replace():
+                self._let_go(*edit.uuids)
+                self.ranges |= {each.uuid: (each.summary.begin, each.summary.end) for each in edit.by}
+            case Failed():
+                self._let_go(edit.uuid)
+            case Purged() | Release():
+                self._let_go(*edit.uuids)
+            case Gap() if edit not in self.gaps:
+                self.gaps.append(edit)
+            case LedgerClosed():
+                self.closed[edit.ledger_id] = edit.last_entry_id
+            case Truncate():
+                self.head = _further(self.head, edit.head)
+            case Restore():
+                self.head = edit.head or self.head
+            case _:
+                pass
+
+    def _let_go(self, *uuids: UUID) -> None:
+        self.gone |= set(uuids)
+        for uuid in uuids:
+            self.ranges.pop(uuid, None)
+
+
+def _further(head: Position | None, other: Position | None) -> Position | None:
+    return head if other is None or (head is not None and head > other) else other
+
+
+def survivors_of(store: ObjectStore, stream: str, incarnations: Iterable[UUID] | None = None) -> Survivors:
+    """Reads every record and the newest checkpoint that can be read, of the named incarnations; default: of all."""
+    found = Survivors()
+    for incarnation in incarnations_in(store, stream) if incarnations is None else incarnations:
+        objects = list_manifest(store, stream, incarnation)
+        base_id = 0
+        for number in sorted(objects.checkpoints, reverse=True):
+            try:
+                found.add_view(view_in_checkpoint(store, stream, incarnation, number))
+            except OffloaderError:
+                found.unreadable.append(checkpoint_key(stream, incarnation, number))
+                continue
+            base_id = number
+            break
+        found.numbers = sorted(objects.records)
+        for number in found.numbers:
+            record = _record(store, record_key(stream, incarnation, number), found)
+            for edit in () if record is None or number <= base_id else record.edits:
+                found.add(edit)
+    return found
+
+
+def _record(store: ObjectStore, key: str, found: Survivors) -> Record | None:
+    try:
+        return decode_record(store.get(key)[0], object_name=key)
+    except (FormatError, Corrupt, NotFound):
+        found.unreadable.append(key)
+        return None
+
+
+def missing_ranges(named: Iterable[Range], held: Iterable[Range], head: Position | None) -> list[Range]:
+    """What of the named ranges no held one has, from ``head`` on; ascending, and disjoint.
+
+    Args:
+        named: any ranges.
+        held: disjoint ones.
+    """
+    taken, at = sorted(held), 0
+    reached = head
+    found: list[Range] = []
+    for first, last in sorted(named):
+        begin = first if reached is None else max(first, reached)
+        while begin <= last:
+            while at < len(taken) and taken[at][1] < begin:
+                at += 1
+            if at < len(taken) and taken[at][0] <= begin:
+                begin = _after(taken[at][1])
+                continue
+            following = taken[at][0] if at < len(taken) else None
+            is_cut = following is not None and following <= last
+            stop = Position(following.ledger_id, following.entry_id - 1) if following is not None and is_cut else last
+            found.append((begin, stop))
+            begin = _after(stop)
+        reached = begin if reached is None else max(begin, reached)
+    return found
+
+
+def _after(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Unnamed:
+    """A data object of the stream's incarnation that its manifest doesn't name.
+
+    Attributes:
+        testimony: what it says; ``None``: nothing.
+        tells_of_loss: whether the manifest hasn't the record that assigned it.
+    """
+
+    info: ObjectInfo
+    uuid: UUID
+    testimony: Testimony | None
+    tells_of_loss: bool
+
+
+def newest_ms(store: ObjectStore, view: View) -> int:
+    """The store's time of a view's newest record, or of its checkpoint; 0: neither is there.
+
+    As a listing has it, to be compared with that of listed objects: a HEAD knows whole seconds only.
+    """
+    for key_of in (record_key, checkpoint_key):
+        key = key_of(view.stream, view.incarnation, view.record_id)
+        for info in store.list(key, limit=1).objects:
+            if info.key == key:
+                return info.modified_ms
+    return 0
+
+
+def unnamed_objects(
+    store: ObjectStore, state: ManifestState, infos: Iterable[ObjectInfo] | None = None
+) -> Iterator[Unnamed]:
+    """Data objects that prove to be of this incarnation and that the manifest doesn't name; a HEAD of each.
+
+    Args:
+        infos: of a listing below the stream's name; default: lists it.
+    """
+    others = {each.uuid for each in state.rewrites} | {each.uuid for each in state.replaced}
+    assigning: Sequence[AssigningEpoch] = state.assigning
+    for info in listed(store, stream_prefix(state.stream)) if infos is None else infos:
+        key = parse_object_key(info.key, state.stream)
+        if key is None or key.is_index or key.uuid in state.segments or key.uuid in others:
+            continue
+        if is_segment_uuid_of(key.uuid, state.incarnation):
+            try:
+                metadata: Mapping[str, str] = store.head(data_key(state.stream, key.uuid, key.ledger_id)).metadata
+            except NotFound:
+                continue
+            testimony = object_testimony(metadata)
+            yield Unnamed(info, key.uuid, testimony, testimony is not None and tells_of_loss(assigning, testimony))

@@ -1,0 +1,389 @@
+"""Expires old records, checkpoints and runs, and deletes a stream's manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from formats.checkpoint import decode_checkpoint, run_record_id
+from formats.errors import FormatError
+from formats.keys import (
+    boundary_key,
+    checkpoint_key,
+    is_segment_uuid_of,
+    manifest_prefix,
+    parse_object_key,
+    record_key,
+    stream_prefix,
+)
+from formats.manifest import OpenEpoch, StreamDeleted
+from offloader.errors import Fenced, InvalidCall, NotFound, StoreUnavailable
+from offloader.manifest.boundary import (
+    StoredBoundary,
+    create_boundary,
+    delete_keys,
+    incarnations_in,
+    list_manifest,
+    listed,
+    raise_boundary,
+    read_boundary,
+    unreadable,
+)
+from offloader.manifest.catalog import forget_name, is_released, read_entry, release_entry
+from offloader.manifest.checkpoint import checkpoint_now
+from offloader.manifest.deletion_clock import time_for_deletion_ms
+from offloader.manifest.leases import require_no_global_hold
+from offloader.manifest.load import load_manifest_view
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import EditRefused, ManifestState
+from offloader.runtime.clock import Clock
+from offloader.settings import ManifestSettings
+from offloader.store.base import ObjectInfo, ObjectStore
+
+__all__ = [
+    "DeadIncarnation",
+    "ExpiredObjects",
+    "StreamDeletion",
+    "delete_stream",
+    "expire_history",
+    "expire_records",
+    "runs_named_by",
+    "sweep_dead_incarnations",
+    "sweep_late_writes",
+]
+
+#: How often raising the boundary is tried while checkpointers raise it too.
+ATTEMPTS_MAX = 10
+_MS_PER_HOUR = 3_600_000
+_HOURS_PER_DAY = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredObjects:
+    """What was deleted, or in a dry run would be.
+
+    Attributes:
+        first_kept_id: of the boundary now.
+        records, checkpoints, runs: how many objects.
+        unknown: keys that this project doesn't give; they stay.
+    """
+
+    first_kept_id: int
+    records: int = 0
+    checkpoints: int = 0
+    runs: int = 0
+    unknown: Sequence[str] = ()
+
+
+def expire_records(
+    store: ObjectStore,
+    state: ManifestState,
+    *,
+    clock: Clock,
+    settings: ManifestSettings | None = None,
+    dry_run: bool = False,
+) -> ExpiredObjects:
+    """Deletes the records, checkpoints and runs of a stream's manifest that are folded, unnamed and old enough.
+
+    Raises:
+        ClockSkew: the clocks differ too much to call anything old.
+        NotFound: the stream was deleted.
+        Corrupt: a checkpoint is damaged; nothing was deleted.
+    """
+    chosen = settings or ManifestSettings()
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000, ask_store=not dry_run)
+    old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)
+    found = list_manifest(store, state.stream, state.incarnation)
+    old_checkpoints = [number for number, info in found.checkpoints.items() if info.modified_ms <= old_ms]
+    stored, base_id = _raised(store, state, old_checkpoints, dry_run=dry_run)
+    if base_id == 0:
+        return ExpiredObjects(first_kept_id=stored.boundary.first_kept_id, unknown=found.unknown)
+    named = runs_named_by(store, state, base_id) | runs_named_by(store, state, stored.boundary.checkpoint_id)
+    # Only now, below a boundary that is raised. From the oldest on, so that what is left has no hole.
+    records = [found.records[number].key for number in sorted(found.records) if number <= base_id]
+    checkpoints = [info.key for number, info in found.checkpoints.items() if number < base_id]
+    runs = [i.key for name, i in found.runs.items() if name not in named and _is_garbage(name, i, base_id, old_ms)]
+    if not dry_run:
+        delete_keys(store, [*records, *checkpoints, *runs])
+    return ExpiredObjects(
+        first_kept_id=base_id + 1,
+        records=len(records),
+        checkpoints=len(checkpoints),
+        runs=len(runs),
+        unknown=found.unknown,
+    )
+
+
+def expire_history(
+    store: ObjectStore, stream: str, *, clock: Clock, settings: ManifestSettings, dry_run: bool = False
+) -> ExpiredObjects | None:
+    """What ``expire_records`` does, of what is older than ``history_days_min`` too; the manifest is read first.
+
+    Returns:
+        What was deleted, or in a dry run would be; ``None``: nothing may be, as the settings or a hold say, or there is
+        no such stream.
+
+    Raises:
+        ClockSkew, Corrupt: likewise; and Corrupt, Unsupported where the manifest can't be read.
+    """
+    entry = None if settings.history_days_min < 0 else read_entry(store, stream)
+    if entry is None:
+        return None
+    empty = ManifestState(stream=stream, incarnation=entry.incarnation)
+    state = load_manifest_view(store, empty, requests_max=settings.record_requests_max).state
+    if state.held or state.stream_deleted:
+        return None
+    age_hours = max(settings.orphan_age_hours_min, settings.history_days_min * _HOURS_PER_DAY)
+    chosen = replace(settings, orphan_age_hours_min=age_hours)
+    return expire_records(store, state, clock=clock, settings=chosen, dry_run=dry_run)
+
+
+def _raised(
+    store: ObjectStore, state: ManifestState, old_checkpoints: list[int], *, dry_run: bool
+) -> tuple[StoredBoundary, int]:
+    """Raises the first kept id past the newest old checkpoint; the boundary now, and that checkpoint's id (0: none)."""
+    for _ in range(ATTEMPTS_MAX):
+        stored = read_boundary(store, state.stream, state.incarnation)
+        boundary = stored.boundary
+        # A checkpoint that the boundary hasn't reached may never be named: nothing hangs on it yet.
+        base_id = max((number for number in old_checkpoints if number <= boundary.checkpoint_id), default=0)
+        if dry_run or boundary.first_kept_id > base_id:
+            return stored, max(base_id, boundary.first_kept_id - 1)
+        wanted = replace(boundary, first_kept_id=base_id + 1)
+        raised = raise_boundary(store, state.stream, state.incarnation, stored, wanted)
+        if raised is not None:
+            return raised, base_id
+    raise StoreUnavailable(f"stream {state.stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")
+
+
+def runs_named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) -> set[str]:
+    """The names of the runs that a checkpoint of the stream has."""
+    key = checkpoint_key(state.stream, state.incarnation, checkpoint_id)
+    try:
+        header, _ = decode_checkpoint(store.get(key)[0], object_name=key)
+    except FormatError as error:
+        raise unreadable(f"nothing is deleted: the checkpoint {key}", error) from error
+    except NotFound as error:
+        raise StoreUnavailable(f"the checkpoint {key} is gone: somebody else deletes at the same time") from error
+    return {run.name for run in (*header.runs, *header.ledger_runs)}
+
+
+def _is_garbage(name: str, info: ObjectInfo, base_id: int, old_ms: int) -> bool:
+    """Of a run that neither checkpoint names: whether no later one will (see ``offloader.manifest.checkpoint``)."""
+    return (run_record_id(name) or 0) <= base_id and info.modified_ms <= old_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDeletion:
+    """How far a deletion is.
+
+    Attributes:
+        incarnation: what was deleted.
+        is_finished: whether nothing of it is left, and the stream may be created again.
+        deleted_objects: of the manifest, by this call.
+        unknown: keys under the manifest's prefix that this project doesn't give; they stay.
+    """
+
+    incarnation: UUID
+    is_finished: bool
+    deleted_objects: int
+    unknown: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadIncarnation:
+    """What was swept of an incarnation that no entry names, or in a dry run would be.
+
+    Attributes:
+        objects: how many were deleted.
+        unknown: keys that this project doesn't give; they stay.
+    """
+
+    objects: int
+    unknown: Sequence[str] = ()
+
+
+def delete_stream(
+    store: ObjectStore,
+    stream: str,
+    *,
+    clock: Clock,
+    delete_objects: Callable[[ManifestState], None],
+    settings: ManifestSettings | None = None,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> StreamDeletion:
+    """Deletes a stream as far as that is safe now; call it again after ``orphan_age_hours_min`` to finish.
+
+    Args:
+        delete_objects: deletes the data of the view it gets (segments, index objects, unfinished uploads) and returns
+            when nothing of it is left; it is called again when a call was interrupted.
+
+    Raises:
+        NotFound: no such stream.
+        EditRefused: the stream is on hold.
+        DeletionStopped: all deletion in the store was stopped meanwhile.
+        ClockSkew: the clocks differ too much to call anything old.
+    """
+    chosen = settings or ManifestSettings()
+    entry = read_entry(store, stream)
+    if entry is None:
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    if create_boundary(store, stream, entry.incarnation) and read_entry(store, stream) != entry:
+        raise NotFound(f"stream {stream} isn't in {store.url} any more")
+    # Whoever stalls here and wakes up after a re-creation must go on with the incarnation that it meant.
+    log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=chosen, incarnation=entry.incarnation)
+    state = _marked(log)
+    try:
+        checkpoint_now(store, state, entropy, requests_max=chosen.record_requests_max)
+        _raise_past(store, state)
+        delete_objects(state)
+    except NotFound:
+        # Another deleter has got further: what remains is the same for both.
+        return _finish(store, state, clock, chosen)
+    return _finish(store, state, clock, chosen)
+
+
+def sweep_dead_incarnations(
+    store: ObjectStore,
+    stream: str,
+    *,
+    clock: Clock,
+    settings: ManifestSettings | None = None,
+    dry_run: bool = False,
+    but: Collection[UUID] = (),
+) -> Mapping[UUID, DeadIncarnation]:
+    """Deletes manifests of the stream's incarnations that its catalogue entry doesn't name.
+
+    Only where every object of one is older than ``orphan_age_hours_min``, and never while the stream has no catalogue
+    entry at all: that one may be lost, and `manifest rebuild` then needs what is here.
+
+    Args:
+        but: incarnations that stay: what is left of their segments can be told by them only.
+
+    Raises:
+        InvalidCall: the stream has no catalogue entry.
+        DeletionStopped: all deletion in the store is stopped.
+        ClockSkew: the clocks differ too much to call anything old.
+    """
+    chosen = settings or ManifestSettings()
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000, ask_store=not dry_run)
+    # Listed first, looked up after: an entry is created before the first object of its incarnation.
+    old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)
+    found = {each: list_manifest(store, stream, each) for each in incarnations_in(store, stream)}
+    entry = read_entry(store, stream)
+    if entry is None and not is_released(store, stream):
+        raise InvalidCall(
+            f"stream {stream} has no catalogue entry, so nothing says which of its manifests is alive",
+            hint="`offloader manifest rebuild` first",
+        )
+    swept = {}
+    for incarnation, objects in found.items():
+        known = objects.known()
+        is_old = all(info.modified_ms <= old_ms for info in known)
+        if not known or not is_old or incarnation in but or (entry is not None and incarnation == entry.incarnation):
+            continue
+        if not dry_run:
+            require_no_global_hold(store)
+            delete_keys(store, [info.key for info in known])
+        swept[incarnation] = DeadIncarnation(objects=len(known), unknown=objects.unknown)
+    return swept
+
+
+def sweep_late_writes(
+    store: ObjectStore, stream: str, incarnation: UUID, *, old_ms: int, dry_run: bool = False
+) -> DeadIncarnation | None:
+    """Deletes what a stalled process wrote into a manifest after its stream was deleted and its name forgotten.
+
+    A manifest without a boundary is one whose deletion was complete: the boundary is created before the first record
+    and deleted after the last. A boundary alone is one that a stalled process created again after that. Both stay
+    while a segment of the incarnation is left, because then boundary and catalogue entry may both be lost, and
+    `manifest rebuild` needs the records.
+
+    Args:
+        incarnation: one that no catalogue entry names, and of whose stream there is no entry.
+        old_ms: what is younger stays.
+
+    Returns:
+        What was deleted, or would be; ``None``: it isn't such a manifest, or is too young.
+
+    Raises:
+        DeletionStopped: all deletion in the store is stopped.
+    """
+    found = list_manifest(store, stream, incarnation)
+    known = found.known()
+    if found.boundary is not None and len(known) > 1:
+        return None
+    if not known or any(info.modified_ms > old_ms for info in known):
+        return None
+    for info in listed(store, stream_prefix(stream)):
+        parsed = parse_object_key(info.key, stream)
+        if parsed is not None and is_segment_uuid_of(parsed.uuid, incarnation):
+            return None
+    if not dry_run:
+        require_no_global_hold(store)
+        delete_keys(store, [info.key for info in known])
+    return DeadIncarnation(objects=len(known), unknown=found.unknown)
+
+
+def _marked(log: ManifestLog) -> ManifestState:
+    """The view with ``stream_deleted`` in it, committed unless somebody has."""
+    for _ in range(ATTEMPTS_MAX):
+        state = log.load()
+        if state.stream_deleted:
+            return state
+        try:
+            return log.amend([OpenEpoch(state.epoch + 1), StreamDeleted()])
+        except Fenced as error:
+            raise NotFound(f"stream {log.stream} was deleted by somebody else meanwhile") from error
+        except EditRefused:
+            if log.load().held:
+                raise
+    raise StoreUnavailable(f"stream {log.stream}: others changed its manifest {ATTEMPTS_MAX} times meanwhile")
+
+
+def _raise_past(store: ObjectStore, state: ManifestState) -> None:
+    for _ in range(ATTEMPTS_MAX):
+        stored = read_boundary(store, state.stream, state.incarnation)
+        if stored.boundary.first_kept_id > state.record_id:
+            return
+        wanted = replace(stored.boundary, first_kept_id=state.record_id + 1)
+        if raise_boundary(store, state.stream, state.incarnation, stored, wanted) is not None:
+            return
+    raise StoreUnavailable(f"stream {state.stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")
+
+
+def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: ManifestSettings) -> StreamDeletion:
+    """Deletes the records, and once the tombstone is old the rest."""
+    stream, incarnation = state.stream, state.incarnation
+    found = list_manifest(store, stream, incarnation)
+    tombstone = found.checkpoints.get(state.record_id)
+    # The boundary needs its checkpoint, so that who opens the stream learns that it is deleted and not damaged.
+    kept = {
+        boundary_key(stream, incarnation),
+        checkpoint_key(stream, incarnation, state.record_id),
+        record_key(stream, incarnation, state.record_id),
+    }
+    if tombstone is not None:
+        prefix = manifest_prefix(stream, incarnation)
+        kept |= {f"{prefix}{name}" for name in runs_named_by(store, state, state.record_id)}
+    doomed = [info.key for info in found.known() if info.key not in kept]
+    require_no_global_hold(store)
+    delete_keys(store, doomed)
+    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000)
+    born_ms = now_ms if tombstone is None else tombstone.modified_ms
+    deletion = StreamDeletion(
+        incarnation=incarnation, is_finished=False, deleted_objects=len(doomed), unknown=found.unknown
+    )
+    if now_ms - born_ms < settings.orphan_age_hours_min * _MS_PER_HOUR:
+        return deletion
+    require_no_global_hold(store)
+    # The entry first, if it is still this incarnation's: from here on the stream may be created again, under other
+    # keys; what a crash leaves is of an incarnation that no entry names.
+    release_entry(store, stream, incarnation)
+    rest = [info.key for info in found.known() if info.key in kept]
+    delete_keys(store, rest)
+    # What a crash leaves from here on is a void; so does anything of ours that still lies below the name.
+    forget_name(store, stream, clock=clock, now_ms=now_ms)
+    return replace(deletion, is_finished=True, deleted_objects=len(doomed) + len(rest))

@@ -1,0 +1,387 @@
+"""Compares a hot tier with the one that the manifest knows (docs/MANIFEST.md, "Which hot tier")."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from uuid import UUID
+
+from formats.checkpoint import DELETED, LAST_UNKNOWN, KnownSource
+from formats.entries import Position
+from formats.manifest import FACT_UNKNOWN, Edit, LedgerClosed, OpenEpoch, Record, ReserveLedgers
+from offloader.errors import OffloaderError, SourceMismatch, Unsupported
+from offloader.ledgers.base import (
+    ComparedSource,
+    IdentifiedSource,
+    KnownLedger,
+    KnownLedgers,
+    LedgerInfo,
+    LedgerSource,
+    WrappedSource,
+    identified,
+)
+from offloader.manifest.boundary import REBUILD, LostRecords
+from offloader.manifest.ledger_table import LedgerFact
+from offloader.manifest.segment_table import SegmentStatus
+from offloader.manifest.state import ManifestState, SegmentRecord
+
+__all__ = [
+    "LEDGERS_RESERVED",
+    "Accept",
+    "OwnersSource",
+    "SourceFacts",
+    "closed_edit",
+    "compare_source",
+    "contradictions",
+    "facts_now",
+    "first_free_ledger",
+    "first_not_held",
+    "known_ledgers",
+    "mismatch_error",
+    "newest_known",
+    "own_edits",
+    "require_noted",
+    "require_same_ledgers",
+    "require_same_source",
+    "source_mismatch",
+    "with_facts",
+]
+
+_ENTRY_ID_MAX = 2**63 - 1
+#: Contradicting ledgers that a message names.
+NAMED_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What a hot tier says of itself.
+
+    Attributes:
+        uuid: of the database.
+        has_token: whether it has the newest token that the manifest knows.
+        reached: the newest position that was ever appended to it.
+    """
+
+    uuid: UUID
+    has_token: bool
+    reached: Position | None
+
+
+def facts_now(state: ManifestState, source: IdentifiedSource) -> SourceFacts:
+    """Asks a source, after ``state`` was read: what it had when that was recorded, it must have now."""
+    has_token = state.source is not None and source.has_start(state.source.token)
+    return SourceFacts(source.source_id(), has_token, source.reached())
+
+
+def source_mismatch(known: KnownSource | None, facts: SourceFacts) -> str | None:
+    """Why a source isn't the one that is known; ``None``: it is, or none is known yet. Pure."""
+    if known is None:
+        return None
+    if facts.uuid != known.uuid:
+        return f"it is another database, {facts.uuid}"
+    if not facts.has_token:
+        return "it doesn't have the start that the manifest recorded last: it is an older copy"
+    if known.reach is not None and (facts.reached is None or facts.reached < known.reach):
+        return f"it ends at {facts.reached or 'its beginning'}, and it had entries up to {known.reach}"
+    return None
+
+
+def contradictions(state: ManifestState, ledgers: Iterable[LedgerInfo]) -> dict[int, str]:
+    """Ledgers of which the manifest and the source say different things, ascending, and what; pure.
+
+    Ledgers that were set aside aren't compared, nor those of which the source knows only a part.
+
+    Args:
+        ledgers: of the source, ascending, listed after ``state`` was read.
+    """
+    found: dict[int, str] = {}
+    for info in ledgers:
+        fact = state.ledgers.get(info.ledger_id)
+        if info.ledger_id in state.aside_ledgers or not info.is_exact:
+            continue
+        why = _contradiction(state, info, fact)
+        if why:
+            found[info.ledger_id] = why
+    return found
+
+
+def _contradiction(state: ManifestState, info: LedgerInfo, fact: LedgerFact) -> str:
+    if fact.last_entry_id != LAST_UNKNOWN:
+        if not info.closed:
+            return f"ledger {info.ledger_id} is open, and it was closed at entry {fact.last_entry_id}"
+        if info.last_entry_id != fact.last_entry_id:
+            return f"ledger {info.ledger_id} ends at entry {info.last_entry_id}, and it ended at {fact.last_entry_id}"
+        for name, now in (("payload_bytes", info.size_bytes), ("created_ms", info.created_ms)):
+            before = getattr(fact, name)
+            if before not in (FACT_UNKNOWN, now):
+                return f"ledger {info.ledger_id} has {name} {now}, and it had {before}"
+        return ""
+    if fact.flags & DELETED:
+        return ""
+    past = Position(info.ledger_id, info.entries), Position(info.ledger_id, _ENTRY_ID_MAX)
+    for held in state.offloaded(*past):
+        spans = () if held.summary is None else held.summary.ledgers
+        last = max((span.last_entry_id for span in spans if span.ledger_id == info.ledger_id), default=-1)
+        if last >= info.entries:
+            return (
+                f"ledger {info.ledger_id} has {info.entries} entries, and segment {held.uuid} holds entry {last} of it"
+            )
+    return ""
+
+
+def require_same_source(state: ManifestState, source: IdentifiedSource) -> SourceFacts:
+    """What the source says of itself.
+
+    Raises:
+        SourceMismatch: it isn't the one that ``state`` knows.
+    """
+    facts = facts_now(state, source)
+    why = source_mismatch(state.source, facts)
+    if why is not None:
+        raise mismatch_error(state, why)
+    return facts
+
+
+def require_noted(state: ManifestState, source: IdentifiedSource) -> None:
+    """Compares the manifest with what the source noted of it at its newest start or hot release.
+
+    A manifest of another incarnation isn't compared: the stream was deleted and made again, or rebuilt.
+
+    Raises:
+        LostRecords: the manifest ends before that, as one of a restored bucket does.
+    """
+    noted = source.noted_manifest()
+    if noted is not None and noted[0] == state.incarnation and noted[1] > state.record_id:
+        raise LostRecords(
+            f"manifest of stream {state.stream}: it ends with record {state.record_id}, and the hot tier saw record "
+            f"{noted[1]}: the store was restored from a backup, or records are lost. Nothing was changed",
+            hint=f"bring the store's newer objects back; {REBUILD}, with what is left",
+        )
+
+
+def require_same_ledgers(state: ManifestState, ledgers: Iterable[LedgerInfo]) -> None:
+    """Compares what a source lists with what is recorded of its ledgers.
+
+    Raises:
+        SourceMismatch: there are ``contradictions``.
+    """
+    found = contradictions(state, ledgers)
+    if found:
+        more = f", and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+        raise mismatch_error(state, "; ".join(list(found.values())[:NAMED_MAX]) + more)
+
+
+def mismatch_error(state: ManifestState, why: str) -> SourceMismatch:
+    """Names what the manifest has, what the source is, and the ways on."""
+    known, newest = state.source, newest_known(state)
+    when = datetime.fromtimestamp(state.time_ms / 1000, UTC).isoformat(timespec="seconds")
+    database = f"ledger database {known.uuid}, " if known else ""
+    return SourceMismatch(
+        f"stream {state.stream}: this hot tier isn't the one its manifest knows: {why}; the manifest has {database}"
+        f"entries up to {newest or 'none'}, and its newest record is of {when}. Nothing was deleted",
+        hint=f"restore that database; or go on with this one and name what is missing: "
+        f"`offloader accept-source {state.stream}` or open_managed_ledger(..., new_source=True); or use another stream",
+    )
+
+
+def newest_known(state: ManifestState) -> Position | None:
+    """The newest position that the manifest knows of."""
+    reach = None if state.source is None else state.source.reach
+    return max((each for each in (state.newest_end, reach) if each is not None), default=None)
+
+
+def first_free_ledger(state: ManifestState) -> int:
+    """The first ledger id above all that any start may have given, and that any range or fact names."""
+    known = [each.ledger_id for each in (newest_known(state), state.head) if each is not None]
+    known += [segment.begin.ledger_id for segment in state.assigned()]
+    known += [state.ledgers.newest_id()]
+    if state.source is not None:
+        known.append(state.source.reserved)
+    return max(known) + 1
+
+
+def first_not_held(state: ManifestState, info: LedgerInfo) -> Position | None:
+    """The first entry of a listed ledger that somebody may get and that neither a segment nor a gap has; pure."""
+    wanted, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+    if state.head is not None and wanted < state.head <= last:
+        wanted = state.head  # what is before it in this ledger may be in segments that are deleted by now
+    segments = (each for each in state.segments.in_order(wanted, last) if each.status is not SegmentStatus.ASSIGNED)
+    held = [(each.begin, each.end or each.begin) for each in segments]
+    held += [(gap.first, gap.last) for gap in state.gaps if gap.first <= last and gap.last >= wanted]
+    held += [(Position(info.ledger_id, first), Position(info.ledger_id, end)) for first, end in info.not_given]
+    for begin, end in sorted(held):
+        if begin <= wanted <= end:
+            wanted = Position(end.ledger_id, end.entry_id + 1)
+    return wanted if wanted <= last else None
+
+
+def closed_edit(info: LedgerInfo, source: LedgerSource | None) -> LedgerClosed:
+    """The fact that a ledger of ``source`` is closed; with what a source with an identity knows exactly of it."""
+    if source is None or not info.is_exact or identified(source) is None:
+        return LedgerClosed(info.ledger_id, info.last_entry_id)
+    return LedgerClosed(info.ledger_id, info.last_entry_id, info.size_bytes, info.created_ms)
+
+
+def with_facts(edits: Sequence[Edit], source: LedgerSource) -> list[Edit]:
+    """``edits``, those about closed ledgers with what the source knows of them beside their ends."""
+    bare = {edit.ledger_id for edit in edits if isinstance(edit, LedgerClosed) and edit.created_ms == FACT_UNKNOWN}
+    if not bare or identified(source) is None:
+        return list(edits)
+    closed = [info for info in source.ledgers() if info.closed]
+    told = {(info.ledger_id, info.last_entry_id): closed_edit(info, source) for info in closed}
+    return [
+        told.get((edit.ledger_id, edit.last_entry_id), edit) if isinstance(edit, LedgerClosed) else edit
+        for edit in edits
+    ]
+
+
+def known_ledgers(state: ManifestState, ledger_ids: Sequence[int]) -> KnownLedgers:
+    """What ``state`` knows of some ledgers: their facts, segments and gaps."""
+    found = {each: known for each in ledger_ids if (known := _known(state, each)) is not None}
+    first, last = state.segments.in_order()[:1], state.prefix_end()
+    begins = [segment.begin for segment in first] + [gap.first for gap in state.gaps[:1]]
+    whole = (min(begins).ledger_id, last.ledger_id) if begins and last is not None else None
+    return KnownLedgers(newest=state.newest_end, whole=whole, ledgers=found)
+
+
+def compare_source(source: LedgerSource, state: ManifestState) -> None:
+    """Has a source that can compare itself do so with ``state``; before its ledgers are listed for anything else.
+
+    Raises: as ``ComparedSource.require_same``.
+    """
+    while isinstance(source, WrappedSource) and not isinstance(source, ComparedSource):
+        source = source.inner
+    if isinstance(source, ComparedSource):
+        source.require_same(partial(known_ledgers, state))
+
+
+def _known(state: ManifestState, ledger_id: int) -> KnownLedger | None:
+    fact = state.ledgers.get(ledger_id)
+    last = None if fact.last_entry_id == LAST_UNKNOWN else fact.last_entry_id
+    begin, end = Position(ledger_id, 0), Position(ledger_id, _ENTRY_ID_MAX)
+    reached = max((_reached(segment, ledger_id) for segment in state.segments.in_order(begin, end)), default=-1)
+    is_known = last is not None or fact.flags or reached >= 0
+    if is_known or any(gap.first <= end and gap.last >= begin for gap in state.gaps):
+        return KnownLedger(last, reached)
+    return None
+
+
+def _reached(segment: SegmentRecord, ledger_id: int) -> int:
+    """The newest entry of a ledger that a segment is known to hold; -1: none. It may only pass over the ledger."""
+    spans = () if segment.summary is None else segment.summary.ledgers
+    held = [span.last_entry_id for span in spans if span.ledger_id == ledger_id]
+    ends = [each for each in (segment.begin, segment.end) if each is not None]
+    return max([*held, *(each.entry_id for each in ends if each.ledger_id == ledger_id)], default=-1)
+
+
+_log = logging.getLogger("offloader.manifest")
+
+#: Ledger ids that one record reserves. Ids are plenty; few records and short names of positions are what counts.
+LEDGERS_RESERVED = 1000
+#: With fewer ids left the owner's next record reserves more.
+LEDGERS_LEFT_MIN = LEDGERS_RESERVED // 2
+
+#: What a record says when an operator accepts a source, from the view and a ledger id above all that anybody knows of;
+#: new ledgers get later ones.
+Accept = Callable[[ManifestState, int], Sequence[Edit]]
+
+
+class OwnersSource:
+    """The hot tier of the log that opened an epoch for it. The log's lock is held around every call.
+
+    Args:
+        source: the hot tier.
+        token: random, of this start.
+        reserve: new ledgers take their ids from a range of this start's own; else they only get ids above all others.
+        accept: see ``Accept``; ``None``: the source has to be the one that the manifest knows.
+    """
+
+    def __init__(self, source: IdentifiedSource, token: str, *, reserve: bool, accept: Accept | None) -> None:
+        self._source, self._token, self._reserves, self._accept = source, token, reserve, accept
+        self._range: tuple[int, int] | None = None
+        self._can_grant, self._has_granted, self._has_noted = True, False, False
+
+    def check(self, state: ManifestState) -> Position | None:
+        """How far the source reaches now.
+
+        Raises:
+            SourceMismatch: it isn't the one that ``state`` knows.
+        """
+        if self._accept is not None:
+            return facts_now(state, self._source).reached
+        return require_same_source(state, self._source).reached
+
+    def opening(self, state: ManifestState) -> list[Edit]:
+        """What the record says that opens the next epoch; the source has the token when this returns.
+
+        Raises:
+            SourceMismatch: as ``check``.
+            LostRecords: the source has seen more of the manifest than there is.
+        """
+        require_noted(state, self._source)
+        self.check(state)
+        self._source.record_start(self._token)
+        next_ledger = self._source.next_ledger()
+        first = max(first_free_ledger(state), next_ledger)
+        said: Sequence[Edit] = []
+        if self._accept is not None:
+            said, first = self._accept(state, first), first + 1
+        end = first + LEDGERS_RESERVED
+        if self._reserves:
+            self._range = first, end
+        elif first > next_ledger:
+            self._source.seed_ledgers(first - 1)
+        reserved = end - 1 if self._reserves else None
+        return [*said, OpenEpoch(state.epoch + 1, self._source.source_id(), self._token, reserved, bool(self._accept))]
+
+    def recorded(self, state: ManifestState, edits: Sequence[Edit]) -> tuple[Position | None, Sequence[Edit]]:
+        """How far the source reaches, and the edits of a record that is to follow ``state``.
+
+        Raises:
+            SourceMismatch: as ``check``.
+        """
+        return self.check(state), [*edits, *self._extension(state, edits)]
+
+    def _extension(self, state: ManifestState, edits: Sequence[Edit]) -> list[Edit]:
+        """Reserves more ledger ids when few are left."""
+        if any(isinstance(edit, OpenEpoch) for edit in edits):
+            return []
+        self._range, left = None, self._source.ledgers_left() if self._can_grant else None
+        if left is None or left >= LEDGERS_LEFT_MIN:
+            return []
+        first = max(first_free_ledger(state), self._source.next_ledger())
+        self._range = first, first + LEDGERS_RESERVED
+        return [ReserveLedgers(first + LEDGERS_RESERVED - 1)]
+
+    def committed(self, state: ManifestState) -> None:
+        """Hands the ids over that a record has reserved.
+
+        Raises:
+            OffloaderError: the source doesn't take the range of a start; it has no ids to give then.
+        """
+        self._accept = None
+        if not self._has_noted:
+            self._source.note_manifest(state.incarnation, state.record_id)
+            self._has_noted = True
+        if self._range is None or state.source is None or state.source.reserved < self._range[1] - 1:
+            return
+        (first, end), self._range = self._range, None
+        try:
+            self._source.grant_ledgers(first, end)
+        except Unsupported:
+            self._can_grant = False  # a view: the one who appends gives the ids
+        except OffloaderError as error:
+            if self._reserves and not self._has_granted:
+                raise
+            # The open ledger stays open meanwhile; a later record reserves again.
+            _log.warning("stream %s: new ledger ids aren't taken: %s", state.stream, error)
+        else:
+            self._has_granted = True
+
+
+def own_edits(record: Record) -> tuple[Edit, ...]:
+    """A record's edits without what the log added by itself."""
+    return tuple(edit for edit in record.edits if not isinstance(edit, ReserveLedgers))

@@ -1,0 +1,544 @@
+"""Periodic look at a process's streams: status document, stalls and metrics."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from formats.entries import Position
+from offloader.errors import AccessDenied, Corrupt, NotFound, OffloaderError
+from offloader.manifest.state import ManifestState
+from offloader.runtime.clock import Clock
+from offloader.settings import Settings
+from offloader.store.attempts import limits_of, open_requests_of, stream_of
+from offloader.store.base import ObjectStore
+from offloader.store.rate_limit import LimitStatus
+from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
+from offloader.write.status import Lag, Mode, StreamStatus
+
+__all__ = [
+    "VERSION",
+    "Observation",
+    "ObservedStream",
+    "Stall",
+    "Watchdog",
+    "idle_document",
+    "manifest_document",
+    "process_document",
+    "read_status_file",
+    "store_document",
+    "stream_document",
+    "with_manifest",
+    "write_status_file",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A stream that has data and makes no progress.
+
+    Attributes:
+        stream: its name.
+        seconds: since its last progress.
+        reason: one line: what waits, since when, why if that is known.
+    """
+
+    stream: str
+    seconds: float
+    reason: str
+
+
+@dataclass(slots=True)
+class _SeenProgress:
+    committed: Position | None
+    offered_max: Position | None
+    since_s: float
+
+
+class Watchdog:
+    """Compares what it sees with what it saw.
+
+    Args:
+        no_progress_s: how long a stream with data may make none.
+        segment_age_s: how long a segment gathers; a stream of which everything is offered waits for that by right.
+    """
+
+    def __init__(self, no_progress_s: float, segment_age_s: float) -> None:
+        self._no_progress_s = no_progress_s
+        self._segment_age_s = segment_age_s
+        self._seen: dict[str, _SeenProgress] = {}
+
+    @property
+    def streams(self) -> int:
+        """How many it remembers: those of the last look."""
+        return len(self._seen)
+
+    def look(
+        self, now_s: float, statuses: Mapping[str, StreamStatus], hanging: Mapping[str, str] | None = None
+    ) -> dict[str, Stall]:
+        """The streams that are stalled now, by name; streams that aren't in ``statuses`` are forgotten.
+
+        Args:
+            now_s: of a clock that never goes back.
+            statuses: stream -> its status.
+            hanging: stream -> its request that is overdue, in words.
+        """
+        seen: dict[str, _SeenProgress] = {}
+        stalls: dict[str, Stall] = {}
+        for stream, status in statuses.items():
+            seen[stream] = self._moved(self._seen.get(stream), status, now_s)
+            stall = self._stall(stream, status, now_s - seen[stream].since_s, (hanging or {}).get(stream, ""))
+            if stall is not None:
+                stalls[stream] = stall
+        self._seen = seen
+        return stalls
+
+    def _moved(self, before: _SeenProgress | None, status: StreamStatus, now_s: float) -> _SeenProgress:
+        # A paused stream makes none, and has all the time again when it is resumed.
+        if before is None or not _has_data(status) or status.mode is Mode.PAUSED:
+            return _SeenProgress(status.committed, status.offered, now_s)
+        committed = before.committed != status.committed
+        offered = _after(status.offered, before.offered_max)
+        if committed or offered:
+            return _SeenProgress(status.committed, status.offered if offered else before.offered_max, now_s)
+        return before
+
+    def _stall(self, stream: str, status: StreamStatus, quiet_s: float, hangs: str) -> Stall | None:
+        if not _has_data(status) or status.mode is Mode.PAUSED:
+            return None
+        waits = f"stream {stream}: entries up to {status.tail} wait, committed is {status.committed or 'nothing'}"
+        if status.mode is Mode.STOPPED:
+            if status.was_closed:
+                return None
+            return Stall(stream, quiet_s, f"{waits}; it stopped: {status.error}")
+        gathering = status.mode is Mode.LIVE and not _after(status.tail, status.offered)
+        segment_age_s = self._segment_age_s if status.segment_age_s is None else status.segment_age_s
+        allowed_s = self._no_progress_s + (segment_age_s if gathering else 0)
+        if quiet_s < allowed_s:
+            return None
+        why = hangs or (f"last error: {status.error}" if status.error else "no error is known")
+        return Stall(stream, quiet_s, f"{waits}; no progress for {quiet_s:.0f} s; {why}")
+
+
+def _has_data(status: StreamStatus) -> bool:
+    return _after(status.tail, status.committed)
+
+
+def _after(one: Position | None, other: Position | None) -> bool:
+    return one is not None and (other is None or one > other)
+
+
+VERSION = 1
+_WHERE = "name the file that telemetry.status_file of the writing process names"
+#: Ten thousand streams take about seven MiB.
+STATUS_FILE_BYTES_MAX = 256 * 1024 * 1024
+
+
+def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: Stall | None) -> dict[str, Any]:
+    """What one stream is doing in this process; ``lag`` is ``None`` when its source couldn't be asked."""
+    return {
+        "stream": stream,
+        "source": "process",
+        "mode": status.mode.value,
+        "tail": _position(status.tail),
+        "offered": _position(status.offered),
+        "committed": _position(status.committed),
+        "lag": None if lag is None else {"entries": lag.entries, "bytes": lag.payload_bytes, "seconds": lag.seconds},
+        "buffer": {"bytes": status.buffer_bytes, "bytes_max": status.buffer_bytes_max},
+        "segments": {"offloaded": status.segments_committed, "failed": status.segments_failed},
+        "entries_offloaded": status.entries_committed,
+        "bytes_offloaded": status.bytes_committed,
+        "offers_refused": status.offers_refused,
+        "gaps_recorded": status.gaps_recorded,
+        # A stream that was told to stop has no trouble.
+        "last_error": None if status.was_closed else status.error or None,
+        "last_progress_ms": status.last_progress_ms,
+        "stalled": None if stall is None else stall.reason,
+    }
+
+
+def idle_document(stream: str, mode: str, *, error: str | None) -> dict[str, Any]:
+    """A stream of this process that isn't offloaded while it is written: ``mode`` is ``standby``, ``ledger``, ``none``
+    or ``starting``. What the process doesn't know of it is ``null``, or in the manifest."""
+    return {
+        "stream": stream,
+        "source": "process",
+        "mode": mode,
+        "tail": None,
+        "offered": None,
+        "committed": None,
+        "lag": None,
+        "buffer": None,
+        "segments": {"offloaded": None, "failed": 0},
+        "entries_offloaded": None,
+        "bytes_offloaded": None,
+        "offers_refused": None,
+        "gaps_recorded": None,
+        "last_error": error,
+        "last_progress_ms": None,
+        "stalled": None,
+    }
+
+
+def manifest_document(state: ManifestState) -> dict[str, Any]:
+    """What the manifest alone says of a stream: true whatever runs where, but it knows no hot tier and no buffer."""
+    totals = state.totals()
+    assigned = len(state.assigned())
+    newest = max((record.offloaded_ms or 0 for record in state.offloaded()[-1:]), default=None)
+    return {
+        "stream": state.stream,
+        "source": "manifest",
+        "mode": "deleted" if state.stream_deleted else "paused" if state.paused else None,
+        "method": state.method,
+        "tail": None,
+        "offered": None,
+        "committed": _position(state.committed_end()),
+        "lag": None,
+        "buffer": None,
+        "segments": {
+            "assigned": assigned,
+            "offloaded": totals.segments,
+            "retired": len(state.segments) - assigned - totals.segments,
+        },
+        "entries_offloaded": totals.entries,
+        "bytes_offloaded": totals.payload_bytes,
+        "gaps": len(state.gaps),
+        "offers_refused": None,
+        "last_error": None,
+        "last_progress_ms": newest,
+        "stalled": None,
+        "epoch": state.epoch,
+        "writer": state.writer.name,
+        "record": state.record_id,
+        "recorded_ms": state.time_ms or None,
+    }
+
+
+def with_manifest(process: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Both of one stream: segments, entries, bytes and the committed end as the manifest has them (they outlive
+    processes), the rest from the process that writes."""
+    merged = {**manifest, **process, "source": "process and manifest"}
+    merged["segments"] = {**manifest["segments"], "failed": process["segments"]["failed"]}
+    if manifest["mode"] == "paused" and process["mode"] != Mode.STOPPED.value:
+        merged["mode"] = "paused"  # the process notices with its next commit, or when there is something to offload
+    merged["last_progress_ms"] = process["last_progress_ms"] or manifest["last_progress_ms"]
+    for name in ("committed", "entries_offloaded", "bytes_offloaded"):
+        merged[name] = manifest[name]
+    return merged
+
+
+def store_document(store: ObjectStore, settings: Settings, problems: Sequence[str]) -> dict[str, Any]:
+    """Where the streams of a process go, what may not be relied on there, and whether it answers.
+
+    Args:
+        problems: promises that the store was found not to keep; it is written to all the same where
+            ``store.single_writer`` is set.
+    """
+    requests = open_requests_of(store)
+    return {
+        "url": store.url,
+        "single_writer": settings.store.single_writer,
+        "problems": list(problems),
+        "open_requests": len(requests),
+        "oldest_request": asdict(requests[0]) if requests else None,
+    }
+
+
+def process_document(
+    streams: Sequence[Mapping[str, Any]],
+    *,
+    settings: Settings,
+    limits: LimitStatus | None,
+    store: Mapping[str, Any] | None,
+    now_ms: int,
+) -> dict[str, Any]:
+    """The document of a process: its streams, its store, its limits and what they do at the moment."""
+    from offloader import __version__
+
+    return {
+        "version": VERSION,
+        "written_ms": now_ms,
+        "software": __version__,
+        "pid": os.getpid(),
+        "store": store,
+        "limits": None if limits is None else asdict(limits),
+        "settings": asdict(settings),
+        "streams": list(streams),
+    }
+
+
+def write_status_file(path: Path, document: Mapping[str, Any]) -> None:
+    """Replaces the file at once: a reader sees the old document or the new one.
+
+    Raises:
+        AccessDenied: the folder isn't there or can't be written.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
+        beside.replace(path)
+    except OSError as cause:
+        raise AccessDenied(
+            f"the status file {path} can't be written: {cause.strerror}", hint="see telemetry.status_file"
+        ) from cause
+
+
+def read_status_file(path: Path) -> dict[str, Any]:
+    """The document that a process wrote last; its ``written_ms`` says when.
+
+    Raises:
+        NotFound: there is none (yet).
+        AccessDenied: it can't be read.
+        Corrupt: it isn't a status document.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(STATUS_FILE_BYTES_MAX + 1)
+    except FileNotFoundError as cause:
+        raise NotFound(
+            f"there is no status file {path}", hint="the writing process makes it: set telemetry.status_file there"
+        ) from cause
+    except OSError as cause:
+        raise AccessDenied(f"the status file {path} can't be read: {cause.strerror}") from cause
+    try:
+        document: Any = json.loads(raw)
+    except (ValueError, RecursionError) as cause:
+        raise Corrupt(f"{path} isn't a status document: {cause}", hint=_WHERE) from cause
+    if not isinstance(document, dict) or document.get("version") != VERSION or not _is_whole(document):
+        raise Corrupt(f"{path} isn't a status document of version {VERSION}", hint=_WHERE)
+    return document
+
+
+def _is_whole(document: Mapping[str, Any]) -> bool:
+    streams = document.get("streams")
+    if not isinstance(document.get("written_ms"), int) or not isinstance(streams, list):
+        return False
+    return all(isinstance(stream, dict) and isinstance(stream.get("stream"), str) for stream in streams)
+
+
+def _position(position: Position | None) -> str | None:
+    return None if position is None else str(position)
+
+
+_log = logging.getLogger("offloader.monitor")
+
+
+class ObservedStream(Protocol):
+    """What is looked at; ``StreamOffload`` is one."""
+
+    @property
+    def stream(self) -> str: ...
+
+    def status(self) -> StreamStatus: ...
+
+    def lag(self) -> Lag: ...
+
+
+#: A look at ten thousand streams takes a quarter of a second: it must stay a small part of the time.
+_IDLE_FACTOR = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    stream: str
+    status: StreamStatus
+    lag: Lag | None
+    stall: Stall | None
+
+
+class Observation:
+    """The streams that are looked at.
+
+    Args:
+        settings: of the process; ``settings.telemetry`` says how often and where to.
+        clock: for the watchdog and the time of a document.
+        recorder: asks for the gauges of the streams until this is closed.
+        store: where the streams go; its limits and open requests are looked at too.
+        store_problems: promises that the store was found not to keep.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        *,
+        recorder: Recorder = NO_TELEMETRY,
+        store: ObjectStore | None = None,
+        store_problems: Sequence[str] = (),
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._store = store
+        self._store_problems = store_problems
+        self._watchdog = Watchdog(
+            settings.telemetry.watchdog_no_progress_s,
+            settings.offload.max_offload_segment_rollover_time_minutes * 60,
+        )
+        # Guards the streams; a look is made by one thread at a time.
+        self._lock = threading.Lock()
+        self._looking = threading.Lock()
+        self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()
+        self._reasons: dict[str, str] = {}
+        self._told: str = ""
+        self._complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda rows: rows
+        self._started = False
+        self._closed = False
+        self._unwatch = recorder.watch(self.readings)
+
+    def add(self, stream: ObservedStream) -> None:
+        """Looks at it from now on, for as long as somebody else holds it."""
+        with self._lock:
+            self._streams.add(stream)
+
+    def complete_with(self, complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+        """From here on ``complete`` makes the document's rows of what was seen: who serves streams knows more of them,
+        and of others too. Must be quick."""
+        self._complete = complete
+
+    @property
+    def stalled(self) -> Mapping[str, str]:
+        """The streams that were stalled at the last look, and why."""
+        return dict(self._reasons)
+
+    def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
+        """Looks every ``status_interval_s``, less often where a look takes long; a second call changes nothing.
+
+        Args:
+            call_after: runs something after so many seconds, on another thread.
+        """
+        with self._lock:
+            if self._started or self._closed:
+                return
+            self._started = True
+
+        def turn() -> None:
+            if not self._closed:
+                started_s = self._clock.monotonic_s()
+                try:
+                    self.look()
+                except Exception:
+                    # The watchdog must outlive whatever is wrong with one stream.
+                    _log.exception("looking at the streams failed; they are looked at again")
+                took_s = self._clock.monotonic_s() - started_s
+                call_after(max(self._settings.telemetry.status_interval_s, took_s * _IDLE_FACTOR), turn)
+
+        call_after(0.0, turn)
+
+    def close(self) -> None:
+        """Looks for the last time, so that the status file says how it ended. Closing twice is fine."""
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed:
+            self._unwatch()
+            if self._started:
+                self.look()
+
+    def look(self) -> dict[str, Any]:
+        """Looks once; the document of the process, which goes to the status file too."""
+        seen = self._see()
+        documents = [stream_document(each.stream, each.status, each.lag, each.stall) for each in seen]
+        document = process_document(
+            self._complete(documents),
+            settings=self._settings,
+            limits=self._limits(),
+            store=None if self._store is None else store_document(self._store, self._settings, self._store_problems),
+            now_ms=self._clock.now_ms(),
+        )
+        self._write(document)
+        return document
+
+    def readings(self) -> Iterator[Reading]:
+        """The gauges of the streams and of what they wait for, as they are now."""
+        for each in self._see():
+            if not each.status.was_closed:
+                yield from _readings_of(each)
+        limits = self._limits()
+        for priority, count in ({} if limits is None else limits.waiting).items():
+            yield Reading("turns_waiting", count, label=priority)
+        if limits is not None and limits.pace_requests_per_s is not None:
+            yield Reading("pace_requests_per_second", limits.pace_requests_per_s)
+
+        if self._store is not None:
+            requests = open_requests_of(self._store)
+            yield Reading("requests_open", len(requests))
+            yield Reading("requests_open_oldest_seconds", requests[0].seconds if requests else 0.0)
+
+    def _limits(self) -> LimitStatus | None:
+        return None if self._store is None else limits_of(self._store)
+
+    def _hanging(self) -> dict[str, str]:
+        """Stream -> its oldest request without an answer, of those that are overdue."""
+        found: dict[str, str] = {}
+        for request in () if self._store is None else open_requests_of(self._store):
+            if request.seconds > self._settings.store.read_timeout_s:
+                text = f"{request.verb} of {request.key} has had no answer for {request.seconds:.0f} s"
+                found.setdefault(stream_of(request.key), text)
+        return found
+
+    def _see(self) -> list[_Seen]:
+        with self._looking:
+            with self._lock:
+                held = sorted(self._streams, key=lambda stream: stream.stream)
+            streams: dict[str, tuple[ObservedStream, StreamStatus]] = {}
+            for stream in held:
+                status = stream.status()
+                # A stream that was stopped and started again may be held twice for a while.
+                if stream.stream not in streams or not status.was_closed:
+                    streams[stream.stream] = stream, status
+            # Before any source is asked: one that doesn't answer must not keep the watchdog quiet.
+            named = {name: status for name, (_, status) in streams.items()}
+            stalls = self._watchdog.look(self._clock.monotonic_s(), named, self._hanging())
+            self._warn(stalls)
+            return [
+                _Seen(name, status, _lag_of(stream), stalls.get(name)) for name, (stream, status) in streams.items()
+            ]
+
+    def _warn(self, stalls: Mapping[str, Stall]) -> None:
+        """Once when it begins, once when it is over."""
+        for name in stalls.keys() - self._reasons.keys():
+            extra = {"event": "stream_stalled", "stream": name, "seconds": round(stalls[name].seconds, 3)}
+            _log.warning("%s", stalls[name].reason, extra=extra)
+        for name in self._reasons.keys() - stalls.keys():
+            _log.info("stream %s: not stalled any more", name, extra={"event": "stream_moves", "stream": name})
+        self._reasons = {name: stall.reason for name, stall in stalls.items()}
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        if not self._settings.telemetry.status_file:
+            return
+        try:
+            write_status_file(Path(self._settings.telemetry.status_file), document)
+            self._told = ""
+        except OffloaderError as error:
+            if str(error) != self._told:
+                _log.warning("%s", error)
+            self._told = str(error)
+
+
+def _readings_of(seen: _Seen) -> Iterator[Reading]:
+    stream, status = seen.stream, seen.status
+    yield Reading("streams", 1.0, stream, status.mode.value)
+    yield Reading("streams_stalled", float(seen.stall is not None), stream)
+    yield Reading("buffer_bytes", status.buffer_bytes, stream)
+    yield Reading("buffer_limit_bytes", status.buffer_bytes_max, stream)
+    if status.last_progress_ms is not None:
+        yield Reading("last_progress_timestamp_seconds", status.last_progress_ms / 1000, stream)
+    if seen.lag is None:
+        return
+    yield Reading("lag_entries", seen.lag.entries, stream)
+    yield Reading("lag_bytes", seen.lag.payload_bytes, stream)
+    if seen.lag.seconds is not None:
+        yield Reading("lag_seconds", seen.lag.seconds, stream)
+
+
+def _lag_of(stream: ObservedStream) -> Lag | None:
+    try:
+        return stream.lag()
+    except OffloaderError:
+        return None

@@ -1,0 +1,265 @@
+"""HTTP client of the process that owns a stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import urllib3
+
+from formats.entries import Position
+from offloader.errors import (
+    AccessDenied,
+    Corrupt,
+    ErrorKind,
+    Fenced,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    StoreUnavailable,
+)
+from offloader.manifest.state import ManifestState
+from offloader.read.reader import load_stream
+from offloader.runtime.clock import Clock, SystemClock
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+
+__all__ = ["CA_VARIABLE", "HOSTS_VARIABLE", "TOKEN_VARIABLE", "Owner", "OwnerSilent", "ask_owner"]
+
+#: The environment's name of the token that is shown, and of a file of authorities that sign the other's certificate.
+TOKEN_VARIABLE, CA_VARIABLE = "OFFLOADER_TOKEN", "OFFLOADER_CA_FILE"
+#: Of hosts that the token may go to, beside ``access.owner_hosts``; between commas.
+HOSTS_VARIABLE = "OFFLOADER_OWNER_HOSTS"
+CONNECT_TIMEOUT_S = 5.0
+#: The other answers within this time that it isn't done yet; beside, what an answer may take to come as a whole.
+WAIT_S_MAX, ANSWER_S = 20.0, 25.0
+#: Between two requests.
+AGAIN_S = 0.5
+ANSWER_BYTES_MAX = 1024 * 1024
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+#: Nothing that two readers of URLs could take for two hosts.
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
+    r"(?:/[A-Za-z0-9._~%-]+)*/?",
+    re.ASCII,
+)
+
+
+class OwnerSilent(StoreUnavailable):
+    """Nobody answers at the address: the process is gone, or can't be reached from here."""
+
+
+class Owner:
+    """The process at ``url``.
+
+    Args:
+        url: ``http://host:port``, from the manifest.
+        clock: for deadlines.
+        hosts: to which the token may go, each a host, or a host and a port.
+        environ: where the token, the authorities and further hosts are named.
+
+    Raises:
+        InvalidCall: no such URL.
+        AccessDenied: a file of authorities that can't be read.
+    """
+
+    def __init__(
+        self, url: str, *, clock: Clock, hosts: Collection[str] = (), environ: Mapping[str, str] = os.environ
+    ) -> None:
+        parts = _URL.fullmatch(url)
+        if parts is None:
+            raise InvalidCall(f"the stream's owner gave {url[:200]!r}, which is no HTTP address")
+        self.url, self._clock = url.rstrip("/"), clock
+        self._host = parts["host"].strip("[]").lower()
+        is_tls, authorities_file = parts["scheme"] == "https", environ.get(CA_VARIABLE, "")
+        self._is_safe = is_tls or self._host in _LOOPBACK
+        allowed = {each.strip().lower() for each in (*hosts, *environ.get(HOSTS_VARIABLE, "").split(","))}
+        names = {self._host, parts["host"].lower(), f"{parts['host'].lower()}:{parts['port']}"}
+        self._is_trusted = bool(names & allowed) or (is_tls and bool(authorities_file))
+        self._token = environ.get(TOKEN_VARIABLE, "").strip()
+        self._pool = urllib3.PoolManager(retries=False, ssl_context=_tls(authorities_file) if is_tls else None)
+
+    def offload(self, stream: str, until: Position | None, *, within_s: float) -> Position | None:
+        """Has the current segment closed and completed, and waits for it; the committed end then, as the other says.
+
+        Takes ``within_s`` and ``ANSWER_S`` at most, however the other answers.
+
+        Raises:
+            OwnerSilent: nobody answers there.
+            NotFound: it doesn't offload that stream (any more).
+            AccessDenied: it wants a token, or another one; or the token may not go there, and nothing was asked.
+            StoreUnavailable: not committed in time; it goes on.
+            OutcomeUnknown: no whole answer in time.
+            OffloaderError: as the owner says.
+        """
+        deadline_s = self._clock.monotonic_s() + within_s
+        while True:
+            left_s = deadline_s - self._clock.monotonic_s()
+            asked: dict[str, Any] = {"wait_seconds": max(min(left_s, WAIT_S_MAX), 0.0)}
+            if until is not None:
+                asked["until"] = str(until)
+            try:
+                limit_s = asked["wait_seconds"] + ANSWER_S
+                found = self._post(f"/v1/streams/{quote(stream, safe='')}/offload", asked, limit_s)
+            except OwnerSilent:
+                raise
+            except StoreUnavailable:
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise
+                # An answer that came at once comes at once again.
+                self._clock.wait(threading.Event(), AGAIN_S)
+                continue
+            committed = found.get("committed")
+            if committed is None:
+                return None
+            try:
+                return Position.parse(committed)
+            except (TypeError, ValueError) as cause:
+                raise Corrupt(f"{self.url} answers with {committed!r} instead of a position") from cause
+
+    def _post(self, path: str, body: Mapping[str, Any], limit_s: float) -> Mapping[str, Any]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json", **self._authorization(path)}
+        found: list[tuple[int, bytes] | Exception] = []
+        over = threading.Event()
+
+        def exchange() -> None:
+            try:
+                found.append(self._exchanged(path, json.dumps(body).encode(), headers, limit_s))
+            except Exception as error:  # raised below, by the thread that asked
+                found.append(error)
+            finally:
+                over.set()
+
+        # On a thread of its own: no timeout of a socket bounds an answer that comes drop by drop.
+        threading.Thread(target=exchange, name="offloader-asking", daemon=True).start()
+        if not self._clock.wait(over, limit_s):
+            raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="ask again")
+        [answer] = found
+        if isinstance(answer, Exception):
+            raise answer
+        return self._understood(*answer)
+
+    def _authorization(self, path: str) -> Mapping[str, str]:
+        """The header with the token, if there is one.
+
+        Raises:
+            AccessDenied: there is one, and it may not go there.
+        """
+        if not self._token:
+            return {}
+        if not self._is_trusted:
+            raise AccessDenied(
+                f"the manifest names {self.url} as the stream's owner, and nothing here says that {self._host} may "
+                f"have {TOKEN_VARIABLE}: it isn't sent there, and nothing was asked",
+                hint=f'if that is your process: access.owner_hosts = ["{self._host}"] in the settings file, or '
+                f"{HOSTS_VARIABLE}={self._host}, or the authority of its certificate in {CA_VARIABLE}; "
+                f"or ask it yourself: POST {self.url}{path}",
+            )
+        if not self._is_safe:
+            raise AccessDenied(
+                f"{self.url} is another machine's and isn't encrypted: the token isn't sent there",
+                hint="serve HTTP with TLS, or ask on that machine",
+            )
+        return {"Authorization": f"Bearer {self._token}"}
+
+    def _exchanged(self, path: str, body: bytes, headers: Mapping[str, str], limit_s: float) -> tuple[int, bytes]:
+        """Status and body of the answer."""
+        try:
+            answer = self._pool.request(
+                "POST",
+                f"{self.url}{path}",
+                body=body,
+                headers=headers,
+                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=limit_s),
+                redirect=False,
+                preload_content=False,
+            )
+            raw = answer.read(ANSWER_BYTES_MAX)
+            answer.release_conn()
+        except urllib3.exceptions.ReadTimeoutError as cause:
+            raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="ask again") from cause
+        except urllib3.exceptions.HTTPError as cause:
+            raise OwnerSilent(
+                f"nobody answers at {self.url}, which offloads the stream: {_why(cause)}",
+                hint="is the process running, and reachable from here? serve.url says where others reach it",
+            ) from cause
+        return answer.status, raw
+
+    def _understood(self, status: int, raw: bytes) -> Mapping[str, Any]:
+        try:
+            found: Any = json.loads(raw)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise Corrupt(f"{self.url} isn't a process that offloads streams: it answers {status} and no JSON")
+        if status == 200:
+            return found
+        detail, hint = str(found.get("detail", f"it answers {status}")), str(found.get("hint", ""))
+        message = f"{self.url}: {detail}"
+        if status in (401, 403):
+            raise AccessDenied(message, hint=f"set {TOKEN_VARIABLE} to a token that may write there")
+        raise _error_of(str(found.get("kind", "")), message, hint)
+
+
+def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, settings: Settings) -> ManifestState:
+    """Has a stream's owner complete what it offloads; the manifest then, which shows what the owner said.
+
+    Args:
+        state: the stream's, whose owner has an address.
+        until: last entry that has to be offloaded; ``None``, or beyond the newest one: that one.
+        settings: how long to wait, and where the token may go.
+
+    Raises:
+        Corrupt: the manifest doesn't show what the owner says.
+        NotFound: also, the stream was deleted meanwhile.
+        OffloaderError: as ``Owner.offload``.
+    """
+    owner = Owner(state.owner.url, clock=SystemClock(), hosts=settings.access.owner_hosts)
+    said = owner.offload(state.stream, until, within_s=settings.offload.drain_seconds_max)
+    after = load_stream(store, state.stream)
+    shown = after.committed_end()
+    if after.incarnation != state.incarnation:
+        raise NotFound(f"stream {state.stream} was deleted meanwhile, and there is another one of that name")
+    if said is not None and (shown is None or shown < said):
+        raise Corrupt(
+            f"{owner.url} says that stream {state.stream} is offloaded up to {said}; by its manifest it is up to "
+            f"{shown or 'nothing'}",
+            hint="what answers there isn't the process that offloads the stream: nothing was done on its word",
+        )
+    return after
+
+
+def _error_of(kind: str, message: str, hint: str) -> OffloaderError:
+    """What the other's error is here, by its kind."""
+    kinds: dict[str, type[OffloaderError]] = {
+        ErrorKind.FIX_CALL.name.lower(): InvalidCall,
+        ErrorKind.NOT_FOUND.name.lower(): NotFound,
+        ErrorKind.RETRY_LATER.name.lower(): StoreUnavailable,
+        ErrorKind.FENCED.name.lower(): Fenced,
+        ErrorKind.REPAIR_DATA.name.lower(): Corrupt,
+        ErrorKind.OUTCOME_UNKNOWN.name.lower(): OutcomeUnknown,
+        ErrorKind.DENIED.name.lower(): AccessDenied,
+    }
+    return kinds.get(kind, OffloaderError)(message, hint=hint)
+
+
+def _tls(authorities_file: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=authorities_file or None)
+    except (OSError, ssl.SSLError) as cause:
+        raise AccessDenied(f"{CA_VARIABLE}: {Path(authorities_file)} can't be read: {cause}") from cause
+
+
+def _why(error: Exception) -> str:
+    """The part of urllib3's words that isn't about urllib3."""
+    reason = getattr(error, "reason", None) or error
+    return str(reason).rpartition(": ")[2] or type(reason).__name__

@@ -1,0 +1,594 @@
+"""Sends a stream's messages to a Pulsar topic, and continues where an earlier run stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from uuid import UUID
+
+from formats.entries import Position
+from formats.errors import FormatError
+from formats.pulsar.entry import Resent, decode_frame, resent
+from offloader.errors import Corrupt, InvalidCall, OffloaderError, StoreUnavailable, Unsupported
+from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.consumer import Consumer
+from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
+from offloader.ledgers.pulsar.protocol import NameTaken
+from offloader.read.reader import Reader
+from offloader.runtime.clock import Clock
+
+__all__ = [
+    "Found",
+    "Progress",
+    "ProgressFile",
+    "Rate",
+    "ReplayLimits",
+    "ReplayResult",
+    "Replayer",
+    "Target",
+    "default_folder",
+    "lease_name",
+    "number_of",
+    "place_of",
+    "producer_name",
+]
+
+#: 268 million entries of a ledger, of which brokers end one after 50,000, or after ten minutes if that is later.
+_ENTRY_BITS = 28
+_LEDGER_BITS = 63 - _ENTRY_BITS
+_NAME = "offloader-replay"
+
+
+def number_of(position: Position) -> int:
+    """The sequence id of an entry.
+
+    Raises:
+        Unsupported: it would be above what the protocol has.
+    """
+    if not (0 <= position.ledger_id < 1 << _LEDGER_BITS and 0 <= position.entry_id < 1 << _ENTRY_BITS):
+        raise Unsupported(
+            f"{position} has no sequence id: a ledger's id must be below 2^{_LEDGER_BITS}, an entry's below "
+            f"2^{_ENTRY_BITS}",
+            hint="read this part and produce it with a program of your own",
+        )
+    return position.ledger_id << _ENTRY_BITS | position.entry_id
+
+
+def place_of(number: int) -> Position | None:
+    """The entry of a sequence id; ``None`` for -1: none."""
+    return None if number < 0 else Position(number >> _ENTRY_BITS, number & (1 << _ENTRY_BITS) - 1)
+
+
+def producer_name(stream: str, incarnation: UUID, topic: str, begin: str, label: str = "") -> str:
+    """What the producer of a replay is called: the same whenever it is started again.
+
+    Args:
+        stream: what is replayed, and its incarnation.
+        topic: where to.
+        begin: where it was told to begin, as it was told. One that begins earlier is another one: by the numbers that a
+            broker remembers it would have been there already.
+        label: to replay once more what was replayed.
+    """
+    return f"{_NAME}-{_digest(stream, str(incarnation), topic, begin, label)}"
+
+
+def lease_name(stream: str, incarnation: UUID, topic: str, label: str = "") -> str:
+    """What the producer is called that keeps other replays of the stream away from a topic: one for all places where
+    they may begin. Arguments as of ``producer_name``."""
+    return f"{_NAME}-lease-{_digest(stream, str(incarnation), topic, label)}"
+
+
+def _digest(*told: str) -> str:
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:20]
+
+
+_VERSION = 1
+FILE_BYTES_MAX = 64 * 1024
+#: Where programs keep what should outlive them, unless the user says otherwise.
+_STATE_VARIABLE = "XDG_STATE_HOME"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a replay knew last.
+
+    Attributes:
+        producer: its producer's name.
+        stream: what is replayed.
+        topic: where to.
+        sent: the newest entry of the stream that is stored in the target; ``None``: none.
+        target: an entry of the target: what it has of this replay beyond ``sent`` lies behind; ``None``: anywhere.
+    """
+
+    producer: str
+    stream: str
+    topic: str
+    sent: Position | None = None
+    target: Position | None = None
+
+
+def default_folder() -> Path:
+    """Where progress is kept if nobody says where."""
+    return Path(os.environ.get(_STATE_VARIABLE) or Path.home() / ".local" / "state") / "offloader" / "replay"
+
+
+class ProgressFile:
+    """One replay's file. One process at a time writes it: the broker lets one producer of a name in.
+
+    Args:
+        path: the file; its folder is made when it is written first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Progress | None:
+        """What was written last; ``None``: nothing.
+
+        Raises:
+            Corrupt: it can't be read, or isn't such a file.
+        """
+        try:
+            with self.path.open("rb") as opened:
+                fields = json.loads(opened.read(FILE_BYTES_MAX))
+            if fields["version"] != _VERSION:
+                raise ValueError(f"version {fields['version']!r}")
+            sent, target = (None if fields[name] is None else Position.parse(fields[name]) for name in _POSITIONS)
+            return Progress(
+                producer=str(fields["producer"]),
+                stream=str(fields["stream"]),
+                topic=str(fields["topic"]),
+                sent=sent,
+                target=target,
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
+            raise Corrupt(
+                f"{self.path} doesn't say how far the replay is: {cause}",
+                hint="look at the target; then remove the file, and begin behind what is there (--from)",
+            ) from cause
+
+    def require(self, wanted: Progress) -> Progress | None:
+        """As ``read``, of the replay that is wanted.
+
+        Raises:
+            InvalidCall: the file is another replay's.
+        """
+        found = self.read()
+        if found is not None and found.producer != wanted.producer:
+            raise InvalidCall(
+                f"{self.path} is of another replay: {found.stream} to {found.topic}",
+                hint="name another file, or the range and label of that replay",
+            )
+        return found
+
+    def write(self, progress: Progress) -> None:
+        """Replaces what was written; durable when this returns."""
+        fields = {
+            "version": _VERSION,
+            "producer": progress.producer,
+            "stream": progress.stream,
+            "topic": progress.topic,
+            "sent": None if progress.sent is None else str(progress.sent),
+            "target": None if progress.target is None else str(progress.target),
+        }
+        beside = self.path.with_name(f"{self.path.name}.new")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with beside.open("w", encoding="utf-8") as opened:
+                json.dump(fields, opened)
+                opened.flush()
+                os.fsync(opened.fileno())
+            beside.replace(self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as cause:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise StoreUnavailable(
+                f"{self.path} can't be written: {cause.strerror}", hint="name another file with --progress-file"
+            ) from cause
+
+
+_POSITIONS = ("sent", "target")
+
+
+_BURST_S = 1.0
+
+
+class Rate:
+    """One thread's.
+
+    Args:
+        messages: a second; 0: any.
+        size_bytes: a second; 0: any.
+        clock: measures and waits.
+    """
+
+    def __init__(self, messages: float, size_bytes: float, clock: Clock) -> None:
+        self._limits = tuple(limit for limit in (messages, size_bytes))
+        self._clock = clock
+        self._due_s = [clock.monotonic_s() - _BURST_S] * 2
+
+    def take(self, messages: int, size_bytes: int, stopping: threading.Event) -> None:
+        """Returns when so much may go, or when it is time to stop."""
+        now_s = self._clock.monotonic_s()
+        for number, amount in enumerate((messages, size_bytes)):
+            if self._limits[number]:
+                begin_s = max(self._due_s[number], now_s - _BURST_S)
+                self._due_s[number] = begin_s + amount / self._limits[number]
+        wait_s = max(due_s for due_s in self._due_s) - now_s
+        if wait_s > 0:
+            self._clock.wait(stopping, wait_s)
+
+
+_READER = "offloader-replay-looks"
+_EARLIEST = Position(-1, -1)
+#: How long a broker may send nothing of what it says it has.
+SILENCE_S_MAX = 30.0
+_TAKE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a look at the target found.
+
+    Attributes:
+        number: the highest sequence id of the producer's entries; -1: there is none of its.
+        repeated: how many of its entries have a sequence id at or below one that is before them.
+        end: the target's newest entry; ``None``: there is none.
+        is_whole: whether everything from where the look began is still there: else some of it may have been the
+            replay's.
+    """
+
+    number: int
+    repeated: int
+    end: Position | None
+    is_whole: bool
+
+
+class Target:
+    """One topic, or one partition of one.
+
+    Args:
+        client: of the cluster.
+        topic: its name.
+        clock: of waits.
+    """
+
+    def __init__(self, client: PulsarClient, topic: str, clock: Clock) -> None:
+        self.topic = topic
+        self._client = client
+        self._clock = clock
+
+    def end(self) -> Position | None:
+        """The newest entry; ``None``: there is none."""
+        with closing(self._reader(_EARLIEST)) as reader:
+            return reader.last_position()
+
+    def look(self, producer_name: str, start: Position | None) -> Found:
+        """What a producer has stored from ``start`` on, until the target's end as it is now.
+
+        Args:
+            producer_name: of the entries that count.
+            start: an entry of the target; ``None``: its beginning.
+
+        Raises:
+            StoreUnavailable: it can't be read to its end; nothing is known then.
+            FormatError: an entry is damaged.
+        """
+        begin = start or _EARLIEST
+        with closing(self._reader(begin)) as reader:
+            end = reader.last_position()
+            if end is None or (start is not None and end < start):
+                return Found(number=-1, repeated=0, end=end, is_whole=start is None)
+            number, repeated, first, at, silent_s = -1, 0, None, _EARLIEST, 0.0
+            while at < end:
+                before_s = self._clock.monotonic_s()
+                taken = reader.take(_TAKE_S)
+                silent_s = 0.0 if taken else silent_s + max(self._clock.monotonic_s() - before_s, _TAKE_S)
+                if silent_s > SILENCE_S_MAX:
+                    raise StoreUnavailable(
+                        f"{self.topic}: its broker says it has {end}, and sends nothing behind {at}",
+                        hint="try again; nothing was sent",
+                    )
+                for delivery in taken:
+                    first = first or delivery.position
+                    at = delivery.position
+                    metadata = decode_frame(delivery.entry).metadata
+                    if metadata.producer_name == producer_name:
+                        repeated += metadata.sequence_id <= number
+                        number = max(number, metadata.sequence_id)
+            return Found(number=number, repeated=repeated, end=end, is_whole=start is None or first == start)
+
+    def _reader(self, start: Position) -> Consumer:
+        return Consumer(self._client, self.topic, _READER, start=start, clock=self._clock)
+
+
+_log = logging.getLogger("offloader.replay")
+
+#: Between two notes of how far it is.
+NOTE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayLimits:
+    """How fast a replay may be, and how patient.
+
+    Attributes:
+        messages_per_s, bytes_per_s: at most; 0: any.
+        producer: what is on its way.
+        retry_s: how long nothing may be stored before it gives up.
+        retry_delay_s: between two attempts.
+    """
+
+    messages_per_s: float = 0.0
+    bytes_per_s: float = 0.0
+    producer: ProducerLimits = ProducerLimits()  # noqa: RUF009 - frozen
+    retry_s: float = 300.0
+    retry_delay_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """What a run has done so far.
+
+    Attributes:
+        resumed_after: the newest entry that earlier runs had sent; ``None``: there was none.
+        sent: the newest entry that is stored in the target by now; ``None``: there is none.
+        entries, messages, size_bytes: stored in the target by this run.
+        markers: entries left out because they are the brokers' own.
+        twice: entries that are known to be in the target twice.
+        deduplicates: whether the target's broker is known to drop what comes twice.
+        target_forgot: whether the target had deleted what tells where an earlier run got to: what that had sent after
+            its last note, a second's worth at most, is sent again.
+    """
+
+    resumed_after: Position | None = None
+    sent: Position | None = None
+    entries: int = 0
+    messages: int = 0
+    size_bytes: int = 0
+    markers: int = 0
+    twice: int = 0
+    deduplicates: bool = False
+    target_forgot: bool = False
+
+
+class Replayer:
+    """Sends one range of one stream to one topic. Use it once.
+
+    Args:
+        reader: of the stream.
+        first, last: the range, both included.
+        client: of the target's cluster.
+        wanted: whose progress it is: names, nothing sent.
+        lease: name of a producer that sends nothing: while it is connected, no other replay with that lease runs.
+        file: where the progress is.
+        clock: of waits.
+        limits: of speed and patience.
+        with_transactions: send what was sent within transactions too; else it ends there.
+        on_progress: told now and then how far it is.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        first: Position,
+        last: Position,
+        *,
+        client: PulsarClient,
+        wanted: Progress,
+        lease: str,
+        file: ProgressFile,
+        clock: Clock,
+        limits: ReplayLimits | None = None,
+        with_transactions: bool = False,
+        on_progress: Callable[[ReplayResult], object] = lambda _: None,
+    ) -> None:
+        self._reader, self._first, self._last = reader, first, last
+        self._client, self._clock = client, clock
+        self._file, self._lease = file, lease
+        self._limits = limits or ReplayLimits()
+        self._rate = Rate(self._limits.messages_per_s, self._limits.bytes_per_s, clock)
+        self._with_transactions = with_transactions
+        self._on_progress = on_progress
+        self._target = Target(client, wanted.topic, clock)
+        self._stopping = threading.Event()
+        self._progress = wanted
+        self._noted: Progress | None = None
+        self._note_due_s = 0.0
+        self._result = ReplayResult()
+        #: Sent and not stored, as far as is known: sequence id, messages, bytes.
+        self._on_its_way: deque[tuple[int, int, int]] = deque()
+
+    def stop(self) -> None:
+        """Ends the run soon; what is stored then is noted."""
+        self._stopping.set()
+
+    def run(self) -> ReplayResult:
+        """Sends everything up to the end of the range.
+
+        Raises:
+            InvalidCall: the progress file is another replay's; an entry can't be sent.
+            Corrupt: an entry isn't what Pulsar stores, or is damaged; what is before it is sent.
+            OffloaderError: reading or sending failed for good; another run goes on where this one ended.
+        """
+        known = self._file.require(self._progress)
+        is_new = known is None
+        # Before anything is sent: a run that is killed at once must leave where to look.
+        self._progress = known or replace(self._progress, target=self._target.end())
+        self._note()
+        patient_until_s = self._clock.monotonic_s() + self._limits.retry_s
+        while not self._stopping.is_set():
+            before = self._progress.sent
+            try:
+                self._session(is_new=is_new)
+                break
+            except OffloaderError as error:
+                if self._progress.sent != before:
+                    patient_until_s = self._clock.monotonic_s() + self._limits.retry_s
+                if not error.retryable or self._clock.monotonic_s() >= patient_until_s:
+                    raise
+                _log.warning("replay to %s: %s; trying again", self._target.topic, error)
+            finally:
+                self._note()
+            is_new = False
+            self._clock.wait(self._stopping, self._limits.retry_delay_s)
+        return self._result
+
+    # --- one producer --------------------------------------------------------------------------------------------
+
+    def _session(self, *, is_new: bool) -> None:
+        with closing(self._leased()):
+            self._produce(is_new=is_new)
+
+    def _leased(self) -> Producer:
+        """What keeps other replays of the stream away: a broker lets one producer of a name in. Where they begin makes
+        the names of those that send differ, and their ranges may overlap."""
+        try:
+            return Producer(self._client, self._target.topic, self._lease, clock=self._clock)
+        except NameTaken as error:
+            raise StoreUnavailable(
+                f"another replay of {self._progress.stream} goes to {self._target.topic}: {error.message}",
+                hint="wait until it has ended; with --label of its own another one runs beside it",
+            ) from error
+
+    def _produce(self, *, is_new: bool) -> None:
+        producer = Producer(
+            self._client, self._target.topic, self._progress.producer, limits=self._limits.producer, clock=self._clock
+        )
+        try:
+            if producer.last_sequence_id >= 0:
+                self._result = replace(self._result, deduplicates=True)
+                self._found(producer.last_sequence_id)
+            elif not is_new:
+                self._settle(producer)
+            self._send(producer)
+        finally:
+            self._take_receipts(producer)
+            producer.close()
+
+    def _settle(self, producer: Producer) -> None:
+        """Finds out what an earlier connection has stored, also what was on its way when that broke."""
+        seen = self._target.look(producer.name, self._progress.target)
+        if not seen.is_whole and not self._result.target_forgot:
+            self._result = replace(self._result, target_forgot=True)
+            _log.warning("replay to %s: the target has deleted what tells where it was", self._target.topic)
+        self._found(seen.number)
+        with closing(self._entries()) as entries:
+            alone = next(entries, None)
+        if alone is None:
+            return
+        # What is still on its way is stored before this one, if it is stored at all.
+        self._send_one(producer, *alone)
+        producer.flush()
+        self._take_receipts(producer)
+        late = self._target.look(producer.name, seen.end)
+        self._result = replace(self._result, twice=self._result.twice + late.repeated)
+        self._found(late.number)
+
+    def _found(self, number: int) -> None:
+        """What is in the target already."""
+        is_first = self._result.sent is None
+        self._count_stored(number)
+        # What an earlier connection sent and isn't there never arrived.
+        self._on_its_way.clear()
+        sent = max(filter(None, (place_of(number), self._progress.sent)), default=None)
+        self._progress = replace(self._progress, sent=sent)
+        resumed = sent if is_first and not self._result.entries else self._result.resumed_after
+        self._result = replace(self._result, sent=sent, resumed_after=resumed)
+
+    def _send(self, producer: Producer) -> None:
+        try:
+            with closing(self._entries()) as entries:
+                for position, entry in entries:
+                    self._rate.take(entry.messages, len(entry.entry), self._stopping)
+                    if self._stopping.is_set():
+                        break
+                    self._send_one(producer, position, entry)
+                    self._take_receipts(producer)
+                    if self._clock.monotonic_s() >= self._note_due_s:
+                        self._note()
+        except (Corrupt, InvalidCall):
+            with suppress(OffloaderError):
+                producer.flush()
+            raise
+        producer.flush()
+
+    def _send_one(self, producer: Producer, position: Position, entry: Resent) -> None:
+        number = number_of(position)
+        self._on_its_way.append((number, entry.messages, len(entry.entry)))
+        producer.send(number, entry.entry, entry.messages)
+
+    def _entries(self) -> Generator[tuple[Position, Resent], None, None]:
+        """What is to be sent next, and so on, of the range."""
+        sent = self._progress.sent
+        first = self._first if sent is None else max(self._first, Position(sent.ledger_id, sent.entry_id + 1))
+        if first > self._last:
+            return
+        with closing(self._reader.scan(first, self._last)) as batches:
+            for batch in batches:
+                for stored in batch.entries():
+                    entry = self._resent(stored.position, bytes(stored.payload))
+                    if entry.entry:
+                        yield stored.position, entry
+                    else:
+                        self._result = replace(self._result, markers=self._result.markers + 1)
+
+    def _resent(self, position: Position, payload: bytes) -> Resent:
+        where = f"entry {position} of stream {self._progress.stream}"
+        try:
+            entry = resent(payload, self._progress.producer, number_of(position))
+        except FormatError as cause:
+            raise Corrupt(f"{where} isn't a message of Pulsar's: {cause}", hint="--from goes on behind it") from cause
+        if entry.is_of_transaction and not self._with_transactions:
+            raise InvalidCall(
+                f"{where} was sent within a transaction, and doesn't say whether that was committed",
+                hint="--with-transactions sends it, as committed: what our own Pulsar source offloaded was",
+            )
+        return entry
+
+    # --- how far it is -------------------------------------------------------------------------------------------
+
+    def _take_receipts(self, producer: Producer) -> None:
+        newest = producer.newest
+        if newest is not None and self._count_stored(newest.sequence_id):
+            sent = place_of(newest.sequence_id)
+            self._progress = replace(self._progress, sent=sent, target=newest.position or self._progress.target)
+            self._result = replace(self._result, sent=sent)
+
+    def _count_stored(self, number: int) -> int:
+        """Counts the entries on their way up to a sequence id; how many these are."""
+        entries = messages = size_bytes = 0
+        while self._on_its_way and self._on_its_way[0][0] <= number:
+            _, more_messages, more_bytes = self._on_its_way.popleft()
+            entries, messages, size_bytes = entries + 1, messages + more_messages, size_bytes + more_bytes
+        self._result = replace(
+            self._result,
+            entries=self._result.entries + entries,
+            messages=self._result.messages + messages,
+            size_bytes=self._result.size_bytes + size_bytes,
+        )
+        return entries
+
+    def _note(self) -> None:
+        """Writes how far it is, if that is news."""
+        self._note_due_s = self._clock.monotonic_s() + NOTE_S
+        if self._progress != self._noted:
+            self._file.write(self._progress)
+            self._noted = self._progress
+        self._on_progress(self._result)

@@ -1,0 +1,317 @@
+"""Reader groups in the store, and publication of their positions to the streams."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from formats.documents import GroupState, StreamCutRow, ToDoRow, group_key, group_of_key, group_prefix
+from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError
+from offloader.manifest.boundary import listed
+from offloader.retention import reader_groups
+from offloader.retention import reader_groups as group_checkpoints
+from offloader.retention.cuts import Cut, cut_of_rows, rows_alive, stream_rows
+from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, absent_group, require_group
+from offloader.retention.scope import DocumentStore, SourceOf, Stored
+from offloader.retention.subscribers import PublishStatus, StreamRetention
+from offloader.runtime.clock import Clock, SystemClock
+from offloader.store.base import ObjectStore
+
+__all__ = ["GroupOutcome", "ReaderGroups", "open_reader_groups"]
+
+_log = logging.getLogger("offloader.retention")
+
+
+def open_reader_groups(
+    store: ObjectStore,
+    *,
+    source_of: SourceOf | None = None,
+    clock: Clock | None = None,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> ReaderGroups:
+    """The reader groups of a store.
+
+    Args:
+        store: open for writing.
+        source_of: the hot tier by a stream's name, as for ``open_retention``.
+        clock: for times.
+        entropy: source of random bytes.
+    """
+    return ReaderGroups(DocumentStore(store, clock or SystemClock(), entropy), source_of or (lambda _: None), entropy)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """A group after a change.
+
+    Attributes:
+        group: as it is now.
+        refused: what it owed and a stream refused for good, with the reason; it isn't owed any more.
+        failed: what is owed still because the store failed, with the reason; ``settle`` tries again.
+    """
+
+    group: GroupState
+    refused: Sequence[tuple[ToDoRow, str]] = ()
+    failed: Sequence[tuple[ToDoRow, OffloaderError]] = ()
+
+
+class ReaderGroups:
+    """See ``open_reader_groups``. Thread-safe; any number of processes may work on one group.
+
+    Every change raises ``NotFound`` for a group that doesn't exist, and what ``DocumentStore.change`` raises.
+    """
+
+    def __init__(
+        self, documents: DocumentStore, source_of: SourceOf, entropy: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        self._documents = documents
+        self._source_of = source_of
+        self._entropy = entropy
+        self._streams: dict[str, StreamRetention] = {}
+        self._views: dict[str, tuple[float, GroupState]] = {}
+
+    def names(self) -> list[str]:
+        """The groups there are, sorted."""
+        names = [group_of_key(info.key) for info in listed(self._documents.store, group_prefix())]
+        return sorted(name for name in names if name is not None and not self._read(name).deleted)
+
+    def get(self, name: str) -> GroupState:
+        """A group as it is now."""
+        group = self._read(name)
+        require_group(group)
+        return group
+
+    def view(self, name: str) -> GroupState:
+        """A group as it is, or was at most its ``refresh_ms`` ago: for readers that look after each event."""
+        now_s = self._documents.clock.monotonic_s()
+        seen_s, group = self._views.get(name, (0.0, None))
+        if group is None or (now_s - seen_s) * 1000 >= group.refresh_ms:
+            group = self.get(name)
+            self._views[name] = (now_s, group)
+        return group
+
+    def create(self, name: str, config: GroupConfig) -> GroupOutcome:
+        """Makes a group, unless it exists: then it stays as it is.
+
+        Raises:
+            InvalidCall: not a name, or a start that is no cut of its stream.
+            NotFound: a stream doesn't exist.
+        """
+        self._check(config)
+        return self._change(name, lambda group: reader_groups.created(group, config))
+
+    def update(self, name: str, from_generation: int, config: GroupConfig) -> GroupOutcome:
+        """Changes the configuration; becoming a subscriber registers it, ceasing to be one removes it.
+
+        Raises:
+            InvalidCall: somebody else changed the group since ``from_generation``, or what ``create`` raises.
+        """
+        self._check(config)
+        return self._change(name, lambda group: reader_groups.updated(group, from_generation, config))
+
+    def delete(self, name: str) -> GroupOutcome:
+        """Removes a group and its subscribers. Its generation is remembered in a small object."""
+        return self._change(name, reader_groups.deleted)
+
+    def add_reader(self, name: str, reader: str) -> GroupOutcome:
+        """A reader that takes part in checkpoints from now on."""
+        return self._change(name, lambda group: group_checkpoints.reader_added(group, reader))
+
+    def remove_reader(self, name: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
+        """A reader that stops; ``cuts`` say what it has processed, by stream."""
+        rows = self._rows(cuts)
+        return self._change(name, lambda group: group_checkpoints.reader_removed(group, reader, rows))
+
+    def start_checkpoint(self, name: str, checkpoint: str, *, kept: bool = True) -> GroupOutcome:
+        """Begins a checkpoint; ``kept``: until it expires, so that it can be published later."""
+        now_ms = self._documents.clock.now_ms()
+        return self._change(
+            name, lambda group: group_checkpoints.started_checkpoint(group, checkpoint, kept=kept, now_ms=now_ms)
+        )
+
+    def reach_checkpoint(self, name: str, checkpoint: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
+        """A reader says where it was at a checkpoint: the positions of what it reads next, by stream.
+
+        Raises:
+            InvalidCall: a stream that the group doesn't read, or positions that the stream doesn't have.
+        """
+        for stream, cut in cuts.items():
+            problem = self._stream(stream).cuts().problem(cut) if cut.offsets else ""
+            if problem:
+                raise InvalidCall(
+                    f"reader {reader} of group {name} at checkpoint {checkpoint}, stream {stream}: {problem}"
+                )
+        rows = self._rows(cuts)
+        return self._expiring(
+            self._change(name, lambda group: group_checkpoints.reached(group, checkpoint, reader, rows))
+        )
+
+    def pass_checkpoint(self, name: str, checkpoint: str, reader: str) -> GroupOutcome:
+        """A reader has read something behind a checkpoint; when all have, an automatic group publishes it."""
+        return self._change(name, lambda group: group_checkpoints.passed(group, checkpoint, reader))
+
+    def update_truncation_checkpoint(self, name: str, checkpoint: str) -> GroupOutcome:
+        """Publishes a complete checkpoint of a group with manual retention.
+
+        Raises:
+            Unsupported: the group's retention type isn't manual.
+        """
+        return self._change(name, lambda group: group_checkpoints.truncated_at_checkpoint(group, checkpoint))
+
+    def update_truncation_cuts(self, name: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
+        """Publishes cuts of a group with manual retention, one for each stream.
+
+        Raises:
+            Unsupported: the group's retention type isn't manual.
+        """
+        rows = self._rows(cuts)
+        return self._change(name, lambda group: reader_groups.owing_publish(group, rows))
+
+    def tick(self, name: str, *, renew_ms: int) -> GroupOutcome:
+        """What is to be done from time to time: an automatic checkpoint if one is due, and what is owed.
+
+        Args:
+            renew_ms: publish again what was published so long ago, as a sign of life; a third of the streams' shortest
+                subscriber timeout, at most.
+        """
+        now_ms = self._documents.clock.now_ms()
+
+        def ticked(group: GroupState) -> GroupState:
+            require_group(group)
+            group = reader_groups.renewed(group, now_ms=now_ms, renew_ms=renew_ms)
+            if now_ms - group.checkpoint_ms < group.automatic_checkpoint_ms or not group.readers:
+                return group
+            try:
+                return group_checkpoints.started_checkpoint(
+                    group, f"automatic-{now_ms}", kept=False, now_ms=now_ms, automatic=True
+                )
+            except LimitReached:
+                return group  # the readers are behind: the next one will say as much
+
+        return self._change(name, ticked)
+
+    def settle(self, name: str) -> GroupOutcome:
+        """Does what the group owes to its streams; also of a group that was deleted."""
+        return self._settled(self._read(name))
+
+    def _read(self, name: str) -> GroupState:
+        return self._documents.read(group_key(name), absent_group(name)).document
+
+    def _change(self, name: str, change: Callable[[GroupState], GroupState]) -> GroupOutcome:
+        def alter(stored: Stored[GroupState]) -> GroupState | None:
+            after = change(stored.document)
+            return None if after == stored.document else after
+
+        group = self._documents.change(group_key(name), absent_group(name), alter).document
+        self._views.pop(name, None)
+        return self._settled(group)
+
+    def _settled(self, group: GroupState) -> GroupOutcome:
+        refused: list[tuple[ToDoRow, str]] = []
+        failed: list[tuple[ToDoRow, OffloaderError]] = []
+        done: list[tuple[ToDoRow, PublishStatus]] = []
+        waits: set[str] = set()
+        for row in group.to_do:
+            if row.stream in waits:
+                continue
+            try:
+                status, why = self._do(group.name, row)
+            except OffloaderError as error:
+                # In order within a stream: nothing of it before this.
+                waits.add(row.stream)
+                failed.append((row, error))
+                _log.warning("reader group %s: %s in stream %s: %s", group.name, row.action, row.stream, error)
+                continue
+            done.append((row, status))
+            if why:
+                refused.append((row, why))
+                _log.warning("reader group %s: %s in stream %s: %s", group.name, row.action, row.stream, why)
+        if done:
+            group = self._struck_out(group.name, done)
+            self._take_back(group, [row for row, _ in done if row.action == "add"])
+        return GroupOutcome(group, refused, failed)
+
+    def _struck_out(self, name: str, done: Sequence[tuple[ToDoRow, PublishStatus]]) -> GroupState:
+        now_ms = self._documents.clock.now_ms()
+
+        def alter(stored: Stored[GroupState]) -> GroupState | None:
+            group = stored.document
+            for row, status in done:
+                if row in group.to_do:
+                    group = reader_groups.settled(group, row, status, now_ms=now_ms)
+            return None if group == stored.document else group
+
+        return self._documents.change(group_key(name), absent_group(name), alter).document
+
+    def _take_back(self, group: GroupState, added: Sequence[ToDoRow]) -> None:
+        """Registrations that somebody else removed before this process had made them: they are nobody's."""
+        for row in added:
+            if row.stream not in reader_groups.subscribed(group):
+                self._do(group.name, ToDoRow(action="remove", stream=row.stream, generation=row.generation))
+
+    def _do(self, name: str, row: ToDoRow) -> tuple[PublishStatus, str]:
+        """One change of a registry; its status, and why it was refused for good."""
+        stream = self._stream(row.stream)
+        if row.action == "publish":
+            assert row.cut is not None, "what is published has a cut, be it one of nothing"
+            # Who has read nothing needs all there is. A stream without an entry has no position to say so by.
+            # So does who read a partition that has been deleted and created again since.
+            place = stream.place()
+            alive = rows_alive(row.cut, row.partitions, place.rows)
+            wanted = cut_of_rows(alive) if alive else stream.cuts(place).begin()
+            if not wanted.offsets:
+                return PublishStatus.SUCCESS, ""
+            outcome = stream.try_publish(name, wanted, generation=row.generation)
+            return outcome.status, outcome.why
+        cut = cut_of_rows(row.cut) if row.cut else None
+        try:
+            if row.action == "add":
+                stream.add(name, generation=row.generation, start=cut)
+            else:
+                stream.remove(name, generation=row.generation)
+        except NotFound as error:
+            return PublishStatus.STREAM_NOT_FOUND, error.message if row.action == "add" else ""
+        return PublishStatus.SUCCESS, ""
+
+    def _rows(self, cuts: Mapping[str, Cut]) -> tuple[StreamCutRow, ...]:
+        """Cuts with the streams that they are of: a name may be another stream's later."""
+        homes = {}
+        for stream in cuts:
+            try:
+                homes[stream] = self._stream(stream).place().rows
+            except NotFound:
+                continue
+        return stream_rows(cuts, homes)
+
+    def _check(self, config: GroupConfig) -> None:
+        for stream in config.streams:
+            place = self._stream(stream).place()
+            start = config.starts.get(stream)
+            problem = "" if start is None or not start.offsets else self._stream(stream).cuts(place).problem(start)
+            if problem:
+                raise InvalidCall(f"a reader group can't start at {start} in stream {stream}: {problem}")
+
+    def _expiring(self, outcome: GroupOutcome) -> GroupOutcome:
+        """Without checkpoints that retention has overtaken; looked at when one is complete, as the proposal says."""
+        group = outcome.group
+        if not any(row.kept and group_checkpoints.is_complete(row) for row in group.checkpoints):
+            return outcome
+        heads = {}
+        for stream in group.streams:
+            try:
+                heads[stream] = self._stream(stream).cuts().head()
+            except NotFound:
+                continue  # deleted: nothing before its head can be told
+        if group_checkpoints.expired(group, heads) == group:
+            return outcome
+        found = self._change(group.name, lambda each: group_checkpoints.expired(each, heads))
+        return GroupOutcome(found.group, [*outcome.refused, *found.refused], [*outcome.failed, *found.failed])
+
+    def _stream(self, stream: str) -> StreamRetention:
+        if stream not in self._streams:
+            if len(self._streams) >= GROUP_STREAMS_MAX:
+                self._streams.clear()
+            self._streams[stream] = StreamRetention(self._documents, stream, self._source_of, self._entropy)
+        return self._streams[stream]

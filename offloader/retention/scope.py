@@ -1,0 +1,372 @@
+"""Where a stream's retention documents are kept and changed, and which partitions they cover."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Generic
+from uuid import UUID
+
+from formats.documents import (
+    NONCES_KEPT,
+    Document,
+    PartitionRow,
+    TopicEntry,
+    Version,
+    decode_document,
+    encode_document,
+    encode_topic_entry,
+    topic_key,
+)
+from formats.errors import FormatError
+from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
+from offloader.ledgers.base import LedgerSource
+from offloader.manifest.boundary import unreadable
+from offloader.manifest.catalog import list_streams, mode_of_new, read_entry
+from offloader.manifest.load import load_manifest_view, refreshed
+from offloader.manifest.state import ManifestState
+from offloader.manifest.topics import (
+    doubtful_rows,
+    forget_documents,
+    partition_of,
+    partition_streams,
+    read_topic_entry,
+)
+from offloader.parallel_map import at_once
+from offloader.retention.cuts import Known, PartitionEntries
+from offloader.runtime.clock import Clock
+from offloader.store.base import CREATE, IfMatch, ObjectStore
+
+__all__ = [
+    "CONFLICTS_MAX",
+    "DocumentStore",
+    "LoadedPartitions",
+    "Partition",
+    "Place",
+    "SourceOf",
+    "Stored",
+    "find_place",
+    "home_of",
+]
+
+#: Times an entry is tried to be changed while others change it.
+ATTEMPTS_MAX = 20
+#: Names that an error about an unknown stream suggests.
+SUGGESTIONS_MAX = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One stream of a topic; a plain stream is its own only one."""
+
+    stream: str
+    incarnation: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What a retention state is of.
+
+    Attributes:
+        name: the stream, or the partitioned topic.
+        incarnation: of the stream, or of the topic's state: the documents' keys have it. ``None``: a topic without a
+            state.
+        partitions: number -> partition, those that exist now; 0 for a plain stream.
+        is_topic: whether it is partitioned.
+    """
+
+    name: str
+    incarnation: UUID | None
+    partitions: Mapping[int, Partition]
+    is_topic: bool
+
+    @property
+    def rows(self) -> tuple[PartitionRow, ...]:
+        """The partitions as documents name them."""
+        return tuple(PartitionRow(number, each.incarnation) for number, each in sorted(self.partitions.items()))
+
+    def is_alive(self, row: PartitionRow) -> bool:
+        """Whether positions of that partition are still positions of the same stream."""
+        found = self.partitions.get(row.number)
+        return found is not None and found.incarnation == row.incarnation
+
+
+def home_of(store: ObjectStore, stream: str) -> tuple[str, int]:
+    """The name under which a stream's retention state is, and the stream's number there: its topic's, or its own."""
+    split = partition_of(stream)
+    # Beside a plain stream ``x`` a stream ``x-partition-0`` is one of its own.
+    return (stream, 0) if split is None or read_entry(store, split[0]) is not None else split
+
+
+def find_place(
+    store: ObjectStore, name: str, *, create: bool = False, entropy: Callable[[int], bytes] = os.urandom
+) -> Place:
+    """The place of the retention state of a stream or partitioned topic.
+
+    Args:
+        store: where it is.
+        name: of a plain stream or of a topic.
+        create: make the topic's entry, or bring it up to date; a plain stream needs none.
+        entropy: source of the entry's incarnation.
+
+    Raises:
+        NotFound: no such stream and no such topic.
+        InvalidCall: not a stream's name, or one partition of a topic.
+        Corrupt, Unsupported: an entry is damaged, or a later release wrote it.
+    """
+    own = read_entry(store, name)
+    if own is not None:
+        topic, number = home_of(store, name)
+        if topic != name:
+            raise InvalidCall(
+                f"{name} is partition {number} of a topic: retention decides for all partitions together",
+                hint=f"name the topic: {topic}",
+            )
+        return Place(name=name, incarnation=own.incarnation, partitions=_only(name, own.incarnation), is_topic=False)
+    partitions = _partitions(store, name)
+    if not partitions:
+        similar = difflib.get_close_matches(name, list_streams(store), n=SUGGESTIONS_MAX)
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
+        raise NotFound(f"stream {name} isn't in {store.url}", hint=hint)
+    place = Place(name=name, incarnation=None, partitions=partitions, is_topic=True)
+    for _ in range(ATTEMPTS_MAX):
+        entry, info = read_topic_entry(store, name)
+        # A partition whose catalogue entry is lost can come back: while it may, the topic is the same.
+        kept = () if entry is None else _missing(store, place, entry)
+        gone = None
+        if entry is not None and not kept and not any(map(place.is_alive, entry.partitions)):
+            gone, entry = entry.incarnation, None
+        incarnation = None if entry is None else entry.incarnation
+        rows = tuple(sorted((*place.rows, *kept), key=lambda row: row.number))
+        known = entry is not None and entry.partitions == rows
+        if known or not create:
+            return Place(name=name, incarnation=incarnation, partitions=partitions, is_topic=True)
+        wanted = TopicEntry(name, incarnation or UUID(bytes=entropy(16), version=4), rows)
+        key = topic_key(name)
+        try:
+            store.put(key, encode_topic_entry(wanted), mode=mode_of_new(store, key, info))
+        except PreconditionFailed:
+            continue  # somebody else's: look
+        if gone is not None:
+            forget_documents(store, name, gone)
+        return Place(name=name, incarnation=wanted.incarnation, partitions=partitions, is_topic=True)
+    raise StoreUnavailable(f"the retention entry of topic {name} changes all the time")
+
+
+def _missing(store: ObjectStore, place: Place, entry: TopicEntry) -> tuple[PartitionRow, ...]:
+    """Partitions that the entry names, that aren't in the catalogue, and that weren't deleted either."""
+    absent = tuple(row for row in entry.partitions if row.number not in place.partitions)
+    return doubtful_rows(store, replace(entry, partitions=absent)) if absent else ()
+
+
+def _only(stream: str, incarnation: UUID) -> Mapping[int, Partition]:
+    return {0: Partition(stream, incarnation)}
+
+
+def _partitions(store: ObjectStore, topic: str) -> Mapping[int, Partition]:
+    streams = partition_streams(store, topic)
+    entries = at_once(lambda stream: read_entry(store, stream), streams.values())
+    return {
+        number: Partition(stream, entry.incarnation)
+        for (number, stream), entry in zip(streams.items(), entries, strict=True)
+        if entry is not None
+    }
+
+
+#: The hot tier of a stream, by its name; ``None``: not at hand, the stream then ends at its committed end.
+SourceOf = Callable[[str], LedgerSource | None]
+
+
+class LoadedPartitions(Mapping[int, PartitionEntries]):
+    """Number -> entries of a partition. One look: each partition is loaded once.
+
+    Args:
+        store: where the manifests are.
+        place: names the partitions.
+        source_of: their hot tiers.
+        known: where counting begins, by partition.
+        views: earlier views by stream, which are brought up to date instead of loaded anew; changed in place.
+
+    Raises:
+        NotFound: (of every access) a partition's stream was deleted meanwhile.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        place: Place,
+        source_of: SourceOf,
+        known: Mapping[int, Known] | None = None,
+        views: dict[str, ManifestState] | None = None,
+    ) -> None:
+        self._store = store
+        self._place = place
+        self._source_of = source_of
+        self._known = known or {}
+        self._views = {} if views is None else views
+        self._loaded: dict[int, PartitionEntries] = {}
+
+    def __len__(self) -> int:
+        return len(self._place.partitions)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._place.partitions)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._place.partitions
+
+    def __getitem__(self, number: int) -> PartitionEntries:
+        if number not in self._loaded:
+            partition = self._place.partitions[number]
+            source = self._source_of(partition.stream)
+            # The hot tier first: entries leave it only after the manifest has them.
+            ledgers = [] if source is None else source.ledgers()
+            self._loaded[number] = PartitionEntries(self.state(number), ledgers, self._known.get(number))
+        return self._loaded[number]
+
+    def load(self, numbers: Iterable[int]) -> None:
+        """Loads those of some partitions that exist and aren't loaded yet, several at once."""
+        at_once(self.__getitem__, [number for number in numbers if number in self and number not in self._loaded])
+
+    def state(self, number: int) -> ManifestState:
+        """The newest view of a partition's manifest."""
+        partition = self._place.partitions[number]
+        view = self._views.get(partition.stream)
+        if view is None or view.incarnation != partition.incarnation:
+            empty = ManifestState(stream=partition.stream, incarnation=partition.incarnation)
+            view = load_manifest_view(self._store, empty).state
+        else:
+            view = refreshed(self._store, view).state
+        if view.stream_deleted:
+            raise NotFound(f"stream {partition.stream} in {self._store.url} was deleted")
+        self._views[partition.stream] = view
+        return view
+
+
+#: Changes by others that one change yields to before it gives up.
+CONFLICTS_MAX = 100
+#: Times one change repeats a request whose outcome is unknown before it reports that.
+UNKNOWN_REPEATS_MAX = 5
+#: Longest wait before a change is tried again behind another one, seconds; drawn anew each time.
+CONFLICT_WAIT_S_MAX = 0.25
+_DAMAGED = "put an earlier version of this object back; until then nothing of the stream is deleted by retention"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored(Generic[Document]):
+    """A document as it was read.
+
+    Attributes:
+        document: what it says; where there is none, one that says nothing.
+        etag: ``None`` where there is none.
+        modified_ms: when it was written, by the store's clock; 0 where there is none.
+    """
+
+    document: Document
+    etag: str | None
+    modified_ms: int = 0
+
+
+class DocumentStore:
+    """Documents in an object store. Thread-safe.
+
+    Args:
+        store: where they are.
+        clock: for the times in them, and for waiting.
+        entropy: source of random bytes.
+    """
+
+    def __init__(self, store: ObjectStore, clock: Clock, entropy: Callable[[int], bytes] = os.urandom) -> None:
+        self.store = store
+        self.clock = clock
+        self._entropy = entropy
+
+    def read(self, key: str, empty: Document) -> Stored[Document]:
+        """The document now; ``empty`` where there is none.
+
+        Raises:
+            Corrupt: it is damaged.
+            Unsupported: a later release wrote it.
+        """
+        try:
+            data, info = self.store.get(key)
+        except NotFound:
+            return Stored(empty, None)
+        try:
+            document = decode_document(type(empty), data, object_name=key)
+        except FormatError as error:
+            raise unreadable(f"{key} in {self.store.url}", error, hint=_DAMAGED) from error
+        return Stored(document, info.etag, info.modified_ms)
+
+    def change(
+        self, key: str, empty: Document, alter: Callable[[Stored[Document]], Document | None]
+    ) -> Stored[Document]:
+        """Replaces a document by what ``alter`` makes of it; what stands there afterwards.
+
+        Args:
+            key: of the object.
+            empty: what ``alter`` gets where there is none.
+            alter: pure, called once for each version it meets; ``None``: nothing is to be changed. What it raises
+                ends the change, nothing was written.
+
+        Raises:
+            OutcomeUnknown: the store doesn't tell; call again.
+            StoreUnavailable: others changed it ``CONFLICTS_MAX`` times meanwhile, nothing was changed.
+            Corrupt, Unsupported: as for ``read``.
+        """
+        for conflict in range(CONFLICTS_MAX):
+            stored = self.read(key, empty)
+            wanted = alter(stored)
+            if wanted is None:
+                return stored
+            written = self._write(key, stored, self._next(stored.document, wanted))
+            if written is not None:
+                return written
+            self._wait(conflict)
+        raise StoreUnavailable(f"{key} in {self.store.url}: others changed it {CONFLICTS_MAX} times meanwhile")
+
+    def _next(self, old: Document, wanted: Document) -> Document:
+        before: Version = old.version
+        nonces = (before.nonce, *before.before)[:NONCES_KEPT] if before.revision else ()
+        # Times never go back, whatever the clock does.
+        now_ms = max(self.clock.now_ms(), before.written_ms)
+        return replace(wanted, version=Version(before.revision + 1, self._entropy(8).hex(), nonces, now_ms))
+
+    def _write(self, key: str, stored: Stored[Document], wanted: Document) -> Stored[Document] | None:
+        """What stands there with ``wanted`` in it; ``None``: another change came first, and this one never lands."""
+        body, mode = encode_document(wanted), CREATE if stored.etag is None else IfMatch(stored.etag)
+        for attempt in range(UNKNOWN_REPEATS_MAX + 1):
+            try:
+                info = self.store.put(key, body, mode=mode)
+                return Stored(wanted, info.etag, info.modified_ms)
+            except PreconditionFailed:
+                return self._found(key, stored, wanted)
+            except OutcomeUnknown:
+                found = self.read(key, stored.document)
+                if found.etag != stored.etag:
+                    return self._found(key, stored, wanted)
+                # The request may still land on what stands there: only the same bytes may follow it.
+                if attempt == UNKNOWN_REPEATS_MAX:
+                    raise
+        raise AssertionError("the last repeat raises")
+
+    def _found(self, key: str, stored: Stored[Document], wanted: Document) -> Stored[Document] | None:
+        """After something else than ``stored`` was there: whether ``wanted`` is in it."""
+        found = self.read(key, stored.document)
+        version: Version = found.document.version
+        own: Version = wanted.version
+        if found.etag is not None and own.nonce in (version.nonce, *version.before):
+            return found
+        if found.etag is not None and version.revision - own.revision > NONCES_KEPT:
+            raise OutcomeUnknown(
+                f"{key} in {self.store.url} was changed {version.revision - own.revision} times since", hint="look"
+            )
+        return None
+
+    def _wait(self, conflict: int) -> None:
+        """The longer, the more often others came first: some process always gets on."""
+        fraction = int.from_bytes(self._entropy(2), "big") / 2**16
+        self.clock.wait(threading.Event(), fraction * min(CONFLICT_WAIT_S_MAX, 0.01 * (conflict + 1)))

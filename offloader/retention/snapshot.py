@@ -1,0 +1,141 @@
+"""A stream or topic as it is now: the input of a retention decision."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from formats.entries import Position
+from formats.manifest import SetMethod
+from offloader.errors import OffloaderError
+from offloader.manifest.log import ManifestLog
+from offloader.retention.cuts import Cut, OwnCuts, partition_segment
+from offloader.retention.lineage import Lineage
+from offloader.retention.policy import policy_of
+from offloader.retention.scope import LoadedPartitions, Place, home_of
+from offloader.retention.state import RecordedState, lineage_of
+from offloader.retention.subscribers import Registry, StreamRetention
+from offloader.runtime.clock import Clock
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.store.probe import require_conditional_puts
+
+__all__ = ["HotStreams", "Look", "offloaded_end", "with_records"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """See the module.
+
+    Attributes:
+        retention, place: where its state is.
+        past: what was recorded.
+        own: its cuts, by ``partitions`` as they are now.
+        registry: who subscribes.
+        now_ms: the time of looking.
+    """
+
+    retention: StreamRetention
+    place: Place
+    past: RecordedState
+    own: OwnCuts
+    partitions: LoadedPartitions
+    registry: Registry
+    now_ms: int
+
+    @property
+    def lineage(self) -> Lineage:
+        return lineage_of(self.place)
+
+
+def offloaded_end(look: Look) -> Cut:
+    """Up to where the head may move: the committed end, or of partitions that aren't offloaded the tail."""
+    found = {}
+    for number in look.place.partitions:
+        state, entries = look.partitions.state(number), look.own.partitions[number]
+        end = state.prefix_end()
+        if state.method == "none":
+            position = entries.tail
+        else:
+            position = None if end is None else entries.canonical(Position(end.ledger_id, end.entry_id + 1))
+        if position is not None:
+            found[partition_segment(number)] = position
+    return Cut(found)
+
+
+def with_records(look: Look, begin: Cut, *, is_recorded: bool) -> RecordedState:
+    """What is remembered, fit to the head as it is, whoever moved it there; with the tail if that is recorded."""
+    past = look.past
+    if past.records.up_to(begin, look.lineage):
+        past = past.truncated(begin, look.lineage, None)
+    return past.with_tail(look.own, look.now_ms) if is_recorded else past
+
+
+_log = logging.getLogger("offloader.retention")
+_METHOD = "none"
+
+
+class HotStreams:
+    """The streams whose hot tier this process has. Not thread-safe: one caller at a time.
+
+    Args:
+        store: open for writing.
+        clock: of this machine.
+        settings_of: the settings of a stream or topic.
+        names: which streams these are now.
+        entropy: source of random bytes.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        clock: Clock,
+        settings_of: Callable[[str], Settings],
+        names: Callable[[], Iterable[str]],
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._store, self._clock, self._settings_of, self._names = store, clock, settings_of, names
+        self._entropy = entropy
+        self._settled: set[str] = set()
+        self._is_probed = False
+
+    def enrol(self) -> list[str]:
+        """Sees to it that each stream that isn't offloaded and that a policy rules has a manifest that says so.
+
+        Returns:
+            The streams that it was written for now. One that fails is logged, and tried again by the next call.
+        """
+        names = set(self._names())
+        self._settled &= names
+        begun = []
+        for stream in sorted(names - self._settled):
+            try:
+                if self._is_ruled(stream):
+                    begun += [stream] if self._begin(stream) else []
+                    self._settled.add(stream)
+            except OffloaderError as error:
+                extra = {"event": "retention_failed", "stream": stream, "retryable": error.retryable}
+                _log.warning("retention of stream %s, which isn't offloaded: %s", stream, error, extra=extra)
+        return begun
+
+    def _is_ruled(self, stream: str) -> bool:
+        if self._settings_of(stream).offload.method != _METHOD:
+            return False  # whoever offloads it begins its manifest
+        name, _ = home_of(self._store, stream)
+        return policy_of(name, self._settings_of(name).retention) is not None
+
+    def _begin(self, stream: str) -> bool:
+        settings = self._settings_of(stream)
+        if not self._is_probed:
+            # Two manifests that both "win" would disagree about where the stream begins.
+            require_conditional_puts(self._store, single_writer=settings.store.single_writer)
+            self._is_probed = True
+        log = ManifestLog(self._store, stream, clock=self._clock, entropy=self._entropy, settings=settings.manifest)
+        if log.load(create=True).method == _METHOD:
+            return False
+        # Of one that was offloaded before too: what nobody is going to offload must not hold the head back.
+        log.amend([SetMethod(_METHOD)])
+        return True

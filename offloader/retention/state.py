@@ -1,0 +1,569 @@
+"""Retention's own state in the store: recorded cuts, positions, decisions."""
+
+from __future__ import annotations
+
+import enum
+import json
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from formats.documents import DecisionRow, Decisions, RecordRow, Records, SizeRow, document_key
+from formats.entries import Position
+from offloader.retention.cuts import Cut, Known, OwnCuts, Size, cut_of_rows, rows_of_cut
+from offloader.retention.lineage import Lineage
+from offloader.retention.policy import Limits, Unit
+from offloader.retention.scope import Place, Stored
+from offloader.retention.subscribers import StreamRetention
+
+__all__ = [
+    "DECISIONS_MAX",
+    "POSITIONS_MAX",
+    "RECORDS_MAX",
+    "BoundKind",
+    "Candidate",
+    "Decision",
+    "Lag",
+    "Overridden",
+    "OverrideReason",
+    "Record",
+    "RecordedCuts",
+    "RecordedState",
+    "RetentionSet",
+    "Role",
+    "Rule",
+    "change_records",
+    "lineage_of",
+    "read_decisions",
+    "read_records",
+    "remember_decision",
+]
+
+#: What a set is cut down to, whatever the spacing then is. The rule alone needs 16 ln(oldest / newest) records by age
+#: and as many by size, so about 1,000; only limits that lie very close to each other need more.
+RECORDS_MAX = 4096
+#: Of what lies behind a gap, the part that the gap may be.
+_GAP_OF_KEPT = 16
+#: Of the room between min and max, the part that a gap may be.
+_GAP_OF_ROOM = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A cut that was a stream's tail.
+
+    Attributes:
+        time_ms: when, ms since 1970 UTC.
+        cut: where.
+        size_bytes: bytes before it since the stream's creation, ``None`` where unknown.
+    """
+
+    time_ms: int
+    cut: Cut
+    size_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionSet:
+    """Recorded cuts of one stream.
+
+    Attributes:
+        records: oldest first, times strictly increasing, each cut at or after the one before it.
+    """
+
+    records: tuple[Record, ...] = ()
+
+    @property
+    def newest(self) -> Record | None:
+        return self.records[-1] if self.records else None
+
+    def is_due(self, now_ms: int, period_ms: int) -> bool:
+        """Whether the tail is to be recorded: more than ``period_ms`` passed since it last was."""
+        return not self.records or now_ms - self.records[-1].time_ms > period_ms
+
+    def add(self, record: Record) -> RetentionSet:
+        """With ``record``, unless it isn't newer than the newest."""
+        if self.records and record.time_ms <= self.records[-1].time_ms:
+            return self
+        return replace(self, records=(*self.records, record))
+
+    def up_to_time(self, time_ms: int) -> tuple[Record, ...]:
+        """Those recorded at ``time_ms`` or earlier."""
+        return self.records[: bisect_right(self.records, time_ms, key=lambda record: record.time_ms)]
+
+    def without_up_to_time(self, time_ms: int) -> RetentionSet:
+        """Without those recorded at ``time_ms`` or earlier."""
+        return replace(self, records=self.records[len(self.up_to_time(time_ms)) :])
+
+    def at_or_before_size(self, size_bytes: int) -> Record | None:
+        """The newest with at most ``size_bytes`` before it."""
+        sized = [record for record in self.records if record.size_bytes is not None]
+        return _last(sized[: bisect_right(sized, size_bytes, key=lambda record: record.size_bytes or 0)])
+
+    def up_to(self, cut: Cut, lineage: Lineage) -> tuple[Record, ...]:
+        """Those at or before ``cut``: what leaves the set when the stream is truncated there."""
+        # As each is at or after the one before it, those at or before a cut are the oldest
+        return self.records[: bisect_left(self.records, True, key=lambda record: not lineage.reaches(cut, record.cut))]
+
+    def at_or_before(self, cut: Cut, lineage: Lineage) -> Record | None:
+        """The newest at or before ``cut``. Data behind ``cut`` is at least as young."""
+        return _last(self.up_to(cut, lineage))
+
+    def truncated(self, head: Cut, lineage: Lineage) -> RetentionSet:
+        """What is left when ``head`` became the stream's head."""
+        return replace(self, records=self.records[len(self.up_to(head, lineage)) :])
+
+    def thinned(self, now_ms: int, limits: Sequence[Limits], used_ms: Collection[int] = ()) -> RetentionSet:
+        """Without older records that later decisions can do without.
+
+        Two neighbours stay, or become, at most a quarter of max - min of each of ``limits`` apart, and at most a
+        sixteenth of the age and of the size kept behind the younger one. Records are never moved; those that are
+        further apart already stay so. Above ``RECORDS_MAX`` the spacing is doubled until they fit.
+
+        Args:
+            now_ms: the time.
+            limits: by which the set may be asked: a policy's, and those of its fallback.
+            used_ms: times of the records that the current decision uses; they stay.
+        """
+        records, widening = self._spaced(now_ms, limits, used_ms, 1), 2
+        while len(records) > max(RECORDS_MAX, 2 + len(used_ms)):
+            records, widening = self._spaced(now_ms, limits, used_ms, widening), 2 * widening
+        return self if len(records) == len(self.records) else replace(self, records=tuple(records))
+
+    def _spaced(
+        self, now_ms: int, limits: Sequence[Limits], used_ms: Collection[int], widening: int
+    ) -> Sequence[Record]:
+        if len(self.records) <= 2:
+            return self.records
+        stay = [self.records[0]]
+        for record, following in zip(self.records[1:-1], self.records[2:], strict=True):
+            if record.time_ms in used_ms or not self._may_neighbour(stay[-1], following, now_ms, limits, widening):
+                stay.append(record)
+        return [*stay, self.records[-1]]
+
+    def _may_neighbour(
+        self, older: Record, younger: Record, now_ms: int, limits: Sequence[Limits], widening: int
+    ) -> bool:
+        gaps: dict[Unit, int] = {Unit.TIME: younger.time_ms - older.time_ms}
+        kept: dict[Unit, int] = {Unit.TIME: now_ms - younger.time_ms}
+        newest = self.records[-1]
+        if older.size_bytes is not None and younger.size_bytes is not None and newest.size_bytes is not None:
+            gaps[Unit.SIZE] = younger.size_bytes - older.size_bytes
+            kept[Unit.SIZE] = newest.size_bytes - younger.size_bytes
+        if any(gap * _GAP_OF_KEPT > max(kept[unit], 1) * widening for unit, gap in gaps.items()):
+            return False
+        rooms = [(one.unit, one.max - one.min) for one in limits if one.max is not None]
+        # A limit by size tells nothing about records whose size nobody knows
+        return all(gaps.get(unit, 0) * _GAP_OF_ROOM <= max(room, 1) * widening for unit, room in rooms)
+
+
+def _last(records: Sequence[Record]) -> Record | None:
+    return records[-1] if records else None
+
+
+class Rule(enum.Enum):
+    """What decided; the value says it in words. The retention specification, sections 2 and 3."""
+
+    NOTHING_RECORDED = "no cut of this stream was recorded yet"
+    BELOW_MIN = "the whole stream is below min"
+    NO_CUT_KEEPS_MIN = "no recorded cut keeps min"
+    MIN_WITHOUT_BOUND = "nobody holds data back: the recorded cut that keeps least, but min"
+    MAX_WITHOUT_BOUND = (
+        "nobody holds data back, and the stream is above max: the recorded cut that keeps most within max"
+    )
+    ALL_READ = "everything that all subscribers have read goes"
+    BOUND = "what all subscribers have read goes: that keeps between min and max"
+    BOUND_LOWERED_TO_MIN = "of what all subscribers have read, min is kept"
+    BOUND_LOWERED_THEN_RAISED = "of what all subscribers have read, min is kept; that is above max, so unread data goes"
+    BOUND_RAISED_TO_MAX = "unread data is above max: what no longer fits goes"
+    BOUND_RAISED_KEEPING_MIN = "unread data is above max: what no longer fits goes, as far as min allows"
+    BOUND_ABOVE_MAX = "unread data is above max, but no recorded cut keeps less"
+    TIME_BOUND = "what all subscribers have read and is older than min goes"
+    TIME_RAISED_TO_MAX = "unread data is older than max: it goes, up to the oldest recorded cut within max"
+    TIME_RAISED_TO_OLD = "unread data is older than max: it goes, up to the newest recorded cut that is older"
+    NOBODY_PUBLISHED = "only what all subscribers have read goes, and none has published"
+    ALL_SILENT = "all subscribers are silent, and what they haven't read is kept for them"
+
+
+#: Rules by which nothing goes.
+_NOTHING = {
+    Rule.NOTHING_RECORDED,
+    Rule.BELOW_MIN,
+    Rule.NO_CUT_KEEPS_MIN,
+    Rule.NOBODY_PUBLISHED,
+    Rule.ALL_SILENT,
+}
+
+
+class BoundKind(enum.Enum):
+    """Where the bound, up to which all have read, comes from."""
+
+    SUBSCRIBERS = "the active subscribers' cuts"
+    LAST_CUTS = "all subscribers timed out: their last cuts"
+    NOBODY_PUBLISHED = "none: nobody has published"
+    SILENT = "none: all subscribers timed out"
+    GIVEN_UP = "none: all subscribers have been silent for longer than the fallback waits"
+
+
+class Role(enum.Enum):
+    """What a candidate is for."""
+
+    MIN = "keeps least, but min"
+    MAX = "keeps most within min and max"
+    OLD = "newest that is older than max"
+    BOUND = "read by all that count"
+    CHOSEN = "chosen"
+
+
+class OverrideReason(enum.Enum):
+    """Why something goes that a subscriber hasn't read."""
+
+    ABOVE_MAX = "max doesn't leave room for it"
+    TIMED_OUT = "it has been silent for too long"
+    NEVER_PUBLISHED = "it never published, so it holds nothing back"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A cut that was looked at.
+
+    Attributes:
+        role: what for.
+        cut: where, not before the head.
+        keeps_bytes: bytes between it and the newest recorded cut, ``None`` if that can't be known.
+        time_ms: when it was recorded, ``None`` for cuts that weren't.
+    """
+
+    role: Role
+    cut: Cut
+    keeps_bytes: int | None
+    time_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a subscriber is behind the tail.
+
+    Attributes:
+        name: the subscriber.
+        cut: from where on it hasn't read, not before the head.
+        has_published: whether it ever said so itself.
+        is_active: whether it wasn't silent for too long.
+        is_counted: whether it holds data back.
+        unread_bytes: bytes from ``cut`` to the tail, ``None`` if that can't be known.
+        unread_entries: entries likewise.
+    """
+
+    name: str
+    cut: Cut
+    has_published: bool
+    is_active: bool
+    is_counted: bool
+    unread_bytes: int | None
+    unread_entries: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overridden:
+    """A subscriber that loses what it hasn't read.
+
+    Attributes:
+        name: the subscriber.
+        reason: why.
+        lost_bytes: bytes it hasn't read before the chosen cut, ``None`` if that can't be known.
+        lost_entries: entries likewise.
+    """
+
+    name: str
+    reason: OverrideReason
+    lost_bytes: int | None
+    lost_entries: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a cycle decided about a stream, and everything needed to explain it.
+
+    Attributes:
+        at_ms: the time it was made for.
+        cut: the new head; ``None``: nothing goes.
+        rule: what decided.
+        limits: the limits that ruled, ``None``: consumption alone.
+        is_fallback: whether they are those of the fallback.
+        is_held: whether less goes than the rule says, because the rest isn't offloaded yet.
+        head: the head before.
+        newest: the newest recorded cut, from which kept bytes are counted; ``None``: none is recorded.
+        bound: what all that count have read, not before the head; ``None``: nobody holds data back.
+        bound_kind: where it comes from.
+        candidates: the cuts that were looked at, and what each keeps.
+        removed_bytes: bytes between the head and ``cut``, ``None`` if that can't be known.
+        removed_entries: entries likewise.
+        cut_time_ms: when the newest record at or before ``cut`` was recorded: the stream's age is counted from it, once
+            it is the head. ``None``: unknown, or nothing goes.
+        lags: each subscriber's.
+        overridden: who loses what.
+    """
+
+    at_ms: int
+    cut: Cut | None
+    rule: Rule
+    limits: Limits | None
+    is_fallback: bool
+    is_held: bool
+    head: Cut
+    newest: Cut | None
+    bound: Cut | None
+    bound_kind: BoundKind
+    candidates: tuple[Candidate, ...]
+    removed_bytes: int | None
+    removed_entries: int | None
+    cut_time_ms: int | None
+    lags: tuple[Lag, ...]
+    overridden: tuple[Overridden, ...]
+
+    @property
+    def used_ms(self) -> frozenset[int]:
+        """Times of the recorded cuts among the candidates."""
+        return frozenset(one.time_ms for one in self.candidates if one.time_ms is not None)
+
+    @property
+    def why(self) -> str:
+        """Why so much goes, or why nothing, in words."""
+        if self.is_held:
+            rest = "up to where the stream is offloaded" if self.cut else "but nothing of it is offloaded yet"
+            return f"{self.rule.value}; {rest}"
+        is_there = self.cut is None and self.rule not in _NOTHING
+        return f"{self.rule.value}; the head is there already" if is_there else self.rule.value
+
+    def as_json(self) -> dict[str, Any]:
+        """For storing, and for ``--json``: enumerations by their names in lower case, cuts by their segments."""
+        value: dict[str, Any] = _plain(self)
+        return value | {"why": self.why}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Cut):
+        return value.as_json()
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, str):
+        return value
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Iterable):
+        return [_plain(one) for one in value]
+    return value
+
+
+#: Positions in all recorded cuts of one stream: the document is read and written in each cycle.
+POSITIONS_MAX = 100_000
+#: Decisions of one stream that are kept.
+DECISIONS_MAX = 50
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedState:
+    """What is remembered of a stream. A value.
+
+    Attributes:
+        records: the retention set.
+        head_ms: the ``cut_time_ms`` of the decision that made the head; ``None``: nothing was truncated yet.
+        known: partition -> where its sizes are counted from; not all have it.
+    """
+
+    records: RetentionSet = field(default_factory=RetentionSet)
+    head_ms: int | None = None
+    known: Mapping[int, Known] = field(default_factory=dict)
+
+    def with_tail(self, own: OwnCuts, now_ms: int) -> RecordedState:
+        """With the tail as it is now in the retention set; without an entry there is none.
+
+        Args:
+            own: the stream, counted from ``known`` as it is or as it was: another cycle may have changed it since. When
+                another one has recorded a later tail, there is nothing to record.
+            now_ms: the time.
+        """
+        tail, newest = own.tail(), self.records.newest
+        if not tail.offsets or (newest is not None and not own.reaches(tail, newest.cut)):
+            return self
+        total = own.total().payload_bytes
+        total += sum(_uncounted(own, n, at).payload_bytes for n, at in self.known.items() if n in own.partitions)
+        known = {**self.known, **_moved(own, self.known, own.head())}
+        missing = (newest.size_bytes or 0) - total if newest is not None else 0
+        if missing > 0:
+            # Something left the stream uncounted, for example a partition that was deleted: sizes don't go back.
+            known |= _raised(own, known, missing)
+        record = Record(time_ms=now_ms, cut=tail, size_bytes=total + max(missing, 0))
+        return replace(self, records=self.records.add(record), known=known)
+
+    def before_truncation(self, own: OwnCuts, cut: Cut) -> RecordedState:
+        """To be saved before the stream is truncated at ``cut``."""
+        return replace(self, known={**self.known, **_moved(own, self.known, cut)})
+
+    def truncated(self, head: Cut, lineage: Lineage, cut_time_ms: int | None) -> RecordedState:
+        """To be saved when ``head`` has become the stream's head.
+
+        Args:
+            cut_time_ms: of the decision; ``None``: of the newest record that leaves the set, if one does.
+        """
+        gone = self.records.up_to(head, lineage)
+        head_ms = cut_time_ms if cut_time_ms is not None else gone[-1].time_ms if gone else self.head_ms
+        return replace(self, records=self.records.truncated(head, lineage), head_ms=head_ms)
+
+
+class RecordedCuts:
+    """Measures cuts as ``OwnCuts`` does, and never below what was measured when a cut was recorded.
+
+    A position inside a block counts as the block's start; a recorded cut at or before it is a better bound where it has
+    one. Neither overstates what lies before.
+
+    Args:
+        own: the stream as it is now.
+        records: its retention set.
+        known: where the sizes of ``records`` are counted from, which may have been raised since ``own`` was counted.
+    """
+
+    def __init__(self, own: OwnCuts, records: RetentionSet, known: Mapping[int, Known] = MappingProxyType({})) -> None:
+        self._own = own
+        self._more = {n: _uncounted(own, n, at).payload_bytes for n, at in known.items() if n in own.partitions}
+        self._records = [record for record in records.records if record.size_bytes is not None]
+
+    def bytes_before(self, cut: Cut) -> int:
+        """Payload bytes before a cut since the stream was created."""
+        count = bisect_right(self._records, False, key=lambda record: not self._own.reaches(cut, record.cut))
+        recorded = self._records[count - 1].size_bytes if count else 0
+        more = sum(self._more.get(segment.number, 0) for segment in cut.offsets)
+        return max(self._own.bytes_before(cut) + more, recorded or 0)
+
+    def entries_before(self, cut: Cut) -> int:
+        """Entries likewise."""
+        return self._own.entries_before(cut)
+
+
+def lineage_of(place: Place) -> Lineage:
+    """The partitions as the stream segments of one epoch."""
+    return Lineage.of_partitions(max(place.partitions) + 1)
+
+
+def read_records(retention: StreamRetention, place: Place) -> RecordedState:
+    """What is remembered of a stream.
+
+    Raises:
+        Corrupt, Unsupported: it can't be read.
+    """
+    if place.incarnation is None:
+        return RecordedState()
+    return _state(retention.documents.read(*_records_document(place)).document, place)
+
+
+def change_records(
+    retention: StreamRetention, place: Place, change: Callable[[RecordedState], RecordedState]
+) -> RecordedState:
+    """Changes what is remembered; see ``DocumentStore.change``.
+
+    Args:
+        place: with an incarnation, so found with ``create``.
+        change: pure; called again when others came first.
+    """
+
+    def alter(stored: Stored[Records]) -> Records | None:
+        before = _state(stored.document, place)
+        after = change(before)
+        return None if after == before else _document(place, stored.document, after)
+
+    return _state(retention.documents.change(*_records_document(place), alter).document, place)
+
+
+def remember_decision(retention: StreamRetention, place: Place, decision: Decision) -> None:
+    """Adds a decision to those that are kept, of which the oldest goes."""
+    row = DecisionRow(decision.at_ms, json.dumps(decision.as_json(), separators=(",", ":"), ensure_ascii=False))
+
+    def alter(stored: Stored[Decisions]) -> Decisions:
+        return replace(stored.document, decisions=(*stored.document.decisions, row)[-DECISIONS_MAX:])
+
+    retention.documents.change(*_decisions_document(place), alter)
+
+
+def read_decisions(retention: StreamRetention, place: Place) -> Sequence[Mapping[str, Any]]:
+    """The decisions that are kept, as ``Decision.as_json``, the newest first."""
+    if place.incarnation is None:
+        return []
+    document = retention.documents.read(*_decisions_document(place)).document
+    return [json.loads(row.record) for row in reversed(document.decisions)]
+
+
+def _records_document(place: Place) -> tuple[str, Records]:
+    assert place.incarnation is not None, "made before something is written"
+    return document_key(Records, place.name, place.incarnation), Records(name=place.name, partitions=place.rows)
+
+
+def _decisions_document(place: Place) -> tuple[str, Decisions]:
+    assert place.incarnation is not None, "made before something is written"
+    return document_key(Decisions, place.name, place.incarnation), Decisions(name=place.name)
+
+
+def _known_at(own: OwnCuts, cut: Cut) -> dict[int, Known]:
+    positions = {row.partition: row.position for row in rows_of_cut(cut) if row.partition in own.partitions}
+    return {number: own.partitions[number].known(position) for number, position in positions.items()}
+
+
+def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
+    """Where counting goes on from ``cut``. ``own`` may have been counted before ``known`` was raised: sizes stay so."""
+    found = _known_at(own, cut)
+    for number, at in found.items():
+        if (before := known.get(number)) is not None:
+            more = _uncounted(own, number, before)
+            found[number] = Known(at.position, at.before.plus(more), at.before_ledger.plus(more))
+    return found
+
+
+def _uncounted(own: OwnCuts, number: int, known: Known) -> Size:
+    """What ``known`` counts and ``own`` doesn't, because it was counted before ``known`` was raised."""
+    # Compared at a ledger's beginning, which is never inside a piece.
+    more = known.before_ledger.minus(own.partitions[number].before(Position(known.position.ledger_id, 0)))
+    return more if more.payload_bytes > 0 else Size(0, 0)
+
+
+def _raised(own: OwnCuts, known: Mapping[int, Known], missing: int) -> dict[int, Known]:
+    """More lies before the first partition that has entries: all sizes after it are so much larger."""
+    for number, each in own.partitions.items():
+        if each.first is not None:
+            found = known.get(number) or each.known(each.first)
+            more = Size(missing, 0)
+            return {number: Known(found.position, found.before.plus(more), found.before_ledger.plus(more))}
+    return {}
+
+
+def _state(document: Records, place: Place) -> RecordedState:
+    alive = {row.number for row in document.partitions if place.is_alive(row)}
+    records = [
+        Record(time_ms=row.time_ms, cut=cut_of_rows(row.cut, alive), size_bytes=row.payload_bytes)
+        for row in document.records
+    ]
+    known = {
+        row.partition: Known(
+            row.position, Size(row.payload_bytes, row.entries), Size(row.ledger_payload_bytes, row.ledger_entries)
+        )
+        for row in document.sizes
+        if row.partition in alive
+    }
+    return RecordedState(RetentionSet(tuple(records)), document.head_ms, known)
+
+
+def _document(place: Place, document: Records, state: RecordedState) -> Records:
+    sizes = tuple(
+        SizeRow(number, at.position, *at.before, *at.before_ledger) for number, at in sorted(state.known.items())
+    )
+    rows = tuple(
+        RecordRow(record.time_ms, record.size_bytes, rows_of_cut(record.cut)) for record in state.records.records
+    )
+    return replace(document, partitions=place.rows, records=_few(rows), head_ms=state.head_ms, sizes=sizes)
+
+
+def _few(rows: tuple[RecordRow, ...]) -> tuple[RecordRow, ...]:
+    """With ``POSITIONS_MAX`` positions at most: of a topic with very many partitions every second record goes."""
+    while len(rows) > 2 and sum(len(row.cut) for row in rows) > POSITIONS_MAX:
+        rows = (*rows[:-1:2], rows[-1])
+    return rows

@@ -1,0 +1,499 @@
+"""Truncates a stream or a partitioned topic: a new start position, committed before anything is deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from formats.documents import PartitionHead, TruncationIntent, encode_intent, intent_key
+from formats.entries import Position
+from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, SetMethod, Truncate
+from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, PreconditionFailed, StoreUnavailable
+from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.apply import apply_edits
+from offloader.manifest.catalog import mode_of_new, read_entry
+from offloader.manifest.checked_source import checked
+from offloader.manifest.leases import require_no_global_hold
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.source_identity import closed_edit, first_not_held
+from offloader.manifest.state import EditRefused, ManifestState, follows, require_takeable
+from offloader.manifest.topics import partition_of, read_intent
+from offloader.runtime.clock import Clock
+from offloader.store.base import ObjectInfo, ObjectStore
+
+__all__ = ["TRUNCATED", "Truncation", "plan_truncation", "resume_topic_truncation", "truncate_stream", "truncate_topic"]
+
+#: Reason of the gap that a forced truncation records.
+TRUNCATED = "truncated before it was offloaded"
+#: How often a truncation is planned again because others changed the manifest meanwhile.
+ATTEMPTS_MAX = 10
+_FORCE = "say --force to give up what isn't offloaded yet, or offload it first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """What a truncation changes, or has changed.
+
+    Attributes:
+        head: where the stream begins then.
+        head_before: where it began; ``None``: at its first entry.
+        ledgers: newly marked as gone from the stream, ascending.
+        closed: ledger ends that the source knows and the manifest doesn't.
+        gaps: entries that were in no offloaded segment and are given up; only when forced.
+        failed: segments that were on their way and are given up; only when forced.
+        hot_ledgers: ledgers of the hot tier that lie wholly before the head: they go, or are gone.
+        hot_kept: others before the head that stay, and why: they couldn't be deleted, and the next truncation tries
+            again, or nothing else has all of their entries.
+        segments, entries, object_bytes: of the offloaded segments that lie wholly before the head.
+        record_id: the record that says so; ``None``: nothing was written: planned only, or the head was there already,
+            or the stream has no manifest.
+    """
+
+    stream: str
+    head: Position
+    head_before: Position | None = None
+    ledgers: tuple[int, ...] = ()
+    closed: tuple[LedgerClosed, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    failed: tuple[UUID, ...] = ()
+    hot_ledgers: tuple[int, ...] = ()
+    hot_kept: Sequence[tuple[int, OffloaderError]] = field(default=(), compare=False)
+    segments: int = 0
+    entries: int = 0
+    object_bytes: int = 0
+    record_id: int | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the head moves."""
+        return self.head_before is None or self.head > self.head_before
+
+    def edits(self) -> list[Edit]:
+        """What its record says."""
+        found: list[Edit] = [*self.closed, *(Failed(uuid, TRUNCATED) for uuid in self.failed), *self.gaps]
+        found += [LedgersDeleted(self.ledgers)] if self.ledgers else []
+        return [*found, Truncate(self.head)] if self.moves else found
+
+
+def plan_truncation(
+    state: ManifestState,
+    before: Position,
+    ledgers: Sequence[LedgerInfo] = (),
+    *,
+    force: bool = False,
+    source: LedgerSource | None = None,
+) -> Truncation:
+    """What truncating a stream before a position changes; pure.
+
+    Args:
+        state: the manifest as it is now.
+        before: the first position that stays; a head that is later stays where it is.
+        ledgers: the hot tier's, ascending; empty: nobody asked it.
+        force: also past the committed end: what isn't offloaded up to there is given up.
+        source: whose the ledgers are: it decides what is recorded of their ends.
+
+    Raises:
+        InvalidCall: no position, or nobody knows of entries up to it.
+        EditRefused: past the committed end and not forced, or the stream is on hold.
+    """
+    if before.ledger_id < 0 or before.entry_id < 0:
+        raise InvalidCall(f"{before} is no position", hint="LEDGER:ENTRY, both 0 or more")
+    head = before if state.head is None else max(before, state.head)
+    closed = _new_facts(state, ledgers, head, source)
+    ends = {**state.closed_ledgers, **{fact.ledger_id: fact.last_entry_id for fact in closed}}
+    before_head = [info for info in ledgers if info.closed and _is_before(info.ledger_id, head, ends)]
+    stay = {} if force or state.method == "none" else _not_held_ledgers(state, before_head)
+    plan = Truncation(
+        stream=state.stream,
+        head=head,
+        head_before=state.head,
+        ledgers=tuple(sorted(_gone(state, ledgers, head, ends) - stay.keys())),
+        closed=tuple(closed),
+        hot_ledgers=tuple(info.ledger_id for info in before_head if info.ledger_id not in stay),
+        hot_kept=tuple(stay.items()),
+    )
+    end = state.committed_end()
+    is_offloaded = end is not None and (head <= end or follows(end, head, ends))
+    if plan.moves and not is_offloaded:
+        if state.method != "none" and not force:
+            raise EditRefused(
+                f"stream {state.stream}: {head} is past the committed end {end or '(nothing is offloaded)'}",
+                hint=_FORCE,
+            )
+        _require_known(state, ledgers, head)
+        if state.method != "none":
+            plan = _forced(state, plan, ledgers, ends)
+    if plan.moves or plan.ledgers:
+        # The rules of the manifest, before anything is written.
+        apply_edits(state, plan.edits(), record_id=state.record_id + 1)
+    goes = state.offloaded(None, Position(head.ledger_id, head.entry_id - 1))
+    if len(goes) and (goes[-1].end or head) >= head:
+        goes = goes[:-1]
+    sums = goes.sums()
+    return replace(plan, segments=sums.segments, entries=sums.entries, object_bytes=sums.object_bytes)
+
+
+def truncate_stream(
+    log: ManifestLog,
+    before: Position,
+    *,
+    clock: Clock,
+    source: LedgerSource | None = None,
+    force: bool = False,
+    take_over: bool = False,
+    takeover_after_s: float = 60.0,
+    dry_run: bool = False,
+    method: str = "streaming",
+) -> Truncation:
+    """Lets a stream begin at ``before``, unless it begins later already.
+
+    A stream whose method is ``none`` and that has nothing offloaded loses its hot ledgers only. A forced truncation
+    past the committed end takes the stream from its writer, which goes on at the head when it opens the stream again.
+
+    Args:
+        log: of the stream; nobody else uses it.
+        source: the hot tier, whose closed ledgers before the head are deleted; ``None``: that is somebody else's.
+        force: also past the committed end, with the loss of what isn't offloaded.
+        take_over: force also against a writer that gives signs of life.
+        dry_run: only say what would be done.
+        method: how a stream without a manifest is going to be offloaded: ``none`` says that it isn't, and only then its
+            hot ledgers are deleted without a record.
+
+    Raises:
+        NotFound: no such stream, neither in the store nor in the hot tier, or it was deleted since ``log`` was loaded.
+        SourceMismatch: the hot tier isn't the one that the manifest knows; nothing was changed.
+        InvalidCall, EditRefused: as ``plan_truncation``.
+        Fenced: forced, and a living writer has the stream.
+        StoreUnavailable, OutcomeUnknown: call it again.
+    """
+    require_no_global_hold(log.store)
+    if source is not None:
+        source = checked(source, log)
+    if read_entry(log.store, log.stream) is None:
+        plan = _planned_without_manifest(log, before, source, force=force, method=method)
+        if dry_run:
+            return plan
+        if method == "none":
+            return _with_hot_gone(plan, None, source)
+        if log.load(create=True).method != method:
+            log.amend([SetMethod(method)])
+    for _ in range(ATTEMPTS_MAX):
+        state = log.load()
+        if state.stream_deleted:
+            raise NotFound(f"stream {log.stream} was deleted")
+        plan = plan_truncation(state, before, [] if source is None else source.ledgers(), force=force, source=source)
+        if dry_run:
+            return plan
+        if not plan.edits():
+            return _with_hot_gone(plan, log, source)
+        if plan.gaps or plan.failed:
+            require_takeable(state, clock.now_ms(), takeover_after_s, take_over=take_over)
+            # Whoever writes is fenced first: it can't assign into what is given up here.
+            log.open_epoch()
+            ledgers = [] if source is None else source.ledgers()
+            plan = plan_truncation(log.state, before, ledgers, force=force, source=source)
+            state = log.commit(plan.edits())
+        else:
+            try:
+                state = log.amend(plan.edits())
+            except EditRefused:
+                continue  # others changed the manifest: look again, the same refusal comes from the plan then
+        return _with_hot_gone(replace(plan, record_id=state.record_id), log, source)
+    raise StoreUnavailable(f"stream {log.stream}: others changed its manifest {ATTEMPTS_MAX} times meanwhile")
+
+
+def _not_held_ledgers(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[int, OffloaderError]:
+    """Ledgers with entries that nothing holds but their hot copies, and what to say of each: they stay."""
+    marked = state.deleted_ledgers
+    found: dict[int, OffloaderError] = {}
+    for info in ledgers:
+        missing = None if info.ledger_id in marked else first_not_held(state, info)
+        if missing is not None:
+            found[info.ledger_id] = EditRefused(f"{missing} was never offloaded", hint="say --force to give it up")
+    return found
+
+
+def _new_facts(
+    state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position, source: LedgerSource | None
+) -> list[LedgerClosed]:
+    """What the source knows of ledgers up to the head and the manifest doesn't."""
+    known = state.closed_ledgers
+    return [
+        closed_edit(info, source)
+        for info in ledgers
+        if info.closed and info.ledger_id <= head.ledger_id and info.ledger_id not in known
+    ]
+
+
+def _gone(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position, ends: dict[int, int]) -> set[int]:
+    """Ledgers wholly before the head that aren't marked yet."""
+    known = {*ends, *(info.ledger_id for info in ledgers)}
+    marked = state.deleted_ledgers
+    return {each for each in known if _is_before(each, head, ends) and each not in marked}
+
+
+def _is_before(ledger_id: int, head: Position, ends: dict[int, int]) -> bool:
+    if ledger_id != head.ledger_id:
+        return ledger_id < head.ledger_id
+    return ledger_id in ends and ends[ledger_id] < head.entry_id
+
+
+def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position) -> None:
+    """A head past the newest entry would swallow entries that are only written later."""
+    known = [_after(state.newest_end)] if state.newest_end else []
+    known += [segment.begin for segment in state.assigned()]
+    known += [Position(ledgers[-1].ledger_id, ledgers[-1].entries)] if ledgers else []
+    if not known or head > max(known):
+        raise InvalidCall(
+            f"stream {state.stream}: nobody knows of entries up to {head}"
+            + (f", the newest position is before {max(known)}" if known else ""),
+            hint="name the hot tier that has them (--ledgers), or an earlier position",
+        )
+
+
+def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo], ends: dict[int, int]) -> Truncation:
+    """With what isn't offloaded before the head given up."""
+    end = state.committed_end()
+    if state.method == "ledger" and plan.head.entry_id > 0 and plan.head.ledger_id not in plan.ledgers:
+        raise InvalidCall(
+            f"stream {state.stream}: {plan.head} is inside a ledger that isn't offloaded, and the ledger method "
+            "offloads whole ledgers only",
+            hint=f"give {plan.head.ledger_id}:0, or the beginning of a later ledger",
+        )
+    failed = [segment for segment in state.assigned() if segment.begin < plan.head]
+    if end is None:
+        begins = [segment.begin for segment in state.segments.in_order()[:1]]
+        begins += [Position(info.ledger_id, 0) for info in ledgers if info.entries][:1]
+        reached = min(begins, default=plan.head)
+        reached = Position(reached.ledger_id, reached.entry_id - 1)
+    else:
+        reached = end
+    gaps = tuple(_not_held(state, reached, plan.head, {each.uuid for each in failed}, ends))
+    return replace(plan, failed=tuple(each.uuid for each in failed), gaps=gaps)
+
+
+def _not_held(
+    state: ManifestState, reached: Position, head: Position, failed: set[UUID], ends: dict[int, int]
+) -> Iterator[Gap]:
+    """What lies after ``reached`` and before the head and is neither in a segment nor in a gap."""
+    before = Position(head.ledger_id, head.entry_id - 1)
+    held = [(s.begin, s.end) for s in state.segments.in_order(_after(reached), before) if s.uuid not in failed]
+    held += [(gap.first, gap.last) for gap in state.gaps if gap.last > reached and gap.first <= before]
+    for begin, end in sorted((begin, end or begin) for begin, end in held):
+        if not follows(reached, begin, ends):
+            yield Gap(_after(reached), Position(begin.ledger_id, begin.entry_id - 1), TRUNCATED)
+        reached = end
+    if reached < before and not follows(reached, head, ends):
+        yield Gap(_after(reached), before, TRUNCATED)
+
+
+def _planned_without_manifest(
+    log: ManifestLog, before: Position, source: LedgerSource | None, *, force: bool, method: str
+) -> Truncation:
+    """What a truncation changes of a stream that nothing was ever offloaded of."""
+    ledgers = [] if source is None else source.ledgers()
+    if not ledgers or log.is_loaded:  # a view of it: there was a manifest, and the hot tier is a later stream's
+        raise NotFound(f"stream {log.stream} isn't in {log.store.url}", hint="`offloader ls` lists the streams")
+    begun = ManifestState(stream=log.stream, incarnation=UUID(int=0), method=method)
+    plan = plan_truncation(begun, before, ledgers, force=force)
+    return replace(plan, ledgers=(), closed=()) if method == "none" else plan
+
+
+def _with_hot_gone(plan: Truncation, log: ManifestLog | None, source: LedgerSource | None) -> Truncation:
+    """Deletes hot ledgers that are marked, also those that an earlier call left."""
+    if source is None:
+        return plan
+    marked = plan.hot_ledgers if log is None else log.state.deleted_ledgers
+    doomed = [info.ledger_id for info in source.ledgers() if info.closed and info.ledger_id in marked]
+    if log is not None and doomed:
+        marked = log.name_newest().deleted_ledgers
+        doomed = [ledger_id for ledger_id in doomed if ledger_id in marked]
+    gone, kept = list[int](), list[tuple[int, OffloaderError]]()
+    for ledger_id in doomed:
+        gone.append(ledger_id)
+        try:
+            source.delete(ledger_id)
+        except OffloaderError as error:
+            kept.append((ledger_id, error))
+    return replace(plan, hot_ledgers=tuple(gone), hot_kept=(*plan.hot_kept, *kept))
+
+
+def _after(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)
+
+
+#: The hot tier of a partition; ``None``: somebody else's.
+SourceOf = Callable[[str], LedgerSource | None]
+
+
+def truncate_topic(
+    store: ObjectStore,
+    topic: str,
+    heads: Mapping[str, Position],
+    *,
+    clock: Clock,
+    by: str,
+    source_of: SourceOf = lambda _: None,
+    force: bool = False,
+    take_over: bool = False,
+    takeover_after_s: float = 60.0,
+    dry_run: bool = False,
+    still: Callable[[], bool] = lambda: True,
+) -> Mapping[str, Truncation]:
+    """Lets each partition begin at its position; a partition that isn't named stays as it is.
+
+    An earlier truncation that somebody began and didn't finish is finished first.
+
+    Args:
+        heads: partition's stream -> the first position that stays.
+        by: who wants it, for people.
+        source_of: the hot tier of a partition.
+        force, take_over, takeover_after_s, dry_run: as for ``truncate_stream``.
+        still: asked when nobody else can begin a truncation any more that this one wouldn't notice: whether it is still
+            wanted.
+
+    Returns:
+        What changed, by partition; empty: it isn't wanted any more.
+
+    Raises:
+        InvalidCall, EditRefused, NotFound, Fenced: a partition can't be truncated like this; none was.
+        StoreUnavailable, OutcomeUnknown: it isn't finished; call it, or ``resume_topic_truncation``, again.
+    """
+    foreign = [name for name in heads if (partition_of(name) or ("",))[0] != topic]
+    if foreign or not heads:
+        raise InvalidCall(
+            f"{', '.join(foreign) or 'nothing'} is no partition of {topic}", hint=f"{topic}-partition-0 and so on"
+        )
+    require_no_global_hold(store)
+    how = _How(store, clock, source_of, force=force, take_over=take_over, takeover_after_s=takeover_after_s)
+    for _ in range(1 if dry_run else ATTEMPTS_MAX):
+        if not dry_run:
+            resume_topic_truncation(store, topic, clock=clock, source_of=source_of, take_over=take_over)
+        before, info = read_intent(store, topic)
+        # What one partition refuses is refused before any changes: none of it becomes less allowed afterwards.
+        wanted = tuple(PartitionHead(name, _incarnation(store, name), head) for name, head in sorted(heads.items()))
+        planned = {each.stream: how.plan(each, dry_run=dry_run) for each in wanted}
+        if dry_run:
+            return planned
+        if before is not None and not before.is_done:
+            raise StoreUnavailable(f"somebody else truncates {topic} at the same time: {before.by}")
+        if not still():
+            return {}
+        intent = TruncationIntent(topic, wanted, force, by, clock.now_ms())
+        if _begun(store, intent, info):
+            return _apply(how, intent)
+    raise StoreUnavailable(f"{topic} in {store.url} was truncated {ATTEMPTS_MAX} times meanwhile")
+
+
+def resume_topic_truncation(
+    store: ObjectStore,
+    topic: str,
+    *,
+    clock: Clock,
+    source_of: SourceOf = lambda _: None,
+    take_over: bool = False,
+    takeover_after_s: float = 60.0,
+) -> Mapping[str, Truncation]:
+    """Finishes a truncation that was begun; empty: there is none. Raises as ``truncate_topic``."""
+    found, _ = read_intent(store, topic)
+    if found is None or found.is_done:
+        return {}
+    how = _How(store, clock, source_of, force=found.forced, take_over=take_over, takeover_after_s=takeover_after_s)
+    return _apply(how, found)
+
+
+class _How:
+    """How one partition is truncated."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        source_of: SourceOf,
+        *,
+        force: bool,
+        take_over: bool,
+        takeover_after_s: float,
+    ) -> None:
+        self.store, self._clock, self._source_of = store, clock, source_of
+        self._force, self._take_over, self._takeover_after_s = force, take_over, takeover_after_s
+
+    def truncate(self, wanted: PartitionHead) -> Truncation:
+        return self._truncate(self._log(wanted), wanted, dry_run=False)
+
+    def plan(self, wanted: PartitionHead, *, dry_run: bool) -> Truncation:
+        """What it would do; raises what it would raise, unless that is all that is asked."""
+        log = self._log(wanted)
+        plan = self._truncate(log, wanted, dry_run=True)
+        if (plan.gaps or plan.failed) and not dry_run:
+            now_ms = self._clock.now_ms()
+            require_takeable(log.state, now_ms, self._takeover_after_s, take_over=self._take_over)
+        return plan
+
+    def _log(self, wanted: PartitionHead) -> ManifestLog:
+        return ManifestLog(self.store, wanted.stream, clock=self._clock, incarnation=wanted.incarnation)
+
+    def _truncate(self, log: ManifestLog, wanted: PartitionHead, *, dry_run: bool) -> Truncation:
+        return truncate_stream(
+            log,
+            wanted.head,
+            clock=self._clock,
+            source=self._source_of(wanted.stream),
+            force=self._force,
+            take_over=self._take_over,
+            takeover_after_s=self._takeover_after_s,
+            dry_run=dry_run,
+        )
+
+
+def _apply(how: _How, intent: TruncationIntent) -> Mapping[str, Truncation]:
+    done = {}
+    for each in intent.heads:
+        if not _is_alive(how.store, each):
+            continue  # it was deleted since; one of that name that was created again is none of this
+        try:
+            done[each.stream] = how.truncate(each)
+        except (NotFound, Fenced):
+            if _is_alive(how.store, each):
+                raise
+    _finish(how.store, intent)
+    return done
+
+
+def _incarnation(store: ObjectStore, stream: str) -> UUID:
+    entry = read_entry(store, stream)
+    if entry is None:
+        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    return entry.incarnation
+
+
+def _is_alive(store: ObjectStore, wanted: PartitionHead) -> bool:
+    entry = read_entry(store, wanted.stream)
+    return entry is not None and entry.incarnation == wanted.incarnation
+
+
+def _begun(store: ObjectStore, intent: TruncationIntent, before: ObjectInfo | None) -> bool:
+    """Writes an intent over what was read, unless that is another by now."""
+    key = intent_key(intent.topic)
+    try:
+        store.put(key, encode_intent(intent), mode=mode_of_new(store, key, before))
+    except PreconditionFailed:
+        # It may be this one, whose answer was lost.
+        return read_intent(store, intent.topic)[0] == intent
+    return True
+
+
+def _finish(store: ObjectStore, intent: TruncationIntent) -> None:
+    """Writes down that it is done, unless somebody else has."""
+    key = intent_key(intent.topic)
+    for _ in range(ATTEMPTS_MAX):
+        found, info = read_intent(store, intent.topic)
+        if found != intent:
+            return
+        try:
+            store.put(key, encode_intent(replace(intent, is_done=True)), mode=mode_of_new(store, key, info))
+        except PreconditionFailed:
+            continue
+        return
+    raise StoreUnavailable(f"{key} in {store.url} changed {ATTEMPTS_MAX} times meanwhile")

@@ -1,0 +1,189 @@
+"""The process's worker pool, its timer thread, and back-off between attempts."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from offloader.runtime.clock import Clock
+
+__all__ = ["Backoff", "SerialTask", "Timer", "Workers"]
+
+_log = logging.getLogger("offloader.runtime.workers")
+_Result = TypeVar("_Result")
+
+#: Longest sleep of the timer thread, so that a clock that is moved by hand is noticed.
+_TIMER_WAIT_S_MAX = 60.0
+
+
+class Timer:
+    """A call that is due later. ``cancel`` before it started makes it never happen."""
+
+    __slots__ = ("cancelled", "run")
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.run = run
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Workers:
+    """Threads that encode, upload and commit, for all streams of a process.
+
+    Args:
+        threads_max: size of the pool.
+        clock: decides when a timer is due.
+    """
+
+    def __init__(self, threads_max: int, clock: Clock) -> None:
+        self.threads_max = threads_max
+        self._clock = clock
+        self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix="offloader-worker")
+        self._lock = threading.Lock()
+        self._due: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._wake = threading.Event()
+        self._timer_thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, run: Callable[[], object]) -> None:
+        """Runs ``run`` on a worker soon; after ``close``, or when the interpreter ends, nothing runs any more."""
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._pool.submit(_guarded, run)
+            except RuntimeError:
+                # The interpreter is ending, and somebody left a stream open: what is durable is what counts.
+                self._closed = True
+
+    def call_after(self, delay_s: float, run: Callable[[], object]) -> Timer:
+        """Runs ``run`` on a worker when ``delay_s`` seconds have passed."""
+        timer = Timer(run)
+        with self._lock:
+            if self._closed:
+                return timer
+            heapq.heappush(self._due, (self._clock.monotonic_s() + delay_s, next(self._order), timer))
+            if self._timer_thread is None:
+                self._timer_thread = threading.Thread(target=self._tick, name="offloader-timer", daemon=True)
+                self._timer_thread.start()
+        self._wake.set()
+        return timer
+
+    def result_of(self, done: Future[_Result]) -> _Result:
+        """Waits for what tasks of this pool bring about; not for its own workers to call. Raises what they set."""
+        return done.result()
+
+    def close(self) -> None:
+        """Waits for running tasks, drops timers. Closing twice is fine."""
+        with self._lock:
+            self._closed = True
+            self._due.clear()
+            thread = self._timer_thread
+        self._wake.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._pool.shutdown(wait=True)
+
+    def _tick(self) -> None:
+        while True:
+            self._wake.clear()
+            with self._lock:
+                if self._closed:
+                    return
+                now_s = self._clock.monotonic_s()
+                due = []
+                while self._due and self._due[0][0] <= now_s:
+                    due.append(heapq.heappop(self._due)[2])
+                wait_s = self._due[0][0] - now_s if self._due else _TIMER_WAIT_S_MAX
+            for timer in due:
+                if not timer.cancelled:
+                    self.submit(timer.run)
+            self._clock.wait(self._wake, min(wait_s, _TIMER_WAIT_S_MAX))
+
+
+class SerialTask:
+    """A step of a state machine: scheduled any number of times, it runs at least once after the last of them and never
+    twice at once."""
+
+    def __init__(self, workers: Workers, run: Callable[[], object]) -> None:
+        self._workers = workers
+        self._run = run
+        self._lock = threading.Lock()
+        self._running = False
+        self._again = False
+
+    def schedule(self) -> None:
+        with self._lock:
+            if self._running:
+                self._again = True
+                return
+            self._running = True
+        self._workers.submit(self._loop)
+
+    def _loop(self) -> None:
+        # One run per turn in the pool, so that a busy stream can't keep a worker to itself.
+        try:
+            self._run()
+        finally:
+            with self._lock:
+                again, self._again = self._again, False
+                self._running = again
+            if again:
+                self._workers.submit(self._loop)
+
+
+def _guarded(run: Callable[[], object]) -> None:
+    # Tasks handle their own errors; what still escapes is a bug, and silence would look like a stall.
+    try:
+        run()
+    except BaseException:
+        _log.exception("a worker task failed")
+        raise
+
+
+#: Wait before the first retry of a failed step; doubles up to the limit.
+RETRY_DELAY_FIRST_S = 0.2
+
+
+class Backoff:
+    """Calls ``again`` after a wait.
+
+    Args:
+        workers: has the timer, and calls.
+        delay_s_max: the longest wait (``retry_seconds_max``).
+        again: what is tried.
+    """
+
+    def __init__(self, workers: Workers, delay_s_max: float, again: Callable[[], object]) -> None:
+        self._workers = workers
+        self._delay_s_max = delay_s_max
+        self._again = again
+        self._lock = threading.Lock()
+        self._delay_s = 0.0
+        self.waiting = False
+
+    def wait(self) -> float:
+        """Starts a wait; how long it is, in seconds."""
+        with self._lock:
+            self.waiting = True
+            self._delay_s = delay_s = min(max(self._delay_s * 2, RETRY_DELAY_FIRST_S), self._delay_s_max)
+        self._workers.call_after(delay_s, self._over)
+        return delay_s
+
+    def reset(self) -> None:
+        """Something succeeded: the next wait is a short one."""
+        with self._lock:
+            self._delay_s = 0.0
+
+    def _over(self) -> None:
+        with self._lock:
+            self.waiting = False
+        self._again()

@@ -1,0 +1,189 @@
+"""Commands to a serving process: offload now, pause, resume, register and publish."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from formats.entries import Position
+from offloader.errors import InvalidCall, NotFound
+from offloader.ledgers.base import LedgerSource
+from offloader.read.reader import load_stream
+from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
+from offloader.runtime.clock import Clock
+from offloader.store.base import ObjectStore
+from offloader.write.backfill_service import HistoryRuns
+
+__all__ = ["LATEST", "ControlledProcess", "ServiceControl"]
+
+_log = logging.getLogger("offloader.service.commands")
+
+#: In place of a position: everything that there is now.
+LATEST = "latest"
+
+
+class ControlledProcess(Protocol):
+    """Whom the commands are for. Thread-safe."""
+
+    @property
+    def history(self) -> HistoryRuns:
+        """What records that a stream is paused."""
+        ...
+
+    def source_of(self, stream: str) -> LedgerSource | None:
+        """The hot tier of a stream that is served here."""
+        ...
+
+    def offload(self, stream: str, until: Position | None, *, timeout_s: float) -> Position | None:
+        """Closes the segment that holds ``until`` (default: the newest entry now), and waits until it is committed.
+
+        Returns:
+            The committed end, ``None`` when the stream has no entries.
+
+        Raises:
+            NotFound: no such stream is served here.
+            StoreUnavailable: not committed within ``timeout_s``; it goes on.
+            As ``StreamOffload.offload``.
+        """
+        ...
+
+    def look_again(self, stream: str) -> None:
+        """A stream that is served here sees at once that it was paused or resumed; nothing of any other."""
+        ...
+
+
+class ServiceControl:
+    """Thread-safe.
+
+    Args:
+        store: where the streams are, open for writing.
+        clock: for times of activity.
+        process: does what the store alone can't.
+    """
+
+    def __init__(self, store: ObjectStore, *, clock: Clock, process: ControlledProcess) -> None:
+        self._store, self._clock, self._process = store, clock, process
+
+    def offload(self, name: str, *, until: str = "", timeout_s: float, by: str) -> dict[str, Any]:
+        """Closes and completes the current segment of a stream that is served here, and waits for it.
+
+        Args:
+            until: last entry that has to be in it; default: the newest one now.
+            timeout_s: how long to wait; what was begun goes on all the same.
+            by: who asks, for the log.
+
+        Raises:
+            InvalidCall: ``until`` is no position.
+            As ``ControlledProcess.offload``.
+        """
+        last = _position(until, "until") if until else None
+        _tell("offload", name, by)
+        committed = self._process.offload(name, last, timeout_s=timeout_s)
+        return {"stream": name, "committed": None if committed is None else str(committed)}
+
+    def pause(self, name: str, *, reason: str = "", by: str) -> dict[str, Any]:
+        """No further segment of a stream is assigned until ``resume``.
+
+        Raises:
+            NotFound: no such stream; Fenced: it was deleted.
+        """
+        return self._record(name, "pause", lambda runs: runs.pause(name, reason), by)
+
+    def resume(self, name: str, *, by: str) -> dict[str, Any]:
+        """A paused stream goes on. Raises as ``pause``."""
+        return self._record(name, "resume", lambda runs: runs.resume(name), by)
+
+    def subscribe(
+        self, name: str, subscriber: str, *, start: object = None, generation: int = 0, by: str
+    ) -> dict[str, Any]:
+        """Registers a subscriber, or raises the generation of one.
+
+        Args:
+            start: where it begins, as ``publish``'s ``at``; default: at the stream's beginning.
+
+        Raises: as ``StreamRetention.add``.
+        """
+        retention = self._retention(name)
+        begin = None if start is None else _cut(retention, start, "start")
+        found = retention.add(subscriber, generation=generation, start=begin)
+        _tell("subscribe", name, by, subscriber)
+        return {"stream": name, **found.as_json()}
+
+    def publish(
+        self, name: str, subscriber: str, at: object, *, generation: int | None = None, by: str
+    ) -> dict[str, Any]:
+        """Says what a subscriber has consumed.
+
+        Args:
+            at: the first entry still needed: ``"7:12"``, ``"latest"``, or of a partitioned topic ``{"0": "7:12"}``.
+            generation: refused unless it has this one.
+
+        Raises: as ``StreamRetention.publish``; InvalidCall: ``at`` is none of these.
+        """
+        retention = self._retention(name)
+        found = retention.publish(subscriber, _cut(retention, at, "at"), generation=generation)
+        _tell("publish", name, by, subscriber)
+        return {"stream": name, **found.as_json()}
+
+    def unsubscribe(self, name: str, subscriber: str, *, generation: int | None = None, by: str) -> dict[str, Any]:
+        """Forgets a subscriber: it holds nothing back any more.
+
+        Raises:
+            NotFound: no such stream, or nobody of that name subscribes to it.
+        """
+        retention = self._retention(name)
+        if subscriber not in retention.registry().subscribers:
+            raise NotFound(f"nobody called {subscriber} subscribes to stream {name}", hint="list its subscribers")
+        removed = retention.remove(subscriber, generation=generation)
+        _tell("unsubscribe", name, by, subscriber)
+        return {"stream": name, "subscriber": subscriber, "removed": removed}
+
+    def _record(self, name: str, what: str, change: Callable[[HistoryRuns], bool], by: str) -> dict[str, Any]:
+        changed = change(self._process.history)
+        if changed:
+            _tell(what, name, by)
+            self._process.look_again(name)
+        state = load_stream(self._store, name)
+        committed = state.committed_end()
+        return {
+            "stream": name,
+            "paused": state.paused,
+            "changed": changed,
+            "assigned": len(state.assigned()),
+            "committed": None if committed is None else str(committed),
+        }
+
+    def _retention(self, name: str) -> StreamRetention:
+        return open_retention(self._store, name, source_of=self._process.source_of, clock=self._clock)
+
+
+def _cut(retention: StreamRetention, given: object, what: str) -> CutLike:
+    if given == LATEST:
+        return retention.tail()
+    if isinstance(given, str):
+        return _position(given, what)
+    if isinstance(given, Mapping) and given and all(isinstance(each, str) for each in given.values()):
+        return {_partition(number, what): _position(text, what) for number, text in given.items()}
+    raise InvalidCall(
+        f"{what}: neither a position, nor {LATEST}, nor positions by partition", hint='"7:12" or {"0": "7:12"}'
+    )
+
+
+def _partition(number: object, what: str) -> int:
+    text = str(number)
+    if not text.isascii() or not text.isdecimal() or len(text) > 10:
+        raise InvalidCall(f"{what}: {ascii(text)[:40]} is no partition's number", hint='{"3": "7:12"}')
+    return int(text)
+
+
+def _position(text: str, what: str) -> Position:
+    try:
+        return Position.parse(text)
+    except ValueError as cause:
+        raise InvalidCall(f"{what}: {cause}", hint="the stream's segments list the positions there are") from cause
+
+
+def _tell(what: str, stream: str, by: str, subscriber: str = "") -> None:
+    extra = {"event": "asked", "stream": stream, "command": what, "by": by, "subscriber": subscriber}
+    _log.info("%s of stream %s, asked by %s", what, stream, by, extra=extra)

@@ -1,0 +1,451 @@
+"""Arrow Flight's calls: DoPut, DoGet, DoAction and listings."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.flight as fl
+from numpy.typing import NDArray
+
+from formats.entries import TIME_UNKNOWN_MS, EntryBatch
+from offloader.errors import InvalidCall, LimitReached, NotFound
+from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.pushed import PushedLedgers
+from offloader.ledgers.sqlite.chunks import require_times
+from offloader.manifest.log import ManifestLog, list_streams
+from offloader.read.reader import Reader, load_stream, open_reader
+from offloader.retention.truncate import truncate_stream
+from offloader.runtime.clock import Clock
+from offloader.service.auth import OPERATION_OF_ACTION, Caller
+from offloader.service.commands import ServiceControl
+from offloader.service.flight.messages import (
+    Answer,
+    BatchNote,
+    Fields,
+    GetRequest,
+    batch_note,
+    encoded,
+    fields_of,
+    refusing,
+)
+from offloader.service.flight.sessions import Answers, AppendedLedgers, FlightStream, Proof, Seat, Seats
+from offloader.settings import FlightSettings, ReadSettings
+from offloader.store.base import ObjectStore
+
+__all__ = [
+    "ACTIONS",
+    "ENTRY_SCHEMA",
+    "LEASE_S",
+    "Actions",
+    "Gets",
+    "pushed_batches",
+    "require_columns",
+    "sent_payloads",
+    "take_batches",
+]
+
+#: Longest wait of one ``offload``.
+OFFLOAD_WAIT_S_MAX = 3600.0
+
+
+#: What each takes; who may ask is in the table of operations.
+ACTIONS = {
+    "status": 'what streams that come in do: {"stream": NAME}, or all of them',
+    "offload": 'close the current segment and wait until it is durable: {"stream", "until", "timeout_s"}',
+    "close-ledger": 'close the open ledger of an appended stream: {"stream"}',
+    "publish": 'what a subscriber has consumed: {"stream", "subscriber", "at", "generation"}',
+    "subscribe": 'register a subscriber: {"stream", "subscriber", "start", "generation"}',
+    "truncate": 'let a stream begin at a position: {"stream", "before"}',
+}
+
+
+class Actions:
+    """Thread-safe.
+
+    Args:
+        store: where the manifests are.
+        seats: streams that come in.
+        control: takes commands for every stream that is served.
+        clock: of times that are recorded.
+    """
+
+    def __init__(self, store: ObjectStore, seats: Seats, control: Callable[[], ServiceControl], clock: Clock) -> None:
+        self._store, self._seats, self._control, self._clock = store, seats, control, clock
+        self._run: dict[str, Callable[[Fields, Caller], dict[str, Any]]] = {
+            "status": self._status,
+            "offload": self._offload,
+            "close-ledger": self._close_ledger,
+            "publish": self._publish,
+            "subscribe": self._subscribe,
+            "truncate": self._truncate,
+        }
+
+    def run(self, name: str, body: bytes, caller: Caller) -> bytes:
+        """Does it, if ``caller`` may, and answers with a document.
+
+        Raises:
+            NotAuthenticated, NotAllowed: who may not.
+            InvalidCall: no such action; and what it is refused for.
+        """
+        caller.require_known()
+        if name not in ACTIONS:
+            raise InvalidCall(f"no such action: {ascii(name)[:80]}", hint=f"there are {', '.join(ACTIONS)}")
+        operation = OPERATION_OF_ACTION[name]
+        if operation.is_of_subscriber and caller.subscribers:
+            # Whose token it is, only the body tells.
+            caller.may(operation, subscriber=fields_of(body, f"action {name}").text("subscriber"))
+        else:
+            caller.may(operation)
+        return encoded(self._run[name](fields_of(body, f"action {name}"), caller))
+
+    def _status(self, fields: Fields, caller: Caller) -> dict[str, Any]:  # noqa: ARG002 - the others want to know
+        name = fields.text("stream", "")
+        fields.end()
+        if not name:
+            return {"streams": [_document(stream) for stream in self._seats.held()]}
+        return _document(self._there(name))
+
+    def _offload(self, fields: Fields, caller: Caller) -> dict[str, Any]:
+        name, until = fields.text("stream"), fields.text("until", "")
+        timeout_s = min(fields.seconds("timeout_s", 60.0) or 0.0, OFFLOAD_WAIT_S_MAX)
+        fields.end()
+        return self._control().offload(name, until=until, timeout_s=timeout_s, by=caller.name)
+
+    def _close_ledger(self, fields: Fields, caller: Caller) -> dict[str, Any]:  # noqa: ARG002
+        stream = self._there(fields.text("stream"))
+        fields.end()
+        if not isinstance(stream.source, AppendedLedgers):
+            raise InvalidCall(
+                f"stream {stream.name} is pushed: its ledgers are the broker's",
+                hint="say how a ledger ends in a batch's metadata",
+            )
+        closed = stream.source.close_ledger()
+        return {"stream": stream.name, "closed": None if closed is None else closed.ledger_id}
+
+    def _publish(self, fields: Fields, caller: Caller) -> dict[str, Any]:
+        name, subscriber = fields.text("stream"), fields.text("subscriber")
+        at, generation = fields.any("at"), fields.whole("generation")
+        fields.end()
+        return self._control().publish(name, subscriber, at, generation=generation, by=caller.name)
+
+    def _subscribe(self, fields: Fields, caller: Caller) -> dict[str, Any]:
+        name, subscriber = fields.text("stream"), fields.text("subscriber")
+        start, generation = fields.any("start"), fields.whole("generation", 0)
+        fields.end()
+        return self._control().subscribe(name, subscriber, start=start, generation=generation or 0, by=caller.name)
+
+    def _truncate(self, fields: Fields, caller: Caller) -> dict[str, Any]:  # noqa: ARG002
+        name, before = fields.text("stream"), fields.position("before")
+        fields.end()
+        if before is None:
+            raise InvalidCall("action truncate: before is missing", hint="the first position that stays")
+        stream = self._seats.find(name)
+        # What is pushed has no hot tier here whose ledgers could be deleted.
+        source = stream.source if stream is not None and isinstance(stream.source, AppendedLedgers) else None
+        log = ManifestLog(self._store, name, clock=self._clock)
+        method = "streaming" if stream is None else stream.settings.offload.method
+        done = truncate_stream(log, before, clock=self._clock, source=source, method=method)
+        return {
+            "stream": name,
+            "head": str(done.head),
+            "moved": done.moves,
+            "ledgers": list(done.ledgers),
+            "segments": done.segments,
+            "entries": done.entries,
+        }
+
+    def _there(self, name: str) -> FlightStream:
+        found = self._seats.find(name)
+        if found is None:
+            raise NotFound(f"stream {name} didn't come in through Flight here", hint="the action status lists those")
+        return found
+
+
+def _document(stream: FlightStream) -> dict[str, Any]:
+    news, seat, status = stream.source.news(), stream.seat, stream.control.status()
+    return {
+        "stream": stream.name,
+        "mode": stream.mode,
+        "producer": None if seat is None else seat.producer,
+        "peer": None if seat is None else seat.peer,
+        "taken": news.taken and str(news.taken),
+        "durable": news.durable and str(news.durable),
+        "offloading": "starting" if status is None else status.mode.value,
+        "error": "" if status is None else status.error,
+    }
+
+
+#: What is pushed and what is read; times are milliseconds, null where nobody knows.
+ENTRY_SCHEMA: pa.Schema = EntryBatch.build(0, 0, []).to_arrow().schema
+_NEEDED = {"push": ("ledger_id", "entry_id", "payload"), "append": ("payload",)}
+_KNOWN = {"push": ("ledger_id", "entry_id", "publish_time", "payload"), "append": ("publish_time", "payload")}
+
+
+def require_columns(schema: pa.Schema, mode: str) -> None:
+    """Checks the columns that a call announces.
+
+    Args:
+        mode: ``push`` or ``append``.
+
+    Raises:
+        InvalidCall: a column is missing, unknown, named twice, or of another type.
+    """
+    try:
+        names = list(schema.names)
+    except UnicodeDecodeError as error:
+        raise InvalidCall(f"columns of a {mode}: a name isn't UTF-8", hint="docs/FLIGHT.md has the columns") from error
+    problems = [f"{name} is missing" for name in _NEEDED[mode] if name not in names]
+    problems += [f"{ascii(name)[:80]} is unknown" for name in sorted(set(names) - set(_KNOWN[mode]))]
+    problems += [f"{name} comes twice" for name in sorted(set(names)) if names.count(name) > 1]
+    for name in set(names) & set(_KNOWN[mode]) if len(names) == len(set(names)) else ():
+        found, wanted = schema.field(name).type, ENTRY_SCHEMA.field(name).type
+        if found != wanted:
+            problems.append(f"{name} is {found}, not {wanted}")
+    if problems:
+        raise InvalidCall(
+            f"columns of a {mode}: {'; '.join(sorted(problems))[:1000]}",
+            hint=f"the columns are {', '.join(f'{name} {ENTRY_SCHEMA.field(name).type}' for name in _KNOWN[mode])}",
+        )
+
+
+def pushed_batches(batch: pa.RecordBatch, *, bytes_max: int, entry_bytes_max: int) -> list[EntryBatch]:
+    """The entries of a pushed batch, cut where another ledger begins; shares its memory.
+
+    Raises:
+        InvalidCall: damaged, or a null where none may be.
+        LimitReached: the batch or an entry is too large.
+    """
+    payloads, times = _checked(batch, bytes_max, entry_bytes_max)
+    ledger_ids, entry_ids = _whole(batch, "ledger_id"), _whole(batch, "entry_id")
+    if not len(batch):
+        return []
+    cuts = [0, *(np.flatnonzero(np.diff(ledger_ids)) + 1).tolist(), len(batch)]
+    return [
+        EntryBatch(int(ledger_ids[start]), entry_ids[start:end], payloads.slice(start, end - start), times[start:end])
+        for start, end in itertools.pairwise(cuts)
+    ]
+
+
+def sent_payloads(
+    batch: pa.RecordBatch, *, bytes_max: int, entry_bytes_max: int
+) -> tuple[pa.BinaryArray, NDArray[np.int64] | None]:
+    """Payloads and times of a batch to be appended; no times: now. Raises as ``pushed_batches``."""
+    payloads, times = _checked(batch, bytes_max, entry_bytes_max)
+    return payloads, times if "publish_time" in batch.schema.names else None
+
+
+def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tuple[pa.BinaryArray, NDArray[np.int64]]:
+    _require_sound(batch, full=False)
+    # Arrow looks at offsets to tell how large a batch is: only where there are some. Without rows it has none.
+    if len(batch) and batch.nbytes > bytes_max:
+        raise LimitReached(
+            f"a batch of {batch.nbytes} bytes is above {bytes_max} (flight.batch_bytes_max)", hint="send smaller ones"
+        )
+    _require_sound(batch, full=True)
+    payloads = batch.column("payload")
+    if payloads.null_count:
+        raise InvalidCall("a payload is null", hint="an entry without bytes is an empty value")
+    largest = pc.max(pc.binary_length(payloads)).as_py() or 0
+    if largest > entry_bytes_max:
+        raise LimitReached(
+            f"an entry of {largest} bytes is above the {entry_bytes_max} that offload.entry_bytes_max and "
+            "offload.offload_buffer_bytes_max allow",
+            hint="nothing of the batch was taken",
+        )
+    return payloads, _times(batch)
+
+
+def _require_sound(batch: pa.RecordBatch, *, full: bool) -> None:
+    """Checks the batch's structure, with ``full`` its values too, which takes as long as the batch is large."""
+    try:
+        batch.validate(full=full)
+    except pa.ArrowException as error:
+        raise InvalidCall(f"a batch is damaged: {str(error)[:200]}") from error
+
+
+def _times(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    if "publish_time" not in batch.schema.names:
+        return np.full(len(batch), TIME_UNKNOWN_MS, dtype=np.int64)
+    times = batch.column("publish_time").cast(pa.int64())
+    require_times(times.drop_null().to_numpy(zero_copy_only=False), where="a batch")
+    if times.null_count:
+        times = pc.fill_null(times, TIME_UNKNOWN_MS)
+    found: NDArray[np.int64] = times.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _whole(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
+    column = batch.column(name)
+    if column.null_count:
+        raise InvalidCall(f"a {name} is null")
+    found: NDArray[np.int64] = column.to_numpy()
+    return found
+
+
+#: Cleanup stays away for so long from what a DoGet began to read; renewed while it reads.
+LEASE_S = 3600
+#: Rows and bytes of which nobody has counted how many there are.
+_UNKNOWN = -1
+
+
+class Gets:
+    """Reads from one store. Thread-safe.
+
+    Args:
+        store: open for writing, for the leases.
+        settings: of readers.
+        source_of: the hot tier of a stream whose ledgers are ours: its newest entries are read from there.
+    """
+
+    def __init__(
+        self, store: ObjectStore, settings: ReadSettings, source_of: Callable[[str], LedgerSource | None]
+    ) -> None:
+        self._store, self._settings, self._source_of = store, settings, source_of
+
+    def entries(self, request: GetRequest) -> fl.FlightDataStream:
+        """The entries of a ticket, a batch at a time.
+
+        Raises:
+            NotFound, Trimmed, BeyondEnd, InvalidCall and what else a reader raises: at once where that is known.
+        """
+        source = self._source_of(request.stream)
+        reader = open_reader(self._store, request.stream, settings=self._settings, source=source, lease_seconds=LEASE_S)
+        try:
+            batches = self._scan(reader, request)
+        except BaseException:
+            reader.close()
+            raise
+        return fl.GeneratorStream(ENTRY_SCHEMA, _sent(reader, batches))
+
+    def info(self, name: str) -> fl.FlightInfo:
+        """What is known of one stream: first and last position, entries and bytes in the cold tier.
+
+        Raises:
+            NotFound: no such stream.
+        """
+        source = self._source_of(name)
+        state = load_stream(self._store, name, may_be_absent=source is not None)
+        with open_reader(self._store, name, settings=self._settings, source=source, state=state) as reader:
+            first, last = reader.first_position, reader.last_position
+        known = {"first": first and str(first), "last": last and str(last)}
+        return _info(name, state.sums.entries, state.sums.payload_bytes, encoded(known))
+
+    def infos(self, prefix: str) -> Iterator[fl.FlightInfo]:
+        """All streams whose names begin so, without a look at each."""
+        with refusing("ListFlights"):
+            for name in list_streams(self._store):
+                if name.startswith(prefix):
+                    yield _info(name, _UNKNOWN, _UNKNOWN, b"")
+
+    def _scan(self, reader: Reader, request: GetRequest) -> Iterator[EntryBatch]:
+        first, last = request.first, request.last
+        if request.from_time_ms is not None:
+            first = reader.position_at(request.from_time_ms)
+            if first is None or (last is not None and first > last):
+                return iter(())
+        if first is None and last is None and reader.last_position is None:
+            return iter(())
+        batch_bytes = min(request.batch_bytes or self._settings.batch_bytes, self._settings.batch_bytes)
+        return reader.scan(first, last, batch_bytes)
+
+
+def _sent(reader: Reader, batches: Iterator[EntryBatch]) -> Iterator[pa.RecordBatch]:
+    with contextlib.closing(reader), refusing("DoGet"):
+        for batch in batches:
+            yield batch.to_arrow()
+
+
+def _info(name: str, entries: int, size_bytes: int, known: bytes) -> fl.FlightInfo:
+    endpoint = fl.FlightEndpoint(GetRequest(name).encode(), [])
+    descriptor = fl.FlightDescriptor.for_path(name)
+    return fl.FlightInfo(ENTRY_SCHEMA, descriptor, [endpoint], entries, size_bytes, app_metadata=known)
+
+
+def take_batches(
+    seat: Seat, reader: fl.MetadataRecordBatchReader, writer: fl.FlightMetadataWriter, settings: FlightSettings
+) -> None:
+    """Takes what comes until the producer ends the call, or somebody takes its seat.
+
+    Raises:
+        InvalidCall, LimitReached: a batch is wrong; nothing of it was taken, all before it was.
+        SourceMismatch: what is pushed isn't the log that is stored; nothing of the batch was taken.
+        StoreUnavailable: no room for it in time.
+        Closed: the seat is somebody else's. Fenced, Corrupt and others: the stream was stopped.
+    """
+    stream = seat.stream
+    require_columns(reader.schema, stream.mode)
+    source = stream.source
+    if isinstance(source, AppendedLedgers):
+        with Answers(writer, source, seat.trouble) as answers:
+            _take_appended(seat, source, reader, answers, settings)
+        return
+    assert seat.proof is not None, "a seat at a pushed stream has one"
+    with Answers(writer, seat.proof, seat.trouble) as answers:
+        _take_pushed(seat, source, seat.proof, reader, answers, settings)
+
+
+def _take_pushed(
+    seat: Seat,
+    source: PushedLedgers,
+    proof: Proof,
+    reader: fl.MetadataRecordBatchReader,
+    answers: Answers,
+    settings: FlightSettings,
+) -> None:
+    answers.write(Answer())
+    for number, (data, note) in enumerate(_batches(seat, reader), 1):
+        batches = []
+        if data is not None:
+            batches = pushed_batches(
+                data, bytes_max=settings.batch_bytes_max, entry_bytes_max=seat.stream.entry_bytes_max
+            )
+            proof.compare(batches)
+        pushed = source.push(batches, note.ends, within_s=settings.wait_seconds_max, is_wanted=lambda: seat.is_held)
+        seat.require_held()
+        answers.write(Answer(batch=number, entries=pushed.taken, repeated=pushed.repeated))
+
+
+def _take_appended(
+    seat: Seat,
+    source: AppendedLedgers,
+    reader: fl.MetadataRecordBatchReader,
+    answers: Answers,
+    settings: FlightSettings,
+) -> None:
+    answers.write(Answer(sequence=source.sequence(seat.producer)))
+    for number, (data, note) in enumerate(_batches(seat, reader), 1):
+        if data is None:
+            continue
+        payloads, times_ms = sent_payloads(
+            data, bytes_max=settings.batch_bytes_max, entry_bytes_max=seat.stream.entry_bytes_max
+        )
+        written = source.append(payloads, times_ms, producer=seat.producer, sequence=note.sequence)
+        entries = sum(map(len, written))
+        answers.write(
+            Answer(
+                batch=number,
+                entries=entries,
+                repeated=len(data) - entries,
+                positions=tuple((each.first, each.last) for each in written),
+                sequence=source.sequence(seat.producer),
+            )
+        )
+
+
+def _batches(seat: Seat, reader: fl.MetadataRecordBatchReader) -> Iterator[tuple[pa.RecordBatch | None, BatchNote]]:
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        except OSError as error:  # what Arrow calls bytes that are no message of its own
+            raise InvalidCall(f"a batch can't be read: {str(error)[:200]}", hint="send Arrow's own messages") from error
+        seat.require_held()
+        metadata = None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
+        yield chunk.data, batch_note(metadata, seat.stream.mode)

@@ -1,0 +1,690 @@
+"""Producer sessions of Arrow Flight streams: one producer at a time, each batch acknowledged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Literal, Protocol
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+from numpy.typing import NDArray
+
+from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
+from offloader import errors
+from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError, SourceMismatch
+from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription
+from offloader.ledgers.pushed import (
+    IdentifiedLedgers,
+    NotNext,
+    Offered,
+    PushedLedgers,
+    PushMemory,
+    PushNews,
+    first_difference,
+)
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.ledgers.tail_buffer import TailingSource
+from offloader.manifest.catalog import require_free_name
+from offloader.read.reader import Reader, load_stream, open_reader
+from offloader.runtime.clock import Clock
+from offloader.service.flight.messages import Answer, PutRequest
+from offloader.service.providers.base import StreamControl, Streams
+from offloader.settings import FlightSettings, ReadSettings, Settings
+from offloader.store.base import ObjectStore
+from offloader.stream_names import require_stream_name
+from offloader.write.status import Mode
+
+__all__ = [
+    "FEED",
+    "PRODUCERS_MAX",
+    "Answers",
+    "AppendedLedgers",
+    "FlightStream",
+    "NewsSource",
+    "Proof",
+    "Seat",
+    "Seats",
+    "another_log",
+]
+
+
+class Proof:
+    """Of one call; also the call's news.
+
+    Args:
+        source: the stream.
+        store: has the entries that are durable.
+        settings: of readers.
+        is_named: whether the producer named its log; else only what it pushes again is compared.
+    """
+
+    def __init__(self, source: PushedLedgers, store: ObjectStore, settings: ReadSettings, *, is_named: bool) -> None:
+        self._source, self._store, self._settings = source, store, settings
+        committed = source.news().durable
+        #: What has to be proven before the producer hears of all there is.
+        self._wanted = committed if is_named else None
+        self._proven: Position | None = None
+        self._reader: Reader | None = None
+        self._seen = PushNews(None, None)
+
+    def begin(self, last: Position, crc32: int) -> None:
+        """Compares the newest entry that the producer heard to be durable.
+
+        Raises:
+            SourceMismatch: it isn't durable, or another entry is.
+        """
+        durable = self._source.news().durable
+        if durable is None or last > durable:
+            raise another_log(self._source.stream, f"it heard that {last} is durable, and {durable or 'nothing'} is")
+        for stored in self._stored(last, last):
+            found = zlib.crc32(stored.payloads[0].as_buffer() or b"")
+            if found != crc32:
+                raise another_log(
+                    self._source.stream, f"entry {last} has CRC-32 {crc32:#010x}, stored is {found:#010x}"
+                )
+        self._proven = last
+
+    def compare(self, batches: Sequence[EntryBatch]) -> None:
+        """Compares what was pushed again of what is durable.
+
+        Raises:
+            SourceMismatch: a durable entry has other bytes.
+            NotNext: entries come before the producer has proven that they follow what is there.
+        """
+        durable = self._source.news().durable
+        for batch in batches:
+            first, last = batch.first, batch.last
+            if len(batch) != last.entry_id + 1 - first.entry_id:
+                continue  # a hole: refused when it is taken
+            if durable is not None and first <= durable:
+                again = batch
+                if last > durable:
+                    again = batch.slice(0, durable.entry_id + 1 - first.entry_id)
+                self._compare(again)
+                self._proven = again.last if self._proven is None else max(self._proven, again.last)
+            if self._wanted is not None and last > self._wanted and not self._is_proven:
+                raise NotNext(
+                    f"stream {self._source.stream}: {first} was pushed, and nothing shows that this log has what is "
+                    f"durable up to {self._wanted}",
+                    hint=f"push again from after {self._proven or 'the beginning'}, or give last and crc32 of the "
+                    "newest entry that was durable",
+                )
+
+    def close(self) -> None:
+        """Reads nothing more."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    # -- news
+
+    def news(self) -> PushNews:
+        """How far entries are taken and durable, as far as the producer may hear of it."""
+        return self._limited(self._source.news())
+
+    def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:  # noqa: ARG002 - what was told may be limited
+        """The news when there are other ones than at the last call, when something happened, or after ``within_s``."""
+        self._seen = self._source.wait_for_news(self._seen, within_s)
+        return self._limited(self._seen)
+
+    def wake(self) -> None:
+        """Lets everybody who waits look again."""
+        self._source.wake()
+
+    @property
+    def _is_proven(self) -> bool:
+        return self._wanted is None or (self._proven is not None and self._proven >= self._wanted)
+
+    def _limited(self, news: PushNews) -> PushNews:
+        if self._is_proven:
+            return news
+        proven = self._proven
+        if proven is None:
+            return PushNews(None, None)
+        return PushNews(*(None if each is None else min(each, proven) for each in (news.taken, news.durable)))
+
+    # -- the cold tier
+
+    def _compare(self, again: EntryBatch) -> None:
+        for stored in self._stored(again.first, again.last):
+            low = stored.first.entry_id - again.first.entry_id
+            pushed = again.slice(low, low + len(stored))
+            at = first_difference(pushed.payloads, stored.payloads)
+            if at is not None:
+                other = Position(stored.ledger_id, stored.first.entry_id + at)
+                raise another_log(self._source.stream, f"{other} was pushed again with other bytes")
+
+    def _stored(self, first: Position, last: Position) -> list[EntryBatch]:
+        """What is stored of a range; less where retention deleted some of it, or a gap was recorded."""
+        if self._reader is None or self._reader.last_position is None or self._reader.last_position < last:
+            self.close()
+            self._reader = open_reader(self._store, self._source.stream, settings=self._settings)
+        begin = self._reader.first_position
+        if begin is None or begin > last:
+            return []
+        return list(self._reader.scan(max(first, begin), last))
+
+
+def another_log(stream: str, why: str, known: UUID | None = None) -> SourceMismatch:
+    """The producer's log isn't the one that was pushed before."""
+    of = "" if known is None else f" of log {known}"
+    return SourceMismatch(
+        f"stream {stream}: what is stored{of} isn't this producer's: {why}. Nothing was taken",
+        hint="go on with the log that was pushed before; or push this one to another stream",
+    )
+
+
+#: Producers of one stream that number their batches; the numbers are kept for ever.
+PRODUCERS_MAX = 256
+#: The note that has them.
+_NOTE = "flight-producers"
+#: Longest sleep of who waits for news before they look again.
+_WAIT_S_MAX = 0.5
+
+
+class AppendedLedgers:
+    """An embedded stream as a ``LedgerSource``, and its producers' way in. Thread-safe.
+
+    Args:
+        inner: the stream, open to append to.
+        tail_bytes_max: newest entries kept in memory.
+        clock: for waiting.
+
+    Attributes:
+        offered: asks what became of entries; set before the first append.
+    """
+
+    def __init__(self, inner: EmbeddedStream, tail_bytes_max: int, clock: Clock) -> None:
+        self._inner, self._clock = inner, clock
+        self._tail = TailingSource(inner, tail_bytes_max)
+        self.offered: Callable[[], Offered] = Offered
+        self._changed = threading.Condition()
+        self._appending = threading.Lock()
+        self._sequences: dict[str, int] = json.loads(inner.get_note(_NOTE) or b"{}")
+        self._end = inner.last_position()
+
+    # -- the producer's side
+
+    def sequence(self, producer: str) -> int | None:
+        """The newest number of a producer's batch that is durable."""
+        return self._sequences.get(producer)
+
+    def append(
+        self, payloads: pa.BinaryArray, times_ms: NDArray[np.int64] | None, *, producer: str, sequence: int | None
+    ) -> list[EntryBatch]:
+        """Adds a batch; what was written where, nothing where the producer repeats one.
+
+        Args:
+            producer, sequence: whose, and its number; without both nothing is known of repetitions.
+
+        Raises:
+            InvalidCall: a number without a producer.
+            LimitReached: too many producers.
+            as ``EmbeddedStream.append``.
+        """
+        with self._appending:
+            notes = {} if sequence is None else self._note_of(producer, sequence)
+            if sequence is not None and sequence <= self._sequences.get(producer, -1):
+                return []
+            written = self._inner.append(payloads, times_ms, notes=notes)
+            if sequence is not None:
+                self._sequences[producer] = sequence
+            with self._changed:
+                self._end = written[-1].last if written else self._end
+                self._changed.notify_all()
+        return written
+
+    def news(self) -> PushNews:
+        """The newest entry there is, and the newest that is committed in the cold tier."""
+        return PushNews(self._end, self.offered().committed)
+
+    def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:
+        """The news when it isn't ``seen`` any more, when something happened, or after ``within_s``."""
+        deadline_s = self._clock.monotonic_s() + within_s
+        happened = False
+        while True:
+            with self._changed:
+                found = self.news()
+                left_s = deadline_s - self._clock.monotonic_s()
+                if found != seen or left_s <= 0 or happened:
+                    return found
+                happened = self._changed.wait(min(left_s, _WAIT_S_MAX))
+
+    def wake(self) -> None:
+        """Lets everybody who waits look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close_ledger(self) -> LedgerInfo | None:
+        """Closes the open ledger, so that the next append opens another."""
+        return self._inner.close_ledger()
+
+    def end(self) -> None:
+        """Keeps nothing in memory any more. Calling it twice is fine."""
+        self._tail.close()
+
+    # -- LedgerSource
+
+    @property
+    def inner(self) -> LedgerSource:
+        """The hot tier behind it."""
+        return self._tail
+
+    def ledgers(self) -> list[LedgerInfo]:
+        return self._tail.ledgers()
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
+        return self._tail.read(start, max_bytes)
+
+    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
+        return self._tail.subscribe(listener, closed)
+
+    def release(self, position: Position) -> None:
+        self._tail.release(position)
+        self.wake()
+
+    def delete(self, ledger_id: int) -> None:
+        self._tail.delete(ledger_id)
+
+    def _note_of(self, producer: str, sequence: int) -> dict[str, bytes]:
+        if not producer:
+            raise InvalidCall("a batch has a sequence, and nobody said whose", hint="the descriptor names the producer")
+        if producer not in self._sequences and len(self._sequences) >= PRODUCERS_MAX:
+            raise LimitReached(
+                f"{PRODUCERS_MAX} producers have numbered their batches, and {producer!a} is another one",
+                hint="use the same names again, or send without a sequence",
+            )
+        return {_NOTE: json.dumps({**self._sequences, producer: sequence}).encode()}
+
+
+_log = logging.getLogger("offloader.service.flight")
+
+#: What these streams are said to be brought by.
+FEED = "flight"
+#: Locks around the opening of streams: two of different names rarely wait for each other.
+_OPENING_LOCKS = 64
+
+
+@dataclass(slots=True)
+class FlightStream:
+    """One stream that came in.
+
+    Attributes:
+        settings: its effective ones.
+        seat: who sends now, ``None``: nobody.
+        left_s: when the last one left, by the monotonic clock.
+        is_warned: whether it was said that its producer doesn't name its log.
+    """
+
+    name: str
+    mode: Literal["push", "append"]
+    source: PushedLedgers | AppendedLedgers
+    control: StreamControl
+    settings: Settings
+    seat: Seat | None = None
+    left_s: float = 0.0
+    is_warned: bool = False
+
+    @property
+    def entry_bytes_max(self) -> int:
+        """The largest entry that can be offloaded."""
+        offload = self.settings.offload
+        buffers = min(offload.offload_buffer_bytes_max, offload.offload_memory_bytes_max)
+        return min(offload.entry_bytes_max, buffers - ENTRY_HEADER_BYTES)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nobody sends and everything is committed."""
+        news = self.source.news()
+        return self.seat is None and news.taken == news.durable
+
+    def offered(self) -> Offered:
+        """What became of its entries."""
+        status = self.control.status()
+        if status is None:
+            return Offered(None, self.control.committed)
+        error = _error_of(status.error_kind, status.error) if status.mode is Mode.STOPPED else None
+        return Offered(status.offered, status.committed, error)
+
+
+class Seat:
+    """A producer at a stream, for as long as its call is open.
+
+    Attributes:
+        proof: whether what it pushes is what is stored; ``None``: it appends.
+    """
+
+    def __init__(
+        self, stream: FlightStream, producer: str, peer: str, clock: Clock, proof: Proof | None = None
+    ) -> None:
+        self.stream, self.producer, self.peer, self.proof = stream, producer, peer, proof
+        self._clock = clock
+        self._moved_by: str = ""
+
+    @property
+    def is_held(self) -> bool:
+        return self.stream.seat is self
+
+    def trouble(self) -> str:
+        """Why the call is of no use any more; empty: it is."""
+        if not self.is_held:
+            return str(self._over())
+        error = self.stream.offered().error
+        return "" if error is None else str(error)
+
+    def require_held(self) -> None:
+        """Raises ``Closed`` when somebody else sits here, or nobody may any more."""
+        if not self.is_held:
+            raise self._over()
+
+    def take_away(self, by: str) -> None:
+        """The call is over, whatever it still sends.
+
+        Args:
+            by: who or what did that, for the error.
+        """
+        self._moved_by = by
+        if self.stream.seat is self:
+            self.stream.seat = None
+        self.stream.source.wake()
+
+    def leave(self) -> None:
+        """The call has ended."""
+        if self.proof is not None:
+            self.proof.close()
+        if self.is_held:
+            self.stream.seat = None
+            self.stream.left_s = self._clock.monotonic_s()
+
+    def _over(self) -> Closed:
+        return Closed(f"stream {self.stream.name}: this call is over: {self._moved_by or 'the stream was closed'}")
+
+
+class Seats:
+    """All of them. Thread-safe.
+
+    Args:
+        streams: where streams are added.
+        store: has their manifests.
+        settings: limits.
+        ledgers: of streams that are appended to, ``None``: there are none.
+        clock: for times.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        store: ObjectStore,
+        settings: FlightSettings,
+        ledgers: EmbeddedLedgers | None,
+        clock: Clock,
+    ) -> None:
+        self._streams, self._store, self._settings, self._ledgers = streams, store, settings, ledgers
+        self._clock = clock
+        self._memory = PushMemory(settings.memory_bytes_max)
+        self._lock = threading.Lock()
+        self._held: dict[str, FlightStream] = {}
+        self._opening = [threading.Lock() for _ in range(_OPENING_LOCKS)]
+        self._closing = False
+
+    def held(self) -> list[FlightStream]:
+        """The streams that came in, by name."""
+        with self._lock:
+            return [self._held[name] for name in sorted(self._held)]
+
+    def find(self, name: str) -> FlightStream | None:
+        with self._lock:
+            return self._held.get(name)
+
+    def take(self, request: PutRequest, peer: str) -> Seat:
+        """A seat at a stream, which is opened if need be.
+
+        Raises:
+            InvalidCall: no stream's name, or one that can't stand beside another's; somebody else sits there; it is
+                offloaded by another method, or sent in the other mode.
+            LimitReached: too many streams.
+            SourceMismatch: what is stored is of another log than the producer's.
+            Closed: the process is stopping.
+            StoreUnavailable, Corrupt: the stream's manifest can't be read.
+        """
+        require_stream_name(request.stream)
+        with self._opening[hash(request.stream) % _OPENING_LOCKS]:
+            stream = self.find(request.stream)
+            if stream is None:
+                require_free_name(self._store, request.stream)
+            else:
+                log = stream.source.source_id() if isinstance(stream.source, IdentifiedLedgers) else None
+                _require_log(request, log)
+                self._free(stream, request, peer)
+                is_new_log = request.source is not None and log is None
+                if stream.offered().error is not None or stream.mode != request.mode or is_new_log:
+                    # A stopped one begins again from the manifest: who is connected is the one to offload it.
+                    self._wind_down(stream, drain=stream.offered().error is None)
+                    stream = None
+            if stream is None:
+                stream = self._open(request)
+            proof = self._proof(stream, request)
+            seat = stream.seat = Seat(stream, request.producer, peer, self._clock, proof)
+            if self._closing:
+                seat.take_away("the process is stopping")
+                raise Closed("the process is stopping", hint="try again later")
+            return seat
+
+    def _proof(self, stream: FlightStream, request: PutRequest) -> Proof | None:
+        """Raises ``SourceMismatch`` when the producer's log isn't the one that is stored."""
+        if isinstance(stream.source, AppendedLedgers):
+            return None
+        proof = Proof(stream.source, self._store, stream.settings.read, is_named=request.source is not None)
+        if request.last is not None and request.crc32 is not None:
+            try:
+                proof.begin(request.last, request.crc32)
+            except BaseException:
+                proof.close()
+                raise
+        if request.source is None and not stream.is_warned:
+            stream.is_warned = True
+            _log.warning(
+                "stream %s: its producer doesn't name its log (source): whether a log that begins anew is another one "
+                "is only found where it pushes again what is durable", stream.name,
+                extra={"event": "flight_no_source", "stream": stream.name},
+            )  # fmt: skip
+        return proof
+
+    def open_appended(self) -> None:
+        """Opens every stream of the ledger database: what was appended before the last end may not be offloaded yet."""
+        for name in [] if self._ledgers is None else self._ledgers.streams():
+            try:
+                with self._opening[hash(name) % _OPENING_LOCKS]:
+                    if self.find(name) is None:
+                        self._open(PutRequest(name, "append"))
+            except OffloaderError as error:
+                extra = {"event": "flight_not_opened", "stream": name}
+                _log.warning("stream %s isn't offloaded until somebody appends to it: %s", name, error, extra=extra)
+
+    def stop(self) -> None:
+        """Nobody sits anywhere any more, and nobody takes a seat."""
+        self._closing = True
+        for stream in self.held():
+            if stream.seat is not None:
+                stream.seat.take_away("the process is stopping")
+            if isinstance(stream.source, PushedLedgers) and stream.source.waits_for_broker:
+                # Nobody brings what it would need to be drained.
+                self._streams.remove(stream.name, drain=False)
+
+    def close(self) -> None:
+        """Closes the sources: the streams were wound down."""
+        for stream in self.held():
+            stream.source.end()
+
+    def _free(self, stream: FlightStream, request: PutRequest, peer: str) -> None:
+        """Makes the seat free for who comes again before its last call is over; nobody else."""
+        seat = stream.seat
+        if seat is None:
+            return
+        if not request.producer or seat.producer != request.producer:
+            raise InvalidCall(
+                f"stream {stream.name}: {seat.producer or 'somebody without a name'} at {seat.peer} sends it already",
+                hint="one producer sends a stream at a time; one that names itself in the descriptor may come again",
+            )
+        seat.take_away(f"{request.producer} came again, from {peer}")
+
+    def _open(self, request: PutRequest) -> FlightStream:
+        settings = self._streams.settings_of(request.stream)
+        with self._lock:
+            is_full = len(self._held) >= self._settings.streams_max
+        if is_full:
+            self._close_one()
+        source: PushedLedgers | AppendedLedgers
+        source = self._pushed(request, settings) if request.mode == "push" else self._appended(request.stream, settings)
+        try:
+            control = self._streams.add(request.stream, source, feed=FEED)
+        except BaseException:
+            source.end()
+            raise
+        stream = FlightStream(request.stream, request.mode, source, control, settings)
+        source.offered = stream.offered
+        with self._lock:
+            self._held[request.stream] = stream
+        return stream
+
+    def _pushed(self, request: PutRequest, settings: Settings) -> PushedLedgers:
+        name = request.stream
+        if settings.offload.method != "streaming":
+            raise InvalidCall(
+                f"stream {name}: its method is {settings.offload.method}, and what is pushed needs streaming",
+                hint="set offload.method, or append instead of pushing",
+            )
+        state = load_stream(self._store, name, may_be_absent=True)
+        # A manifest that knows its hot tier has it as ``source``.
+        known = state.source
+        _require_log(request, None if known is None else known.uuid)
+        kind = PushedLedgers if request.source is None else partial(IdentifiedLedgers, source=request.source)
+        return kind(
+            name,
+            committed=state.committed_end(),
+            closed=dict(state.closed_ledgers),
+            promised=state.newest_end,
+            window_bytes_max=self._settings.window_bytes_max,
+            push_bytes_max=self._settings.batch_bytes_max,
+            memory=self._memory,
+            clock=self._clock,
+        )
+
+    def _appended(self, name: str, settings: Settings) -> AppendedLedgers:
+        if self._ledgers is None:
+            raise InvalidCall(
+                f"stream {name}: nothing can be appended here", hint="set flight.ledgers, or push with ids of your own"
+            )
+        return AppendedLedgers(self._ledgers.open_stream(name), settings.offload.tail_cache_bytes_max, self._clock)
+
+    def _close_one(self) -> None:
+        """Closes the stream that nobody has sent for longest and that has nothing left to do."""
+        done = sorted((each for each in self.held() if each.is_done), key=lambda each: each.left_s)
+        if not done:
+            raise LimitReached(
+                f"{self._settings.streams_max} streams are open (flight.streams_max)", hint="end calls of others first"
+            )
+        self._wind_down(done[0], drain=False)
+
+    def _wind_down(self, stream: FlightStream, *, drain: bool) -> None:
+        self._streams.remove(stream.name, drain=drain)
+        stream.source.end()
+        with self._lock:
+            self._held.pop(stream.name, None)
+
+
+def _require_log(request: PutRequest, log: UUID | None) -> None:
+    """Raises ``SourceMismatch`` when the producer names another log than the one that is known."""
+    if request.source is not None and log is not None and request.source != log:
+        raise another_log(request.stream, f"it sends log {request.source}", known=log)
+
+
+def _error_of(kind: str, text: str) -> OffloaderError:
+    """The error that a status names."""
+    found: Callable[[str], OffloaderError] = getattr(errors, kind, OffloaderError)
+    return found(text)
+
+
+#: Longest sleep of the thread that tells news before it looks whether the call is still open.
+_NEWS_WAIT_S_MAX = 1.0
+
+
+class NewsSource(Protocol):
+    """A stream, as far as its producer wants to hear of it."""
+
+    def news(self) -> PushNews:
+        """How far entries are taken and durable now."""
+        ...
+
+    def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:
+        """The news when it isn't ``seen`` any more, when something happened, or after ``within_s``."""
+        ...
+
+    def wake(self) -> None:
+        """Lets everybody who waits look again."""
+        ...
+
+
+class Answers:
+    """A context: after the first answer and while it is open, a thread tells what changes between the batches.
+
+    Args:
+        writer: of the call.
+        source: the stream.
+        trouble: what the producer should end its call for; empty: nothing. It is told once.
+    """
+
+    def __init__(self, writer: fl.FlightMetadataWriter, source: NewsSource, trouble: Callable[[], str]) -> None:
+        self._writer, self._source, self._trouble = writer, source, trouble
+        self._lock = threading.Lock()
+        self._open = True
+        self._told = PushNews(None, None)
+        self._told_trouble = False
+        self._thread = threading.Thread(target=self._tell_news, name="offloader-flight-news", daemon=True)
+
+    def __enter__(self) -> Answers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        self._source.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def write(self, answer: Answer) -> None:
+        """Answers a batch, with the newest there is to say; waits until the producer has room for it."""
+        with self._lock:
+            self._told = self._source.news()
+            self._writer.write(
+                pa.py_buffer(replace(answer, taken=self._told.taken, durable=self._told.durable).encode())
+            )
+        if self._thread.ident is None:
+            self._thread.start()
+
+    def _tell_news(self) -> None:
+        seen = self._told
+        while self._open:
+            found = self._source.wait_for_news(seen, _NEWS_WAIT_S_MAX)
+            trouble = "" if self._told_trouble else self._trouble()
+            with self._lock:
+                seen = found
+                if not self._open or (found == self._told and not trouble):
+                    continue
+                self._told, self._told_trouble = found, self._told_trouble or bool(trouble)
+                try:
+                    self._writer.write(
+                        pa.py_buffer(Answer(taken=found.taken, durable=found.durable, error=trouble).encode())
+                    )
+                except (pa.ArrowException, fl.FlightError, OSError):
+                    return  # nobody is there any more; the reading side hears of it

@@ -1,0 +1,418 @@
+"""All routes of the HTTP interface and their description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from formats.errors import FormatError
+from formats.keys import STREAM_BYTES_MAX
+from offloader.errors import InvalidCall, OffloaderError
+from offloader.service.auth import OPERATION_OF_ROUTE, Caller, Role
+from offloader.service.commands import ServiceControl
+from offloader.service.dashboard.routes import page_routes
+from offloader.service.http.middleware import CALLER
+from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
+from offloader.service.http.schemas import (
+    CURSOR_CHARS_MAX,
+    Applied,
+    Committed,
+    Health,
+    Items,
+    LedgerRow,
+    ListPage,
+    OffloadRequest,
+    Overview,
+    Paused,
+    PauseRequest,
+    ProblemDetails,
+    PublishRequest,
+    Ready,
+    Removed,
+    SegmentRow,
+    StreamRow,
+    SubscribeRequest,
+    SubscriberRow,
+    place_of,
+    shown,
+    write_cursor,
+)
+from offloader.service.queries import LIMIT_MAX, Page, ServiceView, StreamOrder
+from offloader.stream_names import require_stream_name
+from offloader.telemetry.prometheus import CONTENT_TYPE
+
+__all__ = [
+    "DESCRIPTION",
+    "Known",
+    "Limit",
+    "NameQuery",
+    "StreamName",
+    "SubscriberName",
+    "caller_of",
+    "command_routes",
+    "make_application",
+    "process_routes",
+    "require_allowed",
+    "stream_routes",
+]
+
+#: A name in a path, percent-encoded once more than in keys.
+_PART_CHARS_MAX = 3 * STREAM_BYTES_MAX
+
+
+def caller_of(request: Request) -> Caller:
+    """Who calls, as the gate found."""
+    caller: Caller = request.scope["state"][CALLER]
+    return caller
+
+
+def require_allowed(request: Request) -> None:
+    """Passes whoever may do what the request's path and method are, by the table of operations.
+
+    Raises:
+        NotAuthenticated, NotAllowed: who may not.
+    """
+    operation = OPERATION_OF_ROUTE[f"{request.method} {request.scope['route'].path}"]
+    subscriber = request.path_params.get("subscriber")
+    named = None if subscriber is None else _decoded(subscriber, "subscriber's name")
+    caller_of(request).may(operation, subscriber=named)
+
+
+Known = Annotated[Caller, Depends(caller_of)]
+
+
+def _decoded(part: str, what: str) -> str:
+    try:
+        return unquote_to_bytes(part).decode()
+    except UnicodeDecodeError:
+        raise InvalidCall(f"the {what} in the path isn't UTF-8", hint="percent-encode its UTF-8 bytes") from None
+
+
+def _stream_name(
+    stream: Annotated[
+        str,
+        Path(
+            description="The stream's name, percent-encoded as one part: `public%2Fdefault%2Fpersistent%2Forders`.",
+            max_length=_PART_CHARS_MAX,
+        ),
+    ],
+) -> str:
+    name = _decoded(stream, "stream's name")
+    require_stream_name(name)
+    return name
+
+
+def _subscriber_name(
+    subscriber: Annotated[str, Path(description="Percent-encoded.", max_length=_PART_CHARS_MAX)],
+) -> str:
+    return _decoded(subscriber, "subscriber's name")
+
+
+StreamName = Annotated[str, Depends(_stream_name)]
+SubscriberName = Annotated[str, Depends(_subscriber_name)]
+
+
+#: Of the time for an answer, what is left for everything but waiting.
+_WAIT_SHARE = 0.8
+
+
+def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
+    """The paths.
+
+    Args:
+        control: carries them out.
+        answer_s: seconds within which there has to be an answer.
+    """
+    router = APIRouter(prefix="/v1/streams/{stream}", tags=["commands"])
+
+    @router.post("/offload")
+    def offload(caller: Known, name: StreamName, body: OffloadRequest | None = None) -> Committed:
+        """Close and complete the current segment now, and wait until it is committed. 503: it isn't yet, ask again."""
+        asked = body or OffloadRequest()
+        wait_s = min(asked.wait_seconds, answer_s * _WAIT_SHARE)
+        return shown(Committed, control.offload(name, until=asked.until, timeout_s=wait_s, by=caller.name))
+
+    @router.post("/pause")
+    def pause(caller: Known, name: StreamName, body: PauseRequest | None = None) -> Paused:
+        """Assign no further segment until `resume`; what comes stays in the hot tier."""
+        return shown(Paused, control.pause(name, reason=(body or PauseRequest()).reason, by=caller.name))
+
+    @router.post("/resume")
+    def resume(caller: Known, name: StreamName) -> Paused:
+        """Let a paused stream go on."""
+        return shown(Paused, control.resume(name, by=caller.name))
+
+    @router.put("/subscribers/{subscriber}")
+    def subscribe(
+        caller: Known, name: StreamName, subscriber: SubscriberName, body: SubscribeRequest | None = None
+    ) -> Applied:
+        """Register a subscriber, or raise the generation of one."""
+        asked = body or SubscribeRequest()
+        found = control.subscribe(name, subscriber, start=asked.start, generation=asked.generation, by=caller.name)
+        return shown(Applied, found)
+
+    @router.post("/subscribers/{subscriber}/publish")
+    def publish(caller: Known, name: StreamName, subscriber: SubscriberName, body: PublishRequest) -> Applied:
+        """Say what a subscriber has consumed, so that it may go. The same again is fine, and a sign of life."""
+        found = control.publish(name, subscriber, body.at, generation=body.generation, by=caller.name)
+        return shown(Applied, found)
+
+    @router.delete("/subscribers/{subscriber}")
+    def unsubscribe(
+        caller: Known,
+        name: StreamName,
+        subscriber: SubscriberName,
+        generation: Annotated[int | None, Query(ge=0, lt=2**31, description="Leave it if it has a higher one.")] = None,
+    ) -> Removed:
+        """Forget a subscriber: it holds nothing back any more."""
+        return shown(Removed, control.unsubscribe(name, subscriber, generation=generation, by=caller.name))
+
+    return router
+
+
+_NAME_CHARS_MAX = 1000
+Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Most items.")]
+NameQuery = Annotated[str, Query(max_length=_NAME_CHARS_MAX)]
+
+
+def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRouter:
+    """The paths.
+
+    Args:
+        view: answers.
+        exposition: the metrics in Prometheus' format.
+    """
+    router = APIRouter(tags=["process"])
+
+    @router.get("/healthz")
+    async def healthz() -> Health:
+        """Whether the process answers at all."""
+        return Health(status="ok")
+
+    @router.get("/readyz", responses={503: {"model": Ready, "description": "Something is missing."}})
+    def readyz(request: Request, response: Response) -> Ready:
+        """Whether the process does its work, and what is missing."""
+        found = view.readiness()
+        role = caller_of(request).role
+        response.status_code = 200 if found.ready else 503
+        problems = None if role is None or role < Role.READ else [asdict(each) for each in found.problems]
+        return Ready.model_validate({"ready": found.ready, "problems": problems})
+
+    @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    def metrics() -> Response:
+        """For Prometheus, in its text format (docs/OBSERVING.md)."""
+        return Response(exposition(), headers={"content-type": CONTENT_TYPE})
+
+    @router.get("/v1/overview", response_model_exclude_unset=True)
+    def overview() -> Overview:
+        """The process in short: readiness, store, buffer, how many streams are in which mode."""
+        return shown(Overview, view.overview())
+
+    @router.get("/v1/status", response_class=JSONResponse, responses={200: {"model": dict[str, Any]}})
+    def status() -> Response:
+        """The status document: every stream of the process (docs/OBSERVING.md)."""
+        return JSONResponse(view.status())
+
+    @router.get("/v1/config")
+    def config(topic: NameQuery = "") -> Items[dict[str, Any]]:
+        """Every effective setting of a topic, or of the process, and where it comes from."""
+        return Items[dict[str, Any]](items=view.config(topic))
+
+    @router.get("/v1/errors")
+    def errors(
+        stream: Annotated[str | None, Query(max_length=_NAME_CHARS_MAX)] = None, limit: Limit = 100
+    ) -> Items[dict[str, Any]]:
+        """The newest warnings and errors, the newest first."""
+        return Items[dict[str, Any]](items=view.errors(stream=stream, limit=limit))
+
+    @router.get("/v1/decisions")
+    def decisions(limit: Limit = 20) -> Items[dict[str, Any]]:
+        """The newest decisions of retention about any stream of this process, the newest first."""
+        return Items[dict[str, Any]](items=view.recent_decisions(limit))
+
+    @router.get("/v1/orphans")
+    def orphans() -> dict[str, Any]:
+        """What the newest search for orphans left, and when cleanup and that search ended last."""
+        return view.orphans()
+
+    return router
+
+
+Cursor = Annotated[str, Query(max_length=CURSOR_CHARS_MAX, description="`next_cursor` of the page before.")]
+_Row = dict[str, Any]
+_Page = TypeVar("_Page", bound=BaseModel)
+
+
+def stream_routes(view: ServiceView) -> APIRouter:
+    """The paths; ``view`` answers."""
+    router = APIRouter(prefix="/v1/streams", tags=["streams"])
+
+    @router.get("", response_model_exclude_unset=True)
+    def streams(
+        order: StreamOrder = StreamOrder.NAME,
+        contains: NameQuery = "",
+        served: Annotated[bool, Query(description="Only those that this process offloads.")] = False,
+        cursor: Cursor = "",
+        limit: Limit = 100,
+    ) -> ListPage[StreamRow]:
+        """The streams of the store, those that are offloaded here with what they are doing."""
+        of = ("streams", order.value, contains, str(served))
+        page = view.streams(
+            order=order, contains=contains, after=place_of(cursor, *of), limit=limit, served_only=served
+        )
+        return _page(ListPage[StreamRow], page, of)
+
+    @router.get("/{stream}", response_model_exclude_unset=True)
+    def stream(name: StreamName) -> StreamRow:
+        """One stream: what the process and the manifest say."""
+        return shown(StreamRow, view.stream(name))
+
+    @router.get("/{stream}/segments", response_model_exclude_unset=True)
+    def segments(name: StreamName, cursor: Cursor = "", limit: Limit = 100) -> ListPage[SegmentRow]:
+        """Its segments in the stream's order."""
+        of = ("segments", name)
+        page = view.segments(name, after=place_of(cursor, *of), limit=limit)
+        return _page(ListPage[SegmentRow], page, of)
+
+    @router.get("/{stream}/ledgers", response_model_exclude_unset=True)
+    def ledgers(name: StreamName) -> Items[LedgerRow]:
+        """The ledgers of its hot tier, if it is offloaded here."""
+        return shown(Items[LedgerRow], {"items": view.ledgers(name)})
+
+    @router.get("/{stream}/shape")
+    def shape(name: StreamName) -> _Row:
+        """Readable segments against the ledgers in them and publish time, for a picture."""
+        return view.shape(name)
+
+    @router.get("/{stream}/retention")
+    def retention(name: StreamName) -> _Row:
+        """What the next decision would be and why, as facts and in words."""
+        return view.retention(name)
+
+    @router.get("/{stream}/decisions")
+    def decisions(name: StreamName) -> Items[_Row]:
+        """The recorded decisions, the newest first."""
+        return Items[_Row](items=view.decisions(name))
+
+    @router.get("/{stream}/subscribers", response_model_exclude_unset=True)
+    def subscribers(name: StreamName) -> Items[SubscriberRow]:
+        """Who consumes it, how far each is, and whether it holds data back."""
+        return shown(Items[SubscriberRow], {"items": view.subscribers(name)})
+
+    @router.get("/{stream}/cleanup")
+    def cleanup(name: StreamName, limit: Limit = 100) -> _Row:
+        """What the next round of cleanup would do, segment by segment."""
+        return view.cleanup_plan(name, limit=limit)
+
+    @router.get("/{stream}/orphans")
+    def orphans(name: StreamName, limit: Limit = 100) -> Items[_Row]:
+        """Things below the stream's name that no manifest needs, as a search finds them now."""
+        return Items[_Row](items=view.orphans_of(name, limit=limit))
+
+    return router
+
+
+def _page(shape: type[_Page], page: Page[_Row], of: tuple[str, ...]) -> _Page:
+    """A page of the list that ``of`` says."""
+    next_cursor = write_cursor(page.next_after, *of)
+    return shown(shape, {"items": list(page.items), "next_cursor": next_cursor, "total": page.total})
+
+
+#: Where the interface describes itself (OpenAPI).
+DESCRIPTION = "/v1/openapi.json"
+_PROBLEMS_MAX = 20
+_ABOUT = """Looks into a serving process and asks it for things (docs/HTTP.md).
+
+Positions are `LEDGER:ENTRY`, times milliseconds since 1970 UTC. A stream's name is one part of a path, percent-encoded:
+`public%2Fdefault%2Fpersistent%2Forders`. Errors are problem details (RFC 9457)."""
+
+
+def make_application(
+    view: ServiceView,
+    control: ServiceControl,
+    exposition: Callable[[], bytes],
+    *,
+    answer_s: float,
+) -> FastAPI:
+    """The application.
+
+    Args:
+        view, control, exposition: what it shows, does and measures.
+        answer_s: seconds within which there has to be an answer.
+    """
+    from offloader import __version__
+
+    app = FastAPI(
+        title="offloader",
+        version=__version__,
+        description=_ABOUT,
+        openapi_url=None,
+        redirect_slashes=False,
+        responses={
+            code: {"model": ProblemDetails, "content": {PROBLEM_JSON: {}}} for code in (400, 401, 403, 404, 503)
+        },
+    )
+    allowed = [Depends(require_allowed)]
+    app.include_router(process_routes(view, exposition), dependencies=allowed)
+    app.include_router(stream_routes(view), dependencies=allowed)
+    app.include_router(command_routes(control, answer_s=answer_s), dependencies=allowed)
+    app.include_router(page_routes())
+
+    @app.get(DESCRIPTION, include_in_schema=False, dependencies=allowed)
+    def description() -> JSONResponse:
+        return JSONResponse(_description(app))
+
+    app.add_exception_handler(HTTPException, _http_problem)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    for ours in (OffloaderError, FormatError):
+        app.add_exception_handler(ours, _refused)
+    app.add_exception_handler(Exception, _bug)
+    return app
+
+
+def _description(app: FastAPI) -> dict[str, Any]:
+    """OpenAPI, with how callers show who they are."""
+    found = {**app.openapi(), "security": [{"token": []}]}
+    token = {
+        "type": "http",
+        "scheme": "bearer",
+        "description": "Roles: read, write, admin; or bound to a subscriber. Or a client certificate.",
+    }
+    found["components"] = {**found["components"], "securitySchemes": {"token": token}}
+    return found
+
+
+def _http_problem(_: Request, error: Exception) -> JSONResponse:
+    """No such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    hint = f"{DESCRIPTION} describes what there is" if error.status_code in (404, 405) else ""
+    document = problem_document(error.status_code, str(error.detail), hint=hint)
+    return JSONResponse(document, error.status_code, error.headers, PROBLEM_JSON)
+
+
+def _refused(_: Request, error: Exception) -> JSONResponse:
+    document = problem_of(error) or BUG
+    return JSONResponse(document, document["status"], problem_headers(document), PROBLEM_JSON)
+
+
+def _bug(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - the gate logs it
+    return JSONResponse(BUG, BUG["status"], media_type=PROBLEM_JSON)
+
+
+def _invalid(_: Request, error: Exception) -> JSONResponse:
+    """A parameter or a body that isn't what is described: every problem with its place, none with what was sent."""
+    assert isinstance(error, RequestValidationError)
+    problems: list[dict[str, Any]] = [
+        {"where": ".".join(map(str, each["loc"]))[:200], "what": each["msg"]} for each in error.errors()[:_PROBLEMS_MAX]
+    ]
+    detail = "; ".join(f"{each['where']}: {each['what']}" for each in problems)
+    document = problem_document(400, detail, hint=f"{DESCRIPTION} describes what there is", problems=problems)
+    return JSONResponse(document, 400, media_type=PROBLEM_JSON)

@@ -1,0 +1,290 @@
+"""Request and response bodies of the HTTP interface, and its page cursors."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from offloader.errors import InvalidCall
+
+__all__ = [
+    "CURSOR_CHARS_MAX",
+    "POSITION",
+    "Applied",
+    "Committed",
+    "Health",
+    "Items",
+    "Lag",
+    "LedgerRow",
+    "ListPage",
+    "OffloadRequest",
+    "Overview",
+    "PauseRequest",
+    "Paused",
+    "ProblemDetails",
+    "PublishRequest",
+    "Ready",
+    "ReadyProblem",
+    "Removed",
+    "SegmentRow",
+    "StreamRow",
+    "SubscribeRequest",
+    "SubscriberRow",
+    "place_of",
+    "shown",
+    "write_cursor",
+]
+
+POSITION = "A position is LEDGER:ENTRY."
+#: Longest text that a client may give for people to read.
+TEXT_CHARS_MAX = 1000
+_At = str | dict[str, str]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
+
+
+class OffloadRequest(_Request):
+    until: str = Field(
+        default="", max_length=50, description=f"Last entry that has to be in it; default: the newest. {POSITION}"
+    )
+    wait_seconds: float = Field(
+        default=30.0, ge=0, le=3600, description="How long to wait for the commit, at most http.answer_seconds_max."
+    )
+
+
+class PauseRequest(_Request):
+    reason: str = Field(default="", max_length=TEXT_CHARS_MAX, description="Why, for who reads the manifest.")
+
+
+class SubscribeRequest(_Request):
+    start: _At | None = Field(
+        default=None, description='Where it begins: "7:12", "latest", or {"0": "7:12"} by partition.'
+    )
+    generation: int = Field(default=0, ge=0, lt=2**31)
+
+
+class PublishRequest(_Request):
+    at: _At = Field(
+        description='The first entry still needed: "7:12", "latest", or of a partitioned topic {"0": "7:12"}.'
+    )
+    generation: int | None = Field(
+        default=None, ge=0, lt=2**31, description="Refuse unless the subscriber has this one."
+    )
+
+
+_log = logging.getLogger("offloader.service.http")
+
+_Row = TypeVar("_Row")
+_Shape = TypeVar("_Shape", bound=BaseModel)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class Lag(_Answer):
+    """What the hot tier has and the cold tier has not."""
+
+    entries: int
+    bytes: int = Field(description="Of payload.")
+    seconds: float | None = Field(description="Newest hot entry against newest committed one, by publish time.")
+
+
+class StreamRow(_Answer):
+    """One stream: what this process does with it, and what its manifest says."""
+
+    stream: str
+    namespace: str
+    feed: str | None = Field(description="What brings it to this process; null: it isn't offloaded here.")
+    active: bool = Field(description="Whether this process offloads it; another one may.")
+    mode: str | None = Field(
+        default=None, description="live, catch-up, paused, stopped, standby, starting, ledger, deleted."
+    )
+    method: str | None = Field(default=None, description="streaming, ledger or none.")
+    tail: str | None = Field(default=None, description="Newest entry of the hot tier.")
+    offered: str | None = Field(default=None, description="Newest entry in the current segment.")
+    committed: str | None = Field(default=None, description=f"End of what the cold tier has. {POSITION}")
+    lag: Lag | None = None
+    buffer: dict[str, int] | None = Field(default=None, description="bytes, and bytes_max.")
+    segments: dict[str, int | None] | None = Field(
+        default=None, description="How many are offloaded, assigned, failed."
+    )
+    entries_offloaded: int | None = None
+    bytes_offloaded: int | None = Field(default=None, description="Of payload.")
+    last_error: str | None = None
+    last_progress_ms: int | None = Field(default=None, description="When a segment was committed last.")
+    stalled: str | None = Field(default=None, description="Why there is no progress; null: there is, or nothing to do.")
+
+
+class SegmentRow(_Answer):
+    """One segment, as the manifest records it; sizes once it is complete."""
+
+    uuid: str
+    layout: str = Field(description="V1: one ledger; V2: one or more.")
+    status: str
+    first: str
+    last: str | None
+    ledgers: list[int]
+    entries: int | None = None
+    payload_bytes: int | None = None
+    object_bytes: int | None = Field(default=None, description="Of its data and its index.")
+    publish_time_min_ms: int | None = None
+    publish_time_max_ms: int | None = None
+    offloaded_ms: int | None
+    data: str = Field(description="Key of its data object.")
+    index: str = Field(description="Key of its index object.")
+
+
+class LedgerRow(_Answer):
+    """One ledger of the hot tier."""
+
+    ledger_id: int
+    closed: bool
+    entries: int | None
+    size_bytes: int | None
+
+
+class SubscriberRow(_Answer):
+    """Somebody who consumes a stream."""
+
+    subscriber: str
+    generation: int
+    cut: dict[str, str] | None = Field(description="The first entries still needed, by segment of the stream.")
+    activity: str = Field(description="Whether it holds data back.")
+    lag_bytes: int
+    lag_entries: int
+
+
+class ProblemDetails(_Answer):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str = Field(description="What, where, why.")
+    kind: str = Field(description="What to do: fix_call, not_found, retry_later, fenced, repair_data, denied, bug, ...")
+    hint: str = Field(description="What to do, in words; may be empty.")
+
+
+class Health(_Answer):
+    status: str
+
+
+class ReadyProblem(_Answer):
+    where: str
+    what: str
+    hint: str = ""
+    since_ms: int | None = None
+    blocks_ready: bool
+
+
+class Ready(_Answer):
+    ready: bool
+    problems: list[ReadyProblem] | None = Field(description="What is missing; only for those who may read.")
+
+
+class ListPage(_Answer, Generic[_Row]):
+    items: list[_Row]
+    next_cursor: str | None = Field(description="Give it as `cursor` for the next page; null: this was the last one.")
+    total: int = Field(description="Items on all pages, now.")
+
+
+class Items(_Answer, Generic[_Row]):
+    items: list[_Row]
+
+
+class Committed(_Answer):
+    stream: str
+    committed: str | None = Field(description=f"End of what is readable in the cold tier. {POSITION}")
+
+
+class Paused(_Answer):
+    stream: str
+    paused: bool
+    changed: bool = Field(description="False: it was so already.")
+    assigned: int = Field(description="Segments under way; they complete.")
+    committed: str | None
+
+
+class Applied(_Answer):
+    stream: str
+    subscriber: str
+    generation: int
+
+
+class Removed(_Answer):
+    stream: str
+    subscriber: str
+    removed: bool = Field(description="False: its generation is higher than the one given.")
+
+
+class Overview(_Answer):
+    """The process in short."""
+
+    software: str
+    pid: int
+    now_ms: int
+    started_ms: int
+    ready: bool
+    problems: list[ReadyProblem]
+    store: dict[str, Any] | None
+    buffer: dict[str, int]
+    streams: dict[str, Any]
+
+
+def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:
+    """A document in the shape that is promised. One that hasn't it is shown as it is: what there is to see matters
+    more than its description. The log has the difference.
+    """
+    try:
+        return shape.model_validate(document)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()[:5])
+        extra = {"event": "http_shape", "shape": shape.__name__}
+        _log.warning("an answer isn't as described: %s: %s", shape.__name__, problems, extra=extra)
+        return shape.model_construct(**document)
+
+
+#: A place holds a stream's name.
+CURSOR_CHARS_MAX = 4096
+_CHECK_BYTES = 6
+
+
+def write_cursor(place: str | None, *of: str) -> str | None:
+    """The cursor of a place in the list that ``of`` says: its path, order and filters; ``None``: the list ends."""
+    if place is None:
+        return None
+    return base64.urlsafe_b64encode(_check(of) + place.encode()).rstrip(b"=").decode()
+
+
+def place_of(cursor: str, *of: str) -> str:
+    """The place where a page begins; empty for an empty cursor: the first one.
+
+    Raises:
+        InvalidCall: it isn't a cursor of this list.
+    """
+    if not cursor:
+        return ""
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
+        check, place = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:].decode()
+    except (ValueError, binascii.Error):
+        check, place = b"", ""
+    if len(cursor) > CURSOR_CHARS_MAX or not place or not hmac.compare_digest(check, _check(of)):
+        raise InvalidCall(
+            "cursor: no place in this list", hint="take next_cursor of the page before, with the same filters"
+        )
+    return place
+
+
+def _check(of: tuple[str, ...]) -> bytes:
+    return hashlib.sha256("\0".join(of).encode()).digest()[:_CHECK_BYTES]

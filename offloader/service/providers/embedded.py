@@ -1,0 +1,185 @@
+"""Streams of an embedded ledger database, for the serving process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+
+from offloader.errors import Closed, ErrorKind, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, FollowedStream
+from offloader.runtime.clock import Clock
+from offloader.runtime.workers import Workers
+from offloader.service.host import ProcessLock
+from offloader.service.providers.base import Problem, StreamControl, Streams
+
+__all__ = ["EmbeddedFeed"]
+
+_log = logging.getLogger("offloader.service")
+
+#: Waits after a look that failed, at most.
+RETRY_S_MAX = 30.0
+
+
+class EmbeddedFeed:
+    """See ``offloader.service.providers.base.Feed``.
+
+    Which streams (``serve.streams``) and how often (``serve.follow_seconds``) is looked up at each look: a reload of
+    the settings counts at once. A stream that doesn't match any more is wound down.
+
+    Args:
+        url: of the database; it is made when it isn't there.
+        clock: for waits.
+    """
+
+    name = "ledgers"
+
+    def __init__(self, url: str, *, clock: Clock) -> None:
+        self._url, self._clock = url, clock
+        # One looks; another may be winding a stream down.
+        self._workers = Workers(2, clock)
+        # Guards what ``problems`` reads.
+        self._lock = threading.Lock()
+        self._problem: Problem | None = None
+        self._failures = 0
+        self._stopped = False
+        # Touched by looks only.
+        self._database: EmbeddedLedgers | None = None
+        self._turn: ProcessLock | None = None
+        self._version: object = None
+        self._followed: dict[str, tuple[FollowedStream, StreamControl]] = {}
+        self._refused: dict[str, str] = {}
+
+    def start(self, streams: Streams) -> None:
+        try:
+            self._open()
+        except OffloaderError as error:
+            if error.kind is ErrorKind.FIX_CALL:
+                raise
+            self._failed(error)
+        self._workers.call_after(0.0, lambda: self._again(streams))
+
+    def stop(self, within_s: float) -> None:
+        self._stopped = True
+        self._workers.close()
+        # What was appended until now is to be drained too.
+        deadline_s = self._clock.monotonic_s() + within_s
+        if self._turn is None or self._turn.is_held:
+            for name, (source, _) in self._followed.items():
+                try:
+                    while source.look() and self._clock.monotonic_s() < deadline_s:
+                        pass
+                except OffloaderError as error:
+                    _log.warning("stream %s: its newest entries stay in the hot tier: %s", name, error)
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+        if self._turn is not None:
+            self._turn.give()
+
+    def problems(self) -> Sequence[Problem]:
+        with self._lock:
+            found = [] if self._problem is None else [self._problem]
+            found += [Problem(where=f"stream {name}", what=what) for name, what in self._refused.items()]
+        return found
+
+    def look(self, streams: Streams) -> None:
+        """Looks once.
+
+        Raises:
+            OffloaderError: the database can't be used; the next look tries again.
+        """
+        database = self._open()
+        if self._turn is not None and not self._turn.is_held:
+            if self._turn.take():
+                for _, control in self._followed.values():
+                    control.activate()
+                _log.info("feed %s: it is this process's turn", self.name, extra={"event": "active"})
+            else:
+                what = f"stands by: {self._turn.holder() or 'another process'} has {self._turn.path}"
+                self._say(Problem(where=f"feed {self.name}", what=what))
+        patterns = streams.settings_of("").serve.streams
+        # Read before anything is looked at: what comes meanwhile makes it another one.
+        version = (database.version(), patterns)
+        if version == self._version:
+            return
+        self._bring(database, streams, patterns)
+        more = False
+        for name in sorted(self._followed):
+            if self._stopped:
+                return
+            more |= self._followed[name][0].look()
+        self._version = None if more else version
+
+    def _bring(self, database: EmbeddedLedgers, streams: Streams, patterns: Sequence[str]) -> None:
+        wanted = [
+            name for name in database.streams() if not patterns or any(fnmatchcase(name, each) for each in patterns)
+        ]
+        for name in self._followed.keys() - set(wanted):
+            self._workers.submit(partial(streams.remove, name))
+            del self._followed[name]
+        refused = {}
+        for name in wanted:
+            if name in self._followed:
+                continue
+            source = FollowedStream(database.view_stream(name, may_delete=True))
+            is_active = self._turn is None or self._turn.is_held
+            try:
+                control = streams.add(name, source, feed=self.name, active=is_active)
+            except Closed:
+                return
+            except InvalidCall as error:
+                refused[name] = str(error)
+                if name not in self._refused:
+                    _log.warning("stream %s isn't followed: %s", name, error, extra={"stream": name})
+                continue
+            self._followed[name] = source, control
+        with self._lock:
+            self._refused = refused
+
+    def _open(self) -> EmbeddedLedgers:
+        if self._database is None:
+            database = EmbeddedLedgers(self._url, clock=self._clock)
+            if database.path != ":memory:":
+                self._turn = ProcessLock(Path(f"{database.path}.serve"))
+            self._database = database
+        return self._database
+
+    def _again(self, streams: Streams) -> None:
+        wait_s = streams.settings_of("").serve.follow_seconds
+        try:
+            self.look(streams)
+        except OffloaderError as error:
+            wait_s = self._failed(error)
+        except Exception as error:
+            # Following must outlive whatever is wrong with one stream.
+            _log.exception("feed %s: a look failed", self.name)
+            wait_s = self._failed(StoreUnavailable(f"{type(error).__name__}: {error}"))
+        else:
+            self._failures = 0
+            if self._turn is None or self._turn.is_held:
+                self._say(None)
+        if not self._stopped:
+            self._workers.call_after(wait_s, lambda: self._again(streams))
+
+    def _failed(self, error: OffloaderError) -> float:
+        self._version = None
+        self._failures += 1
+        if self._failures == 1:
+            _log.warning("feed %s: %s", self.name, error, extra={"event": "feed_failed", "feed": self.name})
+        now_ms = self._clock.now_ms()
+        self._say(
+            Problem(where=f"feed {self.name}", what=error.message, hint=error.hint, since_ms=now_ms, blocks_ready=True)
+        )
+        return min(2.0 ** min(self._failures - 1, 10), RETRY_S_MAX)
+
+    def _say(self, problem: Problem | None) -> None:
+        with self._lock:
+            before = self._problem
+            if problem is not None and before is not None and before.what == problem.what:
+                return  # since when stays
+            self._problem = problem

@@ -1,0 +1,594 @@
+"""Topics of a Pulsar cluster, their subscriptions, and failover during store outages."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from formats.entries import Position
+from offloader.errors import Closed, Fenced, NotFound, OffloaderError, StoreUnavailable
+from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.discovery import Roster, TopicPatterns, partition_number, survey
+from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
+from offloader.ledgers.pulsar.topics import TopicInternals, TopicStats, policy_warnings, stream_of_topic
+from offloader.parallel_map import at_once
+from offloader.retention.cuts import Cut, OwnCuts, partition_segment
+from offloader.retention.subscribers import (
+    SUBSCRIBER_NAME_CHARS_MAX,
+    Followed,
+    Registry,
+    StreamRetention,
+    open_retention,
+)
+from offloader.runtime.clock import Clock
+from offloader.runtime.workers import Workers
+from offloader.service.host import StoreReach
+from offloader.service.providers.base import Problem, StreamControl, Streams
+from offloader.settings import PulsarSettings, Settings
+from offloader.store.base import ObjectStore
+from offloader.write.status import Mode, StreamStatus
+
+__all__ = ["PREFIX", "PulsarFeed", "PulsarSubscribers", "PulsarTurns", "subscriber_name"]
+
+_log = logging.getLogger("offloader.service")
+
+#: Of the names of subscribers that follow a subscription.
+PREFIX = "pulsar:"
+#: Looks in a row that must not show a subscription before it counts as removed.
+MISSES_MAX = 2
+_BROKERS_OWN = ("__compaction", "pulsar.")
+_HASH_CHARS = 16
+
+
+def subscriber_name(subscription: str) -> str:
+    """What the subscriber of a subscription is called; different ones differ."""
+    shown = "".join(each if each.isprintable() and each != "%" else f"%{ord(each):02X}" for each in subscription)
+    name = PREFIX + (shown if shown == shown.strip() else shown.replace(" ", "%20"))
+    if len(name) <= SUBSCRIBER_NAME_CHARS_MAX:
+        return name
+    digest = hashlib.sha256(subscription.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARS]
+    return f"{name[: SUBSCRIBER_NAME_CHARS_MAX - _HASH_CHARS - 1]}~{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One partition as its broker says."""
+
+    internals: TopicInternals
+    stats: TopicStats
+
+
+class PulsarSubscribers:
+    """Thread-safe, as long as one call at a time is about a topic.
+
+    Args:
+        admin: of the cluster.
+        own_subscription: the name of ours, which isn't anybody's need.
+        retention_of: the retention of a stream or topic, by its name.
+    """
+
+    def __init__(
+        self, admin: AdminClient, own_subscription: str, retention_of: Callable[[str], StreamRetention]
+    ) -> None:
+        self._admin = admin
+        self._own = own_subscription
+        self._retention_of = retention_of
+        self._missed: dict[tuple[str, str], int] = {}
+
+    def tell(
+        self,
+        topic: str,
+        *,
+        timeout_ms: int | None,
+        is_ours: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        """Looks at one topic's subscriptions, of all its partitions, and tells its retention.
+
+        Args:
+            topic: ``persistent://...``; of a partitioned one not the partitions.
+            timeout_ms: how long a subscriber may be silent; who is connected gives signs of life often enough.
+            is_ours: whether a topic is this process's; it does nothing unless the first partition is.
+
+        Raises:
+            NotFound: nothing is offloaded yet, or a partition isn't there any more: nothing was changed.
+            OffloaderError: the broker or the store doesn't answer; nothing was changed then.
+        """
+        place = stream_of_topic(topic)
+        retention = self._retention_of(place)
+        found = retention.place()
+        topics = {number: f"{topic}-partition-{number}" if found.is_topic else topic for number in found.partitions}
+        if not is_ours(topics[min(topics)]):
+            return
+        # The broker first: what it says is consumed by then is known here, or counts up to what is.
+        seen = {number: _Seen(self._admin.internals(each), self._admin.stats(each)) for number, each in topics.items()}
+        own = retention.cuts(found, ahead=topics)
+        wanted: dict[str, Followed] = {}
+        for subscription in self._subscriptions(seen):
+            cut = _cut_of(subscription, seen, own)
+            if cut is not None:
+                consumers = sum(_consumers(each, subscription) for each in seen.values())
+                wanted[subscriber_name(subscription)] = Followed(cut, consumers > 0)
+        present = {subscriber_name(each) for each in self._subscriptions(seen)}
+        registry = retention.registry(found)
+        gone = self._gone(place, registry, present)
+        before = {name: registry.subscribers[name].cut for name in wanted if name in registry.subscribers}
+        retention.follow(wanted, gone=gone, renew_ms=None if timeout_ms is None else timeout_ms // 3)
+        for name, each in wanted.items():
+            if before.get(name) is None:
+                _log.info("stream %s: follows subscription %s, at %s", place, name, each.cut, extra={"stream": place})
+        for name in gone:
+            _log.info("stream %s: subscription %s is gone", place, name, extra={"stream": place})
+
+    def _subscriptions(self, seen: Mapping[int, _Seen]) -> Sequence[str]:
+        """Durable ones of any partition that somebody else needs."""
+        return sorted(
+            {
+                each.name
+                for one in seen.values()
+                for each in one.stats.subscriptions.values()
+                if each.is_durable and each.name != self._own and not each.name.startswith(_BROKERS_OWN)
+            }
+        )
+
+    def _gone(self, place: str, registry: Registry, present: set[str]) -> list[str]:
+        followed = [name for name in registry.names() if name.startswith(PREFIX)]
+        for name in present:
+            self._missed.pop((place, name), None)
+        gone = []
+        for name in followed:
+            if name not in present:
+                times = self._missed[place, name] = self._missed.get((place, name), 0) + 1
+                if times >= MISSES_MAX:
+                    gone.append(name)
+                    del self._missed[place, name]
+        return gone
+
+
+def _consumers(seen: _Seen, subscription: str) -> int:
+    found = seen.stats.subscriptions.get(subscription)
+    return 0 if found is None else found.consumers
+
+
+def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: OwnCuts) -> Cut | None:
+    """What a subscription has consumed of our streams; ``None``: the broker is changing it just now.
+
+    A partition of which there is no entry isn't in it; one where there is no such subscription counts as unread.
+    """
+    begin = own.begin()
+    positions: dict[int, Position] = {}
+    for number, each in seen.items():
+        segment = partition_segment(number)
+        first = begin.offsets.get(segment)
+        if not isinstance(first, Position):
+            continue
+        positions[number] = first
+        state = each.stats.subscriptions.get(subscription)
+        if state is None or not state.is_durable:
+            continue
+        cursor = each.internals.cursors.get(subscription)
+        if cursor is None:
+            return None
+        after = Position(cursor.mark_delete.ledger_id, cursor.mark_delete.entry_id + 1)
+        reached = own.partitions[number].at_or_before(after)
+        if reached is not None:
+            positions[number] = max(first, reached)
+    if not positions:
+        return None
+    return own.canonical(Cut({partition_segment(number): position for number, position in positions.items()}))
+
+
+class PulsarTurns:
+    """Thread-safe; one look at a time.
+
+    Args:
+        store: of the streams.
+        admin: of the cluster: says who waits for a topic.
+        subscription: the name of ours.
+        clock: of times.
+    """
+
+    def __init__(self, store: ObjectStore, admin: AdminClient, subscription: str, clock: Clock) -> None:
+        self._admin, self._subscription, self._clock = admin, subscription, clock
+        self._url = store.url
+        self._reach = StoreReach(store, clock)
+        # Guards what is shown.
+        self._lock = threading.Lock()
+        self._aside = 0
+        self._since_ms: int | None = None
+
+    def look(
+        self,
+        after_s: float,
+        *,
+        ours: Callable[[], Sequence[PulsarSource]],
+        aside: Callable[[], Sequence[PulsarSource]],
+    ) -> None:
+        """Looks once whether the store answers, and leaves topics or comes back.
+
+        Args:
+            after_s: how long it must have been silent before a topic is left, and have answered before one is wanted
+                again that somebody else has; 0: nothing is ever left.
+            ours: topics that are this process's turn.
+            aside: those that it has left.
+
+        Raises:
+            OffloaderError: the first of the topics that couldn't be asked about; they stay as they are.
+        """
+        self._reach.look()
+        silent_s = self._reach.silent_s
+        errors: list[OffloaderError | None] = []
+        if after_s and silent_s >= after_s:
+            errors = at_once(lambda source: self._leave(source, silent_s), ours())
+        elif not silent_s:
+            is_sure = self._reach.answering_s >= after_s
+            errors = at_once(lambda source: self._return(source, is_sure=is_sure), aside())
+        count = len(aside())
+        with self._lock:
+            self._aside = count
+            self._since_ms = (self._since_ms or self._clock.now_ms()) if self._aside else None
+        first = next((error for error in errors if error is not None), None)
+        if first is not None:
+            raise first
+
+    def problems(self) -> list[Problem]:
+        """That topics were left, while they are."""
+        with self._lock:
+            if not self._aside:
+                return []
+            return [
+                Problem(
+                    where=f"store {self._url}",
+                    what=f"it doesn't answer here: {self._aside} topics are left to another process",
+                    hint="look at the network between this machine and the store; it comes back by itself",
+                    since_ms=self._since_ms,
+                )
+            ]
+
+    def _leave(self, source: PulsarSource, silent_s: float) -> OffloaderError | None:
+        try:
+            if self._candidates(source) < 2:
+                return None
+        except OffloaderError as error:
+            return error
+        source.step_aside()
+        _log.warning(
+            "topic %s: the store hasn't answered here for %.0f s: left to another process that waits for it",
+            source.topic,
+            silent_s,
+            extra={"event": "topic_left", "stream": source.stream},
+        )
+        return None
+
+    def _return(self, source: PulsarSource, *, is_sure: bool) -> OffloaderError | None:
+        try:
+            if not is_sure and self._candidates(source) > 0:
+                return None
+        except OffloaderError as error:
+            return error
+        source.step_back()
+        _log.info(
+            "topic %s: the store answers here: a candidate again",
+            source.topic,
+            extra={"event": "topic_wanted", "stream": source.stream},
+        )
+        return None
+
+    def _candidates(self, source: PulsarSource) -> int:
+        """How many processes are subscribed."""
+        found = self._admin.stats(source.topic).subscriptions.get(self._subscription)
+        return 0 if found is None else found.consumers
+
+
+#: How often namespaces' policies are looked at.
+POLICIES_S = 600.0
+#: Problems of topics that are named one by one.
+PROBLEMS_NAMED_MAX = 20
+_MS_PER_MINUTE = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """One that is open."""
+
+    source: PulsarSource
+    control: StreamControl
+
+
+class PulsarFeed:
+    """See ``offloader.service.providers.base.Feed``.
+
+    Which topics (``pulsar.topics``, ``pulsar.exclude``) and how often is looked up at each look: a reload counts at
+    once.
+
+    Args:
+        settings: the section ``[pulsar]``: where the cluster is.
+        store: of the streams, for retention's subscribers.
+        clock: for waits.
+        cluster: instead of the one that the settings name; it is closed with the feed.
+
+    Raises:
+        InvalidCall, AccessDenied: the settings can't be used.
+    """
+
+    name = "pulsar"
+
+    def __init__(
+        self, settings: PulsarSettings, store: ObjectStore, *, clock: Clock, cluster: PulsarCluster | None = None
+    ) -> None:
+        TopicPatterns.of(settings.topics, settings.exclude)
+        self._cluster = cluster or PulsarCluster(settings, clock=clock)
+        self._clock = clock
+        # Looks at the cluster, at subscriptions, at the store, and two that wind streams down.
+        self._workers = Workers(5, clock)
+        self._turns = PulsarTurns(store, self._cluster.admin, settings.subscription, clock)
+        self._subscribers = PulsarSubscribers(
+            self._cluster.admin,
+            settings.subscription,
+            lambda place: open_retention(store, place, source_of=self._source_of, clock=clock),
+        )
+        # Guards what other threads read or tell.
+        self._lock = threading.RLock()
+        self._topics: dict[str, _Topic] = {}
+        self._told: dict[str, bool] = {}
+        self._refused: dict[str, OffloaderError] = {}
+        self._problems: dict[str, Problem] = {}
+        self._warnings: dict[str, tuple[str, ...]] = {}
+        self._stopped = threading.Event()
+        # Touched by looks only.
+        self._roster = Roster()
+        self._policies_due_s = 0.0
+        #: Topics that were fenced in our turn, and when that was seen.
+        self._fenced_s: dict[str, float] = {}
+
+    # --- Feed ----------------------------------------------------------------------------------------------------
+
+    def start(self, streams: Streams) -> None:
+        self._every(lambda: streams.settings_of("").pulsar.topics_seconds, lambda: self.look(streams), "topics")
+        self._every(
+            lambda: streams.settings_of("").pulsar.subscribers_seconds, lambda: self.tell(streams), "subscriptions"
+        )
+        self._every(lambda: streams.settings_of("").pulsar.topics_seconds, lambda: self._see_turns(streams), "turns")
+
+    def stop(self, within_s: float) -> None:
+        self._stopped.set()
+        # A look may be waiting for an admin interface that doesn't answer.
+        ending = threading.Thread(target=self._workers.close, name="offloader-pulsar-stop", daemon=True)
+        ending.start()
+        ending.join(within_s)
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    def problems(self) -> Sequence[Problem]:
+        with self._lock:
+            found = [*self._problems.values(), *self._turns.problems()]
+            topics, refused = list(self._topics.values()), dict(self._refused)
+            for namespace, words in self._warnings.items():
+                found += [Problem(where=f"namespace {namespace}", what=each) for each in words]
+        failing = [(each.source.stream, error) for each in topics if (error := each.source.problem) is not None]
+        failing += [(stream_of_topic(topic), error) for topic, error in refused.items()]
+        for stream, error in failing[:PROBLEMS_NAMED_MAX]:
+            found.append(Problem(where=f"stream {stream}", what=error.message, hint=error.hint))
+        if len(failing) > PROBLEMS_NAMED_MAX:
+            found.append(
+                Problem(where=f"feed {self.name}", what=f"{len(failing) - PROBLEMS_NAMED_MAX} more topics have trouble")
+            )
+        return found
+
+    # --- topics --------------------------------------------------------------------------------------------------
+
+    def look(self, streams: Streams) -> None:
+        """Looks once which topics there are: new ones are offloaded from now on, those that are gone wound down.
+
+        Raises:
+            OffloaderError: part of the cluster couldn't be asked; what could be is acted on.
+        """
+        settings = streams.settings_of("").pulsar
+        patterns = TopicPatterns.of(settings.topics, settings.exclude)
+        look, error = survey(self._cluster.admin, patterns, is_stopped=self._stopped.is_set)
+        if self._stopped.is_set():
+            return
+        new, gone = self._roster.see(look)
+        for topic in gone:
+            _log.warning(
+                "topic %s is gone or isn't meant any more: its stream ends", topic, extra={"event": "topic_gone"}
+            )
+            self._workers.submit(partial(self._wind_down, streams, topic))
+        with self._lock:
+            refused, self._refused = self._refused, {}
+        again = [topic for topic in refused if topic in self._roster.topics]
+        for topic in [*new, *again]:
+            if self._stopped.is_set():
+                return
+            self._open(streams, topic, is_new=topic not in refused)
+        self._look_at_policies(look.topics)
+        self._take_back()
+        if error is not None:
+            raise error
+
+    def _open(self, streams: Streams, topic: str, *, is_new: bool) -> None:
+        try:
+            source = self._cluster.open_topic(topic, changed=self._turn_changed)
+        except OffloaderError as error:
+            self._refuse(topic, error, is_new=is_new)
+            return
+        try:
+            adjust = partial(_with_gap_policy, streams)
+            control = streams.add(source.stream, source, feed=self.name, adjust=adjust, active=None)
+        except OffloaderError as error:
+            source.close()
+            if not isinstance(error, Closed):  # the process is stopping
+                self._refuse(topic, error, is_new=is_new)
+            return
+        with self._lock:
+            self._topics[topic] = _Topic(source, control)
+        self._turn_changed(source)
+
+    def _refuse(self, topic: str, error: OffloaderError, *, is_new: bool) -> None:
+        with self._lock:
+            self._refused[topic] = error
+        if is_new:
+            _log.warning("topic %s isn't offloaded: %s", topic, error, extra={"event": "topic_refused"})
+
+    def _turn_changed(self, source: PulsarSource) -> None:
+        """The broker has chosen, or can't be heard: then it stays as it was, and the manifest fences who is wrong."""
+        with self._lock:
+            found = self._topics.get(source.topic)
+            active = source.active
+            if found is None or found.source is not source or active is None or self._told.get(source.topic) is active:
+                return
+            self._told[source.topic] = active
+            if active:
+                found.control.activate()
+            else:
+                found.control.stand_by()
+        _log.info("topic %s: %s", source.topic, "it is our turn" if active else "another process works on it")
+
+    def _take_back(self) -> None:
+        """Takes back what was fenced in our turn, by one who didn't know yet that it wasn't theirs any more.
+
+        Or the one who doesn't know is this process: behind a broken network the broker's last word stays. So it has to
+        be heard again first, or two processes would fence each other until the connection is given up.
+        """
+        with self._lock:
+            ours = {topic: each for topic, each in self._topics.items() if self._told.get(topic)}
+        now_s, before = self._clock.monotonic_s(), self._fenced_s
+        self._fenced_s = {
+            topic: before.get(topic, now_s) for topic, each in ours.items() if _is_fenced(each.control.status())
+        }
+        for topic, since_s in self._fenced_s.items():
+            if ours[topic].source.is_chosen_since(since_s):
+                ours[topic].control.activate()
+
+    def _see_turns(self, streams: Streams) -> None:
+        self._turns.look(
+            streams.settings_of("").pulsar.hand_over_seconds,
+            ours=lambda: self._open_topics(lambda each: self._is_ours(each.topic) and not each.is_aside),
+            aside=lambda: self._open_topics(lambda each: each.is_aside),
+        )
+
+    def _open_topics(self, is_meant: Callable[[PulsarSource], bool]) -> Sequence[PulsarSource]:
+        with self._lock:
+            return [each.source for each in self._topics.values() if is_meant(each.source)]
+
+    def _wind_down(self, streams: Streams, topic: str) -> None:
+        with self._lock:
+            found = self._topics.get(topic)
+        if found is None:
+            return
+        try:
+            # While it is open, nobody opens it a second time.
+            streams.remove(found.source.stream)
+        finally:
+            with self._lock:
+                self._topics.pop(topic, None)
+                self._told.pop(topic, None)
+            found.source.close()
+
+    def _look_at_policies(self, namespaces: Iterable[str]) -> None:
+        if self._clock.monotonic_s() < self._policies_due_s:
+            return
+        self._policies_due_s = self._clock.monotonic_s() + POLICIES_S
+        found: dict[str, tuple[str, ...]] = {}
+        for namespace in namespaces:
+            try:
+                found[namespace] = policy_warnings(self._cluster.admin.policies(namespace))
+            except OffloaderError as error:
+                # Few tokens may read them, and nothing depends on it.
+                _log.debug("policies of namespace %s: %s", namespace, error)
+                found[namespace] = self._warnings.get(namespace, ())
+            for each in set(found[namespace]) - set(self._warnings.get(namespace, ())):
+                _log.warning("namespace %s: %s", namespace, each, extra={"event": "policy"})
+        with self._lock:
+            self._warnings = found
+
+    # --- subscriptions -------------------------------------------------------------------------------------------
+
+    def tell(self, streams: Streams) -> None:
+        """Tells retention once what the topics' subscriptions need, of the topics that are this process's; of some
+        topics at a time.
+
+        Raises:
+            OffloaderError: the first of those that couldn't be told; the others were.
+        """
+        errors = at_once(lambda topic: self._tell_one(streams, topic), self._bases())
+        first = next((error for error in errors if error is not None), None)
+        if first is not None:
+            raise first
+
+    def _tell_one(self, streams: Streams, topic: str) -> OffloaderError | None:
+        retention = streams.settings_of(stream_of_topic(topic)).retention
+        if retention.policy == "none" or self._stopped.is_set():
+            return None
+        timeout_ms = int(retention.subscriber_timeout_minutes * _MS_PER_MINUTE) or None
+        try:
+            self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
+        except NotFound as error:
+            # Nothing is offloaded yet, or the topic is being deleted.
+            _log.debug("subscriptions of %s: %s", topic, error)
+        except OffloaderError as error:
+            return error
+        return None
+
+    def _bases(self) -> Sequence[str]:
+        """Topics, partitioned ones once, of which something is this process's."""
+        with self._lock:
+            ours = [topic for topic, is_active in self._told.items() if is_active]
+        return sorted({(partition_number(topic) or (topic, 0))[0] for topic in ours})
+
+    def _is_ours(self, topic: str) -> bool:
+        with self._lock:
+            return self._told.get(topic, False)
+
+    def _source_of(self, stream: str) -> LedgerSource | None:
+        with self._lock:
+            return next((each.source for each in self._topics.values() if each.source.stream == stream), None)
+
+    # --- again and again -----------------------------------------------------------------------------------------
+
+    def _every(self, period_s: Callable[[], float], run: Callable[[], None], what: str) -> None:
+        def again() -> None:
+            problem = None
+            try:
+                run()
+            except OffloaderError as error:
+                problem = error
+            except Exception as error:
+                # The feed must outlive whatever is wrong with one topic.
+                _log.exception("feed %s: looking at %s failed", self.name, what)
+                problem = StoreUnavailable(f"{type(error).__name__}: {error}")
+            self._say(what, problem)
+            if not self._stopped.is_set():
+                self._workers.call_after(period_s(), again)
+
+        self._workers.call_after(0.0, again)
+
+    def _say(self, what: str, error: OffloaderError | None) -> None:
+        with self._lock:
+            before = self._problems.pop(what, None)
+            if error is None:
+                return
+            text = f"{what}: {error.message}"
+            since_ms = self._clock.now_ms() if before is None else before.since_ms
+            # Topics that are known go on without.
+            blocks = what == "topics" and not self._roster.topics
+            self._problems[what] = Problem(
+                where=f"feed {self.name}", what=text, hint=error.hint, since_ms=since_ms, blocks_ready=blocks
+            )
+        if before is None:
+            _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
+
+
+def _is_fenced(status: StreamStatus | None) -> bool:
+    return status is not None and status.mode is Mode.STOPPED and status.error_kind == Fenced.__name__
+
+
+def _with_gap_policy(streams: Streams, settings: Settings) -> Settings:
+    """Topics have a policy of their own: waiting would only let the broker's expiry take more."""
+    on_gap = streams.settings_of("").pulsar.on_gap
+    return replace(settings, offload=replace(settings.offload, on_gap=on_gap))

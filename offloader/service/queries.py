@@ -1,0 +1,660 @@
+"""Read-only views of a process and its store, for HTTP, the dashboard and Arrow Flight."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import logging
+import re
+import threading
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any, Generic, Protocol, TypeVar
+
+from formats.entries import Position
+from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.gc.reconcile import Reconciliation
+from offloader.gc.sweep import cleanup_stream
+from offloader.inspect.inspect import segment_row, shape_of
+from offloader.ledgers.base import LedgerSource
+from offloader.maintenance import Upkeep
+from offloader.manifest.leases import global_hold
+from offloader.manifest.log import list_streams
+from offloader.manifest.segment_table import SegmentRecord
+from offloader.monitor import manifest_document, with_manifest
+from offloader.parallel_map import at_once
+from offloader.plot import Span, StreamShape, thinned
+from offloader.read.reader import load_stream
+from offloader.retention.cycle import RetentionCycle
+from offloader.retention.explain import explain, outcome_facts
+from offloader.retention.state import read_decisions
+from offloader.retention.subscribers import open_retention
+from offloader.runtime.clock import Clock
+from offloader.service.providers.base import Problem
+from offloader.settings.layered import SettingsFile
+from offloader.store.base import ObjectStore
+from offloader.store.retrying import impatient
+from offloader.telemetry.recorder import namespace_of
+
+__all__ = [
+    "ERRORS_KEPT",
+    "LIMIT_MAX",
+    "KeptAnswers",
+    "Page",
+    "ProcessState",
+    "Readiness",
+    "RecentErrors",
+    "ServiceView",
+    "StreamOrder",
+    "TroubleSeen",
+    "page_of",
+    "place_after",
+    "shape_document",
+    "start_after",
+]
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[_Item]):
+    """Some of many.
+
+    Attributes:
+        items: at most as many as were asked for.
+        next_after: where the next page goes on; ``None``: this was the last one.
+        total: how many there are on all pages now.
+    """
+
+    items: tuple[_Item, ...]
+    next_after: str | None
+    total: int
+
+
+class StreamOrder(StrEnum):
+    """What comes first."""
+
+    NAME = "name"
+    #: The furthest behind.
+    LAG = "lag"
+    #: Stalled or failing ones, then by lag.
+    TROUBLE = "trouble"
+
+
+_Key = tuple[int, float, int, str]
+
+
+def page_of(
+    rows: Sequence[Mapping[str, Any]], order: StreamOrder, *, after: str, limit: int
+) -> Page[Mapping[str, Any]]:
+    """The rows that come after ``after`` in an order.
+
+    Args:
+        rows: of a status document, in any order.
+        after: ``next_after`` of the page before; empty: the first page.
+        limit: most rows of the page, at least 1.
+
+    Raises:
+        InvalidCall: ``after`` is no place in this order.
+    """
+    place = _place(after, order)
+    rest = rows if place is None else [row for row in rows if _key(row, order) > place]
+    # One more than asked for tells whether there is another page.
+    found = heapq.nsmallest(max(limit, 1) + 1, rest, key=lambda row: _key(row, order))
+    items = tuple(found[: max(limit, 1)])
+    last = json.dumps([order.value, *_key(items[-1], order)]) if len(found) > len(items) else None
+    return Page(items, last, len(rows))
+
+
+def _key(row: Mapping[str, Any], order: StreamOrder) -> _Key:
+    name = str(row["stream"])
+    if order is StreamOrder.NAME:
+        return 0, 0.0, 0, name
+    lag = row.get("lag") or {}
+    trouble = 0 if order is StreamOrder.TROUBLE and (row.get("stalled") or row.get("last_error")) else 1
+    return trouble, -float(lag.get("seconds") or 0), -int(lag.get("bytes") or 0), name
+
+
+def _place(after: str, order: StreamOrder) -> _Key | None:
+    if not after:
+        return None
+    try:
+        given, trouble, seconds, size_bytes, name = json.loads(after)
+        if given == order.value and isinstance(name, str):
+            return int(trouble), float(seconds), int(size_bytes), name
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        pass
+    raise InvalidCall(f"{after[:100]!r} is no place in the order {order.value}", hint="begin with the first page")
+
+
+def place_after(record: SegmentRecord) -> str:
+    """The place behind a segment."""
+    return f"{record.begin} {record.uuid}"
+
+
+def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
+    """The number of the first segment behind a place; a segment that is gone is replaced by those that begin there.
+
+    Args:
+        segments: in the stream's order.
+        after: a place; empty: the beginning.
+
+    Raises:
+        InvalidCall: ``after`` is no place.
+    """
+    if not after:
+        return 0
+    begin, _, uuid = after.partition(" ")
+    try:
+        position = Position.parse(begin)
+    except ValueError as cause:
+        raise InvalidCall(
+            f"{ascii(after)[:100]} is no place among segments", hint="begin with the first page"
+        ) from cause
+    start = number = bisect_left(segments, position, key=lambda record: record.begin)
+    while number < len(segments) and segments[number].begin == position:
+        if str(segments[number].uuid) == uuid:
+            return number + 1
+        number += 1
+    return start
+
+
+#: Ledgers, and segments; where there are more, neighbours are told as one.
+BARS_MAX = 400
+#: Points between entries and time.
+POINTS_MAX = 800
+#: Gaps that are told.
+GAPS_MAX = 200
+
+
+def shape_document(shape: StreamShape) -> dict[str, Any]:
+    """``{"ledgers", "segments", "timeline", "gaps", "ledgers_total", "segments_total", "is_thinned"}``.
+
+    A span is ``{"name", "start", "stop", "size_bytes"}`` in entries of the stream; ``timeline`` is pairs of entries
+    before and publish time in ms (-1: unknown), ``gaps`` of entries before and what is missing there.
+    """
+    ledgers, segments = thinned(shape.ledgers, BARS_MAX), thinned(shape.segments, BARS_MAX)
+    step = -(-len(shape.timeline) // POINTS_MAX) or 1
+    # From the end, so that the last point is always among them; the first one is where the axis begins.
+    points = [shape.timeline[0], *reversed(shape.timeline[:0:-step])] if shape.timeline else []
+    return {
+        "ledgers": _spans(ledgers),
+        "segments": _spans(segments),
+        "timeline": [list(point) for point in points],
+        "gaps": [list(gap) for gap in shape.gaps[:GAPS_MAX]],
+        "ledgers_total": len(shape.ledgers),
+        "segments_total": len(shape.segments),
+        "is_thinned": len(ledgers) < len(shape.ledgers) or len(segments) < len(shape.segments),
+    }
+
+
+def _spans(spans: Sequence[Span]) -> list[dict[str, Any]]:
+    return [
+        {"name": each.name, "start": each.start, "stop": each.stop, "size_bytes": each.size_bytes} for each in spans
+    ]
+
+
+_Answer = TypeVar("_Answer")
+
+
+class KeptAnswers(Generic[_Answer]):
+    """Thread-safe; two that ask for the same at once may both make it.
+
+    Args:
+        clock: for ages.
+        age_s_max: how old an answer may be.
+        kept_max: above it the oldest one goes.
+    """
+
+    def __init__(self, clock: Clock, *, age_s_max: float, kept_max: int = 1) -> None:
+        self._clock, self._age_s_max, self._kept_max = clock, age_s_max, kept_max
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[float, _Answer]] = OrderedDict()
+
+    def get(self, name: str, make: Callable[[], _Answer], *, age_s_max: float | None = None) -> _Answer:
+        """The answer to ``name``, made now where none is kept that is young enough.
+
+        Args:
+            age_s_max: how old this one may be, when that is less.
+
+        Raises: what ``make`` raises.
+        """
+        now_s = self._clock.monotonic_s()
+        oldest_s = now_s - min(self._age_s_max, self._age_s_max if age_s_max is None else age_s_max)
+        with self._lock:
+            kept = self._kept.get(name)
+        if kept is not None and kept[0] > oldest_s:
+            return kept[1]
+        answer = make()
+        with self._lock:
+            self._kept.pop(name, None)
+            # As old as the question: what changed while it was answered may not be in it.
+            self._kept[name] = now_s, answer
+            while len(self._kept) > self._kept_max:
+                self._kept.popitem(last=False)
+        return answer
+
+
+#: Different messages that are kept; above it the one not said for longest goes.
+ERRORS_KEPT = 200
+#: Longest text that is kept of one.
+TEXT_CHARS_MAX = 2000
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleSeen:
+    """One message.
+
+    Attributes:
+        first_ms, last_ms: when it was said, ms since 1970 UTC.
+        count: how often.
+        level: ``warning`` or ``error``.
+        stream: whose; empty: of the process.
+        event: short name for programs (docs/OBSERVING.md); may be empty.
+        message: one line.
+        hint: what to do about it, where the message doesn't say; may be empty.
+    """
+
+    first_ms: int
+    last_ms: int
+    count: int
+    level: str
+    stream: str
+    event: str
+    message: str
+    hint: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return asdict(self)
+
+
+class RecentErrors(logging.Handler):
+    """A handler for the logger ``offloader``. Thread-safe.
+
+    Args:
+        kept_max: different messages that are kept.
+    """
+
+    def __init__(self, kept_max: int = ERRORS_KEPT) -> None:
+        super().__init__(logging.WARNING)
+        self._kept_max = kept_max
+        self._seen: OrderedDict[tuple[str, str], TroubleSeen] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes one record; never raises."""
+        try:
+            self._keep(record)
+        except Exception:
+            self.handleError(record)
+
+    def _keep(self, record: logging.LogRecord) -> None:
+        hint, text = "", record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, OffloaderError):
+            hint = error.hint
+        if error is not None:
+            text = (
+                f"{text}: {error.message if isinstance(error, OffloaderError) else f'{type(error).__name__}: {error}'}"
+            )
+        message = " ".join(text.split())[:TEXT_CHARS_MAX]
+        stream = str(getattr(record, "stream", ""))
+        now_ms = int(record.created * 1000)
+        # Numbers change from one time to the next: what is said is the same.
+        key = stream, _NUMBER.sub("#", message)
+        with self._guard:
+            before = self._seen.pop(key, None)
+            if before is None:
+                before = TroubleSeen(
+                    first_ms=now_ms, last_ms=now_ms, count=0, level="", stream=stream, event="", message=""
+                )
+            self._seen[key] = replace(
+                before,
+                last_ms=now_ms,
+                count=before.count + 1,
+                level=record.levelname.lower(),
+                event=str(getattr(record, "event", "")),
+                message=message,
+                hint=hint,
+            )
+            while len(self._seen) > self._kept_max:
+                self._seen.popitem(last=False)
+
+    def newest(self, limit: int = ERRORS_KEPT, *, stream: str | None = None) -> list[TroubleSeen]:
+        """The newest first; ``stream``: of that one only."""
+        with self._guard:
+            found = [each for each in reversed(self._seen.values()) if stream is None or each.stream == stream]
+        return found[:limit]
+
+
+#: Most items of one page.
+LIMIT_MAX = 500
+#: How long the list of the store's streams is used before it is asked for again.
+NAMES_AGE_S_MAX = 10.0
+#: The same for what a manifest says of a stream in a list, and of one that is asked for by name.
+ROW_AGE_S_MAX = 30.0
+ONE_AGE_S_MAX = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether the process does its work, and what keeps it from it.
+
+    Attributes:
+        ready: whether no problem blocks it.
+        problems: all there are, those that block first.
+    """
+
+    ready: bool
+    problems: tuple[Problem, ...]
+
+
+class ProcessState(Protocol):
+    """What is known in memory. Every answer is quick and asks nobody."""
+
+    @property
+    def started_ms(self) -> int: ...
+
+    @property
+    def file(self) -> SettingsFile:
+        """The settings in force."""
+        ...
+
+    @property
+    def upkeep(self) -> Upkeep | None: ...
+
+    @property
+    def recent(self) -> RecentErrors: ...
+
+    def document(self) -> Mapping[str, Any]:
+        """The status document; its stream rows have ``feed``, ``active`` and ``method`` too."""
+        ...
+
+    def problems(self) -> Sequence[Problem]: ...
+
+    def source_of(self, stream: str) -> LedgerSource | None:
+        """The hot tier of a stream that is served here."""
+        ...
+
+
+class ServiceView:
+    """Thread-safe.
+
+    Args:
+        store: where the streams are; a view reads only.
+        clock: for ages.
+        process: what is known in memory.
+    """
+
+    def __init__(self, store: ObjectStore, *, clock: Clock, process: ProcessState) -> None:
+        self._store, self._clock, self._process = impatient(store), clock, process
+        self._cycle = RetentionCycle(
+            store, clock=clock, settings_of=lambda name: process.file.settings_of(name), source_of=process.source_of
+        )
+        self._names = KeptAnswers[list[str]](clock, age_s_max=NAMES_AGE_S_MAX)
+        self._stored_rows = KeptAnswers[dict[str, Any]](clock, age_s_max=ROW_AGE_S_MAX, kept_max=LIMIT_MAX)
+
+    # --- the process ---------------------------------------------------------------------------------------------
+
+    def overview(self) -> dict[str, Any]:
+        """The process in short: version, times, store, buffer, limits, how many streams are in which mode."""
+        document = self._process.document()
+        rows: Sequence[Mapping[str, Any]] = document["streams"]
+        modes: dict[str, int] = {}
+        for row in rows:
+            modes[row["mode"]] = modes.get(row["mode"], 0) + 1
+        lags = [row["lag"]["seconds"] for row in rows if row["lag"] and row["lag"]["seconds"] is not None]
+        readiness = self.readiness()
+        return {
+            "software": document["software"],
+            "pid": document["pid"],
+            "now_ms": self._clock.now_ms(),
+            "started_ms": self._process.started_ms,
+            "ready": readiness.ready,
+            "problems": [asdict(each) for each in readiness.problems],
+            "store": document["store"],
+            "limits": document["limits"],
+            "buffer": {
+                "bytes": sum(row["buffer"]["bytes"] for row in rows if row["buffer"]),
+                "bytes_max": self._process.file.settings_of("").offload.offload_memory_bytes_max,
+            },
+            "streams": {
+                "served": len(rows),
+                "modes": modes,
+                "stalled": sum(1 for row in rows if row["stalled"]),
+                "with_errors": sum(1 for row in rows if row["last_error"]),
+                "lag_seconds_max": max(lags, default=None),
+            },
+        }
+
+    def readiness(self) -> Readiness:
+        """What keeps the process, a feed or a stream from its work now."""
+        found = sorted(self._process.problems(), key=lambda each: not each.blocks_ready)
+        return Readiness(not any(each.blocks_ready for each in found), tuple(found))
+
+    def errors(self, *, stream: str | None = None, limit: int = LIMIT_MAX) -> list[dict[str, Any]]:
+        """The newest warnings and errors, the newest first."""
+        return [each.as_json() for each in self._process.recent.newest(limit, stream=stream)]
+
+    def status(self) -> Mapping[str, Any]:
+        """The status document of the process (``offloader status --status-file`` reads the same)."""
+        return self._process.document()
+
+    def config(self, topic: str = "") -> list[dict[str, Any]]:
+        """Every effective setting of a topic, or of the process, and where it comes from."""
+        values = self._process.file.values_of(topic).values()
+        return [asdict(each) for each in sorted(values, key=lambda each: ("." in each.name, each.name))]
+
+    # --- streams -------------------------------------------------------------------------------------------------
+
+    def streams(
+        self,
+        *,
+        order: StreamOrder = StreamOrder.NAME,
+        contains: str = "",
+        after: str = "",
+        limit: int = 100,
+        served_only: bool = False,
+    ) -> Page[dict[str, Any]]:
+        """A page of the streams, those that only the store knows too, as status documents.
+
+        Args:
+            contains: only names with this in them, upper and lower case alike.
+            after: ``next_after`` of the page before.
+
+        Raises:
+            InvalidCall: ``after`` isn't one of this order.
+        """
+        served = {row["stream"]: dict(row) for row in self._process.document()["streams"]}
+        names = set(served) if served_only else set(served) | set(self._stored_names())
+        wanted = contains.casefold()
+        rows = [
+            served.get(name) or {"stream": name, "lag": None, "stalled": None, "last_error": None}
+            for name in names
+            if wanted in name.casefold()
+        ]
+        page = page_of(rows, order, after=after, limit=min(limit, LIMIT_MAX))
+        return Page(tuple(at_once(self._row, page.items)), page.next_after, page.total)
+
+    def stream(self, name: str) -> dict[str, Any]:
+        """One stream's status document, with what its manifest said a moment ago; ``store_error`` where that couldn't
+        be asked for a stream that is served here.
+
+        Raises:
+            NotFound: neither served here nor in the store.
+            OffloaderError: it isn't served here, and the store can't be asked.
+        """
+        row = self._served_row(name)
+        try:
+            manifest = self._stored(name, age_s_max=ONE_AGE_S_MAX)
+        except OffloaderError as error:
+            if row is None:
+                raise
+            # What the process knows counts most when the store can't be asked.
+            unknown = {} if isinstance(error, NotFound) else {"store_error": error.message}
+            return self._labelled({**row, **unknown})
+        return self._labelled(manifest if row is None else with_manifest(row, manifest))
+
+    def segments(self, name: str, *, after: str = "", limit: int = 100) -> Page[dict[str, Any]]:
+        """A page of a stream's segments in the stream's order.
+
+        Args:
+            after: ``next_after`` of the page before; empty: the first page.
+
+        Raises:
+            NotFound: no such stream.
+            InvalidCall: ``after`` isn't a place among segments.
+        """
+        segments = load_stream(self._store, name).segments.in_order()
+        start = start_after(segments, after)
+        found = segments[start : start + max(min(limit, LIMIT_MAX), 1)]
+        more = start + len(found) < len(segments)
+        rows = tuple(segment_row(record, name) for record in found)
+        return Page(rows, place_after(found[-1]) if more else None, len(segments))
+
+    def ledgers(self, name: str) -> list[dict[str, Any]]:
+        """The hot tier's ledgers of a stream that is served here; none of others."""
+        source = self._process.source_of(name)
+        return [] if source is None else [asdict(each) for each in source.ledgers()[-LIMIT_MAX:]]
+
+    def shape(self, name: str) -> dict[str, Any]:
+        """The readable segments against the ledgers in them and time, for a picture (``shape_document``); empty lists
+        where nothing is readable yet.
+
+        Raises:
+            NotFound: no such stream.
+        """
+        state = load_stream(self._store, name)
+        try:
+            return shape_document(shape_of(state))
+        except NotFound:
+            return shape_document(StreamShape(name, [], [], []))
+
+    # --- retention -----------------------------------------------------------------------------------------------
+
+    def retention(self, name: str) -> dict[str, Any]:
+        """What the next cycle would do and why: facts, and the same as lines of text (``words``).
+
+        Raises: as ``RetentionCycle.plan``.
+        """
+        outcome = self._cycle.plan(name)
+        latest = None if self._process.upkeep is None else self._process.upkeep.retention.latest.get(name)
+        return {
+            **outcome_facts(outcome, done=False),
+            "words": list(explain(outcome)),
+            "latest_cycle_ms": None if latest is None else latest.at_ms,
+            "latest_cycle_error": None if latest is None or latest.error is None else str(latest.error),
+        }
+
+    def decisions(self, name: str) -> list[dict[str, Any]]:
+        """The recorded decisions about a stream, the newest first.
+
+        Raises:
+            NotFound: no such stream or topic.
+        """
+        retention = open_retention(self._store, name, clock=self._clock)
+        return [dict(each) for each in read_decisions(retention, retention.place())]
+
+    def recent_decisions(self, limit: int = 20) -> list[dict[str, Any]]:
+        """The newest cycles of all streams in this process, the newest first: what was decided, in words."""
+        latest = {} if self._process.upkeep is None else self._process.upkeep.retention.latest
+        newest = sorted(latest.items(), key=lambda each: each[1].at_ms, reverse=True)[: min(limit, LIMIT_MAX)]
+        found = []
+        for stream, cycle in newest:
+            decision = None if cycle.outcome is None else cycle.outcome.decision
+            found.append(
+                {
+                    "stream": stream,
+                    "at_ms": cycle.at_ms,
+                    "why": None if decision is None else decision.why,
+                    "bytes": None if cycle.outcome is None else cycle.outcome.bytes_truncated,
+                    "overridden": [] if decision is None else [each.name for each in decision.overridden],
+                    "error": None if cycle.error is None else cycle.error.message,
+                    "hint": "" if cycle.error is None else cycle.error.hint,
+                }
+            )
+        return found
+
+    def subscribers(self, name: str) -> list[dict[str, object]]:
+        """Who consumes a stream, how far each is and whether it holds data back."""
+        settings = self._process.file.settings_of(name).retention
+        retention = open_retention(self._store, name, source_of=self._process.source_of, clock=self._clock)
+        timeout_ms = int(settings.subscriber_timeout_minutes * 60_000) or None
+        return [each.as_json() for each in retention.subscribers(timeout_ms=timeout_ms)]
+
+    # --- cleanup -------------------------------------------------------------------------------------------------
+
+    def cleanup_plan(self, name: str, *, limit: int = LIMIT_MAX) -> dict[str, Any]:
+        """What the next round of cleanup would do to a stream, segment by segment."""
+        settings = self._process.file.settings_of(name)
+        report = cleanup_stream(self._store, name, clock=self._clock, settings=settings, dry_run=True)
+        plan = report.plan
+        lines = [] if plan is None else [each.as_json() for each in itertools.islice(plan.lines(), limit + 1)]
+        stop = global_hold(self._store)
+        return {
+            "stream": name,
+            "held": report.held,
+            "stopped": None if stop is None else {"by": stop.by, "reason": stop.reason},
+            "is_deleted": report.is_deleted,
+            "large": plan is not None and plan.large,
+            "lines": lines[:limit],
+            "is_whole": len(lines) <= limit,
+            "pending_batches": len(report.pending),
+        }
+
+    def orphans(self) -> dict[str, Any]:
+        """What the newest search of this process left, by owner, and when cleanup and that search ended last."""
+        upkeep = self._process.upkeep
+        if upkeep is None:
+            return {"left": None, "jobs": {}}
+        jobs = {
+            name: {"at_ms": run.at_ms, "error": None if run.error is None else str(run.error)}
+            for name, run in upkeep.latest.items()
+        }
+        return {"left": {owner: asdict(left) for owner, left in upkeep.leftovers.items()}, "jobs": jobs}
+
+    def orphans_of(self, name: str, *, limit: int = 100) -> list[dict[str, object]]:
+        """Things below a stream's name that no manifest needs, as a dry run finds them."""
+        search = Reconciliation(
+            self._store, name, clock=self._clock, settings=self._process.file.settings_of(name).manifest, delete=False
+        )
+        now_ms = self._clock.now_ms()
+        return [each.as_json(now_ms) for each in itertools.islice(search.leftovers(), min(limit, LIMIT_MAX))]
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _served_row(self, name: str) -> dict[str, Any] | None:
+        rows = self._process.document()["streams"]
+        return next((dict(row) for row in rows if row["stream"] == name), None)
+
+    def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A page's row; of what this process doesn't know itself, the manifest tells."""
+        name: str = row["stream"]
+        if row.get("bytes_offloaded") is not None:
+            return self._labelled(row)
+        try:
+            stored = self._stored(name, age_s_max=ROW_AGE_S_MAX)
+        except OffloaderError as error:
+            # One that is served and isn't in the store yet has nothing there.
+            found = row if "mode" in row else {"stream": name, "mode": None, "last_error": error.message}
+            return self._labelled(found)
+        return self._labelled(with_manifest(row, stored) if "mode" in row else stored)
+
+    def _stored(self, name: str, *, age_s_max: float) -> dict[str, Any]:
+        return self._stored_rows.get(
+            name, lambda: manifest_document(load_stream(self._store, name)), age_s_max=age_s_max
+        )
+
+    def _labelled(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        served = {"namespace": namespace_of(row["stream"]), "feed": None, "active": False}
+        return {**served, **row}
+
+    def _stored_names(self) -> list[str]:
+        """What the store's catalogue lists, at most ``NAMES_AGE_S_MAX`` old."""
+        return self._names.get("", lambda: list(list_streams(self._store)))

@@ -1,0 +1,107 @@
+"""A settings file with every setting, its default and what it means, made from the settings' own words.
+
+Owns how that file looks. Must never say anything of a setting that its definition doesn't.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, fields
+from typing import Any
+
+from offloader.settings import Pairs, Settings
+from offloader.settings.layered import METHOD_OF, PROCESS_SECTIONS, PROCESS_SETTINGS
+
+__all__ = ["sample_settings"]
+
+_WIDTH = 100
+_HEAD = """\
+# Settings of offloader: for `offloader serve --config FILE`, and for every command that takes --config.
+#
+# Every setting is here with its default: a line that begins with `#name = value` is the default, take the # away to
+# change it. `offloader config check --config FILE` names every mistake, `offloader config explain TOPIC` says what
+# counts for a topic and where it comes from. A running process reads the file again on SIGHUP.
+
+# true: entries are offloaded while they are written (PIP-76); false, the default: ledger by ledger, once closed.
+streaming_offload = true
+"""
+_TAIL = """\
+# --- parts of it for some streams ---------------------------------------------------------------------------------
+# What isn't marked "whole process" can be set for a namespace and for a topic too; the topic counts before the
+# namespace, the namespace before what is above.
+#
+#[namespaces."public/default".offload]
+#codec = "zstd"
+#
+#[topics."public/default/persistent/orders".retention]
+#policy = "time"
+#min_minutes = 10080
+"""
+#: What a new file has to say in any case.
+_EXAMPLES = {"serve.store": '"s3://BUCKET/ROOT"'}
+
+
+def sample_settings() -> str:
+    """The text of the file."""
+    # What a new file has to say comes first.
+    names = sorted((section.name for section in fields(Settings)), key=lambda name: name != "serve")
+    sections = ["\n".join(_section(name, getattr(Settings(), name))) + "\n" for name in names]
+    return "\n".join([_HEAD, *sections, _TAIL])
+
+
+def _section(name: str, values: Any) -> Iterator[str]:
+    words = " ".join((type(values).__doc__ or "").split())
+    whole = " Whole process." if name in PROCESS_SECTIONS else ""
+    yield from _comment(f"{words}{whole}")
+    yield f"[{name}]"
+    for each in fields(values):
+        yield ""
+        yield from _comment(_said(name, each))
+        full = f"{name}.{each.name}"
+        yield f"{each.name} = {_EXAMPLES[full]}" if full in _EXAMPLES else f"#{each.name} = {_toml(each.default)}"
+
+
+def _said(section: str, each: Field[Any]) -> str:
+    full = f"{section}.{each.name}"
+    notes = [_values(each.metadata)]
+    if full in METHOD_OF:
+        notes.append(f"only for the method {METHOD_OF[full]}")
+    if full in PROCESS_SETTINGS:
+        notes.append("whole process")
+    doc = str(each.metadata["doc"])
+    return f"{doc[0].upper()}{doc[1:]} ({'; '.join(notes)})."
+
+
+def _values(metadata: Mapping[str, Any]) -> str:
+    if "choices" in metadata:
+        return ", ".join(metadata["choices"])
+    for kind, words in (
+        ("texts", "a list of texts"),
+        ("places", "a list of texts"),
+        ("text", "a text"),
+        ("pairs", "a table of texts"),
+        ("flag", "true or false"),
+    ):
+        if kind in metadata:
+            return words
+    return f"{metadata['low']} to {metadata['high']}"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            return json.dumps(value)
+        case Pairs():
+            return "{}"
+        case tuple():
+            return json.dumps(list(value))
+        case _:
+            return repr(value)

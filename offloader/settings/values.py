@@ -1,0 +1,557 @@
+"""Every setting with its default, limits and check, as frozen values by section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from offloader.errors import InvalidCall
+from offloader.settings.fields import (
+    KIB,
+    MBYTES_MAX,
+    MIB,
+    MINUTES_MAX,
+    Pairs,
+    choice,
+    flag,
+    pairs,
+    places,
+    setting,
+    text,
+    texts,
+)
+from offloader.settings.fields import problem as problem_of
+
+__all__ = [
+    "REPLACED",
+    "AccessSettings",
+    "CleanupSettings",
+    "FlightSettings",
+    "HttpSettings",
+    "LedgerSettings",
+    "LimitSettings",
+    "ManifestSettings",
+    "OffloadSettings",
+    "PulsarSettings",
+    "ReadSettings",
+    "RetentionSettings",
+    "ServeSettings",
+    "Settings",
+    "StoreSettings",
+    "TelemetrySettings",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """Deadlines, retries and connections of an object store."""
+
+    connect_timeout_s: float = setting(5.0, "time to connect", low=0.01, high=600)
+    read_timeout_s: float = setting(30.0, "time without a byte until a call fails", low=0.01, high=3600)
+    retries_max: int = setting(6, "attempts after the first one", low=0, high=100)
+    retry_total_s: float = setting(60.0, "time after which no further attempt starts", low=0, high=24 * 3600)
+    retry_delay_first_s: float = setting(0.1, "wait before the first retry; doubles, jittered", low=0, high=60)
+    retry_delay_max_s: float = setting(10.0, "longest wait before a retry", low=0, high=600)
+    connections_max: int = setting(32, "open connections", low=1, high=1024)
+    single_writer: bool = flag(False, "write to a store without conditional puts: nobody else ever writes there")
+    storage_class: str = text("", "S3 storage class of new objects of 128 KiB or more; empty: STANDARD")
+    encryption: str = choice(
+        "bucket",
+        "S3 encryption asked for with each new object; bucket: its own",
+        ("bucket", "AES256", "aws:kms", "aws:kms:dsse"),
+    )
+    kms_key: str = text("", "KMS key for aws:kms, an id or ARN; empty: the account's key for S3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSettings:
+    """How readers fetch."""
+
+    read_priority: str = choice(
+        "tiered-storage-first",
+        "where entries are read that both tiers have",
+        ("tiered-storage-first", "bookkeeper-first"),
+    )
+    request_bytes: int = setting(16 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB)
+    requests_in_flight_max: int = setting(4, "ranged GETs of one reader at once", low=1, high=64)
+    cache_bytes_max: int = setting(64 * MIB, "decoded blocks kept for single reads", low=0, high=2**40)
+    batch_bytes: int = setting(4 * MIB, "payload bytes of one batch of a scan", low=1, high=1024 * MIB)
+    block_bytes_max: int = setting(256 * MIB, "largest block that is read", low=256, high=2**31 - 1)
+    decompressed_bytes_max: int = setting(256 * MIB, "largest block after decompression", low=1, high=2**31 - 1)
+    relocate: Pairs = pairs("buckets (or folders) that were moved or restored elsewhere: old = new")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """Bandwidth and request rate of one process, live before reads before backfill before deletion; 0 = no limit."""
+
+    bytes_per_s: float = setting(0.0, "bytes sent and received, all together", low=0, high=2**50)
+    requests_per_s: float = setting(0.0, "requests, all together", low=0, high=1e6)
+    burst_s: float = setting(1.0, "seconds of a rate that may be used at once", low=0.001, high=3600)
+    turn_wait_s_max: float = setting(300.0, "wait for a turn after which a request fails", low=0.001, high=24 * 3600)
+    turns_waiting_max: int = setting(10_000, "requests that wait for a turn", low=1, high=1_000_000)
+    slowdown_factor: float = setting(
+        0.5, "what is left of the request rate when the store asks to slow down", low=0.01, high=0.99
+    )
+    slowdown_requests_per_s_min: float = setting(1.0, "lowest rate after slowing down", low=0.01, high=1e6)
+    recovery_requests_per_s: float = setting(
+        5.0, "what the rate gains each second without another refusal", low=0.001, high=1e6
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessSettings:
+    """Who may do what at the doors of a process: HTTP and Arrow Flight."""
+
+    read_tokens: tuple[str, ...] = places("where tokens are that may look and read: file:PATH, env:NAME")
+    write_tokens: tuple[str, ...] = places("where tokens are that may write too: bring entries, offload now, pause")
+    admin_tokens: tuple[str, ...] = places("where tokens are that may do everything: truncate, settle subscribers")
+    subscriber_tokens: Pairs = pairs(
+        "subscriber = where the token is that may register it and publish for it, file:PATH or env:NAME; no role",
+        are_places=True,
+    )
+    certificates: Pairs = pairs(
+        "client certificates: common name or DNS name = role, subscriber:NAME, or both (read subscriber:NAME); "
+        "* = any that client_authorities_file signed"
+    )
+    client_authorities_file: str = text("", "PEM file of the authorities that sign client certificates; empty: none")
+    certificate_file: str = text("", "PEM file of this process's certificate and chain; empty: no TLS")
+    key_file: str = text("", "PEM file of its key; empty: it is in certificate_file")
+    anonymous: str = choice(
+        "loopback",
+        "what may be done without token and certificate: everything on a loopback address if none is set (loopback), "
+        "or by name, on every address: read, write, admin",
+        ("loopback", "read", "write", "admin"),
+    )
+    owner_hosts: tuple[str, ...] = texts(
+        "hosts, or hosts and ports, to which a command sends OFFLOADER_TOKEN where a stream's manifest names them as "
+        "its owner's; empty: only to those whose certificate OFFLOADER_CA_FILE is good for"
+    )
+    hosts: tuple[str, ...] = texts(
+        "names in the header Host that are this process's, where anyone may come in (anonymous); beside IP addresses, "
+        "localhost, and the names in http.listen and serve.url"
+    )
+    tokens_without_tls: bool = flag(False, "tokens may cross the network as they are: something else encrypts them")
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether some caller may show a token."""
+        return bool(self.read_tokens or self.write_tokens or self.admin_tokens or self.subscriber_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """Where HTTP is served, and what one client may cost."""
+
+    listen: str = text("", "address and port, 127.0.0.1:8750; :8750 is every address; empty: no HTTP")
+    connections_max: int = setting(256, "open connections; more are closed at once", low=1, high=100_000)
+    client_connections_max: int = setting(
+        192, "those of one address (of an IPv6 network of 64 bits), so that others get in too", low=1, high=100_000
+    )
+    requests_max: int = setting(16, "requests worked on at once; more are asked to come again", low=1, high=256)
+    header_bytes_max: int = setting(16 * KIB, "request line and headers of a request", low=4 * KIB, high=MIB)
+    body_bytes_max: int = setting(64 * KIB, "body of a request", low=KIB, high=16 * MIB)
+    request_seconds_max: float = setting(10.0, "time for a client to send its request", low=0.1, high=600)
+    answer_seconds_max: float = setting(
+        60.0, "time for an answer to be found, and again to be taken by the client", low=0.1, high=3600
+    )
+    unsent_bytes_max: int = setting(
+        64 * MIB,
+        "answers that clients haven't taken yet, all together; above it they are asked to come again",
+        low=MIB,
+        high=2**40,
+    )
+    idle_seconds_max: float = setting(30.0, "a connection without a request is closed after it", low=0.1, high=3600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightSettings:
+    """How brokers push and clients read through Arrow Flight."""
+
+    listen: str = text("", "where Arrow Flight listens: 127.0.0.1:8815, :8815 for every address; empty: nowhere")
+    ledgers: str = text("", "ledger database of the streams that are appended to through Flight; empty: they can't be")
+    streams_max: int = setting(1000, "streams that are pushed or appended to through Flight", low=1, high=100_000)
+    calls_max: int = setting(256, "calls at once, each of which has a thread or two", low=1, high=10_000)
+    batch_bytes_max: int = setting(
+        32 * MIB, "largest batch that is taken; how much a message may take is known only when it is there", low=1024,
+        high=2**31 - 1,
+    )  # fmt: skip
+    window_bytes_max: int = setting(
+        16 * MIB, "entries of a pushed stream that wait for a segment; more holds the broker back", low=1024, high=2**40
+    )
+    memory_bytes_max: int = setting(
+        256 * MIB, "the same of all pushed streams; one that has nothing else may still push", low=1024, high=2**44
+    )
+    wait_seconds_max: float = setting(
+        60.0, "longest a push waits for room; then it ends with an error, and the broker goes on later", low=0.01,
+        high=3600,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestSettings:
+    """How a stream's manifest is kept short, and when what it doesn't need any more is deleted."""
+
+    checkpoint_records: int = setting(100, "records after which whoever notices writes a checkpoint", low=1, high=10**5)
+    orphan_age_hours_min: float = setting(
+        24.0, "age below which nothing that nothing names is deleted", low=0, high=365 * 24
+    )
+    history_days_min: float = setting(
+        30.0, "age below which `serve` keeps records that a checkpoint holds; -1: it keeps all", low=-1, high=365
+    )
+    record_requests_max: int = setting(8, "records of a manifest asked for at once while it is loaded", low=1, high=64)
+    create_over_segments: bool = flag(
+        False, "a stream may be created where segments lie that no manifest tells of: they stay, and nobody reads them"
+    )
+    clock_skew_seconds_max: float = setting(
+        60.0, "difference between this clock and the store's that stops all deletion", low=0, high=24 * 3600
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionSettings:
+    """What of a stream is kept, and how often that is decided. Sizes are payload before compression; 0 = not set."""
+
+    policy: str = choice(
+        "none",
+        "what may go: nothing, what is above a size, what is older than a time, or what all subscribers have read",
+        ("none", "size", "time", "consumption"),
+    )
+    min_mbytes: float = setting(0.0, "kept always", low=0, high=MBYTES_MAX)
+    max_mbytes: float = setting(0.0, "kept for subscribers at most", low=0, high=MBYTES_MAX)
+    min_minutes: float = setting(0.0, "age below which everything is kept", low=0, high=MINUTES_MAX)
+    max_minutes: float = setting(0.0, "age up to which data is kept for subscribers", low=0, high=MINUTES_MAX)
+    subscriber_timeout_minutes: float = setting(
+        0.0, "a subscriber silent for longer holds nothing back; 0: it always does", low=0, high=MINUTES_MAX
+    )
+    fallback_after_minutes: float = setting(
+        0.0, "silence of all subscribers after which none of them counts; 0: never", low=0, high=MINUTES_MAX
+    )
+    fallback_min_mbytes: float = setting(0.0, "consumption: kept then", low=0, high=MBYTES_MAX)
+    fallback_max_mbytes: float = setting(0.0, "consumption: kept at most then", low=0, high=MBYTES_MAX)
+    fallback_min_minutes: float = setting(0.0, "consumption: age kept then", low=0, high=MINUTES_MAX)
+    fallback_max_minutes: float = setting(0.0, "consumption: age kept at most then", low=0, high=MINUTES_MAX)
+    protect_unpublished: bool = flag(False, "subscribers that never published hold back what they haven't read")
+    record_minutes: float = setting(
+        30.0, "time between two recorded cuts, between which a decision can choose", low=0.001, high=MINUTES_MAX
+    )
+    cycle_minutes: float = setting(30.0, "time between two decisions about a stream", low=0.001, high=MINUTES_MAX)
+
+    def problems(self) -> list[str]:
+        """What of it contradicts itself, or has no effect; empty: nothing."""
+        found: list[str] = []
+        if self.policy == "none":
+            idle = [each.name for each in fields(self) if each.name not in _WITHOUT_POLICY]
+            return [f"{name}: has no effect, the policy is none" for name in idle if getattr(self, name)]
+        wanted = {"size": "mbytes", "time": "minutes"}.get(self.policy)
+        for prefix in ("", "fallback_"):
+            units = [unit for unit in ("mbytes", "minutes") if self._has_limits(prefix, unit)]
+            if len(units) > 1:
+                found.append(f"{prefix}min_mbytes and {prefix}min_minutes: limits are by size or by time, not both")
+            if not prefix and wanted and wanted not in units:
+                found.append(f"min_{wanted}: the policy {self.policy} needs to know what is kept always")
+            for unit in units:
+                if not prefix and wanted and unit != wanted:
+                    found.append(f"min_{unit}: has no effect, the policy is {self.policy}")
+                found += self._limit_problems(prefix, unit)
+        return found + self._silence_problems()
+
+    def _has_limits(self, prefix: str, unit: str) -> bool:
+        return bool(getattr(self, f"{prefix}min_{unit}") or getattr(self, f"{prefix}max_{unit}"))
+
+    def _limit_problems(self, prefix: str, unit: str) -> list[str]:
+        least, most = getattr(self, f"{prefix}min_{unit}"), getattr(self, f"{prefix}max_{unit}")
+        if not least:
+            # All that was recorded would go as soon as nobody holds it back.
+            return [f"{prefix}min_{unit}: missing beside {prefix}max_{unit}; what is kept always?"]
+        return [f"{prefix}min_{unit} = {least:g} is above {prefix}max_{unit} = {most:g}"] if 0 < most < least else []
+
+    def _silence_problems(self) -> list[str]:
+        x, y = self.subscriber_timeout_minutes, self.fallback_after_minutes
+        has_fallback = any(self._has_limits("fallback_", unit) for unit in ("mbytes", "minutes"))
+        is_queue = self.policy == "consumption"
+        found = [
+            (y and not x, "fallback_after_minutes: has no effect without subscriber_timeout_minutes"),
+            (x and 0 < y < x, f"fallback_after_minutes = {y:g} is below subscriber_timeout_minutes = {x:g}"),
+            (has_fallback and not is_queue, "fallback_min_*: has no effect, only the policy consumption looks at it"),
+            (has_fallback and is_queue and not y, "fallback_min_*: has no effect without fallback_after_minutes"),
+            (is_queue and y and not has_fallback, "fallback_after_minutes: needs fallback_min_mbytes or _minutes"),
+        ]
+        return [text for is_wrong, text in found if is_wrong]
+
+
+#: Settings of retention that mean something without a policy.
+_WITHOUT_POLICY = frozenset({"policy", "record_minutes", "cycle_minutes"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanupSettings:
+    """Whether and when objects that no stream needs are deleted, and what is remembered of it."""
+
+    delete: bool = flag(
+        False,
+        "`serve` deletes from the store: segments, orphans, old manifest records; false: it only reports them",
+    )
+    grace_hours: float = setting(
+        24.0, "time between retiring a segment and deleting its objects; until then it can be undone", low=0, high=87600
+    )
+    allow_large_delete: bool = flag(False, "a cycle may retire more than half of a stream without being asked")
+    retry_minutes_max: float = setting(
+        60.0, "longest wait before objects that couldn't be deleted are tried again", low=0, high=7 * 24 * 60
+    )
+    audit_days: float = setting(90.0, "how long it is remembered what was deleted", low=0, high=36500)
+    audit_records_max: int = setting(
+        10_000, "batches of deletions remembered of one stream; the oldest go first", low=1, high=10**6
+    )
+    cycle_minutes: float = setting(60.0, "time between two rounds of cleanup", low=0.001, high=MINUTES_MAX)
+    orphans_hours: float = setting(24.0, "time between two searches for orphans; 0: none", low=0, high=87600)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadSettings:
+    """How entries become segments (spec: PIP-76; names from the proposal where it has one)."""
+
+    block_bytes: int = setting(MIB, "target size of a block", low=256, high=1024 * MIB)
+    part_bytes: int = setting(
+        16 * MIB, "size of an uploaded part; a segment below it is a single PUT", low=5 * MIB, high=5 * 1024 * MIB
+    )
+    parts_in_flight_max: int = setting(4, "parts of one segment uploaded at once", low=1, high=64)
+    max_size_per_offload_segment_mbytes: float = setting(
+        1024.0, "a segment closes at this size", low=0.001, high=5 * 1024 * 1024
+    )
+    max_offload_segment_rollover_time_minutes: float = setting(
+        10.0, "a segment closes at this age, counted from its first entry", low=0.0001, high=365 * 24 * 60
+    )
+    offload_buffer_bytes_max: int = setting(64 * MIB, "bytes buffered for one stream", low=64 * KIB, high=2**40)
+    offload_memory_bytes_max: int = setting(
+        512 * MIB, "bytes buffered for all streams of a process", low=64 * KIB, high=2**44
+    )
+    entry_bytes_max: int = setting(64 * MIB, "largest entry that is taken", low=1, high=2**31 - 1)
+    codec: str = choice("none", "compression of blocks", ("none", "zstd"))
+    method: str = choice(
+        "streaming", "streaming (PIP-76), ledger (a closed ledger an object) or none", ("streaming", "ledger", "none")
+    )
+    offload_threshold_bytes: int = setting(
+        0,
+        "method ledger: bytes not yet offloaded above which the oldest ledgers go; 0: as soon as closed, -1: off",
+        low=-1,
+        high=2**60,
+    )
+    offload_threshold_seconds: int = setting(
+        -1, "method ledger: age at which a closed ledger goes; 0: as soon as closed, -1: off", low=-1, high=2**31
+    )
+    backfill_segments_in_flight_max: int = setting(
+        4, "segments of history uploaded at once, of a stream and of a process", low=1, high=64
+    )
+    deletion_lag_minutes: float = setting(
+        240.0,
+        "time after which the hot copy of an offloaded ledger is deleted; -1: never",
+        low=-1,
+        high=10 * 365 * 24 * 60,
+    )
+    release_with_gaps: bool = flag(
+        False, "whether the hot copy of a ledger also goes when entries of it were lost or are unconfirmed"
+    )
+    tail_cache_bytes_max: int = setting(
+        8 * MIB, "newest entries kept in memory for a stream that catches up", low=0, high=2**40
+    )
+    drain_seconds_max: float = setting(300.0, "wait for the last segment when closing", low=0, high=24 * 3600)
+    retry_seconds_max: float = setting(30.0, "longest wait before a failed segment is tried again", low=0.01, high=3600)
+    takeover_after_seconds: float = setting(
+        60.0, "silence after which a stream may be taken from its owner without being told to", low=0.01, high=24 * 3600
+    )
+    on_gap: str = choice(
+        "block",
+        "what to do when the hot tier lost entries before they were offloaded: block, or record the gap and go on",
+        ("block", "record"),
+    )
+    workers_max: int = setting(8, "threads that encode and upload, whole process", low=1, high=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings:
+    """When the embedded ledger store closes a ledger and opens the next."""
+
+    ledger_bytes_max: int = setting(256 * MIB, "a ledger closes at this size", low=1, high=2**50)
+    ledger_entries_max: int = setting(1_000_000, "a ledger closes at this many entries", low=1, high=2**40)
+    ledger_age_minutes_max: float = setting(
+        60.0, "a ledger closes at this age, at the next append", low=0.0001, high=365 * 24 * 60
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulsarSettings:
+    """A Pulsar cluster as a hot tier."""
+
+    service_url: str = text("", "of brokers or proxies, `pulsar://broker:6650` or `pulsar+ssl://broker:6651`")
+    admin_url: str = text("", "of the admin interface, `http://broker:8080` or `https://broker:8443`")
+    admin_hosts: tuple[str, ...] = texts(
+        "hosts of other brokers that the token may go to when `admin_url` sends us on, with * for any letters; "
+        "empty: none"
+    )
+    token: str = text(
+        "", "where the token is: `file:PATH` or `env:NAME`; empty: `env:OFFLOADER_PULSAR_TOKEN`, if it is set"
+    )
+    ca_file: str = text("", "certificate authorities of brokers and admin interface; empty: the machine's")
+    certificate_file: str = text("", "our certificate, where brokers ask for one")
+    key_file: str = text("", "its key; empty: in `certificate_file`")
+    subscription: str = text(
+        "offloader", "name of our durable subscription, the same in all processes that share topics"
+    )
+    topics: tuple[str, ...] = texts(
+        "topics to offload: names, and patterns with * and ?, `public/default/orders-*`; `public/default`: all of it"
+    )
+    exclude: tuple[str, ...] = texts("topics that aren't offloaded although `topics` means them")
+    topics_seconds: float = setting(
+        30.0, "time between two looks for new and deleted topics and partitions", low=0.1, high=24 * 3600
+    )
+    subscribers_seconds: float = setting(
+        300.0,
+        "time between two looks at the topics' subscriptions, which hold back what retention would delete",
+        low=0.1,
+        high=24 * 3600,
+    )
+    hand_over_seconds: float = setting(
+        60.0,
+        "silence of the store after which a topic is left to another process that waits for it; 0: never",
+        low=0.0,
+        high=24 * 3600,
+    )
+    topics_max: int = setting(10_000, "topics and partitions of one process", low=1, high=1_000_000)
+    on_gap: str = choice(
+        "record",
+        "what to do when entries were gone before they were offloaded: record the gap and go on, or block",
+        ("record", "block"),
+    )
+    entries_asked_max: int = setting(
+        1000,
+        "entries of one run that wasn't delivered about which the admin interface is asked; the others are unconfirmed",
+        low=1,
+        high=1_000_000,
+    )
+    trim: bool = flag(True, "ask the broker at once to delete what was given up; else it does when it likes")
+    receive_bytes_max: int = setting(128 * MIB, "received and not taken yet, all topics together", low=MIB, high=2**40)
+    connect_seconds_max: float = setting(10.0, "to connect to a broker", low=0.1, high=600)
+    request_seconds_max: float = setting(30.0, "for a broker's answer", low=0.1, high=600)
+    keep_alive_seconds: float = setting(
+        30.0, "silence after which a broker is asked whether it is there", low=0.1, high=600
+    )
+    retry_seconds_max: float = setting(
+        10.0, "longest wait before something that failed is tried again", low=0.01, high=3600
+    )
+    workers_max: int = setting(8, "threads that read topics and tell their streams, whole process", low=1, high=256)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """What `offloader serve` serves, and how it lives."""
+
+    store: str = text("", "URL of the object store, s3://BUCKET/ROOT or file:///FOLDER")
+    endpoint_url: str = text("", "where the S3 API is, when it isn't AWS")
+    region: str = text("", "the store's region")
+    url: str = text("", "where others reach this process over HTTP; empty: as it listens")
+    ledgers: str = text("", "database of embedded ledgers whose streams are offloaded, sqlite:///FILE; empty: none")
+    streams: tuple[str, ...] = texts("streams of that database, with * and ? for any letters; empty: all")
+    follow_seconds: float = setting(1.0, "time between two looks at that database", low=0.01, high=3600)
+    streams_max: int = setting(10_000, "streams that are offloaded at once", low=1, high=1_000_000)
+    upkeep: bool = flag(True, "run retention, cleanup and the search for orphans")
+    restart_seconds_max: float = setting(
+        600.0, "longest wait before a stream that stopped on an error is started again", low=1, high=24 * 3600
+    )
+    stop_seconds_max: float = setting(30.0, "time to end in after the last segments are complete", low=1, high=3600)
+    log_level: str = choice("info", "lowest level that is logged", ("debug", "info", "warning", "error"))
+    log_format: str = choice("json", "JSON lines, or lines for people", ("json", "plain"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings:
+    """What is told of a running process: status file, watchdog, metrics."""
+
+    status_file: str = text("", "file that holds the status document, replaced atomically; empty: none")
+    status_interval_s: float = setting(5.0, "time between two looks at the streams", low=0.05, high=3600)
+    watchdog_no_progress_s: float = setting(
+        900.0, "a stream with data and no progress for so long is named as stalled", low=1, high=7 * 24 * 3600
+    )
+    labels: str = choice("namespace", "what metrics are kept by", ("namespace", "topic"))
+    topic_labels_max: int = setting(
+        1000, "topics above which metrics are kept by namespace all the same", low=1, high=1_000_000
+    )
+    label_sets_max: int = setting(50_000, "label sets kept; more are counted as other", low=1, high=10_000_000)
+    label_lifetime_s: float = setting(3600.0, "a label set not used for so long is dropped", low=1, high=7 * 24 * 3600)
+    write_cost_per_1000: float = setting(0.005, "price of 1000 PUT-class requests, dollars", low=0, high=1000)
+    read_cost_per_1000: float = setting(0.0004, "price of 1000 GET-class requests, dollars", low=0, high=1000)
+
+
+#: Settings of earlier releases -> what is set instead.
+REPLACED = {
+    "limits.upload_bytes_per_s": "limits.bytes_per_s",
+    "limits.read_bytes_per_s": "limits.bytes_per_s",
+    "limits.upload_requests_per_s": "limits.requests_per_s",
+    "limits.read_requests_per_s": "limits.requests_per_s",
+    "limits.delete_requests_per_s": "limits.requests_per_s",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All of it."""
+
+    offload: OffloadSettings = OffloadSettings()
+    ledgers: LedgerSettings = LedgerSettings()
+    store: StoreSettings = StoreSettings()
+    read: ReadSettings = ReadSettings()
+    limits: LimitSettings = LimitSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
+    manifest: ManifestSettings = ManifestSettings()
+    cleanup: CleanupSettings = CleanupSettings()
+    retention: RetentionSettings = RetentionSettings()
+    access: AccessSettings = AccessSettings()
+    http: HttpSettings = HttpSettings()
+    flight: FlightSettings = FlightSettings()
+    serve: ServeSettings = ServeSettings()
+    pulsar: PulsarSettings = PulsarSettings()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:
+        """Settings from nested mappings ``{"offload": {"block_bytes": 65536}}``; what isn't named keeps its default.
+
+        Args:
+            values: section -> name -> value.
+            origin: where the values come from, for the error message.
+
+        Raises:
+            InvalidCall: unknown names, wrong types and values out of range, all of them at once.
+        """
+        problems: list[str] = []
+        sections: dict[str, Any] = {}
+        kinds: dict[str, Any] = {f.name: type(f.default) for f in fields(cls)}
+        for name, given in (values or {}).items():
+            if name not in kinds:
+                problems.append(f"{name}: no such section (sections: {', '.join(kinds)})")
+                continue
+            sections[name], found = _section(name, kinds[name], given)
+            problems += [f"{name}.{problem}" for problem in found]
+        if problems:
+            raise InvalidCall(f"{origin}: {'; '.join(problems)}", hint="nothing was changed")
+        return cls(**sections)
+
+
+def _section(section: str, kind: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    known = {f.name: f for f in fields(kind)}
+    problems = [f"{name}: {_unknown(f'{section}.{name}')}" for name in given if name not in known]
+    taken: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in known:
+            problem = problem_of(known[name].metadata, known[name].default, value)
+            if problem:
+                problems.append(f"{name}: {problem}")
+            else:
+                default: Any = known[name].default
+                taken[name] = default.__class__(value)
+    return kind(**taken), problems
+
+
+def _unknown(name: str) -> str:
+    instead = REPLACED.get(name)
+    return "no such setting" if instead is None else f"no such setting any more, use {instead}"

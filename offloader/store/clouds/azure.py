@@ -1,0 +1,355 @@
+"""Azure Blob Storage through adlfs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import struct
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from adlfs import AzureBlobFileSystem
+from azure.core import MatchConditions
+from azure.core.exceptions import HttpResponseError
+from azure.storage.blob import BlobBlock
+
+from formats.entries import views_of
+from offloader.errors import (
+    BucketMissing,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    PreconditionFailed,
+    StoreUnavailable,
+)
+from offloader.store import checks
+from offloader.store.base import (
+    Body,
+    ByteRange,
+    DeleteFailure,
+    ListPage,
+    ObjectInfo,
+    ObjectStore,
+    PartInfo,
+    PutMode,
+    Receiver,
+    StoreOptions,
+)
+from offloader.store.clouds.base import CloudStore, MarkedUpload, send_once, was_never_sent
+from offloader.store.s3_client import meaning_of
+
+__all__ = ["AzureStore", "open_url"]
+
+#: Blobs that one request deletes.
+DELETED_AT_ONCE_MAX = 256
+#: Bodies above this size are read bit by bit while they are sent.
+SENT_BYTES = 256 * 1024
+#: Listings that are remembered, so that the next page doesn't begin with the first one.
+LISTINGS_KNOWN_MAX = 64
+#: Metadata that Azure couldn't hold under its own names, and the checksum, which it doesn't keep.
+_OTHERS, _CRC = "offloader_metadata", "offloader_crc32c"
+_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+_BLOCK_ID = struct.Struct(">16sII")
+_CONDITION_CODES = {"BlobAlreadyExists", "ConditionNotMet", "UnauthorizedBlobOverwrite"}
+_ONCE = {"retry_total": 0, "retry_connect": 0, "retry_read": 0, "retry_status": 0, "middlewares": (send_once,)}
+
+
+def open_url(url: str, options: StoreOptions) -> ObjectStore:
+    """The store at ``az://container/root``.
+
+    The account is ``access_key`` and ``secret_key`` (its name and its key), or what the provider's own variables and
+    chain say (``AZURE_STORAGE_CONNECTION_STRING``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...).
+    """
+    parts = urlsplit(url)
+    if not parts.netloc:
+        raise InvalidCall(f"{url}: no container", hint="use az://container/root")
+    root = checks.split_root(url, parts.path)
+    given: dict[str, Any] = {}
+    if options.access_key:
+        given = {"account_name": options.access_key, "account_key": options.secret_key}
+        if options.endpoint_url:
+            given = {"connection_string": _connection(options)}
+    try:
+        files = AzureBlobFileSystem(**given, use_listings_cache=False, skip_instance_cache=True)
+    except ValueError as error:
+        hint = "set AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT_NAME and what proves who you are"
+        raise InvalidCall(f"{url}: no account to connect to", hint=hint) from error
+    shown = f"az://{parts.netloc}/{root}".rstrip("/")
+    return AzureStore(shown, files, parts.netloc, root, options)
+
+
+def _connection(options: StoreOptions) -> str:
+    scheme = urlsplit(options.endpoint_url or "").scheme
+    fields = {
+        "DefaultEndpointsProtocol": scheme,
+        "AccountName": options.access_key,
+        "AccountKey": options.secret_key,
+        "BlobEndpoint": options.endpoint_url,
+    }
+    return ";".join(f"{name}={value}" for name, value in fields.items())
+
+
+class AzureStore(CloudStore):
+    """``az://container/root``."""
+
+    def __init__(self, url: str, files: Any, container: str, root: str, options: StoreOptions) -> None:
+        super().__init__(url, root, options, files.loop)
+        self._files = files
+        self._container_name = container
+        self._container = files.service_client.get_container_client(container)
+        self._once = {
+            **_ONCE,
+            "connection_timeout": options.settings.connect_timeout_s,
+            "read_timeout": options.settings.read_timeout_s,
+        }
+        self._tokens: OrderedDict[tuple[str, str], str] = OrderedDict()
+
+    @property
+    def driver_metadata(self) -> Mapping[str, str]:
+        endpoint = str(self._files.service_client.primary_endpoint).partition("?")[0]
+        place = {"bucket": self._container_name, "region": "", "serviceEndpoint": endpoint}
+        return {"managedLedgerOffloadDriver": "azureblob", **place}
+
+    def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
+        words = " ".join(f"{type(error).__name__} {error}".split())
+        if not isinstance(error, HttpResponseError):
+            return self._in_doubt(f"{where}: {words[:300]}", writes and not was_never_sent(error))
+        code, status = str(getattr(error, "error_code", "") or ""), error.status_code or 0
+        said = f"{where}: {status} {code}".rstrip()
+        if code in ("ContainerNotFound", "ContainerBeingDeleted"):
+            return BucketMissing(said, hint="create the container, or check its name")
+        if code in _CONDITION_CODES or status == 412:
+            return PreconditionFailed(said)
+        if code == "InvalidBlockList":
+            return OutcomeUnknown(said, hint="look with head: it may have been completed before")
+        kind, hint = meaning_of("", status, writes=writes)
+        return kind(said, hint=hint)
+
+    # -- objects
+
+    def head(self, key: str) -> ObjectInfo:
+        blob = self._container.get_blob_client(self._root + checks.check_key(key))
+        found = self._ask(f"head of {key}", blob.get_blob_properties(**self._once), writes=False)
+        return _described(key, found)
+
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
+    ) -> tuple[bytes, ObjectInfo]:
+        checks.check_range(byte_range)
+        if byte_range is not None and byte_range.length == 0:
+            return b"", self.head(key)
+        size_bytes = byte_range.length if byte_range else 0
+        try:
+            return self._ask(f"get of {key}", self._fetch(key, byte_range), writes=False, size_bytes=size_bytes)
+        except InvalidCall as error:
+            cause = error.__cause__
+            if isinstance(cause, HttpResponseError) and cause.status_code == 416:  # it starts behind the end
+                return b"", self.head(key)
+            raise
+
+    async def _fetch(self, key: str, byte_range: ByteRange | None) -> tuple[bytes, ObjectInfo]:
+        blob = self._container.get_blob_client(self._root + checks.check_key(key))
+        wanted = {} if byte_range is None else {"offset": byte_range.start, "length": byte_range.length}
+        answer = await blob.download_blob(**wanted, **self._once, max_concurrency=1)
+        body = bytes(await answer.readall())
+        found = answer.properties
+        if found.content_range:  # else the size is that of the range
+            found.size = int(found.content_range.rpartition("/")[2])
+        info = _described(key, found)
+        stop = info.size_bytes if byte_range is None else min(byte_range.stop, info.size_bytes)
+        expected = max(stop - (byte_range.start if byte_range else 0), 0)
+        if len(body) != expected:
+            raise StoreUnavailable(f"{self._url}: get of {key}: {len(body)} bytes came instead of {expected}")
+        return body, info
+
+    def _read(self, key: str) -> bytes:
+        return self.get(key)[0]
+
+    def _write(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
+        blob = self._container.get_blob_client(self._root + key)
+        data = b"".join(views_of(body))
+        kept = _kept({**metadata, _CRC: f"{crc:08x}"})
+        call = self._put(blob, data, kept, mode) if len(data) <= SENT_BYTES else self._put_large(blob, data, kept, mode)
+        answer = self._ask(f"put of {key}", call, writes=True, size_bytes=len(data))
+        modified_ms = int(answer["last_modified"].timestamp()) * 1000
+        return ObjectInfo(key, len(data), _quoted(answer["etag"]), modified_ms, dict(metadata), crc)
+
+    async def _put(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Mapping[str, Any]:
+        # What isn't to overwrite is given that condition by the library itself.
+        how = {"overwrite": False} if mode.create_only else {"overwrite": True, **_condition(mode)}
+        found: Mapping[str, Any] = await blob.upload_blob(
+            data, length=len(data), metadata=metadata, validate_content=True, max_concurrency=1, **how, **self._once
+        )
+        return found
+
+    async def _put_large(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Mapping[str, Any]:
+        """A block that becomes the blob: only blocks are read while they are sent."""
+        block_id = _block_id(uuid.uuid4().hex, 1, 0)
+        await blob.stage_block(block_id, io.BytesIO(data), length=len(data), validate_content=True, **self._once)
+        found: Mapping[str, Any] = await blob.commit_block_list(
+            [BlobBlock(block_id=block_id)], metadata=metadata, **_condition(mode), **self._once
+        )
+        return found
+
+    def _listed(self, prefix: str, after: str, limit: int) -> ListPage:
+        call = self._pages(self._root + prefix, self._root + after if after else "", limit)
+        found, has_more = self._ask(f"list of {prefix!r}", call, writes=False, size_bytes=limit * 1024)
+        objects = tuple(
+            ObjectInfo(
+                each.name[len(self._root) :], each.size, _quoted(each.etag), int(each.last_modified.timestamp()) * 1000
+            )
+            for each in found
+        )
+        return ListPage(objects, objects[-1].key if has_more else None)
+
+    async def _pages(self, prefix: str, after: str, limit: int) -> tuple[list[Any], bool]:
+        """Azure continues a listing by a token of its own; without one what lies in front is read again."""
+        token = self._tokens.pop((prefix, after), None)
+        pages = self._container.list_blobs(
+            name_starts_with=prefix, results_per_page=min(limit, 5000), **self._once
+        ).by_page(continuation_token=token)
+        found: list[Any] = []
+        async for page in pages:
+            found += [each async for each in page if each.name > after]
+            token = pages.continuation_token
+            if len(found) >= limit:
+                break
+        more = bool(token) or len(found) > limit
+        if token and len(found) == limit:
+            self._tokens[prefix, found[-1].name] = token
+            while len(self._tokens) > LISTINGS_KNOWN_MAX:
+                self._tokens.popitem(last=False)
+        return found[:limit], more
+
+    def _remove(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        failures: list[DeleteFailure] = []
+        for at in range(0, len(keys), DELETED_AT_ONCE_MAX):
+            some = keys[at : at + DELETED_AT_ONCE_MAX]
+            call = self._delete_all(some)
+            try:
+                failures += self._ask(f"delete of {len(some)} objects", call, writes=True, size_bytes=len(some) * 65536)
+            except OffloaderError as error:
+                if at == 0:
+                    raise
+                # Some are gone, so the call as a whole didn't fail: the others are named.
+                retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
+                return [*failures, *(DeleteFailure(key, str(error), retryable) for key in keys[at:])]
+        return failures
+
+    def _remove_version(self, key: str, etag: str) -> None:
+        blob = self._container.get_blob_client(self._root + key)
+        call = blob.delete_blob(etag=etag, match_condition=MatchConditions.IfNotModified, **self._once)
+        try:
+            self._ask(f"delete of {key}", call, writes=True)
+        except PreconditionFailed:
+            self.head(key)  # a condition isn't met either where nothing is
+            raise
+
+    async def _delete_all(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        names = [self._root + key for key in keys]
+        answers = await self._container.delete_blobs(*names, raise_on_any_failure=False, **self._once)
+        failures = []
+        index = 0
+        async for answer in answers:
+            if answer.status_code not in (202, 404):
+                retryable = answer.status_code >= 500 or answer.status_code == 429
+                failures.append(DeleteFailure(keys[index], str(answer.status_code), retryable))
+            index += 1
+        return failures
+
+    # -- uploads
+
+    def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
+        blob = self._container.get_blob_client(self._root + upload.key)
+        block_id = _block_id(upload.upload_id, number, crc)
+        data = b"".join(views_of(body))
+        call = blob.stage_block(block_id, _body(data), length=len(data), validate_content=True, **self._once)
+        self._ask(f"part {number} of {upload.key}", call, writes=True, size_bytes=len(data))
+        return PartInfo(number, block_id, len(data), crc)
+
+    def _parts(self, upload: MarkedUpload) -> Sequence[PartInfo]:
+        blob = self._container.get_blob_client(self._root + upload.key)
+        try:
+            _, waiting = self._ask(
+                f"parts of {upload.key}", blob.get_block_list("uncommitted", **self._once), writes=False
+            )
+        except NotFound:
+            return ()
+        found = []
+        for block in waiting:
+            upload_id, number, crc = _of_block(block.id)
+            if upload_id == upload.upload_id:
+                found.append(PartInfo(number, block.id, block.size, crc))
+        return sorted(found, key=lambda part: part.number)
+
+    def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None:
+        blob = self._container.get_blob_client(self._root + upload.key)
+        blocks = [BlobBlock(block_id=part.etag) for part in parts]
+        call = blob.commit_block_list(blocks, metadata=_kept(upload.metadata), **self._once)
+        self._ask(f"joining of {upload.key}", call, writes=True, size_bytes=len(parts) * 1024)
+
+    def _drop(self, upload: MarkedUpload) -> None:
+        """Blocks that nobody commits go by themselves."""
+
+
+def _body(data: bytes) -> bytes | io.BytesIO:
+    """A large body as a file: sent whole it would hold up all other requests."""
+    return io.BytesIO(data) if len(data) > SENT_BYTES else data
+
+
+def _condition(mode: PutMode) -> dict[str, Any]:
+    if mode.create_only:
+        return {"etag": "*", "match_condition": MatchConditions.IfMissing}
+    return {} if mode.etag is None else {"etag": mode.etag, "match_condition": MatchConditions.IfNotModified}
+
+
+def _kept(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Metadata by names that Azure takes; the others together under one of ours."""
+    plain = {name: value for name, value in metadata.items() if _NAME.fullmatch(name) and value and name != _OTHERS}
+    others = {name: value for name, value in metadata.items() if name not in plain}
+    if others:
+        plain[_OTHERS] = base64.b64encode(json.dumps(others, sort_keys=True).encode()).decode()
+    return plain
+
+
+def _described(key: str, found: Any) -> ObjectInfo:
+    metadata = {name.lower(): value for name, value in (found.metadata or {}).items()}
+    crc = metadata.pop(_CRC, None)
+    others = metadata.pop(_OTHERS, None)
+    if others:
+        metadata |= json.loads(base64.b64decode(others))
+    return ObjectInfo(
+        key,
+        int(found.size),
+        _quoted(found.etag),
+        int(found.last_modified.timestamp()) * 1000,
+        metadata,
+        int(crc, 16) if crc and re.fullmatch("[0-9a-f]{8}", crc) else None,
+    )
+
+
+def _quoted(etag: str) -> str:
+    return etag if etag.startswith('"') else f'"{etag}"'
+
+
+def _block_id(upload_id: str, number: int, crc: int) -> str:
+    return base64.b64encode(_BLOCK_ID.pack(bytes.fromhex(upload_id), number, crc)).decode()
+
+
+def _of_block(block_id: str) -> tuple[str, int, int]:
+    """Upload, number and checksum of a block; of a foreign one an upload that is none of ours."""
+    try:
+        upload, number, crc = _BLOCK_ID.unpack(base64.b64decode(block_id))
+    except (struct.error, ValueError):
+        return "", 0, 0
+    return upload.hex(), number, crc

@@ -1,0 +1,367 @@
+"""Google Cloud Storage through gcsfs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+
+import aiohttp
+from gcsfs import GCSFileSystem
+
+from formats.entries import Buffer, byte_array, views_of
+from offloader.errors import BucketMissing, InvalidCall, NotFound, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.store import checks
+from offloader.store.base import (
+    Body,
+    ByteRange,
+    DeleteFailure,
+    ListPage,
+    ObjectInfo,
+    ObjectStore,
+    PartInfo,
+    PutMode,
+    Receiver,
+    StoreOptions,
+)
+from offloader.store.clouds.base import CloudStore, MarkedUpload, folder_of, send_once, was_never_sent
+from offloader.store.s3_client import decoded_crc32c, encoded_crc32c, meaning_of
+
+__all__ = ["GcsStore", "open_url"]
+
+#: Objects that one compose may have as sources.
+COMPOSED_MAX = 32
+#: Objects that are deleted at once.
+DELETES_AT_ONCE_MAX = 16
+#: What of a body is handed to the connection at once.
+SENT_BYTES = 256 * 1024
+_META = "x-goog-meta-"
+_XML_MESSAGE = re.compile(rb"<Message>([^<]{1,300})</Message>")
+
+
+class _Response(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _Refused(Exception):
+    """An answer that isn't a success."""
+
+    def __init__(self, answer: _Response) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+def open_url(url: str, options: StoreOptions) -> ObjectStore:
+    """The store at ``gs://bucket/root``. Credentials: the provider's own chain; none at a plain ``http`` endpoint."""
+    parts = urlsplit(url)
+    if not parts.netloc:
+        raise InvalidCall(f"{url}: no bucket", hint="use gs://bucket/root")
+    root = checks.split_root(url, parts.path)
+    endpoint = options.endpoint_url
+    files = GCSFileSystem(
+        token="anon" if (endpoint or "").startswith("http://") else None,
+        endpoint_url=endpoint,
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )
+    shown = f"gs://{parts.netloc}/{root}".rstrip("/")
+    return GcsStore(shown, files, parts.netloc, root, options)
+
+
+class GcsStore(CloudStore):
+    """``gs://bucket/root``. An ETag is the object's generation."""
+
+    def __init__(self, url: str, files: Any, bucket: str, root: str, options: StoreOptions) -> None:
+        super().__init__(url, root, options, files.loop)
+        self._files = files
+        self._bucket = bucket
+        self._region = options.region or ""
+
+    @property
+    def driver_metadata(self) -> Mapping[str, str]:
+        place = {"bucket": self._bucket, "region": self._region, "serviceEndpoint": self._files._endpoint or ""}  # noqa: SLF001
+        return {"managedLedgerOffloadDriver": "google-cloud-storage", **place}
+
+    # -- one request
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        data: Sequence[Buffer] | None = None,
+        **params: Any,
+    ) -> _Response:
+        files, settings = self._files, self._settings
+        await files._set_session()  # noqa: SLF001 - what gcsfs's own requests do, but for repeating
+        timeout = aiohttp.ClientTimeout(sock_connect=settings.connect_timeout_s, sock_read=settings.read_timeout_s)
+        async with files.session.request(
+            method,
+            f"{files._location}/{path}",  # noqa: SLF001
+            params={name: str(value) for name, value in params.items() if value is not None},
+            headers=files._get_headers(dict(headers or {})),  # noqa: SLF001
+            data=None if data is None else _in_slices(data),
+            timeout=timeout,
+            middlewares=(send_once,),
+        ) as answer:
+            found = _Response(
+                answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+            )
+        if found.status not in (200, 204, 206):
+            raise _Refused(found)
+        return found
+
+    def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
+        if not isinstance(error, _Refused):
+            words = " ".join(f"{type(error).__name__} {error}".split())
+            return self._in_doubt(f"{where}: {words}", writes and not was_never_sent(error))
+        answer = error.answer
+        said = _message(answer.body)
+        if answer.status == 404 and "bucket" in said.lower():
+            return BucketMissing(f"{where}: {said}", hint="create the bucket, or check its name")
+        kind, hint = meaning_of("", answer.status, writes=writes)
+        return kind(f"{where}: {answer.status} {said}".rstrip(), hint=hint)
+
+    def _object_path(self, key: str) -> str:
+        return f"{quote(self._bucket, safe='')}/{quote(self._root + key, safe='/~')}"
+
+    def _api_path(self, key: str) -> str:
+        return f"storage/v1/b/{quote(self._bucket, safe='')}/o/{quote(self._root + key, safe='')}"
+
+    # -- objects
+
+    def head(self, key: str) -> ObjectInfo:
+        checks.check_key(key)
+        answer = self._ask(f"head of {key}", self._request("HEAD", self._object_path(key)), writes=False)
+        return _described(key, answer.headers)
+
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
+    ) -> tuple[bytes, ObjectInfo]:
+        checks.check_key(key)
+        checks.check_range(byte_range)
+        if byte_range is not None and byte_range.length == 0:
+            return b"", self.head(key)
+        headers = {"Accept-Encoding": "identity"}
+        if byte_range is not None:
+            headers["Range"] = f"bytes={byte_range.start}-{byte_range.stop - 1}"
+        size_bytes = byte_range.length if byte_range else 0
+        call = self._request("GET", self._object_path(key), headers=headers)
+        try:
+            answer = self._ask(f"get of {key}", call, writes=False, size_bytes=size_bytes)
+        except InvalidCall as error:
+            cause = error.__cause__
+            if isinstance(cause, _Refused) and cause.answer.status == 416:  # it starts behind the end
+                return b"", self.head(key)
+            raise
+        info = _described(key, answer.headers)
+        wanted = byte_range or ByteRange(0, info.size_bytes)
+        body = answer.body
+        if answer.status == 200 and byte_range is not None:  # a server that knows no ranges
+            body = body[wanted.start : wanted.stop]
+        expected = max(min(wanted.stop, info.size_bytes) - wanted.start, 0)
+        if len(body) != expected:
+            raise StoreUnavailable(f"{self._url}: get of {key}: {len(body)} bytes came instead of {expected}")
+        return body, info
+
+    def _read(self, key: str) -> bytes:
+        return self.get(key)[0]
+
+    def _write(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
+        described = {"name": self._root + key, "metadata": dict(metadata), "crc32c": encoded_crc32c(crc)}
+        between = f"--{uuid.uuid4().hex}"
+        head = f"{between}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(described)}\r\n"
+        head += f"{between}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        data = [head.encode(), *views_of(body), f"\r\n{between}--".encode()]
+        size_bytes = sum(len(piece) for piece in data)
+        call = self._request(
+            "POST",
+            f"upload/storage/v1/b/{quote(self._bucket, safe='')}/o",
+            headers={
+                "Content-Type": f'multipart/related; boundary="{between[2:]}"',
+                "Content-Length": str(size_bytes),
+            },
+            data=data,
+            uploadType="multipart",
+            ifGenerationMatch=self._generation(mode),
+        )
+        answer = self._ask(f"put of {key}", call, writes=True, size_bytes=size_bytes)
+        return self._resource(json.loads(answer.body))
+
+    @staticmethod
+    def _generation(mode: PutMode) -> str | None:
+        if mode.create_only:
+            return "0"
+        return None if mode.etag is None else mode.etag.strip('"')
+
+    def _resource(self, found: Mapping[str, Any]) -> ObjectInfo:
+        modified = datetime.fromisoformat(found["updated"])
+        return ObjectInfo(
+            found["name"][len(self._root) :],
+            int(found["size"]),
+            f'"{found["generation"]}"',
+            int(modified.timestamp()) * 1000,  # a HEAD knows no more than seconds
+            {name.lower(): value for name, value in found.get("metadata", {}).items()},
+            decoded_crc32c(found.get("crc32c")),
+        )
+
+    def _resources(self, prefix: str, after: str, limit: int) -> tuple[list[ObjectInfo], bool]:
+        """Up to ``limit`` objects, and whether there are more."""
+        params: dict[str, Any] = {"prefix": self._root + prefix, "maxResults": limit}
+        if after:
+            params["startOffset"] = f"{self._root}{after}\0"  # offsets are inclusive
+        found: list[ObjectInfo] = []
+        path = f"storage/v1/b/{quote(self._bucket, safe='')}/o"
+        while len(found) < limit:  # a page may hold fewer than it was asked for, and not be the last one
+            answer = self._ask(f"list of {prefix!r}", self._request("GET", path, **params), writes=False)
+            page = json.loads(answer.body)
+            found += [self._resource(each) for each in page.get("items", ())]
+            params["pageToken"] = page.get("nextPageToken")
+            if params["pageToken"] is None:
+                return found, False
+        return found[:limit], True
+
+    def _listed(self, prefix: str, after: str, limit: int) -> ListPage:
+        found, has_more = self._resources(prefix, after, limit)
+        plain = tuple(ObjectInfo(info.key, info.size_bytes, info.etag, info.modified_ms) for info in found)
+        return ListPage(plain, found[-1].key if has_more else None)
+
+    def _remove(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        call = self._delete_all(keys)
+        failures = self._ask(f"delete of {len(keys)} objects", call, writes=True, size_bytes=len(keys) * 64 * 1024)
+        return [failure for failure in failures if failure is not None]
+
+    def _remove_version(self, key: str, etag: str) -> None:
+        call = self._request("DELETE", self._api_path(key), ifGenerationMatch=etag.strip('"'))
+        self._ask(f"delete of {key}", call, writes=True)
+
+    async def _delete_all(self, keys: Sequence[str]) -> Sequence[DeleteFailure | None]:
+        turns = asyncio.Semaphore(DELETES_AT_ONCE_MAX)
+
+        async def delete(key: str) -> DeleteFailure | None:
+            async with turns:
+                try:
+                    await self._request("DELETE", self._api_path(key))
+                except _Refused as refused:
+                    status = refused.answer.status
+                    if status == 404:
+                        return None
+                    return DeleteFailure(
+                        key, f"{status} {_message(refused.answer.body)}", status >= 500 or status == 429
+                    )
+                return None
+
+        found = await asyncio.gather(*(delete(key) for key in keys), return_exceptions=True)
+        lost = [each for each in found if isinstance(each, BaseException)]
+        if len(lost) == len(keys):
+            raise next((error for error in lost if not was_never_sent(error)), lost[0])
+        # Some are gone, so the call as a whole didn't fail: the others are named.
+        return [
+            DeleteFailure(key, type(each).__name__, True) if isinstance(each, BaseException) else each
+            for key, each in zip(keys, found, strict=True)
+        ]
+
+    # -- uploads
+
+    def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
+        key = f"{folder_of(upload.key, upload.upload_id)}{number:05d}"
+        info = self._write(key, body, PutMode(), {}, crc)
+        return PartInfo(number, info.etag, info.size_bytes, crc)
+
+    def _parts(self, upload: MarkedUpload) -> Sequence[PartInfo]:
+        folder = folder_of(upload.key, upload.upload_id)
+        found = [info for info in self._all_in(folder) if info.key[len(folder) :].isdigit()]
+        return [_part(int(info.key[len(folder) :]), info) for info in found]
+
+    def _all_in(self, folder: str) -> list[ObjectInfo]:
+        return self._resources(folder, "", checks.PARTS_MAX * 2)[0]
+
+    def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None:
+        folder = folder_of(upload.key, upload.upload_id)
+        sources = [(f"{folder}{part.number:05d}", part.etag) for part in parts]
+        joined = 0
+        while len(sources) > COMPOSED_MAX:
+            groups = [sources[at : at + COMPOSED_MAX] for at in range(0, len(sources), COMPOSED_MAX)]
+            sources = []
+            for group in groups:
+                info = self._compose(f"{folder}joined-{joined:05d}", group, {})
+                sources.append((info.key, info.etag))
+                joined += 1
+        self._compose(upload.key, sources, upload.metadata)
+
+    def _compose(self, key: str, sources: Sequence[tuple[str, str]], metadata: Mapping[str, str]) -> ObjectInfo:
+        order = {
+            "sourceObjects": [
+                {
+                    "name": self._root + name,
+                    "generation": etag.strip('"'),
+                    "objectPreconditions": {"ifGenerationMatch": etag.strip('"')},
+                }
+                for name, etag in sources
+            ],
+            "destination": {"contentType": "application/octet-stream", "metadata": dict(metadata)},
+        }
+        headers = {"Content-Type": "application/json"}
+        call = self._request(
+            "POST", f"{self._api_path(key)}/compose", headers=headers, data=[json.dumps(order).encode()]
+        )
+        try:
+            answer = self._ask(f"joining of {key}", call, writes=True)
+        except NotFound as gone:
+            raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
+        return self._resource(json.loads(answer.body))
+
+    def _drop(self, upload: MarkedUpload) -> None:
+        folder = folder_of(upload.key, upload.upload_id)
+        left = [info.key for info in self._all_in(folder) if not info.key.endswith("/begin")]
+        failed = self._remove(left) if left else ()
+        if failed:
+            raise StoreUnavailable(f"{self._url}: parts of an upload stay: {failed[0].reason}", hint="abort it again")
+
+
+async def _in_slices(pieces: Sequence[Buffer]) -> AsyncIterator[Buffer]:
+    """A body bit by bit, uncopied: sent whole it would hold up all other requests."""
+    for piece in pieces:
+        view = byte_array(piece).data
+        for at in range(0, len(view), SENT_BYTES):
+            yield view[at : at + SENT_BYTES]
+
+
+def _part(number: int, info: ObjectInfo) -> PartInfo:
+    return PartInfo(number, info.etag, info.size_bytes, -1 if info.crc32c is None else info.crc32c)
+
+
+def _described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
+    """What the headers of a HEAD or GET say."""
+    sums = dict(each.strip().partition("=")[::2] for each in headers.get("x-goog-hash", "").split(","))
+    size_bytes = int(headers.get("content-range", "/" + headers.get("content-length", "0")).rpartition("/")[2])
+    return ObjectInfo(
+        key,
+        size_bytes,
+        f'"{headers["x-goog-generation"]}"',
+        int(parsedate_to_datetime(headers["last-modified"]).timestamp()) * 1000,
+        {name[len(_META) :]: value for name, value in headers.items() if name.startswith(_META)},
+        decoded_crc32c(sums.get("crc32c")),
+    )
+
+
+def _message(body: bytes) -> str:
+    """The words of an error answer: JSON or XML, or none."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        found = _XML_MESSAGE.search(body)
+        return found[1].decode(errors="replace") if found else ""

@@ -1,0 +1,248 @@
+"""Any other URL that fsspec knows, for reading."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar, cast
+
+from fsspec.asyn import AsyncFileSystem
+from fsspec.core import url_to_fs
+from fsspec.spec import AbstractFileSystem
+
+from offloader.errors import (
+    AccessDenied,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    StoreUnavailable,
+    Unsupported,
+)
+from offloader.store import checks
+from offloader.store.base import (
+    ByteRange,
+    ListPage,
+    ObjectInfo,
+    ObjectStore,
+    PartInfo,
+    Receiver,
+    StoreOptions,
+    UploadInfo,
+    without_secrets,
+)
+from offloader.store.wrappers import ReadOnlyStore
+
+__all__ = ["RemoteStore", "open_url"]
+
+_Answer = TypeVar("_Answer")
+#: What file systems without a listing of their own share.
+_common_find = AsyncFileSystem._find  # noqa: SLF001 - to see whether one has its own
+
+#: A prefix that sends a URL here although its scheme has a store of its own: ``fsspec+s3://bucket``.
+_PREFIX = "fsspec+"
+
+
+def open_url(url: str, options: StoreOptions) -> ObjectStore:
+    """The store at any fsspec URL, read-only."""
+    plain = url.removeprefix(_PREFIX)
+    protocol = plain.partition("://")[0]
+    shown = without_secrets(url)
+    try:
+        file_system, root = url_to_fs(plain, **_storage_options(protocol, options))
+    except ImportError as error:
+        raise Unsupported(f"{shown}: {error}", hint=f"install the fsspec package for {protocol}") from error
+    except ValueError as error:
+        schemes = "s3://bucket/root, file:///directory, memory://name, or a scheme that fsspec knows"
+        raise InvalidCall(f"{shown}: unknown store scheme {protocol!r}", hint=f"use {schemes}") from error
+    except Exception as error:  # some file systems connect when they are made
+        raise StoreUnavailable(f"{shown}: opening failed: {error}", hint="check the URL and the network") from error
+    reason = f"writing through {protocol} isn't proven to be atomic: two writers could both win"
+    store = RemoteStore(shown, file_system, str(root), options)
+    return ReadOnlyStore(store, reason, hint="use s3:// or file:// for writing")
+
+
+def _storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
+    if protocol not in ("s3", "s3a"):
+        return {}
+    settings = options.settings
+    client = {"endpoint_url": options.endpoint_url, "region_name": options.region}
+    return {
+        "key": options.access_key,
+        "secret": options.secret_key,
+        "token": options.session_token,
+        "client_kwargs": {name: value for name, value in client.items() if value},
+        "config_kwargs": {
+            "connect_timeout": settings.connect_timeout_s,
+            "read_timeout": settings.read_timeout_s,
+            "retries": {"total_max_attempts": 1},
+        },
+        "use_listings_cache": False,
+        "skip_instance_cache": True,
+    }
+
+
+class RemoteStore:
+    """The reading verbs of ``ObjectStore``. A listing reads all keys below the prefix's directory each time."""
+
+    def __init__(self, url: str, file_system: Any, root: str, options: StoreOptions) -> None:
+        self._url = url
+        self._files = file_system
+        self._root = root.rstrip("/") + "/"
+        self._deadline_s = options.settings.connect_timeout_s + options.settings.read_timeout_s
+        self._places = threading.BoundedSemaphore(options.settings.connections_max)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._url!r})"
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    @property
+    def driver_metadata(self) -> Mapping[str, str]:
+        driver = self._url.partition("://")[0]
+        return {"managedLedgerOffloadDriver": driver, "bucket": self._root, "region": "", "serviceEndpoint": ""}
+
+    def _ask(self, what: str, call: Callable[[], _Answer]) -> _Answer:
+        """The one edge: ``call`` within the deadline, its exceptions as ours. File systems have no deadline in common,
+        so the call runs in a thread that is left behind when time is up; ``connections_max`` bounds how many can be."""
+        where = f"{self._url}: {what} failed"
+        try:
+            return self._within_deadline(where, call)
+        except OffloaderError:
+            raise
+        except FileNotFoundError as error:
+            raise NotFound(f"{self._url}: {what}: nothing is there") from error
+        except PermissionError as error:
+            raise AccessDenied(f"{where}: {error}", hint="check the credentials for this file system") from error
+        except NotImplementedError as error:
+            raise Unsupported(f"{where}: the file system doesn't offer this") from error
+        except Exception as error:  # every file system has its own; none of them is ours to let out
+            text = " ".join(f"{type(error).__name__} {error}".split())
+            raise StoreUnavailable(f"{where}: {text}", hint="check the URL, the network and the credentials") from error
+
+    def _within_deadline(self, where: str, call: Callable[[], _Answer]) -> _Answer:
+        answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put((True, call()))
+            except BaseException as error:  # handed over, raised by who asked
+                answers.put((False, error))
+            finally:
+                self._places.release()
+
+        late = f"{where}: no answer within {self._deadline_s} s"
+        if not self._places.acquire(timeout=self._deadline_s):
+            raise StoreUnavailable(late, hint="too many calls are stuck: try again later")
+        threading.Thread(target=run, daemon=True, name="offloader-remote").start()
+        try:
+            succeeded, answer = answers.get(timeout=self._deadline_s)
+        except queue.Empty as error:
+            raise StoreUnavailable(late, hint="try again") from error
+        if not succeeded:
+            raise answer
+        return cast(_Answer, answer)
+
+    def _info(self, key: str, found: Mapping[str, Any]) -> ObjectInfo:
+        """What a file system's description says; names differ from one to the next."""
+        if found.get("type") == "directory":
+            raise NotFound(f"{self._url}: no object {key}")
+        size_bytes = int(found.get("size") or 0)
+        modified_ms = _ms(next((found[name] for name in _TIMES if found.get(name)), None))
+        etag = next((str(found[name]) for name in _ETAGS if found.get(name)), f'"{modified_ms:x}-{size_bytes:x}"')
+        return ObjectInfo(key, size_bytes, etag, modified_ms)
+
+    def head(self, key: str) -> ObjectInfo:
+        path = self._root + checks.check_key(key)
+        return self._info(key, self._ask(f"head of {key}", lambda: self._files.info(path)))
+
+    def get(
+        self,
+        key: str,
+        byte_range: ByteRange | None = None,
+        *,
+        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
+    ) -> tuple[bytes, ObjectInfo]:
+        """Two requests: no file system tells the size along with the bytes."""
+        checks.check_range(byte_range)
+        info = self.head(key)
+        start, stop = (0, info.size_bytes) if byte_range is None else (byte_range.start, byte_range.stop)
+        stop = min(stop, info.size_bytes)
+        if start >= stop:
+            return b"", info
+        path = self._root + key
+        body = bytes(self._ask(f"get of {key}", lambda: self._files.cat_file(path, start=start, end=stop)))
+        if len(body) != stop - start:
+            raise StoreUnavailable(f"{self._url}: get of {key}: {len(body)} bytes came, expected {stop - start}")
+        return body, info
+
+    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
+        checks.check_list(prefix, limit)
+        directory = self._root + prefix.rpartition("/")[0]
+        try:
+            found = self._ask(f"list of {prefix!r}", lambda: _files_below(self._files, directory))
+        except NotFound:
+            found = {}
+        infos = {name[len(self._root) :]: info for name, info in found.items() if name.startswith(self._root)}
+        keys = sorted(key for key in infos if key.startswith(prefix) and key > after)
+        described = (self._info(key, infos[key]) for key in keys[:limit])
+        objects = tuple(replace(info, metadata={}, crc32c=None) for info in described)
+        return ListPage(objects, objects[-1].key if len(keys) > limit else None)
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        checks.check_list(prefix, 1)
+        return ()
+
+    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        raise NotFound(f"{self._url}: no upload {upload_id} of {key}")
+
+    def close(self) -> None:
+        """The file system belongs to fsspec, which shares it."""
+
+
+def _files_below(files: Any, directory: str) -> Mapping[str, Mapping[str, Any]]:
+    """Everything below a directory: path -> description. Raises what any part of it raises, unlike fsspec's own
+    ``find``, which takes for empty what it can't list: a half of a manifest would look like a whole one.
+    """
+    kind = type(files)
+    if kind.find is not AbstractFileSystem.find or getattr(kind, "_find", _common_find) is not _common_find:
+        return cast("Mapping[str, Mapping[str, Any]]", files.find(directory, detail=True))  # of one flat listing
+    found: dict[str, Mapping[str, Any]] = {}
+    root = directory.rstrip("/")
+    waiting, seen = [root], {root}
+    while waiting:
+        place = waiting.pop()
+        try:
+            rows = files.ls(place, detail=True)
+        except FileNotFoundError:
+            if place == root:
+                raise
+            continue  # it was deleted meanwhile
+        for row in rows:
+            name = row["name"].rstrip("/")
+            if row["type"] != "directory":
+                found[row["name"]] = row
+            elif name.startswith(f"{root}/") and name not in seen:
+                seen.add(name)
+                waiting.append(name)
+    return found
+
+
+_TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
+_ETAGS = ("ETag", "etag", "e_tag", "md5", "content_md5", "md5Hash", "generation")
+
+
+def _ms(time: object) -> int:
+    """A file system's idea of a time: seconds, a datetime or ISO text."""
+    if isinstance(time, str):
+        try:
+            time = datetime.fromisoformat(time)
+        except ValueError:
+            return 0
+    if isinstance(time, datetime):
+        return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    return int(time * 1000) if isinstance(time, int | float) else 0

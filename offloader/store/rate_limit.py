@@ -1,0 +1,413 @@
+"""Rate limits with priorities: token buckets, AIMD back-off, and the threads that wait for them."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from bisect import insort
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from offloader.errors import StoreUnavailable, Throttled
+from offloader.runtime.clock import Clock
+from offloader.settings import LimitSettings
+
+__all__ = [
+    "RATES",
+    "Bucket",
+    "LimitStatus",
+    "Limiter",
+    "Pace",
+    "Priority",
+    "Traffic",
+    "Turn",
+    "Turns",
+    "current_priority",
+    "turn_waited_s",
+    "working_at",
+]
+
+#: The settings that are rates.
+RATES = ("bytes_per_s", "requests_per_s")
+
+#: Shortest wait for a turn: less is lost in the resolution of clocks.
+_WAIT_S_MIN = 0.001
+#: What two sums of floats may differ by, as a part of the amount.
+_ROUNDING = 1e-6
+#: Part of a second's requests that may go out at once while the pace is slowed.
+_PACE_BURST_S = 0.05
+
+
+class Priority(enum.IntEnum):
+    """Whose turn it is first."""
+
+    LIVE = 0
+    READ = 1
+    BACKFILL = 2
+    DELETION = 3
+
+
+class Traffic(enum.Enum):
+    """What a request does."""
+
+    UPLOAD = "upload"
+    READ = "read"
+    DELETE = "delete"
+
+
+class Bucket:
+    """Tokens that come back at ``rate_per_s``, at most ``burst`` of them; pure, the time is handed in.
+
+    In any time ``t`` at most ``rate_per_s * t + burst`` plus the largest single amount are taken.
+    """
+
+    __slots__ = ("_at_s", "_level", "burst", "name", "rate_per_s")
+
+    def __init__(self, name: str, rate_per_s: float, burst: float) -> None:
+        self.name = name
+        self.rate_per_s = rate_per_s
+        self.burst = burst
+        self._level = burst
+        self._at_s: float | None = None
+
+    def ready_in_s(self, amount: float, now_s: float) -> float:
+        """Seconds until ``amount`` may be taken; more than ``burst`` waits for a full bucket."""
+        self._fill(now_s)
+        lacking = min(amount, self.burst) - self._level
+        return 0.0 if lacking <= _ROUNDING * max(1.0, amount) else max(_WAIT_S_MIN, lacking / self.rate_per_s)
+
+    def take(self, amount: float, now_s: float) -> None:
+        """Takes ``amount``; below zero if there isn't so much."""
+        self._fill(now_s)
+        self._level -= amount
+
+    def give_back(self, amount: float) -> None:
+        """Corrects an amount that was estimated; negative: more was used."""
+        self._level = min(self.burst, self._level + amount)
+
+    def drain(self, now_s: float) -> None:
+        """Empties it."""
+        self._fill(now_s)
+        self._level = min(self._level, 0.0)
+
+    def _fill(self, now_s: float) -> None:
+        if self._at_s is not None and now_s > self._at_s:
+            self._level = min(self.burst, self._level + (now_s - self._at_s) * self.rate_per_s)
+        self._at_s = now_s
+
+
+class Pace:
+    """The request rate that the store bears: free until it refuses, then down by a factor and up by a summand; pure."""
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self._settings = settings
+        self._bucket = Bucket("pace", 1.0, 1.0)
+        self._free_at_per_s: float | None = None
+        self._grown_s = 0.0
+        self._window_s = 0.0
+        self._window_count = 0
+        self._previous_count = 0
+        self.slowdowns = 0
+
+    @property
+    def rate_per_s(self) -> float | None:
+        """``None``: free."""
+        return self._bucket.rate_per_s if self._free_at_per_s is not None else None
+
+    def bucket(self, now_s: float) -> Bucket | None:
+        """The bucket of the slowed pace, grown up to now; ``None`` when the pace is free."""
+        if self._free_at_per_s is None:
+            return None
+        gained = max(0.0, now_s - self._grown_s) * self._settings.recovery_requests_per_s
+        self._grown_s = now_s
+        self._set_rate(self._bucket.rate_per_s + gained)
+        if self._bucket.rate_per_s >= self._free_at_per_s:
+            self._free_at_per_s = None
+            return None
+        return self._bucket
+
+    def admitted(self, now_s: float) -> None:
+        """A request takes its turn."""
+        self._turn_window(now_s)
+        self._window_count += 1
+
+    def slow_down(self, now_s: float) -> None:
+        """The store refused a request."""
+        self.bucket(now_s)
+        self._turn_window(now_s)
+        free = self._free_at_per_s is None
+        rate = float(max(self._previous_count, self._window_count, 1)) if free else self._bucket.rate_per_s
+        if free:
+            self._free_at_per_s = 2 * max(rate, self._settings.slowdown_requests_per_s_min)
+        self._grown_s = now_s
+        self._set_rate(max(self._settings.slowdown_requests_per_s_min, rate * self._settings.slowdown_factor))
+        self._bucket.drain(now_s)
+        self.slowdowns += 1
+
+    def _set_rate(self, rate_per_s: float) -> None:
+        self._bucket.rate_per_s = rate_per_s
+        self._bucket.burst = max(1.0, rate_per_s * _PACE_BURST_S)
+
+    def _turn_window(self, now_s: float) -> None:
+        """Counts requests by the second, so that the first refusal knows how fast it was."""
+        passed_s = now_s - self._window_s
+        if passed_s >= 1.0:
+            self._previous_count = self._window_count if passed_s < 2.0 else 0
+            self._window_s, self._window_count = now_s, 0
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One request's turn.
+
+    Attributes:
+        number: by arrival.
+        size_bytes: what it is expected to move.
+        admitted: number by admission, ``None`` while it waits.
+    """
+
+    priority: Priority
+    size_bytes: int
+    number: int
+    admitted: int | None = None
+    event: threading.Event = field(default_factory=threading.Event, repr=False)
+
+
+class Turns:
+    """Who waits and who may go; pure: no lock, no clock, no thread.
+
+    Args:
+        settings: rates; 0 means that there is no such limit.
+    """
+
+    def __init__(self, settings: LimitSettings) -> None:
+        self.pace = Pace(settings)
+        self.waiting: list[Turn] = []
+        self._admitted = 0
+        self._asked = 0
+        self._slowed_at = 0
+        rates = {name: getattr(settings, name) for name in RATES}
+        self._buckets = {
+            name: Bucket(name, rate, max(1.0, rate * settings.burst_s)) for name, rate in rates.items() if rate
+        }
+
+    def ask(self, priority: Priority, size_bytes: int) -> Turn:
+        """Queues a request behind those of its priority."""
+        self._asked += 1
+        turn = Turn(priority, size_bytes, self._asked)
+        insort(self.waiting, turn, key=lambda other: (other.priority, other.number))
+        return turn
+
+    def admit(self, now_s: float) -> list[Turn]:
+        """Lets go, in order, everyone whose buckets have room; the first one that has to wait holds up the others."""
+        going: list[Turn] = []
+        pace = self.pace.bucket(now_s)
+        for turn in self.waiting:
+            needs = self._needs(turn, pace)
+            if any(bucket.ready_in_s(amount, now_s) > 0 for bucket, amount in needs):
+                break
+            for bucket, amount in needs:
+                bucket.take(amount, now_s)
+            self._admitted += 1
+            turn.admitted = self._admitted
+            self.pace.admitted(now_s)
+            going.append(turn)
+        del self.waiting[: len(going)]
+        return going
+
+    def ready_in_s(self, turn: Turn, now_s: float) -> float:
+        """When it is worth asking again for this turn: its buckets have room, and so have those it waits behind."""
+        pace = self.pace.bucket(now_s)
+        ready_s = _WAIT_S_MIN
+        for other in self.waiting:
+            ready_s = max([ready_s, *(bucket.ready_in_s(amount, now_s) for bucket, amount in self._needs(other, pace))])
+            if other is turn:
+                break
+        return ready_s
+
+    def lacks(self, turn: Turn, now_s: float) -> str:
+        """The limit that ``turn`` waits for longest, with its value."""
+        needs = self._needs(turn, self.pace.bucket(now_s))
+        bucket = max(needs, key=lambda need: need[0].ready_in_s(need[1], now_s))[0] if needs else None
+        if bucket is None:
+            return "no limit"
+        name = "the pace that the store bears" if bucket.name == "pace" else f"limits.{bucket.name}"
+        return f"{name} = {bucket.rate_per_s:g}"
+
+    def withdraw(self, turn: Turn) -> None:
+        """It doesn't wait any more."""
+        self.waiting = [other for other in self.waiting if other is not turn]
+
+    def settle(self, turn: Turn, moved_bytes: int) -> None:
+        """What was really moved, when that wasn't known before."""
+        for bucket, amount in self._needs(turn, None):
+            if bucket.name == "bytes_per_s":
+                bucket.give_back(amount - moved_bytes)
+
+    def slow_down(self, turn: Turn, now_s: float) -> bool:
+        """The store refused ``turn``; False when it was under way already at the last slowing down."""
+        if turn.admitted is None or turn.admitted <= self._slowed_at:
+            return False
+        self._slowed_at = self._admitted
+        self.pace.slow_down(now_s)
+        return True
+
+    def _needs(self, turn: Turn, pace: Bucket | None) -> list[tuple[Bucket, float]]:
+        found: list[tuple[Bucket, float]] = [] if pace is None else [(pace, 1.0)]
+        for amount, unit in ((1.0, "requests_per_s"), (float(turn.size_bytes), "bytes_per_s")):
+            if unit in self._buckets:
+                found.append((self._buckets[unit], amount))
+        return found
+
+
+_priority: ContextVar[Priority | None] = ContextVar("offloader_priority", default=None)
+_waited = threading.local()
+
+
+@contextmanager
+def working_at(priority: Priority) -> Iterator[None]:
+    """Requests of this thread inside the ``with`` have this priority, whatever they do."""
+    token = _priority.set(priority)
+    try:
+        yield
+    finally:
+        _priority.reset(token)
+
+
+def current_priority(traffic: Traffic) -> Priority:
+    """What ``working_at`` said, else: uploads are live, reads are reads, deletes are deletion."""
+    given = _priority.get()
+    if given is not None:
+        return given
+    return {Traffic.UPLOAD: Priority.LIVE, Traffic.READ: Priority.READ, Traffic.DELETE: Priority.DELETION}[traffic]
+
+
+def turn_waited_s() -> float:
+    """How long this thread waited for turns so far. Budgets of retries leave it out: it isn't the store's fault."""
+    return float(getattr(_waited, "seconds", 0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitStatus:
+    """What the limits do at the moment.
+
+    Attributes:
+        limits: name -> value of the limits that are set.
+        waiting: priority's name in lower case -> requests that wait.
+        pace_requests_per_s: rate while slowed down, ``None``: free.
+        slowdowns: times the pace was lowered.
+        waited_s: seconds that requests waited, all together.
+    """
+
+    limits: Mapping[str, float]
+    waiting: Mapping[str, int]
+    pace_requests_per_s: float | None
+    slowdowns: int
+    waited_s: float
+
+
+class Limiter:
+    """``Turns`` for threads: one for all stores of a process that shall be slow together.
+
+    Args:
+        settings: rates and bounds of waiting.
+        clock: measures and waits.
+    """
+
+    def __init__(self, settings: LimitSettings, clock: Clock) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._turns = Turns(settings)
+        self._waited_s = 0.0
+
+    def take_turn(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Turn:
+        """Waits until a request may be sent.
+
+        Args:
+            traffic: what it does.
+            size_bytes: what it is expected to move; ``settle`` corrects it.
+            closing: set when the store is being closed.
+            what: names the request in an error.
+
+        Raises:
+            Throttled: it waited ``turn_wait_s_max``, or ``turns_waiting_max`` others wait; nothing was sent.
+            StoreUnavailable: the store was closed meanwhile; nothing was sent.
+        """
+        started_s = self._clock.monotonic_s()
+        with self._lock:
+            if len(self._turns.waiting) >= self.settings.turns_waiting_max:
+                raise Throttled(
+                    f"{what}: {len(self._turns.waiting)} requests wait for their turn already",
+                    hint="raise limits.turns_waiting_max, or the limit that they wait for",
+                )
+            turn = self._turns.ask(current_priority(traffic), size_bytes)
+        while True:
+            with self._lock:
+                now_s = self._clock.monotonic_s()
+                going = self._turns.admit(now_s)
+                left_s = started_s + self.settings.turn_wait_s_max - now_s
+                lacks = self._turns.lacks(turn, now_s) if turn.admitted is None else ""
+                wait_s = min(left_s, self._turns.ready_in_s(turn, now_s))
+                if turn.admitted is None:
+                    # Under the lock: who admits it later sets the event after this.
+                    turn.event.clear()
+                    if left_s <= 0 or closing.is_set():
+                        self._turns.withdraw(turn)
+                        self._wake_all()
+            for other in going:
+                other.event.set()
+            if turn.admitted is not None:
+                self._add_wait(now_s - started_s)
+                return turn
+            if closing.is_set():
+                raise StoreUnavailable(f"{what}: the store was closed while it waited for its turn")
+            if left_s <= 0:
+                self._add_wait(now_s - started_s)
+                raise Throttled(
+                    f"{what}: no turn within turn_wait_s_max = {self.settings.turn_wait_s_max:g} s under {lacks}",
+                    hint="raise that limit, or limits.turn_wait_s_max",
+                )
+            self._clock.wait(turn.event, wait_s)
+
+    def wake(self) -> None:
+        """Lets everyone who waits look whether their store was closed."""
+        with self._lock:
+            self._wake_all()
+
+    def _wake_all(self) -> None:
+        """What they wait for changed otherwise than by time; the lock is held."""
+        for turn in self._turns.waiting:
+            turn.event.set()
+
+    def settle(self, turn: Turn, moved_bytes: int) -> None:
+        """What the request moved, when that wasn't known before it was sent."""
+        with self._lock:
+            self._turns.settle(turn, moved_bytes)
+            if moved_bytes < turn.size_bytes:
+                self._wake_all()
+
+    def slow_down(self, turn: Turn) -> None:
+        """The store refused the request of ``turn`` and asks for fewer."""
+        with self._lock:
+            self._turns.slow_down(turn, self._clock.monotonic_s())
+
+    def status(self) -> LimitStatus:
+        with self._lock:
+            self._turns.pace.bucket(self._clock.monotonic_s())
+            waiting = [turn.priority for turn in self._turns.waiting]
+            return LimitStatus(
+                limits={name: getattr(self.settings, name) for name in RATES if getattr(self.settings, name)},
+                waiting={priority.name.lower(): waiting.count(priority) for priority in Priority},
+                pace_requests_per_s=self._turns.pace.rate_per_s,
+                slowdowns=self._turns.pace.slowdowns,
+                waited_s=self._waited_s,
+            )
+
+    def _add_wait(self, waited_s: float) -> None:
+        if waited_s > 0:
+            _waited.seconds = turn_waited_s() + waited_s
+            with self._lock:
+                self._waited_s += waited_s

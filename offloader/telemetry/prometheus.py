@@ -1,0 +1,301 @@
+"""A process's metrics in Prometheus' text format."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+
+from offloader.runtime.clock import Clock, SystemClock
+from offloader.settings import TelemetrySettings
+from offloader.telemetry.recorder import METRICS, Metric, Reading, namespace_of
+
+__all__ = ["CONTENT_TYPE", "OTHER", "Metrics"]
+
+#: Of what ``exposition`` answers.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: Upper bounds of the histograms, seconds.
+SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+#: Namespace and topic of what is above ``label_sets_max``.
+OTHER = "other"
+
+#: Text of one scrape above which topics are no labels any more, however few they are: names may be long.
+TOPICS_SCRAPE_BYTES_MAX = 5_000_000
+#: Of a sample besides its name, of a label besides its name and value: signs, and a short value.
+_SAMPLE_BYTES, _LABEL_BYTES = 6, 4
+
+#: When all label sets are taken, unused ones are looked for so often: a look costs as much as a thousand counts.
+SWEEPS_PER_LIFETIME = 60
+
+_log = logging.getLogger("offloader.telemetry.prometheus")
+
+_PREFIX = "offloader"
+_STREAM = ("namespace", "topic")
+#: Verbs by how S3 bills them; deletes and aborts are free.
+_WRITES = ("put", "begin_upload", "upload_part", "complete_upload", "list", "list_uploads", "list_parts")
+_READS = ("get", "head")
+_COST = "request_cost_estimate_dollars_total"
+_REFUSED = "label_sets_refused_total"
+
+
+@dataclass(slots=True)
+class _Series:
+    """One label set of one counter or histogram."""
+
+    child: Counter | Histogram
+    used_s: float
+
+
+class Metrics:
+    """Keeps measurements in memory and renders them. Thread-safe; give it to ``open_store(..., recorder=...)``.
+
+    With ``labels = "namespace"`` streams of one namespace are one label set: counters, histograms and most gauges are
+    sums, lag in seconds is the largest, the last progress the earliest. With ``"topic"`` each stream is one, but for
+    histograms, until there are more than ``topic_labels_max``, or a scrape would be larger than
+    ``TOPICS_SCRAPE_BYTES_MAX``: from then on the label is empty, and what was counted by topic goes on as the
+    namespace's.
+
+    Gauges of a stream that was closed are gone at once. Its counters stay for ``label_lifetime_s`` after their last
+    use, so that whoever scrapes sees their last value; those of streams that are open stay. Above ``label_sets_max``
+    new label sets are counted under the namespace ``other``.
+
+    Args:
+        settings: labels, bounds and prices.
+        clock: measures lifetimes.
+
+    Attributes:
+        registry: of this object alone: what else a process wants to expose beside can be registered there.
+    """
+
+    def __init__(self, settings: TelemetrySettings | None = None, clock: Clock | None = None) -> None:
+        self._settings = settings or TelemetrySettings()
+        self._clock = clock or SystemClock()
+        self._names = {
+            metric.name: tuple(n for n in metric.labels if n != "topic" or self._settings.labels == "topic")
+            for metric in METRICS.values()
+        }
+        #: Whether a metric's labels have the stream's namespace, its name, and another one.
+        self._shapes = {
+            name: ("namespace" in names, "topic" in names, bool(names) and names[-1] not in _STREAM)
+            for name, names in self._names.items()
+        }
+        self._by_topic = self._settings.labels == "topic"
+        self._costs = dict.fromkeys(_WRITES, self._settings.write_cost_per_1000 / 1000)
+        self._costs |= dict.fromkeys(_READS, self._settings.read_cost_per_1000 / 1000)
+        # Guards the label sets. A leaf: nothing else is locked and nobody is asked while it is held.
+        self._lock = threading.Lock()
+        self._kept = {metric.name: self._new(metric) for metric in METRICS.values() if metric.kind != "gauge"}
+        self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}
+        #: Topic -> how many label sets are kept of it.
+        self._topics: dict[str, int] = {}
+        self._sweep_due_s = 0.0
+        self._watched: dict[object, Callable[[], Iterable[Reading]]] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
+        cost = self._costs.get(label, 0.0) * amount if name == "requests_total" else 0.0
+        with self._lock:
+            self._child(name, stream, label).inc(amount)  # type: ignore[union-attr]
+            if cost:
+                self._child(_COST, stream, "").inc(cost)  # type: ignore[union-attr]
+
+    def observe(self, name: str, seconds: float, *, stream: str = "") -> None:
+        with self._lock:
+            self._child(name, stream, "").observe(seconds)  # type: ignore[union-attr]
+
+    def watch(self, readings: Callable[[], Iterable[Reading]]) -> Callable[[], None]:
+        token = object()
+        with self._lock:
+            self._watched[token] = readings
+        return lambda: self._forget(token)
+
+    @property
+    def label_sets(self) -> int:
+        """How many are kept, of all counters and histograms."""
+        with self._lock:
+            return len(self._series)
+
+    def exposition(self) -> bytes:
+        """All of it in Prometheus' text format (``CONTENT_TYPE``); asks every stream for its state."""
+        return generate_latest(self.registry)
+
+    def describe(self) -> Iterable[Family]:
+        """The names that are taken in the registry."""
+        return [
+            Family(f"{_PREFIX}_{name.removesuffix('_total')}", metric.help, metric.kind)
+            for name, metric in METRICS.items()
+        ]
+
+    def collect(self) -> Iterator[Family]:
+        """What ``registry`` asks for."""
+        with self._lock:
+            watched = list(self._watched.values())
+        now = [reading for readings in watched for reading in readings()]
+        if self._by_topic and len({reading.stream for reading in now} - {""}) > self._settings.topic_labels_max:
+            with self._lock:
+                self._forget_topics(f"more than {self._settings.topic_labels_max} topics")
+        families = self._families(now)
+        if self._by_topic and (size_bytes := _text_bytes(families)) > TOPICS_SCRAPE_BYTES_MAX:
+            with self._lock:
+                self._forget_topics(f"a scrape with a label for each topic has {size_bytes} bytes")
+            families = self._families(now)
+        yield from (family for family in families if family.samples)
+
+    def _families(self, now: Iterable[Reading]) -> list[Family]:
+        gauges, live = self._merged(now)
+        with self._lock:
+            self._drop_unused(live)
+            return [
+                _gauges(metric, self._names[name], gauges[name])
+                if metric.kind == "gauge"
+                else self._counted(metric, live)
+                for name, metric in METRICS.items()
+            ]
+
+    def _new(self, metric: Metric) -> Counter | Histogram:
+        name, names = f"{_PREFIX}_{metric.name}", self._names[metric.name]
+        if metric.kind == "counter":
+            return Counter(name, metric.help, names, registry=None)
+        return Histogram(name, metric.help, names, registry=None, buckets=SECONDS_BUCKETS)
+
+    def _forget(self, token: object) -> None:
+        with self._lock:
+            self._watched.pop(token, None)
+
+    def _labels(self, name: str, stream: str, label: str) -> tuple[str, ...]:
+        of_streams, by_topic, labelled = self._shapes[name]
+        if not of_streams:
+            return (label,) if labelled else ()
+        namespace = namespace_of(stream)
+        if by_topic:
+            topic = stream if self._by_topic else ""
+            return (namespace, topic, label) if labelled else (namespace, topic)
+        return (namespace, label) if labelled else (namespace,)
+
+    def _child(self, name: str, stream: str, label: str) -> Counter | Histogram:
+        """Where a value goes; the lock is held."""
+        now_s = self._clock.monotonic_s()
+        if self._by_topic and stream and self._shapes[name][1] and stream not in self._topics:
+            self._expect_topic(now_s)
+        labels = self._labels(name, stream, label)
+        series = self._series.get((name, labels))
+        if series is None:
+            if len(self._series) >= self._settings.label_sets_max and now_s >= self._sweep_due_s:
+                self._drop_unused(set())
+            if len(self._series) >= self._settings.label_sets_max and self._shapes[name][0]:
+                labels = self._as_other(name, labels)
+                self._kept[_REFUSED].inc()  # type: ignore[union-attr]
+            series = self._series.get((name, labels))
+        if series is None:
+            series = self._new_series(name, labels, now_s)
+        series.used_s = now_s
+        return series.child
+
+    def _new_series(self, name: str, labels: tuple[str, ...], now_s: float) -> _Series:
+        kept = self._kept[name]
+        series = self._series[name, labels] = _Series(kept.labels(*labels) if labels else kept, now_s)
+        if self._shapes[name][1] and labels[1]:
+            self._topics[labels[1]] = self._topics.get(labels[1], 0) + 1
+        return series
+
+    def _drop(self, name: str, labels: tuple[str, ...]) -> None:
+        self._kept[name].remove(*labels)
+        del self._series[name, labels]
+        if self._shapes[name][1] and labels[1]:
+            self._topics[labels[1]] -= 1
+            if not self._topics[labels[1]]:
+                del self._topics[labels[1]]
+
+    def _expect_topic(self, now_s: float) -> None:
+        """There is room for one more topic, or there are none any more; the lock is held."""
+        if len(self._topics) >= self._settings.topic_labels_max and now_s >= self._sweep_due_s:
+            self._drop_unused(set())
+        if len(self._topics) >= self._settings.topic_labels_max:
+            self._forget_topics(f"more than {self._settings.topic_labels_max} topics")
+
+    def _forget_topics(self, why: str) -> None:
+        """No label set is one topic's any more; counters go on as their namespace's. For as long as the process lives:
+        labels that came and went would be worth nothing. The lock is held."""
+        if not self._by_topic:
+            return
+        self._by_topic = False
+        for (name, labels), series in list(self._series.items()):
+            if not self._shapes[name][1] or labels[1] in ("", OTHER):
+                continue
+            whole = labels[0], "", *labels[2:]
+            merged = self._series.get((name, whole)) or self._new_series(name, whole, series.used_s)
+            merged.used_s = max(merged.used_s, series.used_s)
+            (family,) = series.child.collect()
+            merged.child.inc(family.samples[0].value)  # type: ignore[union-attr]  # histograms have no topic
+            self._drop(name, labels)
+        _log.warning("%s: metrics are kept by namespace from here on", why, extra={"event": "topic_labels_off"})
+
+    def _as_other(self, name: str, labels: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(OTHER if each in _STREAM else value for each, value in zip(self._names[name], labels, strict=True))
+
+    def _drop_unused(self, live: set[tuple[str, ...]]) -> None:
+        """Label sets that nobody used for their lifetime, but for those of streams that are open."""
+        now_s, lifetime_s = self._clock.monotonic_s(), self._settings.label_lifetime_s
+        self._sweep_due_s, oldest_s = now_s + lifetime_s / SWEEPS_PER_LIFETIME, now_s - lifetime_s
+        for (name, labels), series in list(self._series.items()):
+            if not self._shapes[name][0]:
+                continue
+            if labels[: 1 + self._shapes[name][1]] in live:
+                series.used_s = max(series.used_s, oldest_s)
+            elif series.used_s < oldest_s:
+                self._drop(name, labels)
+
+    def _merged(
+        self, readings: Iterable[Reading]
+    ) -> tuple[dict[str, dict[tuple[str, ...], float]], set[tuple[str, ...]]]:
+        """Gauges by label set, and the streams (or namespaces) that have any."""
+        gauges: dict[str, dict[tuple[str, ...], float]] = defaultdict(dict)
+        live: set[tuple[str, ...]] = set()
+        for name, value, stream, label in readings:
+            labels, kept = self._labels(name, stream, label), gauges[name]
+            if self._shapes[name][0]:
+                if labels not in kept and len(kept) >= self._settings.label_sets_max:
+                    labels = self._as_other(name, labels)
+                # For what is kept by topic, and for what is kept by namespace.
+                live.update((labels[:1], labels[: 1 + self._shapes[name][1]]))
+            kept[labels] = METRICS[name].merge(kept[labels], value) if labels in kept else value
+        return gauges, live
+
+    def _counted(self, metric: Metric, live: set[tuple[str, ...]]) -> Family:
+        """A counter or histogram as it is; the lock is held. Streams that are open have their zeros."""
+        (family,) = self._kept[metric.name].collect()
+        # When a series began is known to Prometheus from its first scrape: one line in three would say that again.
+        family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+        names = self._names[metric.name]
+        if metric.kind == "histogram" and not names and (metric.name, ()) not in self._series:
+            family.samples = []  # fourteen lines of zeros in a process that measures nothing of the kind
+        stream_labels = 1 + self._shapes[metric.name][1]
+        for labels in sorted(each for each in live if len(each) == stream_labels) if metric.begins_at_zero else ():
+            for label in metric.begins_at_zero:
+                full = (*labels, label) if label else labels
+                if (metric.name, full) not in self._series:
+                    family.add_sample(f"{family.name}_total", dict(zip(names, full, strict=True)), 0.0)
+        return family
+
+
+def _gauges(metric: Metric, names: tuple[str, ...], values: dict[tuple[str, ...], float]) -> Family:
+    family = GaugeMetricFamily(f"{_PREFIX}_{metric.name}", metric.help, labels=names)
+    for labels, value in sorted(values.items()):
+        family.add_metric(labels, value)
+    return family
+
+
+def _text_bytes(families: Iterable[Family]) -> int:
+    """About what they take as text."""
+    return sum(
+        len(sample.name) + _SAMPLE_BYTES + sum(len(n) + len(value) + _LABEL_BYTES for n, value in sample.labels.items())
+        for family in families
+        for sample in family.samples
+    )

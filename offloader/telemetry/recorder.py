@@ -1,0 +1,197 @@
+"""Every metric's name, kind and labels, and the interface that components record measurements with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+__all__ = ["METRICS", "NO_TELEMETRY", "Metric", "NoTelemetry", "Reading", "Recorder", "namespace_of"]
+
+#: Levels of a Pulsar stream name: tenant, namespace, persistent, topic.
+_PULSAR_LEVELS = 4
+#: Stream names whose namespace is remembered; above it the oldest are computed again.
+_NAMESPACES_REMEMBERED_MAX = 4096
+
+_STREAM = ("namespace", "topic")
+#: Of histograms: sixteen lines for each topic would be most of what is scraped.
+_NAMESPACE = ("namespace",)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: ``kind`` is counter, gauge or histogram.
+
+    Attributes:
+        begins_at_zero: of a counter: values of its last label that each stream has from the start, so that the first
+            event is an increase and not a new series; ``("",)`` where it has no label but the stream's.
+        merge: of a gauge: how several streams become one namespace.
+    """
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = _STREAM
+    begins_at_zero: tuple[str, ...] = ()
+    merge: Callable[[float, float], float] = lambda one, other: one + other
+
+
+_NO_LABEL = ("",)
+#: What stops all deletion, and is alerted on as soon as it happens.
+_CLOCK = ("ClockSkew",)
+_ALL = (
+    Metric(
+        "entries_offloaded_total", "counter", "Entries that became readable from the cold tier.", _STREAM, _NO_LABEL
+    ),
+    Metric(
+        "bytes_offloaded_total", "counter", "Payload bytes that became readable from the cold tier.", _STREAM, _NO_LABEL
+    ),
+    Metric("segments_total", "counter", "Segments by how they ended.", (*_STREAM, "status"), ("offloaded", "failed")),
+    Metric(
+        "offers_refused_total",
+        "counter",
+        "Times an entry was written and the buffer had no room.",
+        _STREAM,
+        _NO_LABEL,
+    ),
+    Metric("gaps_total", "counter", "Ranges recorded as lost before they were offloaded.", _STREAM, _NO_LABEL),
+    Metric("fenced_total", "counter", "Times a stream stopped because somebody else owned it.", _STREAM, _NO_LABEL),
+    Metric("streams", "gauge", "Streams by mode.", (*_STREAM, "mode")),
+    Metric("streams_stalled", "gauge", "Streams with data and no progress."),
+    Metric("lag_entries", "gauge", "Entries that the hot tier has and the cold tier has not."),
+    Metric("lag_bytes", "gauge", "Their payload bytes."),
+    Metric(
+        "lag_seconds",
+        "gauge",
+        "Newest hot entry against newest committed one, by publish time; the largest.",
+        merge=max,
+    ),
+    Metric("buffer_bytes", "gauge", "Bytes held in memory."),
+    Metric("buffer_limit_bytes", "gauge", "What may be held."),
+    Metric(
+        "last_progress_timestamp_seconds",
+        "gauge",
+        "When the last segment was committed; the earliest of them.",
+        merge=min,
+    ),
+    Metric("upload_seconds", "histogram", "Answered requests that write data objects.", _NAMESPACE),
+    Metric("index_seconds", "histogram", "Answered requests that write index objects.", _NAMESPACE),
+    Metric("commit_seconds", "histogram", "Answered requests that write manifest records.", _NAMESPACE),
+    Metric("read_seconds", "histogram", "Answered reads of data objects, decoding included.", _NAMESPACE),
+    Metric("index_read_seconds", "histogram", "Answered requests that read index objects.", _NAMESPACE),
+    Metric("requests_open", "gauge", "Requests that have no answer yet.", (), merge=max),
+    Metric("requests_open_oldest_seconds", "gauge", "How long the oldest of them has had none.", (), merge=max),
+    Metric("requests_total", "counter", "Requests by verb, each attempt.", (*_STREAM, "verb")),
+    Metric("request_errors_total", "counter", "Requests that failed, by kind of error.", (*_STREAM, "kind")),
+    Metric(
+        "request_cost_estimate_dollars_total",
+        "counter",
+        "Estimated price of the requests, at the rates of the settings.",
+    ),
+    Metric("uploaded_bytes_total", "counter", "Bytes sent, each attempt."),
+    Metric("downloaded_bytes_total", "counter", "Bytes received, of any object."),
+    Metric("deleted_objects_total", "counter", "Keys that a delete removed."),
+    Metric("throttles_total", "counter", "Requests that the store refused because there were too many."),
+    Metric("retries_total", "counter", "Attempts after the first.", ()),
+    Metric("read_fetched_bytes_total", "counter", "Bytes of data and index objects fetched for readers."),
+    Metric("read_used_bytes_total", "counter", "Payload bytes of the entries that readers got from the cold tier."),
+    Metric("cache_hits_total", "counter", "Blocks and indexes that a reader found in memory."),
+    Metric("cache_misses_total", "counter", "Blocks and indexes that a reader had to fetch."),
+    Metric("pace_requests_per_second", "gauge", "Request rate while slowed down; absent when free.", (), merge=min),
+    Metric("turns_waiting", "gauge", "Requests that wait for their turn, by priority.", ("priority",), merge=max),
+    Metric("turns_waited_seconds_total", "counter", "Time that requests waited for their turn.", ()),
+    Metric("unconsumed_bytes", "gauge", "Payload bytes that not all subscribers have read."),
+    Metric("unconsumed_entries", "gauge", "Entries that not all subscribers have read."),
+    Metric("streams_without_subscribers", "gauge", "Streams kept by consumption that nobody subscribes to."),
+    Metric("subscriber_lag_bytes", "gauge", "Payload bytes a subscriber hasn't read.", (*_STREAM, "subscriber")),
+    Metric("subscriber_lag_entries", "gauge", "Entries a subscriber hasn't read.", (*_STREAM, "subscriber")),
+    Metric("subscriber_read_bytes_total", "counter", "Payload bytes a subscriber has read.", (*_STREAM, "subscriber")),
+    Metric("retention_cycles_total", "counter", "Cycles of retention by how they ended.", (*_STREAM, "result")),
+    Metric("streams_retention_failing", "gauge", "Streams whose newest cycle of retention failed."),
+    Metric("retention_truncations_total", "counter", "Times retention let a stream begin later."),
+    Metric("retention_truncated_bytes_total", "counter", "Payload bytes that retention let go."),
+    Metric("subscribers_overridden_total", "counter", "Times a subscriber lost what it hadn't read."),
+    Metric(
+        "retention_refusals_total",
+        "counter",
+        "Cycles that changed nothing, by kind of error.",
+        (*_STREAM, "kind"),
+        _CLOCK,
+    ),
+    Metric("cleanup_cycles_total", "counter", "Rounds of cleanup by how they ended.", (*_STREAM, "result")),
+    Metric(
+        "cleanup_refusals_total",
+        "counter",
+        "Rounds of cleanup that ended early, by kind of error.",
+        (*_STREAM, "kind"),
+        _CLOCK,
+    ),
+    Metric("cleanup_segments_total", "counter", "Segments that cleanup took a step further.", (*_STREAM, "status")),
+    Metric("cleanup_deleted_objects_total", "counter", "Objects of purged segments that are gone."),
+    Metric("cleanup_deleted_bytes_total", "counter", "Bytes of purged segments whose objects are gone."),
+    Metric("cleanup_deletable_bytes", "gauge", "Bytes of segments that wait for `cleanup.delete`."),
+    Metric("cleanup_pending_objects", "gauge", "Objects of purged segments that aren't deleted yet."),
+    Metric("cleanup_pending_retries", "gauge", "Batches of them that the store refused to delete."),
+    Metric("orphan_objects", "gauge", "Objects and uploads that no manifest names and that stay.", ("owner",)),
+    Metric("orphan_bytes", "gauge", "Their bytes.", ("owner",)),
+    Metric("orphan_oldest_seconds", "gauge", "Age of the oldest of them.", ("owner",), merge=max),
+    Metric("orphan_deleted_objects_total", "counter", "Objects and uploads that no manifest named and that are gone."),
+    Metric("orphan_deleted_bytes_total", "counter", "Bytes of objects that no manifest named and that are gone."),
+    Metric("upkeep_last_success_timestamp_seconds", "gauge", "When upkeep last ended in order.", ("job",), merge=max),
+    Metric("http_requests_total", "counter", "Requests over HTTP, by class of answer.", ("status",)),
+    Metric("http_seconds", "histogram", "Requests over HTTP, from their head to their answer.", ()),
+    Metric("http_refusals_total", "counter", "Connections and callers that HTTP turned away.", ("reason",)),
+    Metric("label_sets_refused_total", "counter", "Label sets above the limit, counted as other.", ()),
+)
+#: Name without the prefix ``offloader_`` -> metric.
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _ALL}
+
+
+class Reading(NamedTuple):
+    """A gauge's value now."""
+
+    name: str
+    value: float
+    stream: str = ""
+    label: str = ""
+
+
+class Recorder(Protocol):
+    """What takes measurements. Every method returns at once and never raises for what is measured."""
+
+    def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
+        """A counter grows."""
+        ...
+
+    def observe(self, name: str, seconds: float, *, stream: str = "") -> None:
+        """One more value of a histogram."""
+        ...
+
+    def watch(self, readings: Callable[[], Iterable[Reading]]) -> Callable[[], None]:
+        """Asks ``readings`` for gauges whenever somebody wants to know them; what is returned ends that."""
+        ...
+
+
+class NoTelemetry:
+    """Forgets everything."""
+
+    def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
+        """Nothing."""
+
+    def observe(self, name: str, seconds: float, *, stream: str = "") -> None:
+        """Nothing."""
+
+    def watch(self, readings: Callable[[], Iterable[Reading]]) -> Callable[[], None]:  # noqa: ARG002
+        """Nothing."""
+        return lambda: None
+
+
+NO_TELEMETRY: Recorder = NoTelemetry()
+
+
+@lru_cache(_NAMESPACES_REMEMBERED_MAX)
+def namespace_of(stream: str) -> str:
+    """``tenant/ns/persistent/topic`` -> ``tenant/ns``; of other names all but the last level."""
+    levels = stream.split("/")
+    return "/".join(levels[:2] if len(levels) >= _PULSAR_LEVELS else levels[:-1])

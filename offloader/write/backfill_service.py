@@ -1,0 +1,387 @@
+"""Runs backfills and the ledger method over what a stream already has."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from uuid import UUID
+
+from formats.entries import Position
+from formats.manifest import Gap, Pause, Resume, SetMethod
+from formats.segment import SegmentSummary
+from offloader.errors import Closed, Fenced, NotFound, Unsupported
+from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.checked_source import checked
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.source_identity import closed_edit
+from offloader.manifest.state import ManifestState, StreamPaused
+from offloader.settings import ManifestSettings
+from offloader.store.attempts import recorder_of
+from offloader.store.base import ObjectStore
+from offloader.write.backfill import HistoryOffload, HistoryResult, PlannedSegment
+from offloader.write.backfill_plan import (
+    ATTEMPTS_MAX,
+    BackfillPlan,
+    FixedPlan,
+    HistoryTools,
+    OwnedStream,
+    interrupted,
+    plan_of_history,
+    start_of_history,
+)
+from offloader.write.gaps import allowed_gaps, blocked_at, find_holes
+from offloader.write.hot_release import HotRelease
+from offloader.write.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
+from offloader.write.rollback import LedgerRewrite, RewriteResult
+
+__all__ = ["HistoryRuns"]
+
+
+class HistoryRuns:
+    """Runs over the history of streams. Each call is one run; of one stream one at a time.
+
+    Args:
+        store: where the manifests are.
+        tools: of the process.
+        manifest: how the manifests are kept.
+    """
+
+    def __init__(self, store: ObjectStore, tools: HistoryTools, manifest: ManifestSettings | None = None) -> None:
+        self._store = store
+        self._tools = tools
+        self._lock = threading.Lock()
+        self._under_way: list[HistoryOffload] = []
+        self._stopped = False
+        self._manifest = manifest
+
+    def backfill(
+        self,
+        source: LedgerSource,
+        stream: str,
+        *,
+        last: Position | None = None,
+        take_over: bool = True,
+        acknowledges: bool = True,
+        on_plan: Callable[[BackfillPlan], None] = lambda _: None,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> HistoryResult:
+        """Offloads everything up to ``last`` (default: the newest entry now) that isn't yet, as V2 segments.
+
+        Safe to interrupt: what was committed stays, the next run goes on with the rest.
+
+        Args:
+            source: the hot tier; a view opened with ``may_delete`` will do.
+            take_over: take the stream from an owner that gives signs of life.
+            acknowledges: tell the source what is safe; a view can't be told.
+            on_plan: called with what is going to happen before it does.
+            on_progress: called with each segment that became readable, on a worker.
+
+        Returns:
+            What was done; ``errors`` holds why a segment couldn't be offloaded, or the gap that ``on_gap`` blocks at:
+            then none after it was begun.
+
+        Raises:
+            StreamPaused: the stream is paused; in ``errors`` when it was paused meanwhile.
+            Fenced: a living owner has the stream, or took it meanwhile.
+            Corrupt: the source doesn't give what it lists.
+            StoreUnavailable, OutcomeUnknown: the manifest can't be read or takes no commit.
+        """
+        log = self._log(stream)
+        source, settings = checked(source, log), self._tools.settings
+        state = log.load(create=True)
+        ledgers = [info for info in source.ledgers() if info.entries]
+        if ledgers:
+            newest = Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id)
+            last = newest if last is None else min(last, newest)
+        start = start_of_history(state, ledgers, settings, last=last, given_up=_promised(state))
+        on_plan(start.plan)
+        result = HistoryResult(committed=state.committed_end())
+        if not start.is_empty:
+            _require_not_paused(state)
+            owned = OwnedStream(self._tools, source, log, take_over=take_over, acknowledges=acknowledges)
+            again = True
+            while again:
+                owned.given_up += interrupted(log, owned.given_up)
+                given_up = {edit.uuid for edit in owned.given_up}
+                start = start_of_history(log.state, source.ledgers(), settings, last=last, given_up=given_up)
+                run = owned.run(
+                    start.plan,
+                    gaps=start.gaps,
+                    ends=start.ends,
+                    segments_max=settings.backfill_segments_in_flight_max,
+                    attempts_max=ATTEMPTS_MAX,
+                    on_progress=on_progress,
+                )
+                done = self._finished(stream, run)
+                result.add(done)
+                # What the hot tier lost meanwhile is a gap, and what comes before it isn't affected.
+                again = bool(done.trimmed) and not done.errors
+        if start.blocked is not None:
+            result.errors.append(blocked_at(stream, start.blocked))
+        return result
+
+    def ledgers(
+        self,
+        source: LedgerSource,
+        stream: str,
+        *,
+        last: Position | None = None,
+        threshold_bytes: int = 0,
+        threshold_seconds: int = OFF,
+        take_over: bool = True,
+        acknowledges: bool = True,
+        on_plan: Callable[[LedgerMethodPlan], None] = lambda _: None,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> HistoryResult:
+        """The ledger method, once: each ledger that is due, the oldest first, an object pair each.
+
+        Args:
+            last: only ledgers that end there or before.
+            threshold_bytes, threshold_seconds: see ``due_ledgers``; the defaults mean every closed ledger.
+            others: as for ``backfill``.
+
+        Returns:
+            What was done; ``errors`` holds why ledgers couldn't be offloaded: the others were all tried.
+
+        Raises: as ``backfill``.
+        """
+        log = self._log(stream)
+        source = checked(source, log)
+        state = log.load(create=True)
+        ledgers = source.ledgers()
+        thresholds = {"threshold_bytes": threshold_bytes, "threshold_seconds": threshold_seconds}
+        plan = self._plan_of_ledgers(state, ledgers, _promised(state), last, **thresholds)
+        on_plan(plan)
+        result = HistoryResult(committed=state.committed_end())
+        gaps, blocked = self._gaps_between(state, ledgers, _promised(state), last)
+        if plan.segments or gaps:
+            _require_not_paused(state)
+            owned = OwnedStream(self._tools, source, log, take_over=take_over, acknowledges=acknowledges)
+            if log.state.method != "ledger":
+                log.commit([SetMethod("ledger")])
+            given_up = {edit.uuid for edit in owned.given_up}
+            plan = self._plan_of_ledgers(log.state, ledgers, given_up, last, **thresholds)
+            gaps, blocked = self._gaps_between(log.state, ledgers, given_up, last)
+            run = owned.run(
+                FixedPlan(plan.segments),
+                gaps=gaps,
+                segments_max=1,
+                attempts_max=1,
+                on_progress=on_progress,
+            )
+            result = self._finished(stream, run)
+        result.errors += [_has_gap(stream, info) for info in plan.refused]
+        if blocked is not None:
+            result.errors.append(blocked_at(stream, blocked))
+        return result
+
+    def switch(self, stream: str, method: str) -> bool:
+        """Records how the stream is offloaded from here on; False: it was so already.
+
+        Whoever offloads it goes on until told; this only says what holds from the next start on.
+
+        Args:
+            method: ``streaming``, ``ledger`` or ``none``.
+        """
+        log = self._log(stream)
+        if log.load(create=True).method == method:
+            return False
+        log.amend([SetMethod(method)])
+        return True
+
+    def pause(self, stream: str, reason: str = "") -> bool:
+        """Records that no segment of the stream is assigned until ``resume``; False: it was so already.
+
+        What is assigned completes, and what was committed stays readable. Entries stay in the hot tier. Whoever
+        offloads the stream elsewhere notices with its next record.
+
+        Args:
+            reason: for people, kept in the record.
+
+        Raises:
+            NotFound: no such stream; Fenced: it was deleted.
+        """
+        return self._record_paused(stream, Pause(reason))
+
+    def resume(self, stream: str) -> bool:
+        """Records that the stream goes on, exactly where it stopped; False: it wasn't paused. Raises as ``pause``."""
+        return self._record_paused(stream, Resume())
+
+    def _record_paused(self, stream: str, edit: Pause | Resume) -> bool:
+        log = self._log(stream)
+        state = log.load()
+        if not state.record_id:
+            raise NotFound(f"nothing of stream {stream} is in {self._store.url} yet", hint="let its writer begin first")
+        if state.paused is isinstance(edit, Pause):
+            return False
+        log.amend([edit])
+        return True
+
+    def note_ends(self, source: LedgerSource, stream: str) -> list[int]:
+        """Records which committed ledgers the source has closed since, and answers them; takes no ownership.
+
+        A ledger that was offloaded while it was open is known to be whole only then.
+        """
+        log = self._log(stream)
+        source = checked(source, log)
+        state = log.load()
+        end, known = state.committed_end(), state.closed_ledgers
+        facts = [
+            closed_edit(info, source)
+            for info in source.ledgers()
+            if info.closed and end is not None and Position(info.ledger_id, info.last_entry_id) <= end
+            if info.ledger_id not in known
+        ]
+        if facts:
+            log.amend(facts)
+        return [fact.ledger_id for fact in facts]
+
+    def rollback(
+        self,
+        stream: str,
+        *,
+        delete: Sequence[int] = (),
+        take_over: bool = True,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> RewriteResult:
+        """Makes a stream's ledgers readable to a reader from before the streaming method, out of the cold tier alone.
+
+        Each whole ledger becomes a V1 object; the segments it was in are retired. The stream's method becomes
+        ``ledger`` if it was ``streaming``. Safe to interrupt: the next call goes on with the ledgers that are left.
+
+        Args:
+            delete: ledgers to be deleted from the stream instead.
+            others: as for ``backfill``.
+
+        Raises:
+            InvalidCall: the settings compress, or a ledger of ``delete`` isn't one that has to be rewritten.
+            Fenced: a living owner has the stream, or took it meanwhile.
+            EditRefused: the stream is on hold.
+            StoreUnavailable, OutcomeUnknown: the store doesn't answer; call again.
+        """
+        return LedgerRewrite(
+            self._log(stream),
+            self._tools,
+            delete=delete,
+            take_over=take_over,
+            is_stopped=lambda: self._stopped,
+            on_progress=on_progress,
+        ).run()
+
+    def stop(self) -> None:
+        """Runs under way end soon: what they didn't finish stays for the next one. None begins any more."""
+        with self._lock:
+            self._stopped = True
+            under_way = list(self._under_way)
+        for run in under_way:
+            run.stop()
+
+    def hot_release(self, source: LedgerSource, stream: str) -> HotRelease:
+        """What deletes a stream's hot copies after ``deletion_lag_minutes``; not started yet."""
+        return HotRelease(
+            source,
+            self._log(stream),
+            lag_minutes=self._tools.settings.deletion_lag_minutes,
+            with_gaps=self._tools.settings.release_with_gaps,
+            workers=self._tools.workers,
+            clock=self._tools.clock,
+        )
+
+    def preview(
+        self,
+        state: ManifestState,
+        ledgers: Sequence[LedgerInfo],
+        *,
+        method: str,
+        last: Position | None,
+        threshold_bytes: int,
+    ) -> list[PlannedSegment]:
+        """What a run would do now, by a method, without sending a request. Sizes inside ledgers are
+        estimated, so that a backfill's cuts may lie elsewhere when it runs.
+
+        Args:
+            state: the manifest as it is.
+            ledgers: the hot tier's.
+            method: ``streaming`` or ``ledger``.
+            last, threshold_bytes: as for ``ledgers``.
+        """
+        if method == "ledger":
+            plan = self._plan_of_ledgers(state, ledgers, _promised(state), last, threshold_bytes, OFF)
+            return plan.segments
+        history = plan_of_history(state, ledgers, self._tools.settings, last=last, given_up=_promised(state))
+        return list(iter(history.next, None))
+
+    def _plan_of_ledgers(
+        self,
+        state: ManifestState,
+        ledgers: Sequence[LedgerInfo],
+        given_up: Collection[UUID],
+        last: Position | None,
+        threshold_bytes: int,
+        threshold_seconds: int,
+    ) -> LedgerMethodPlan:
+        plan = ledgers_of_method(
+            state,
+            ledgers,
+            now_ms=self._tools.clock.now_ms(),
+            threshold_bytes=threshold_bytes,
+            threshold_seconds=threshold_seconds,
+            given_up=given_up,
+        )
+        return LedgerMethodPlan([each for each in plan.segments if last is None or each.end <= last], plan.refused)
+
+    def _gaps_between(
+        self, state: ManifestState, ledgers: Sequence[LedgerInfo], given_up: Collection[UUID], last: Position | None
+    ) -> tuple[list[Gap], Gap | None]:
+        """Gaps to be recorded; the first one that the policy blocks at: the committed end stays there."""
+        lost = find_holes(state, ledgers, last=last, given_up=given_up).gaps
+        return allowed_gaps(lost, self._tools.settings.on_gap)
+
+    def _finished(self, stream: str, run: HistoryOffload) -> HistoryResult:
+        with self._lock:
+            if self._stopped:
+                raise Closed("the offloader was closed")
+            self._under_way.append(run)
+        try:
+            return self._tools.workers.result_of(run.start())
+        except Fenced:
+            recorder_of(self._store).add("fenced_total", stream=stream)
+            raise
+        finally:
+            run.stop()
+            with self._lock:
+                self._under_way.remove(run)
+
+    def owners_log(self, stream: str) -> ManifestLog:
+        """The manifest of a stream that is to be offloaded while it is written: no commit waits for a checkpoint."""
+        return self._log(stream, checkpoint_aside=self._tools.workers.submit)
+
+    def _log(
+        self, stream: str, checkpoint_aside: Callable[[Callable[[], object]], object] | None = None
+    ) -> ManifestLog:
+        return ManifestLog(
+            self._store,
+            stream,
+            clock=self._tools.clock,
+            entropy=self._tools.entropy,
+            settings=self._manifest,
+            writer_url=self._tools.writer_url,
+            checkpoint_aside=checkpoint_aside,
+        )
+
+
+def _promised(state: ManifestState) -> set[UUID]:
+    """What nobody may finish any more once the epoch is ours."""
+    return {segment.uuid for segment in state.assigned()}
+
+
+def _require_not_paused(state: ManifestState) -> None:
+    if state.paused:
+        raise StreamPaused(state.stream)
+
+
+def _has_gap(stream: str, info: LedgerInfo) -> Unsupported:
+    return Unsupported(
+        f"stream {stream}: ledger {info.ledger_id} has a gap, which the ledger method can't express",
+        hint="offload it with the streaming method",
+    )

@@ -1,0 +1,271 @@
+"""Reads a stream's hot tier from the last offered entry, or backfills it, until the stream is live again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+
+from formats.entries import ENTRY_HEADER_BYTES, Position
+from formats.manifest import Failed, Gap, SetMethod
+from formats.segment import SegmentSummary
+from offloader.errors import StoreUnavailable
+from offloader.ledgers.base import LedgerSource
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.state import ManifestState, StreamPaused
+from offloader.write.backfill import HistoryOffload, HistoryResult
+from offloader.write.backfill_plan import ATTEMPTS_MAX, HistoryStart, HistoryTools, interrupted, start_of_history
+from offloader.write.gaps import blocked_at, require_recording
+from offloader.write.hot_tier import CATCH_UP_READ_BYTES, read_next
+from offloader.write.quota import segment_bytes_max
+from offloader.write.segment_queue import Commits
+from offloader.write.status import Mode, StreamState, lag_between
+
+__all__ = ["BEHIND_SEGMENTS_MIN", "CATCH_UP_READS_PER_STEP", "CatchUp", "StreamBackfill"]
+
+#: Reads of one turn in the worker pool, so that one stream that is far behind leaves room for others.
+CATCH_UP_READS_PER_STEP = 8
+
+
+class CatchUp:
+    """Used by a stream's steps, one at a time.
+
+    Args:
+        shared: the stream's state.
+        source: its hot tier.
+        view: the manifest as it is now.
+        commits: for gaps.
+        given_up: what the next record has to say of failed segments.
+        on_gap: the setting.
+        schedule: makes another step.
+
+    Attributes:
+        hole: a proven gap that was met and isn't recorded yet.
+        is_yielding: nothing more is read: a run over the history goes on from where offering stops.
+    """
+
+    def __init__(
+        self,
+        shared: StreamState,
+        source: LedgerSource,
+        *,
+        view: Callable[[], ManifestState],
+        commits: Commits,
+        given_up: Callable[[], list[Failed]],
+        on_gap: str,
+        schedule: Callable[[], None],
+    ) -> None:
+        self._shared, self._source, self._view, self._commits = shared, source, view, commits
+        self._given_up, self._on_gap, self._schedule = given_up, on_gap, schedule
+        self.hole: Gap | None = None
+        self._hole_after: Position | None = None
+        self.is_yielding = False
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether what is gathered now has to be committed before anything else is offered."""
+        return self.hole is not None or self.is_yielding
+
+    def read(self) -> None:
+        """Offers what follows the last offered entry, until the tail is offered: then the stream is live."""
+        for _ in range(CATCH_UP_READS_PER_STEP):
+            if not self._read_once():
+                return
+        self._schedule()
+
+    def _read_once(self) -> bool:
+        """Whether it makes sense to go on."""
+        shared = self._shared
+        with shared.lock:
+            if shared.mode is not Mode.CATCH_UP or self.is_at_end:
+                return False
+            offered = shared.queue.offered
+            if not shared.is_behind:
+                shared.mode = Mode.LIVE
+                return False
+            if not shared.queue.wait_for_room(CATCH_UP_READ_BYTES):
+                return False
+            room_bytes = shared.buffer.room_bytes
+        read = read_next(self._source, offered, room_bytes)
+        if read is None:
+            return False
+        batch, self._hole_after = read.batch, offered
+        with shared.lock:
+            if shared.mode is not Mode.CATCH_UP:
+                return False
+            shared.progress.seen(batch)
+            shared.queue.learn(read.ledgers)
+            self.hole = shared.queue.gap_before(read, self._view())
+            if self.hole is None and shared.queue.offer(batch) == len(batch):
+                return True
+        self._schedule()  # it gets in line for room, or comes to the hole
+        return False
+
+    def pass_hole(self) -> None:
+        """Blocks at a hole, or records it as a gap, when everything before it is committed."""
+        gap = self.hole
+        if gap is None:
+            return
+        with self._shared.lock:
+            if self._shared.queue.first is not None:
+                return  # closed by now, and committed first
+            closed = self._shared.queue.closed_infos()
+            if self._shared.queue.offered != self._hole_after:
+                self.hole = None  # what came before it failed: it is read again, and may be gone too by now
+        if self.hole is None:
+            self._schedule()
+            return
+        require_recording(self._shared.stream, gap, self._on_gap)
+        self._commits.passed(gap, self._given_up(), closed, self._passed)
+
+    def _passed(self, state: ManifestState) -> None:
+        self._given_up().clear()
+        self.hole = None
+        with self._shared.changed:
+            # Behind the gap there may be ranges that another method offloaded before.
+            self._shared.queue.go_on_after_committed(state)
+            self._shared.gaps_recorded += 1
+            self._shared.moved_on(state)
+        self._schedule()
+
+
+#: A stream that is behind by so many segments gets a run; less is read by the stream itself, one after another.
+BEHIND_SEGMENTS_MIN = 3
+
+
+class StreamBackfill:
+    """Used by a stream's steps, one at a time; only ``stop`` may be called by others.
+
+    Args:
+        source: the hot tier.
+        log: the stream's manifest.
+        tools: of the process.
+        commits: of the same log, shared with the steps.
+        seen: see ``find_holes``: since the stream was started.
+        schedule: makes a step when a run ended.
+        on_progress: called with each segment that is in the manifest.
+        on_gap: called with each gap that is in the manifest.
+
+    Attributes:
+        due: whether older entries may be missing; set after a start, a takeover, a failure.
+    """
+
+    def __init__(
+        self,
+        source: LedgerSource,
+        log: ManifestLog,
+        tools: HistoryTools,
+        commits: Commits,
+        *,
+        seen: Callable[[], Mapping[int, int | None]],
+        schedule: Callable[[], None],
+        on_progress: Callable[[SegmentSummary], None],
+        on_gap: Callable[[Gap], None],
+    ) -> None:
+        self._source, self._log, self._tools, self._commits = source, log, tools, commits
+        self._seen, self._schedule, self._on_progress, self._on_gap = seen, schedule, on_progress, on_gap
+        self.due = True
+        self._lock = threading.Lock()
+        self._run: HistoryOffload | None = None
+        self._outcome: Future[HistoryResult] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a run is under way, whose end makes a step."""
+        outcome = self._outcome
+        return outcome is not None and not outcome.done()
+
+    def look_again(self) -> None:
+        """Something happened after which older entries may be missing, or many may wait."""
+        self.due = True
+
+    def is_far_behind(self, offered: Position | None) -> bool:
+        """Whether so much of the hot tier lies after ``offered`` that it is worth a run; asks the source."""
+        lag = lag_between(offered, self._source.ledgers())
+        return self._is_much(lag.payload_bytes + ENTRY_HEADER_BYTES * lag.entries)
+
+    def _is_much(self, wire_bytes: int) -> bool:
+        return wire_bytes >= BEHIND_SEGMENTS_MIN * segment_bytes_max(self._tools.settings)
+
+    def stop(self) -> None:
+        """A run that is under way ends soon; what it didn't finish is the next one's."""
+        with self._lock:
+            run = self._run
+        if run is not None:
+            run.stop()
+
+    def is_done(self, given_up: list[Failed]) -> bool:
+        """Whether everything older is in the cold tier or recorded as a gap; else a run begins.
+
+        Args:
+            given_up: what the next record has to say of failed segments; changed to what is left of it.
+
+        Raises:
+            Corrupt: a gap, and the policy is to block; or the source doesn't give what it lists.
+            Fenced, StoreUnavailable and what else a run ends with.
+        """
+        self._end_run()
+        if not self.due:
+            return True
+        start = self._look(given_up)
+        if self._is_worth_a_run(start):
+            for gap in start.gaps:
+                require_recording(self._log.stream, gap, self._tools.settings.on_gap)
+            self._begin_run(start, given_up)
+            return False
+        if start.blocked is not None:
+            raise blocked_at(self._log.stream, start.blocked)
+        self.due = False
+        return True
+
+    def _look(self, given_up: list[Failed]) -> HistoryStart:
+        state = self._log.state
+        if state.method != "streaming":
+            self._commits.commit([SetMethod("streaming")], lambda _: None)
+        given_up += interrupted(self._log, given_up)
+        abandoned = {edit.uuid for edit in given_up}
+        state, settings = self._log.state, self._tools.settings
+        return start_of_history(state, self._source.ledgers(), settings, given_up=abandoned, seen=self._seen())
+
+    def _is_worth_a_run(self, start: HistoryStart) -> bool:
+        if start.gaps or start.ends or (start.blocked is not None and start.plan.segments):
+            return True
+        newest = self._log.state.newest_end
+        if newest is not None and start.plan.begin is not None and start.plan.begin <= newest:
+            return True  # a live segment follows the newest promise, so what is missing before it can't be one
+        return self._is_much(start.plan.wire_bytes)
+
+    def _begin_run(self, start: HistoryStart, given_up: list[Failed]) -> None:
+        run = self._tools.new_run(
+            self._source,
+            self._log,
+            start.plan,
+            commits=self._commits,
+            first_edits=[*given_up, *start.ends, *start.gaps],
+            segments_max=self._tools.settings.backfill_segments_in_flight_max,
+            attempts_max=ATTEMPTS_MAX,
+            on_progress=self._on_progress,
+            on_first_record=lambda: self._recorded(given_up, start.gaps),
+        )
+        with self._lock:
+            self._run = run
+        self._outcome = outcome = run.start()
+        outcome.add_done_callback(lambda _: self._schedule())
+
+    def _recorded(self, given_up: list[Failed], gaps: Sequence[Gap]) -> None:
+        given_up.clear()
+        for gap in gaps:
+            self._on_gap(gap)
+
+    def _end_run(self) -> None:
+        """Takes note of how the last run ended; raises why it couldn't go on."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            return
+        with self._lock:
+            self._run = None
+        for error in outcome.result().errors:
+            if isinstance(error, StreamPaused):
+                raise error
+            # The store's fault or the source's: what stays missing is seen, and named, when the stream looks again.
+            raise StoreUnavailable(f"stream {self._log.stream}: its history can't be offloaded: {error}") from error

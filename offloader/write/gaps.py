@@ -1,0 +1,400 @@
+"""Detects missing entries and decides by policy whether to continue without them."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import merge
+from itertools import islice, takewhile
+from uuid import UUID
+
+from formats.entries import Position
+from formats.manifest import Gap, LedgerClosed
+from offloader.errors import Corrupt
+from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.state import ManifestState
+from offloader.write.hot_tier import HistoryRange, HotRead, uncovered
+
+__all__ = [
+    "BEFORE_HEAD",
+    "DOUBTFUL",
+    "HARMLESS",
+    "LOST",
+    "NOT_DELIVERED",
+    "NOT_GIVEN",
+    "UNCONFIRMED",
+    "Holes",
+    "allowed_gaps",
+    "blocked_at",
+    "find_holes",
+    "gap_before",
+    "proven_gap",
+    "require_recording",
+    "why_not_given",
+]
+
+#: Why there is nothing before a head that moved on while the stream wasn't offloaded: nobody has to be asked for it.
+BEFORE_HEAD = "truncated while the stream wasn't offloaded"
+#: Why there is nothing in the middle of what a source has: nobody ever gets these entries.
+NOT_DELIVERED = "not delivered: the source stores them and gives them to nobody (markers, aborted transactions)"
+#: Why there is nothing where a source lists entries that it has lost itself.
+LOST = "lost by the source: it lists them, and can't give them to anybody any more"
+#: Why there is nothing where a source lists entries, gives them to nobody and doesn't explain it.
+UNCONFIRMED = "unconfirmed: the source lists them, gives them to nobody, and doesn't say that they are harmless"
+#: Gaps where a ledger is listed and acknowledged entries are gone, or may be.
+DOUBTFUL = (LOST, UNCONFIRMED)
+#: Gaps where a ledger is listed.
+NOT_GIVEN = (NOT_DELIVERED, *DOUBTFUL)
+#: Gaps that no policy blocks at: nothing was lost.
+HARMLESS = (BEFORE_HEAD, NOT_DELIVERED)
+
+
+@dataclass(frozen=True, slots=True)
+class Holes:
+    """What the manifest has to be told before everything in it is consecutive.
+
+    Attributes:
+        gaps: in the stream's order.
+        ends: of ledgers, as the source knows or knew them; where the next range begins nothing is missing.
+    """
+
+    gaps: list[Gap]
+    ends: list[LedgerClosed]
+
+
+def why_not_given(info: LedgerInfo, run: tuple[int, int]) -> str:
+    """The reason of a gap for one of a ledger's runs ``not_given``."""
+    if run in info.lost:
+        return LOST
+    return UNCONFIRMED if run in info.unconfirmed else NOT_DELIVERED
+
+
+def find_holes(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    *,
+    last: Position | None = None,
+    given_up: Collection[UUID] = (),
+    seen: Mapping[int, int | None] | None = None,
+) -> Holes:
+    """What has to be recorded so that everything up to ``last`` can be committed.
+
+    A hole lies between two ranges that are covered or still in the hot tier, where the source says that it gives
+    nothing, or where the stream promised something that neither has any more. Nobody knows how long a lost ledger was:
+    a gap reaches up to what follows it.
+
+    Args:
+        state: the manifest; whatever isn't given up counts as covered.
+        ledgers: the hot tier's, ascending, read after ``state``.
+        last: ignore holes that begin after it.
+        given_up: segments that don't count; their ranges were promised.
+        seen: ledgers that had entries once -> the last one, ``None``: not known; they may not be listed any more.
+
+    Raises:
+        Corrupt: the source lists entries in a hole that must not be there: nothing is decided.
+    """
+    ends = _LedgerEnds(state, ledgers, seen or {})
+    reached = state.prefix_end()
+    promised = ends.first_promised() if reached is None else None
+    claims = _claims(state, given_up)
+    found: list[Gap] = []
+
+    def hole(first: Position | None, end: Position) -> None:
+        if first is not None and first <= end:
+            found.extend(_split_at_head(state, ledgers, first, end))
+
+    unrecorded = _gap_not_given(state, ledgers)
+    for item in _present(state, ledgers, last, given_up, list(unrecorded)):
+        before = Position(item.begin.ledger_id, item.begin.entry_id - 1)
+        if reached is None:
+            hole(promised, before)
+        elif not ends.follow(reached, item.begin):
+            hole(_successor(reached), before)
+        elif (claim := bisect_right(claims, reached)) < len(claims):
+            # No fact tells of that ledger, but it was there when the range was assigned.
+            hole(max(_successor(reached), Position(claims[claim].ledger_id, 0)), before)
+        if item in unrecorded:
+            found.append(Gap(item.begin, item.end, unrecorded[item]))
+        reached = item.end if reached is None else max(reached, item.end)
+    newest = state.newest_end
+    if newest is not None and (last is None or newest <= last) and (reached is None or reached < newest):
+        hole(promised if reached is None else _successor(reached), newest)
+    return Holes([gap for gap in found if last is None or gap.first <= last], ends.unrecorded)
+
+
+class _LedgerEnds:
+    """What the manifest and the source together know of where ledgers end."""
+
+    def __init__(self, state: ManifestState, ledgers: Iterable[LedgerInfo], seen: Mapping[int, int | None]) -> None:
+        self._state = state
+        self._recorded = state.closed_ledgers
+        self._listed = {**seen, **{info.ledger_id: info.last_entry_id for info in ledgers if info.closed}}
+        self.unrecorded: list[LedgerClosed] = []
+        self._filled = sorted(
+            each for each, end in self._listed.items() if end != -1 and each not in state.deleted_ledgers
+        )
+
+    def follow(self, end: Position, begin: Position) -> bool:
+        """As ``offloader.manifest.state.follows``, without a walk over all ledgers.
+
+        That a ledger ended there counts though its hot copy is gone: it was released, or trimmed when it was safe.
+        """
+        if begin.ledger_id == end.ledger_id:
+            return begin.entry_id == end.entry_id + 1
+        listed = self._listed.get(end.ledger_id)
+        recorded = self._recorded.get(end.ledger_id)
+        if begin.entry_id != 0 or end.entry_id not in (recorded, listed):
+            return False
+        between = bisect_left(self._filled, begin.ledger_id) - bisect_right(self._filled, end.ledger_id)
+        if between or self._recorded.has_entries_between(end.ledger_id, begin.ledger_id):
+            return False
+        if recorded is None:
+            self.unrecorded.append(LedgerClosed(end.ledger_id, end.entry_id))
+        return True
+
+    def first_promised(self) -> Position | None:
+        """Where the stream began once, whatever became of it: its first range, or the first ledger that had entries."""
+        state = self._state
+        begins = [segment.begin for segment in state.segments.in_order()[:1]] + [gap.first for gap in state.gaps[:1]]
+        gone = state.deleted_ledgers
+        filled = [each for each, last in self._recorded.items() if last >= 0 and each not in gone] + self._filled[:1]
+        begins += [Position(each, 0) for each in filled]
+        return min(begins, default=None)
+
+
+def _gap_not_given(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[HistoryRange, str]:
+    """Runs of entries that the source will never give and that no gap accounts for, in the stream's order, and why."""
+    prefix = state.prefix_end()
+    low = max(each for each in (state.head, None if prefix is None else _successor(prefix), Position(-1, 0)) if each)
+    found: dict[HistoryRange, str] = {}
+    for info in ledgers:
+        for first, last in info.not_given if info.ledger_id not in state.deleted_ledgers else ():
+            begin, end = max(low, Position(info.ledger_id, first)), Position(info.ledger_id, last)
+            if begin <= end and not any(gap.first <= end and gap.last >= begin for gap in state.gaps):
+                found[HistoryRange(begin, end)] = why_not_given(info, (first, last))
+    return found
+
+
+def _present(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    last: Position | None,
+    given_up: Collection[UUID],
+    not_given: Sequence[HistoryRange],
+) -> Iterator[HistoryRange]:
+    """Covered ranges after the prefix, runs of entries that the hot tier still has, and those that it never gives, by
+    their begins."""
+    prefix = state.prefix_end()
+    first = None if prefix is None else _successor(prefix)
+    covered = (
+        HistoryRange(segment.begin, segment.end)
+        for segment in state.segments.in_order(first)
+        if segment.end is not None and segment.uuid not in given_up
+    )
+    gaps = (HistoryRange(gap.first, gap.last) for gap in state.gaps if first is None or gap.first >= first)
+    hot = uncovered(state, ledgers, last=last, given_up=given_up)
+    runs = (run for run in _of_each_ledger(hot, ledgers, state) if first is None or run.begin >= first)
+    together = merge(covered, gaps, runs, not_given, key=lambda each: each.begin)
+    return together if last is None else takewhile(lambda each: each.begin <= last, together)
+
+
+def _claims(state: ManifestState, given_up: Collection[UUID]) -> list[Position]:
+    """Positions that were there once, as the ranges that are given up say, ascending."""
+    left = [segment for segment in state.assigned() if segment.uuid in given_up]
+    return sorted({each.begin for each in left} | {each.end for each in left if each.end is not None})
+
+
+def _of_each_ledger(
+    runs: Iterable[HistoryRange], ledgers: Sequence[LedgerInfo], state: ManifestState
+) -> Iterator[HistoryRange]:
+    """The runs, cut where a ledger ends: whether the next one follows it is to be proven."""
+    filled = [info for info in ledgers if info.entries and info.ledger_id not in state.deleted_ledgers]
+    at = 0
+    for run in runs:
+        while filled[at].ledger_id < run.begin.ledger_id:
+            at += 1
+        for info in takewhile(lambda each: each.ledger_id <= run.end.ledger_id, islice(filled, at, None)):  # noqa: B023
+            begin, end = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+            yield HistoryRange(max(run.begin, begin), min(run.end, end))
+
+
+def _split_at_head(state: ManifestState, ledgers: Sequence[LedgerInfo], first: Position, end: Position) -> list[Gap]:
+    found: list[Gap] = []
+    head = state.head
+    if head is not None and first < head:
+        before = min(end, Position(head.ledger_id, head.entry_id - 1))
+        found.append(Gap(first, before, BEFORE_HEAD))
+        first = head
+    if first <= end:
+        _require_absent(state, ledgers, first, end)
+        reason = f"the hot tier has nothing from {first} to {end}: its ledgers were deleted before they were offloaded"
+        found.append(Gap(first, end, reason))
+    return found
+
+
+def _require_absent(state: ManifestState, ledgers: Sequence[LedgerInfo], first: Position, end: Position) -> None:
+    for info in ledgers:
+        begins, ends = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+        may_grow = info.ledger_id == first.ledger_id and not info.closed
+        if info.ledger_id not in state.deleted_ledgers and (may_grow or first <= ends >= begins <= end):
+            raise Corrupt(
+                f"stream {state.stream}: {first} up to {end} isn't offloaded, and ledger {info.ledger_id} is still "
+                "listed there",
+                hint="nothing was committed beyond the hole: repair the hot tier",
+            )
+
+
+def _successor(position: Position) -> Position:
+    return Position(position.ledger_id, position.entry_id + 1)
+
+
+_log = logging.getLogger("offloader.stream")
+
+
+def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) -> Gap | None:
+    """The gap between the last entry that was offered and the next one that there is, ``None`` when it isn't proven.
+
+    Entries are gone for good when the source's own list, read *after* the hole was seen, has no ledger that could hold
+    them, or says that it never gives them. What else it lists and doesn't give is a fault of the source, not a gap.
+
+    Args:
+        after: the newest entry offered.
+        begin: the entry that the source gives next.
+        ledgers: all that exist, read after ``begin`` was seen.
+    """
+    known = {info.ledger_id: info for info in ledgers}
+    own, missed = known.get(after.ledger_id), _first_listed_between(after, begin, known)
+    if missed is not None:
+        gap = _not_given(known[missed.ledger_id], missed)
+        if gap is None or (own is not None and not own.closed and missed.ledger_id > after.ledger_id):
+            return None
+        if own is not None:
+            return gap
+        begin = missed  # what isn't given there is a gap of its own
+    if begin.ledger_id <= after.ledger_id or begin.entry_id != 0 or not _reaches(known, begin.ledger_id):
+        return None
+    if own is not None and not own.closed:
+        return None
+    # Nobody knows any more how long the ledgers were: so the gap reaches up to the beginning of the next one.
+    first = Position(after.ledger_id, after.entry_id + 1)
+    reason = (
+        f"the hot tier has nothing between {after} and {begin}: its ledgers were deleted before they were offloaded"
+    )
+    return Gap(first, Position(begin.ledger_id, -1), reason)
+
+
+def _reaches(known: Mapping[int, LedgerInfo], ledger_id: int) -> bool:
+    """Whether a list tells of everything up to a ledger that the source gave entries of. One that begins behind it does
+    too: a stream is cut off at its front, meanwhile up to there. An empty one tells nothing."""
+    return ledger_id in known or (bool(known) and ledger_id < min(known))
+
+
+def _first_listed_between(after: Position, begin: Position, known: Mapping[int, LedgerInfo]) -> Position | None:
+    """The first entry that a source lists between two positions."""
+    for ledger_id in sorted(each for each in known if after.ledger_id <= each <= begin.ledger_id):
+        first = after.entry_id + 1 if ledger_id == after.ledger_id else 0
+        end = begin.entry_id if ledger_id == begin.ledger_id else known[ledger_id].entries
+        if first < end:
+            return Position(ledger_id, first)
+    return None
+
+
+def _not_given(info: LedgerInfo, position: Position) -> Gap | None:
+    """From ``position`` to the end of the run that the source never gives and that holds it."""
+    for first, last in info.not_given:
+        if first <= position.entry_id <= last:
+            return Gap(position, Position(info.ledger_id, last), why_not_given(info, (first, last)))
+    return None
+
+
+def gap_before(
+    stream: str,
+    read: HotRead,
+    offered: Position | None,
+    state: ManifestState,
+    seen: Mapping[int, int],
+    *,
+    is_next: bool,
+) -> Gap | None:
+    """The proven gap before what was read, ``None`` when it begins with the entry that has to come next.
+
+    It ends where the manifest has entries, or the hot tier.
+
+    Args:
+        stream: its name, for the error.
+        read: what the source gives next.
+        offered: the newest entry offered, ``None``: none yet. Then the first entry that anybody saw is the stream's
+            first.
+        state: the manifest. What is assigned in it is still promised: somebody saw the entry that it begins with, so
+            that a stream can't go on behind it without a word, whatever else is known of its ledger.
+        seen: closed ledgers that this stream saw: id -> last entry id (-1: empty).
+        is_next: whether it comes right after ``offered``, as far as ledgers are known.
+
+    Raises:
+        Corrupt: the gap isn't proven; the source doesn't give what it lists.
+    """
+    begin, after = read.batch.first, offered
+    if offered is None or is_next:
+        awaited = [segment.begin for segment in state.assigned() if offered is None or segment.begin > offered]
+        if offered is None:
+            awaited += [Position(ledger_id, 0) for ledger_id, last in seen.items() if last >= 0]
+        first = min(awaited, default=begin)
+        if begin <= first:
+            return None
+        after = Position(first.ledger_id, first.entry_id - 1)
+    assert after is not None
+    gap = proven_gap(after, begin, read.ledgers)
+    if gap is None:
+        raise Corrupt(
+            f"stream {stream}: the hot tier goes on at {begin} after {after}: entries are gone that it still lists",
+            hint="nothing was committed beyond the hole: repair the hot tier",
+        )
+    there = next(iter(state.offloaded(gap.first, gap.last)), None)
+    return gap if there is None else replace(gap, last=Position(there.begin.ledger_id, there.begin.entry_id - 1))
+
+
+def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | None]:
+    """The leading gaps that may be recorded, and the first one that the policy blocks at.
+
+    Args:
+        lost: proven, in the stream's order.
+        policy: the setting ``on_gap``.
+    """
+    for number, gap in enumerate(lost):
+        if policy == "block" and gap.reason not in HARMLESS:
+            return list(lost[:number]), gap
+    return list(lost), None
+
+
+def blocked_at(stream: str, gap: Gap) -> Corrupt:
+    """What a stream stops with at a gap that isn't to be recorded."""
+    remedy = "restore the hot tier"
+    if gap.reason == UNCONFIRMED:
+        remedy = "let the source confirm them (doctor names the missing permission) and start again"
+    return Corrupt(
+        f"stream {stream}: entries {gap.first} up to {_end_of(gap)} are gone: {gap.reason}",
+        hint=f"nothing was committed beyond them: {remedy}, or set on_gap = record to go on without",
+    )
+
+
+def require_recording(stream: str, gap: Gap, policy: str) -> None:
+    """Logs that a gap is about to be recorded: an error where something was lost, a warning where it may be.
+
+    Args:
+        policy: the setting ``on_gap``.
+
+    Raises:
+        Corrupt: the policy is to block.
+    """
+    if policy == "block" and gap.reason not in HARMLESS:
+        raise blocked_at(stream, gap)
+    level = logging.INFO if gap.reason in HARMLESS else logging.ERROR
+    if gap.reason == UNCONFIRMED:
+        level = logging.WARNING
+    _log.log(level, "stream %s: recording a gap from %s up to %s: %s", stream, gap.first, _end_of(gap), gap.reason)
+
+
+def _end_of(gap: Gap) -> str:
+    return f"{gap.last.ledger_id}:0" if gap.last.entry_id < 0 else str(gap.last)

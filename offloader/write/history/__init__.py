@@ -1,1 +1,0 @@
-"""What was there before: ranges of older ledgers as segments or as objects of one ledger, in any order."""

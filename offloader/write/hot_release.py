@@ -1,0 +1,243 @@
+"""Deletes hot copies of ledgers whose every entry is in the cold tier, after the deletion lag."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from formats.entries import Position
+from formats.manifest import Edit, Gap, HotReleased
+from offloader.errors import Corrupt, NotFound, OffloaderError
+from offloader.ledgers.base import LedgerInfo, LedgerSource, identified
+from offloader.manifest.checked_source import checked
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.segment_table import is_at_root
+from offloader.manifest.source_identity import closed_edit
+from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.runtime.clock import Clock
+from offloader.runtime.workers import Timer, Workers
+from offloader.write.gaps import DOUBTFUL, NOT_GIVEN
+from offloader.write.hot_tier import uncovered_ranges
+from offloader.write.upload import confirm_stored
+
+__all__ = [
+    "HotRelease",
+    "ReleasedLedgers",
+    "doubtful_gap",
+    "holding_segments",
+    "releasable_ledgers",
+    "release_hot_ledgers",
+]
+
+_log = logging.getLogger("offloader.hot_release")
+
+_MS_PER_MINUTE = 60_000
+#: Time between two looks: a fraction of the lag, within these bounds.
+LOOK_S_MIN, LOOK_S_MAX = 1.0, 1800.0
+
+
+@dataclass(slots=True)
+class ReleasedLedgers:
+    """What one look did.
+
+    Attributes:
+        deleted: ledgers whose hot copies are gone.
+        errors: why others stayed; they are tried again at the next look.
+    """
+
+    deleted: list[int] = field(default_factory=list)
+    errors: list[OffloaderError] = field(default_factory=list)
+
+
+def holding_segments(state: ManifestState, info: LedgerInfo) -> Sequence[SegmentRecord] | None:
+    """The offloaded segments that together hold every entry of a ledger that anybody can get, ``None`` when they
+    don't."""
+    first, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+    segments = state.offloaded(first, last)
+    # What nobody gets can't be held; whether the ledger may go without it is ``doubtful_gap``'s question.
+    held = [(gap.first, gap.last) for gap in state.gaps if gap.reason in NOT_GIVEN and first <= gap.first <= last]
+    held = sorted([*held, *((segment.begin, segment.end or last) for segment in segments)])
+    missing = uncovered_ranges([info], held)
+    return None if missing or not info.entries else segments
+
+
+def releasable_ledgers(
+    state: ManifestState, ledgers: Sequence[LedgerInfo], *, now_ms: int, lag_ms: int
+) -> list[LedgerInfo]:
+    """Closed ledgers, every entry of which that anybody can get has been in the cold tier for ``lag_ms`` or longer,
+    ascending; those with a ``doubtful_gap`` too.
+
+    Args:
+        state: the manifest.
+        ledgers: the hot tier's.
+        now_ms: ms since 1970 UTC.
+        lag_ms: negative: none.
+    """
+    end = state.committed_end()
+    if lag_ms < 0 or end is None:
+        return []
+    found = []
+    for info in ledgers:
+        if not info.closed or not info.entries or Position(info.ledger_id, info.last_entry_id) > end:
+            continue
+        segments = holding_segments(state, info)
+        if segments is not None and all((s.offloaded_ms or now_ms) + lag_ms <= now_ms for s in segments):
+            found.append(info)
+    return found
+
+
+def doubtful_gap(state: ManifestState, info: LedgerInfo) -> Gap | None:
+    """The first recorded gap of a ledger whose entries the source lost, or doesn't explain: its hot copy is the only
+    place where they may still be found."""
+    first, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+    found = (gap for gap in state.gaps if gap.reason in DOUBTFUL and gap.first <= last and gap.last >= first)
+    return next(found, None)
+
+
+def release_hot_ledgers(
+    source: LedgerSource, log: ManifestLog, *, now_ms: int, lag_ms: int, with_gaps: bool = False
+) -> ReleasedLedgers:
+    """Deletes the hot copies that may go: HEAD of every object, the record, then the deletions.
+
+    Ledgers that are gone from the stream go as well, whatever was offloaded of them.
+
+    Safe to interrupt: what was recorded and not deleted is deleted at the next call. Takes no ownership.
+
+    Args:
+        now_ms, lag_ms: as for ``releasable_ledgers``.
+        with_gaps: whether ledgers with a ``doubtful_gap`` go too; else they are among the errors.
+
+    Raises:
+        SourceMismatch: the source isn't the one that the manifest knows; nothing was deleted.
+        StoreUnavailable, OutcomeUnknown, EditRefused: the manifest can't be read or took no record; nothing was
+            deleted.
+    """
+    done = ReleasedLedgers()
+    source = checked(source, log)
+    # The manifest first: what is recorded after the list was made isn't missing in it.
+    state = log.load()
+    ledgers = source.ledgers()
+    able = releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
+    kept = {} if with_gaps else {i.ledger_id: gap for i in able if (gap := doubtful_gap(state, i)) is not None}
+    if kept:
+        done.errors.append(_kept_for_gaps(kept))
+    due = [info for info in able if info.ledger_id not in kept and _is_confirmed(log, state, info, done)]
+    fresh = [info for info in due if info.ledger_id not in state.hot_released_ledgers]
+    if fresh:
+        known = state.closed_ledgers
+        facts: list[Edit] = [closed_edit(info, source) for info in fresh if info.ledger_id not in known]
+        log.amend([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
+    # What a truncation took from the stream goes too, if nobody has deleted it yet.
+    gone = [info for info in ledgers if info.closed and info.ledger_id in state.deleted_ledgers and info not in due]
+    if due or gone:
+        # If the records that say so are lost from here on, everybody notices.
+        state = log.name_newest()
+        # No segment is needed for a ledger of which nobody gets an entry.
+        due = [i for i in due if i.ledger_id in state.hot_released_ledgers and holding_segments(state, i) is not None]
+        gone = [info for info in gone if info.ledger_id in state.deleted_ledgers]
+        if (identity := identified(source)) is not None:
+            # A store that is restored from a backup of before doesn't have the records that this relies on.
+            identity.note_manifest(state.incarnation, state.record_id)
+    for info in [*due, *gone]:
+        try:
+            source.delete(info.ledger_id)
+        except OffloaderError as error:
+            done.errors.append(error)
+        else:
+            done.deleted.append(info.ledger_id)
+    return done
+
+
+def _kept_for_gaps(kept: Mapping[int, Gap]) -> Corrupt:
+    ledger_id, gap = next(iter(kept.items()))
+    others = f", and {len(kept) - 1} other ledgers with such gaps" if len(kept) > 1 else ""
+    return Corrupt(
+        f"ledger {ledger_id} has a gap from {gap.first} up to {gap.last}{others}: {gap.reason}",
+        hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
+    )
+
+
+def _is_confirmed(log: ManifestLog, state: ManifestState, info: LedgerInfo, done: ReleasedLedgers) -> bool:
+    segments = holding_segments(state, info)
+    assert segments is not None
+    confirmed: set[UUID] = set()
+    for segment in segments:
+        if segment.uuid in confirmed or segment.summary is None:
+            continue
+        try:
+            confirm_stored(log.store, log.stream, segment.uuid, segment.summary, at_root=is_at_root(segment.driver))
+        except OffloaderError as error:
+            done.errors.append(error)
+            return False
+        confirmed.add(segment.uuid)
+    return True
+
+
+class HotRelease:
+    """Looks at a stream now and then and deletes the hot copies that may go. Costs no request while none may.
+
+    Args:
+        source: the hot tier.
+        log: a manifest log of its own.
+        lag_minutes: negative: does nothing.
+        with_gaps: as for ``release_hot_ledgers``.
+    """
+
+    def __init__(
+        self,
+        source: LedgerSource,
+        log: ManifestLog,
+        *,
+        lag_minutes: float,
+        with_gaps: bool = False,
+        workers: Workers,
+        clock: Clock,
+    ) -> None:
+        self._with_gaps = with_gaps
+        self._source, self._log, self._workers, self._clock = source, log, workers, clock
+        self._lag_ms = int(lag_minutes * _MS_PER_MINUTE) if lag_minutes >= 0 else -1
+        self._lock = threading.Lock()
+        self._timer: Timer | None = None
+        self._stopped = self._lag_ms < 0
+
+    def start(self) -> None:
+        """Looks for the first time after a while."""
+        with self._lock:
+            if not self._stopped:
+                wait_s = min(max(self._lag_ms / 4000, LOOK_S_MIN), LOOK_S_MAX)
+                self._timer = self._workers.call_after(wait_s, self._tick)
+
+    def stop(self) -> None:
+        """No look begins after this returns."""
+        with self._lock:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def look(self) -> ReleasedLedgers:
+        """Looks now; raises like ``release_hot_ledgers``."""
+        now_ms = self._clock.now_ms()
+        old = [i for i in self._source.ledgers() if i.closed and (i.closed_ms or now_ms) + self._lag_ms <= now_ms]
+        if self._lag_ms < 0 or not old:
+            return ReleasedLedgers()
+        return release_hot_ledgers(
+            self._source, self._log, now_ms=now_ms, lag_ms=self._lag_ms, with_gaps=self._with_gaps
+        )
+
+    def _tick(self) -> None:
+        errors: list[OffloaderError] = []
+        try:
+            errors = self.look().errors
+        except NotFound:
+            pass  # nothing was ever offloaded
+        except OffloaderError as cause:
+            errors = [cause]
+        # One cause, as a full disk, may keep all of them: it is said once.
+        for error, count in Counter(map(str, errors)).items():
+            times = f" ({count} times)" if count > 1 else ""
+            _log.warning("stream %s: hot copies stay for now: %s%s", self._log.stream, error, times)
+        self.start()

@@ -1,0 +1,319 @@
+"""Reads of the hot tier, and which of its entries the manifest doesn't cover."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from math import ceil
+from uuid import UUID
+
+import numpy as np
+
+from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
+from formats.manifest import Gap
+from formats.segment import LedgerFacts, LedgerSpan
+from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.state import ManifestState
+
+__all__ = [
+    "CATCH_UP_READ_BYTES",
+    "HistoryBytes",
+    "HistoryRange",
+    "HotRead",
+    "acknowledged_end",
+    "facts_of",
+    "partly_offloaded",
+    "position_leaving",
+    "read_next",
+    "uncovered",
+    "uncovered_ranges",
+    "without_gaps",
+]
+
+#: Payload bytes of one read from the hot tier while catching up.
+CATCH_UP_READ_BYTES = 2 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class HotRead:
+    """Entries of one ledger, and, where they aren't the next ones of the same, what the source says of its ledgers
+    afterwards."""
+
+    batch: EntryBatch
+    ledgers: list[LedgerInfo]
+
+
+def read_next(source: LedgerSource, offered: Position | None, room_bytes: int) -> HotRead | None:
+    """What follows ``offered`` in the hot tier (``None``: from its beginning); ``None`` when nothing does."""
+    start = Position(0, 0) if offered is None else Position(offered.ledger_id, offered.entry_id + 1)
+    batch = source.read(start, min(CATCH_UP_READ_BYTES, max(1, room_bytes)))
+    if batch is None:
+        return None
+    # A ledger's end, its absence or a hole in it is known for sure only after an entry behind it was seen.
+    return HotRead(batch, [] if offered is not None and batch.first == start else source.ledgers())
+
+
+def facts_of(info: LedgerInfo) -> LedgerFacts:
+    """What an index says of a ledger, from what its source says."""
+    return LedgerFacts(
+        ledger_id=info.ledger_id,
+        closed=info.closed,
+        size_bytes=info.size_bytes,
+        closed_ms=info.closed_ms or 0,
+        created_ms=info.created_ms,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRange:
+    """Positions that become one segment, or several; both ends included."""
+
+    begin: Position
+    end: Position
+
+
+class HistoryBytes:
+    """How many bytes lie before a position, and the other way round.
+
+    Bytes are those of a segment: payloads and a 12-byte header each.
+
+    Args:
+        ledgers: ascending; empty ones don't matter.
+        measured: ledger id -> runs of its entries whose bytes are known, in order, disjoint.
+    """
+
+    def __init__(
+        self, ledgers: Iterable[LedgerInfo], measured: Mapping[int, Sequence[LedgerSpan]] | None = None
+    ) -> None:
+        pieces: list[tuple[int, int, int, float]] = []
+        for info in ledgers:
+            if info.entries:
+                pieces += _pieces_of(info, (measured or {}).get(info.ledger_id, ()))
+        self._ledger = np.array([piece[0] for piece in pieces], dtype=np.int64)
+        self._first = np.array([piece[1] for piece in pieces], dtype=np.int64)
+        self._count = np.array([piece[2] for piece in pieces], dtype=np.int64)
+        self._bytes = np.array([piece[3] for piece in pieces], dtype=np.float64)
+        self._ends = np.cumsum(self._bytes)
+
+    def before(self, position: Position) -> float:
+        """Bytes of all entries before ``position``."""
+        row = int(np.searchsorted(self._ledger, position.ledger_id, side="left"))
+        stop = int(np.searchsorted(self._ledger, position.ledger_id, side="right"))
+        row += int(np.searchsorted(self._first[row:stop], position.entry_id, side="right"))
+        if row == 0:
+            return 0.0
+        start = float(self._ends[row - 1] - self._bytes[row - 1])
+        if self._ledger[row - 1] != position.ledger_id:
+            return float(self._ends[row - 1])
+        done = min(position.entry_id - int(self._first[row - 1]), int(self._count[row - 1]))
+        return start + float(self._bytes[row - 1]) * done / int(self._count[row - 1])
+
+    def between(self, begin: Position, end: Position) -> float:
+        """Bytes of the entries ``begin`` .. ``end``, both included."""
+        return self.before(Position(end.ledger_id, end.entry_id + 1)) - self.before(begin)
+
+    def holding(self, size_bytes: float) -> Position:
+        """The entry in which the first ``size_bytes`` bytes end."""
+        row = min(int(np.searchsorted(self._ends, size_bytes, side="left")), len(self._ends) - 1)
+        inside = size_bytes - float(self._ends[row] - self._bytes[row])
+        entry = ceil(inside * int(self._count[row]) / float(self._bytes[row]) - 1e-9) - 1
+        entry = min(max(entry, 0), int(self._count[row]) - 1)
+        return Position(int(self._ledger[row]), int(self._first[row]) + entry)
+
+    def cut(self, wanted: HistoryRange, segment_bytes: int) -> HistoryRange:
+        """The first segment of ``wanted``: it is cut into as few equal shares as keep each within ``segment_bytes``.
+
+        Args:
+            wanted: entries that exist, not empty.
+            segment_bytes: the size of a segment; the entry that reaches a share's end is the last one in it.
+        """
+        start = self.before(wanted.begin)
+        total = self.between(wanted.begin, wanted.end)
+        shares = ceil(total / segment_bytes)
+        if shares <= 1:
+            return wanted
+        return HistoryRange(wanted.begin, min(max(self.holding(start + total / shares), wanted.begin), wanted.end))
+
+    def segments(self, wanted: HistoryRange, segment_bytes: int) -> int:
+        """How many segments ``wanted`` becomes."""
+        return max(1, ceil(self.between(wanted.begin, wanted.end) / segment_bytes))
+
+
+def _pieces_of(info: LedgerInfo, spans: Sequence[LedgerSpan]) -> list[tuple[int, int, int, float]]:
+    """Runs of a ledger's entries with about equal sizes: ledger id, first entry, entries, bytes."""
+    known = [span for span in spans if 0 <= span.first_entry_id <= span.last_entry_id < info.entries]
+    seen = sum(span.entries for span in known)
+    seen_bytes = sum(span.payload_bytes for span in known)
+    rest_bytes = info.size_bytes - seen_bytes
+    if rest_bytes < 0 or (seen and seen_bytes and not info.size_bytes):
+        # The recorded size is wrong (Pulsar has closed ledgers with a recorded length of 0): what was read counts.
+        rest_bytes = seen_bytes * (info.entries - seen) // max(seen, 1)
+    mean = rest_bytes / (info.entries - seen) if info.entries > seen else 0.0
+    pieces: list[tuple[int, int, int, float]] = []
+
+    def add(first: int, stop: int, payload_bytes: float) -> None:
+        if stop > first:
+            pieces.append((info.ledger_id, first, stop - first, payload_bytes + ENTRY_HEADER_BYTES * (stop - first)))
+
+    at = 0
+    for span in known:
+        add(at, span.first_entry_id, mean * (span.first_entry_id - at))
+        add(span.first_entry_id, span.last_entry_id + 1, span.payload_bytes)
+        at = span.last_entry_id + 1
+    add(at, info.entries, mean * (info.entries - at))
+    return pieces
+
+
+def position_leaving(ledgers: Sequence[LedgerInfo], kept_bytes: int) -> Position | None:
+    """The newest position that may be offloaded so that payloads of at most ``kept_bytes`` bytes stay behind.
+
+    Walks from the newest ledger to the oldest; inside a ledger entries count evenly.
+
+    Returns:
+        ``None``: everything together is no larger than that.
+    """
+    left = float(kept_bytes)
+    for info in sorted((info for info in ledgers if info.entries), key=lambda info: info.ledger_id, reverse=True):
+        if info.size_bytes > left:
+            stay = int(left * info.entries / info.size_bytes)
+            return Position(info.ledger_id, info.last_entry_id - stay)
+        left -= info.size_bytes
+    return None
+
+
+_Interval = tuple[Position, Position | None]
+_ENTRY_ID_MAX = 2**63 - 1
+
+
+def uncovered(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    *,
+    last: Position | None = None,
+    given_up: Collection[UUID] = (),
+) -> list[HistoryRange]:
+    """What is still to be offloaded, in the stream's order.
+
+    Args:
+        state: the manifest; segments of every status and recorded gaps count as covered.
+        ledgers: the hot tier's, ascending; what it says it will never give isn't to be offloaded.
+        last: ignore what lies after it.
+        given_up: segments that don't count: their range is to be offloaded anew.
+    """
+    present = [info for info in ledgers if info.entries and info.ledger_id not in state.deleted_ledgers]
+    first = state.head
+    prefix = state.prefix_end()
+    if present and _begins_by(state, Position(present[0].ledger_id, 0)) and prefix is not None:
+        # Nothing inside the prefix is missing, so that a long history needn't be walked.
+        following = Position(prefix.ledger_id, prefix.entry_id + 1)
+        first = following if first is None else max(first, following)
+    segments = (
+        (segment.begin, segment.end) for segment in state.segments.in_order(first) if segment.uuid not in given_up
+    )
+    gaps = ((gap.first, gap.last) for gap in state.gaps)
+    covered = merge(segments, gaps, _holes(present), key=_begin_of)
+    return uncovered_ranges(present, covered, first=first, last=last)
+
+
+def uncovered_ranges(
+    ledgers: Iterable[LedgerInfo],
+    covered: Iterable[_Interval],
+    *,
+    first: Position | None = None,
+    last: Position | None = None,
+) -> list[HistoryRange]:
+    """Entries of ``ledgers`` outside of ``covered``, from ``first`` to ``last``, as the longest runs there are.
+
+    Args:
+        ledgers: ascending.
+        covered: begin and end, both included, by begins; without an end it goes on for ever.
+    """
+    found: list[HistoryRange] = []
+    intervals = iter(covered)
+    interval = next(intervals, None)
+    joins = False
+    for info in ledgers:
+        if not info.entries:
+            continue
+        at, end = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+        at, end = at if first is None else max(at, first), end if last is None else min(end, last)
+        joins = joins and at.entry_id == 0
+        while at <= end:
+            while interval is not None and interval[1] is not None and interval[1] < at:
+                interval = next(intervals, None)
+                joins = False  # what lies between may be in a ledger that the source has no more
+            if interval is None or interval[0] > end:
+                _add(found, at, end, joins=joins)
+                joins = end.entry_id == info.last_entry_id
+                break
+            if interval[0] > at:
+                _add(found, at, Position(info.ledger_id, interval[0].entry_id - 1), joins=joins)
+            joins = False
+            if interval[1] is None:
+                return found
+            at = Position(interval[1].ledger_id, interval[1].entry_id + 1)
+    return found
+
+
+def without_gaps(
+    ranges: Iterable[HistoryRange], gaps: Iterable[Gap], ledgers: Sequence[LedgerInfo]
+) -> list[HistoryRange]:
+    """``ranges``, cut where a gap lies between two of their ledgers; all ascending."""
+    found = list(ranges)
+    for gap in gaps:
+        at = next((n for n, each in enumerate(found) if each.begin < gap.first <= each.end), None)
+        if at is not None:
+            before = [info for info in ledgers if info.entries and Position(info.ledger_id, 0) < gap.first][-1]
+            end = min(Position(before.ledger_id, before.last_entry_id), found[at].end)
+            after = Position(gap.last.ledger_id, gap.last.entry_id + 1)
+            found[at : at + 1] = [HistoryRange(found[at].begin, end), HistoryRange(after, found[at].end)]
+    return found
+
+
+def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Position | None:
+    """Up to where a source may be told that it is safe: the committed end, unless something before it is missing.
+
+    The committed end begins with the first range there is, which need not be the first entry the source has.
+    """
+    end = state.committed_end()
+    if end is None:
+        return None
+    missing = uncovered(state, ledgers, last=end)
+    if not missing:
+        return end
+    before = missing[0].begin
+    if before.entry_id:
+        return Position(before.ledger_id, before.entry_id - 1)
+    earlier = [info for info in ledgers if info.entries and info.ledger_id < before.ledger_id]
+    return Position(earlier[-1].ledger_id, earlier[-1].last_entry_id) if earlier else None
+
+
+def partly_offloaded(state: ManifestState, info: LedgerInfo, given_up: Collection[UUID] = ()) -> bool:
+    """Whether a V2 segment holds or promises some of a ledger's entries: then the rest of it goes the same way."""
+    ends = Position(info.ledger_id, 0), Position(info.ledger_id, _ENTRY_ID_MAX)
+    return any(segment.layout != 1 and segment.uuid not in given_up for segment in state.segments.in_order(*ends))
+
+
+def _begins_by(state: ManifestState, position: Position) -> bool:
+    """Whether the stream's first known range begins at ``position`` or before."""
+    found = state.segments.in_order(None, position)
+    begins = [segment.begin for segment in found[:1]] + [gap.first for gap in state.gaps[:1]]
+    return bool(begins) and min(begins) <= position
+
+
+def _holes(ledgers: Iterable[LedgerInfo]) -> Iterator[_Interval]:
+    for info in ledgers:
+        for first, last in info.not_given:
+            yield Position(info.ledger_id, first), Position(info.ledger_id, last)
+
+
+def _begin_of(interval: _Interval) -> Position:
+    return interval[0]
+
+
+def _add(found: list[HistoryRange], begin: Position, end: Position, *, joins: bool) -> None:
+    if joins and found:
+        found[-1] = HistoryRange(found[-1].begin, end)
+    else:
+        found.append(HistoryRange(begin, end))

@@ -1,0 +1,234 @@
+"""The ledger method: offloads closed ledgers, one object pair each, when thresholds are reached (PIP-17)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from formats.entries import Position
+from formats.segment import Layout
+from offloader.errors import Fenced, OffloaderError, SourceMismatch
+from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription
+from offloader.manifest.state import ManifestState, StreamPaused
+from offloader.runtime.clock import Clock
+from offloader.runtime.workers import SerialTask, Timer, Workers
+from offloader.settings import OffloadSettings
+from offloader.write.backfill import HistoryResult, PlannedSegment
+from offloader.write.gaps import NOT_GIVEN
+from offloader.write.hot_tier import HistoryRange, partly_offloaded, uncovered
+
+__all__ = ["OFF", "LedgerMethodPlan", "LedgerTrigger", "due_ledgers", "ledgers_of_method"]
+
+#: A threshold that never triggers.
+OFF = -1
+
+
+def due_ledgers(
+    ledgers: Sequence[LedgerInfo], *, now_ms: int, threshold_bytes: int, threshold_seconds: int
+) -> list[LedgerInfo]:
+    """Which ledgers go now, the oldest first.
+
+    A ledger is due when it and everything newer hold more than ``threshold_bytes`` bytes (walking from the newest to
+    the oldest), or when it was closed ``threshold_seconds`` ago or earlier. 0: as soon as it is closed; negative: off.
+    Whatever is older than a due ledger is due too: clocks that go back leave no hole in front of what is offloaded.
+
+    Args:
+        ledgers: what isn't offloaded yet, ascending, the open one too: its bytes count.
+        now_ms: ms since 1970 UTC.
+    """
+    due: list[LedgerInfo] = []
+    tail_bytes = 0
+    for info in reversed(ledgers):
+        tail_bytes += info.size_bytes
+        if not info.closed or not info.entries:
+            continue
+        large = threshold_bytes == 0 or 0 < threshold_bytes < tail_bytes
+        age_s = (now_ms - (info.closed_ms or 0)) / 1000
+        old = threshold_seconds == 0 or 0 < threshold_seconds <= age_s
+        if large or old or due:
+            due.append(info)
+    return due[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMethodPlan:
+    """What the ledger method does now.
+
+    Attributes:
+        segments: the oldest first.
+        refused: due ledgers with a recorded gap, which no V1 object can express.
+    """
+
+    segments: list[PlannedSegment]
+    refused: list[LedgerInfo]
+
+
+def ledgers_of_method(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    *,
+    now_ms: int,
+    threshold_bytes: int = 0,
+    threshold_seconds: int = OFF,
+    given_up: Collection[UUID] = (),
+) -> LedgerMethodPlan:
+    """What the ledger method uploads now.
+
+    A ledger that streaming began stays in V2: its rest goes as a V2 segment once it is closed, whatever the thresholds.
+    One with entries that its source never gives to anybody goes as V2 segments too, around them.
+
+    Args:
+        state: the manifest.
+        ledgers: the hot tier's, ascending.
+        now_ms: ms since 1970 UTC.
+        threshold_bytes, threshold_seconds: as for ``due_ledgers``; the defaults make every closed ledger due.
+        given_up: segments that don't count.
+    """
+    missing = _by_ledger(uncovered(state, ledgers, given_up=given_up), ledgers)
+    infos = {info.ledger_id: info for info in ledgers}
+    begun = {ledger_id for ledger_id in missing if partly_offloaded(state, infos[ledger_id], given_up)}
+    untouched = [infos[ledger_id] for ledger_id in missing if ledger_id not in begun]
+    due = due_ledgers(untouched, now_ms=now_ms, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
+    gapped = {info.ledger_id for info in due if missing[info.ledger_id] != [_whole(info)]}
+    planned = [PlannedSegment(Layout.V1, *_ends(info)) for info in due if info.ledger_id not in gapped]
+    not_given = {gap.first.ledger_id for gap in state.gaps if gap.reason in NOT_GIVEN}
+    in_pieces = {each for each in gapped if infos[each].not_given or each in not_given}
+    refused = [info for info in due if info.ledger_id in gapped - in_pieces]
+    planned += [PlannedSegment(Layout.V2, p.begin, p.end) for each in in_pieces for p in missing[each]]
+    rests = [each for ledger_id in begun if infos[ledger_id].closed for each in missing[ledger_id]]
+    planned += [PlannedSegment(Layout.V2, each.begin, each.end) for each in rests]
+    return LedgerMethodPlan(sorted(planned, key=lambda each: each.begin), refused)
+
+
+def _by_ledger(ranges: Sequence[HistoryRange], ledgers: Sequence[LedgerInfo]) -> dict[int, list[HistoryRange]]:
+    """The ranges, cut where ledgers end; ascending."""
+    found: dict[int, list[HistoryRange]] = {}
+    filled = [info for info in ledgers if info.entries]
+    at = 0
+    for each in ranges:
+        while filled[at].ledger_id < each.begin.ledger_id:
+            at += 1
+        for number in range(at, len(filled)):
+            info = filled[number]
+            if info.ledger_id > each.end.ledger_id:
+                break
+            begin, end = _ends(info)
+            piece = HistoryRange(max(each.begin, begin), min(each.end, end))
+            found.setdefault(info.ledger_id, []).append(piece)
+    return found
+
+
+def _ends(info: LedgerInfo) -> tuple[Position, Position]:
+    return Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+
+
+def _whole(info: LedgerInfo) -> HistoryRange:
+    return HistoryRange(*_ends(info))
+
+
+_log = logging.getLogger("offloader.ledgers")
+
+#: Time between two looks: how late a ledger's age is noticed, and when a ledger that failed is tried again.
+LOOK_S = 60.0
+
+
+class LedgerTrigger:
+    """Looks after each ledger that is closed, and once a minute.
+
+    Args:
+        source: the hot tier, of the one who appends.
+        run: offloads what is due, for (threshold_bytes, threshold_seconds).
+        settings: the thresholds.
+        workers: not those that upload: a run waits for these.
+    """
+
+    def __init__(
+        self,
+        source: LedgerSource,
+        run: Callable[[int, int], HistoryResult],
+        *,
+        settings: OffloadSettings,
+        workers: Workers,
+        clock: Clock,
+    ) -> None:
+        self._source, self._run, self._settings = source, run, settings
+        self._workers, self._clock = workers, clock
+        self._task = SerialTask(workers, self._look)
+        self._one_run = threading.Lock()
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._timer: Timer | None = None
+        self._subscription: Subscription | None = None
+        self._committed: Position | None = None
+        #: Why it stopped by itself: somebody else took the stream, or the hot tier isn't the stream's.
+        self.stopped_by: Fenced | SourceMismatch | None = None
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._subscription = self._source.subscribe(None, self._on_closed)
+        self._task.schedule()
+
+    def stop(self) -> None:
+        """No run begins after this returns; one that is under way is the offloader's to stop."""
+        with self._lock:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
+        if self._subscription is not None:
+            self._subscription.cancel()
+
+    def look_again(self) -> None:
+        """Looks soon: somebody may have resumed the stream."""
+        self._task.schedule()
+
+    def wait(self) -> None:
+        """Returns when no run is under way."""
+        with self._one_run:
+            return
+
+    def offload(self) -> HistoryResult:
+        """Offloads every closed ledger now, whatever the thresholds; waits for a run that is under way."""
+        with self._one_run:
+            return self._ran(0, OFF)
+
+    def _on_closed(self, info: LedgerInfo) -> None:  # noqa: ARG002 - looked up when it is its turn
+        self._task.schedule()
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._workers.call_after(LOOK_S, self._task.schedule)
+        try:
+            self._run_what_is_due()
+        except (Fenced, SourceMismatch) as error:
+            _log.warning("%s; the ledger method stops here", error)
+            self.stopped_by = error
+            self.stop()
+        except StreamPaused as error:
+            _log.info("offloading closed ledgers: %s; looks again in %g s", error, LOOK_S)
+        except OffloaderError as error:
+            _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S)
+
+    def _run_what_is_due(self) -> None:
+        limits = {
+            "threshold_bytes": self._settings.offload_threshold_bytes,
+            "threshold_seconds": self._settings.offload_threshold_seconds,
+        }
+        done = -1 if self._committed is None else self._committed.ledger_id
+        left = [info for info in self._source.ledgers() if info.ledger_id > done]
+        if not due_ledgers(left, now_ms=self._clock.now_ms(), **limits):
+            return
+        with self._one_run:
+            for error in self._ran(**limits).errors:
+                _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S)
+
+    def _ran(self, threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
+        result = self._run(threshold_bytes, threshold_seconds)
+        self._committed = result.committed
+        return result

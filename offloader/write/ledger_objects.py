@@ -1,0 +1,305 @@
+"""Writes a range of the hot tier, or a ledger of the cold tier, as one object pair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import ceil
+from typing import Protocol
+
+import numpy as np
+
+from formats.compression import Codec
+from formats.entries import EntryBatch, Position
+from formats.errors import FormatError
+from formats.metadata.messages import PulsarLedger
+from formats.segment import FinishedSegment, Layout, SegmentBuilder, SegmentSummary
+from offloader.errors import Closed, Corrupt, InvalidCall, Unsupported
+from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.read.cold import objects_of
+from offloader.read.fetch import Fetcher
+from offloader.read.reader import Reader
+from offloader.settings import OffloadSettings
+from offloader.write.hot_tier import facts_of
+from offloader.write.quota import part_bytes_for
+from offloader.write.upload import PartsAhead, SegmentUpload
+
+__all__ = [
+    "ColdLedger",
+    "EntryDigest",
+    "LedgerHandle",
+    "LedgerPiece",
+    "SourceLedger",
+    "holds",
+    "ledger_info",
+    "offload_ledger",
+    "offload_pieces",
+    "pieces_between",
+]
+
+#: Payload bytes of one read from the hot tier.
+READ_BYTES = 4 * 1024 * 1024
+#: And the least: what is left of a piece may have larger entries than the ledger's mean.
+READ_BYTES_MIN = 64 * 1024
+
+
+class LedgerHandle(Protocol):
+    """A ledger of the hot tier, opened for reading."""
+
+    @property
+    def info(self) -> LedgerInfo:
+        """What the source knows of it."""
+        ...
+
+    def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:
+        """Entries from ``first_entry_id`` on, at least one, about ``max_bytes`` of payload; ``None`` at the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLedger:
+    """A ledger of a ``LedgerSource``."""
+
+    source: LedgerSource
+    info: LedgerInfo
+
+    def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:
+        batch = self.source.read(Position(self.info.ledger_id, first_entry_id), max_bytes)
+        return batch if batch is not None and batch.ledger_id == self.info.ledger_id else None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPiece:
+    """Entries ``first_entry_id`` .. ``last_entry_id`` of one ledger."""
+
+    ledger: LedgerHandle
+    first_entry_id: int
+    last_entry_id: int
+
+
+def pieces_between(
+    source: LedgerSource,
+    ledgers: Sequence[LedgerInfo],
+    begin: Position,
+    end: Position,
+    expected: Collection[int] = (),
+) -> list[LedgerPiece]:
+    """The pieces that make up ``begin`` .. ``end``, both included, of ledgers that the source has.
+
+    Args:
+        expected: ledgers that had entries between them once.
+
+    Raises:
+        Corrupt: it has the first, the last or an expected one of them no more.
+    """
+    pieces = [
+        LedgerPiece(
+            SourceLedger(source, info),
+            begin.entry_id if info.ledger_id == begin.ledger_id else 0,
+            end.entry_id if info.ledger_id == end.ledger_id else info.last_entry_id,
+        )
+        for info in ledgers
+        if info.entries and begin.ledger_id <= info.ledger_id <= end.ledger_id
+    ]
+    found = {piece.ledger.info.ledger_id for piece in pieces}
+    gone = {begin.ledger_id, end.ledger_id, *expected} - found
+    if gone:
+        raise Corrupt(f"ledger {min(gone)} isn't in the hot tier any more, {begin}..{end} was to be offloaded")
+    return pieces
+
+
+def offload_ledger(ledger: LedgerHandle, upload: SegmentUpload, settings: OffloadSettings) -> SegmentSummary:
+    """Reads the whole ledger and uploads it; both objects are in the store and proven when this returns.
+
+    The ledger's recorded size isn't trusted (Pulsar has closed ledgers with a recorded length of 0): entries are
+    counted.
+
+    Raises:
+        InvalidCall: the ledger is open or empty; ``Unsupported``: it has a gap.
+        Corrupt: the source gave fewer, more or other entries than the ledger has; nothing is left in the store but what
+            an aborted upload leaves.
+    """
+    info = ledger.info
+    if not info.closed or info.entries == 0:
+        state = "open" if not info.closed else "empty"
+        raise InvalidCall(f"ledger {info.ledger_id} is {state} and can't be offloaded", hint="close it first")
+    return offload_pieces([LedgerPiece(ledger, 0, info.last_entry_id)], Layout.V1, upload, settings)
+
+
+def offload_pieces(
+    pieces: Sequence[LedgerPiece],
+    layout: Layout,
+    upload: SegmentUpload,
+    settings: OffloadSettings,
+    *,
+    is_stopped: Callable[[], bool] = lambda: False,
+    parts_max: int = 1,
+    send_aside: Callable[[Callable[[], object]], object] | None = None,
+) -> SegmentSummary:
+    """Reads the pieces and uploads them as one segment; both objects are proven when this returns.
+
+    Args:
+        pieces: in order, not empty.
+        is_stopped: asked before each read; when it answers True the upload is aborted.
+        parts_max, send_aside: as for ``PartsAhead``.
+
+    Raises:
+        Unsupported: a ledger has a gap.
+        Corrupt: the source gave something else than the pieces.
+        Closed: ``is_stopped`` answered True.
+    """
+    builder = SegmentBuilder(
+        layout=layout,
+        block_bytes=settings.block_bytes,
+        part_bytes=part_bytes_for(settings),
+        codec=Codec[settings.codec.upper()],
+    )
+    ahead = PartsAhead(upload, parts_max, send_aside)
+    multipart = False
+    try:
+        for piece in pieces:
+            for batch in _batches(piece):
+                if is_stopped():
+                    raise Closed(f"the upload of {upload.data_key} was stopped")
+                for part in builder.append(batch):
+                    multipart = True
+                    ahead.send(part)
+        finished = builder.finish({piece.ledger.info.ledger_id: facts_of(piece.ledger.info) for piece in pieces})
+        _require_whole(pieces, finished.summary)
+        _send_rest(finished, upload, ahead, multipart)
+    except BaseException:
+        ahead.wait()
+        upload.abort()
+        raise
+    return finished.summary
+
+
+def _send_rest(finished: FinishedSegment, upload: SegmentUpload, ahead: PartsAhead, multipart: bool) -> None:
+    multipart = multipart or len(finished.parts) > 1
+    for part in finished.parts:
+        if multipart:
+            ahead.send(part)
+        else:
+            upload.send_whole(part)
+    if multipart:
+        ahead.finish()
+        upload.complete()
+    upload.prove(finished.summary.data_bytes)
+    upload.send_index(finished.index)
+
+
+def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
+    """Exactly the entries of a piece, without a hole, or an error."""
+    info, expected = piece.ledger.info, piece.first_entry_id
+    while expected <= piece.last_entry_id:
+        batch = piece.ledger.read(expected, _read_bytes(info, piece.last_entry_id - expected + 1))
+        # An open ledger may have grown since it was looked at; a closed one never does.
+        beyond = batch is not None and info.closed and batch.last.entry_id >= info.entries
+        if batch is None or beyond or batch.first.entry_id < expected:
+            found = "nothing" if batch is None else f"{batch.first}..{batch.last}"
+            raise Corrupt(
+                f"ledger {info.ledger_id} has {info.entries} entries, but at {expected} the source gives {found}"
+            )
+        _require_no_gap(batch, expected)
+        batch = batch.slice(0, min(len(batch), piece.last_entry_id - expected + 1))
+        yield batch
+        expected += len(batch)
+
+
+def _read_bytes(info: LedgerInfo, entries: int) -> int:
+    """What to read for so many entries more: no more than a read, nor much more than they have, as far as is known."""
+    mean = info.size_bytes / info.entries if info.entries else 0.0
+    return min(READ_BYTES, max(READ_BYTES_MIN, ceil(mean * entries * 1.02))) if mean else READ_BYTES
+
+
+def _require_no_gap(batch: EntryBatch, expected: int) -> None:
+    missing = expected if batch.first.entry_id > expected else None
+    if missing is None and batch.last.entry_id - batch.first.entry_id != len(batch) - 1:
+        missing = int(batch.entry_ids[np.flatnonzero(np.diff(batch.entry_ids) != 1)[0]]) + 1
+    if missing is not None:
+        raise Unsupported(
+            f"ledger {batch.ledger_id} has a gap at entry {missing} and can't be offloaded as a whole",
+            hint="only the streaming method records gaps",
+        )
+
+
+def _require_whole(pieces: Sequence[LedgerPiece], summary: SegmentSummary) -> None:
+    begin = Position(pieces[0].ledger.info.ledger_id, pieces[0].first_entry_id)
+    end = Position(pieces[-1].ledger.info.ledger_id, pieces[-1].last_entry_id)
+    entries = sum(piece.last_entry_id - piece.first_entry_id + 1 for piece in pieces)
+    if (summary.begin, summary.end, summary.entries) != (begin, end, entries):
+        raise Corrupt(
+            f"{summary.begin}..{summary.end} ({summary.entries} entries) went up, {begin}..{end} ({entries}) was asked"
+        )
+
+
+class EntryDigest:
+    """Of entries, however they are cut into batches: ids, lengths, publish times and payloads."""
+
+    def __init__(self) -> None:
+        self._columns = [blake2b() for _ in range(3)]
+        self._payloads = blake2b()
+
+    def add(self, batch: EntryBatch) -> None:
+        columns = (batch.entry_ids, batch.lengths, batch.publish_times_ms)
+        for digest, column in zip(self._columns, columns, strict=True):
+            digest.update(np.ascontiguousarray(column, dtype="<i8").data)
+        offsets = batch.offsets
+        self._payloads.update(batch.data[int(offsets[0]) : int(offsets[-1])])
+
+    def value(self) -> bytes:
+        return b"".join(each.digest() for each in (*self._columns, self._payloads))
+
+
+class ColdLedger:
+    """Entries of one ledger as readers see them (``by_ledger.LedgerHandle``), read once, from ``begin`` to ``end``.
+
+    Attributes:
+        info: the ledger.
+        digest: of what was read so far.
+    """
+
+    def __init__(self, reader: Reader, begin: Position, end: Position, info: LedgerInfo) -> None:
+        self.info = info
+        self.digest = EntryDigest()
+        self._batches = reader.scan(begin, end, READ_BYTES)
+
+    def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - the scan's own size
+        batch = next(self._batches, None)
+        if batch is not None:
+            assert batch.first.entry_id >= first_entry_id, "a scan goes forward"
+            self.digest.add(batch)
+        return batch
+
+
+def holds(segment: SegmentRecord, ledger_id: int) -> bool:
+    """Whether an offloaded segment has entries of a ledger."""
+    return segment.summary is not None and any(span.ledger_id == ledger_id for span in segment.summary.ledgers)
+
+
+def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, ledger_id: int) -> LedgerInfo:
+    """What the manifest, and the index of the last segment that holds a ledger, say of it.
+
+    Raises:
+        Corrupt, ObjectMissing, ObjectChanged: the index is damaged.
+    """
+    objects = objects_of(state.stream, segment, fetcher.store, fetcher.settings.relocate)
+    segment_map = fetcher.index(objects)
+    known = PulsarLedger(ledger_id=ledger_id)
+    if segment_map.layout is Layout.V2:
+        [metadata] = [each.metadata for each in segment_map.ledgers if each.ledger_id == ledger_id]
+        try:
+            known = PulsarLedger.decode(metadata, object_name=objects.index_key)
+        except FormatError as error:
+            raise Corrupt(f"{objects.index_key}: {error}") from error
+    last = state.closed_ledgers.get(ledger_id)
+    return LedgerInfo(
+        ledger_id=ledger_id,
+        closed=last is not None,
+        entries=0 if last is None else last + 1,
+        size_bytes=known.size_bytes or 0,
+        created_ms=0,
+        closed_ms=known.closed_ms,
+    )

@@ -1,0 +1,447 @@
+"""Rewrites V2 segments as V1 objects for readers from before the streaming method."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
+from uuid import UUID
+
+from formats.entries import Position
+from formats.keys import new_segment_uuid
+from formats.manifest import Edit, Failed, LedgersDeleted, Replace, Retire, Rewrite, Rewritten, SetMethod
+from formats.segment import Layout, LedgerSpan, SegmentSummary
+from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
+from offloader.manifest.apply import apply_edits
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.segment_table import is_at_root
+from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, require_takeable
+from offloader.read.fetch import Fetcher
+from offloader.read.prefetch import Workers as Parallel
+from offloader.read.reader import Reader
+from offloader.settings import ReadSettings
+from offloader.store.attempts import recorder_of
+from offloader.store.rate_limit import Priority, working_at
+from offloader.write.backfill import PlannedSegment
+from offloader.write.backfill_plan import HistoryTools
+from offloader.write.ledger_objects import (
+    READ_BYTES,
+    ColdLedger,
+    EntryDigest,
+    LedgerPiece,
+    holds,
+    ledger_info,
+    offload_pieces,
+)
+from offloader.write.quota import segment_bytes_max
+from offloader.write.segment_queue import announce
+from offloader.write.upload import upload_of
+
+__all__ = ["LedgerRewrite", "RewriteGroup", "RewriteResult", "StreamedLedger", "next_group", "streamed_ledgers"]
+
+#: Segments that one group replaces.
+GROUP_SEGMENTS_MAX = 256
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedLedger:
+    """A ledger that an old reader can't read: it has entries in V2 segments, or in compressed blocks.
+
+    Attributes:
+        segments: that hold entries of it; others may share them.
+        entries, payload_bytes: in those.
+        obstacle: why it can't be rewritten, for people; empty: it can.
+    """
+
+    ledger_id: int
+    segments: int
+    entries: int
+    payload_bytes: int
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteGroup:
+    """What one record replaces.
+
+    Attributes:
+        old: segments that go.
+        new: what takes their place, in the stream's order: whole ledgers (V1), and of the ledgers that stay as they are
+            what the old segments hold (V2).
+    """
+
+    old: tuple[SegmentRecord, ...]
+    new: tuple[PlannedSegment, ...]
+
+    @property
+    def ledger_ids(self) -> list[int]:
+        """The ledgers that an old reader can read afterwards."""
+        return [each.begin.ledger_id for each in self.new if each.layout is Layout.V1]
+
+
+@dataclass(slots=True)
+class _Found:
+    """What segments hold of one ledger."""
+
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    segments: int = 0
+    entries: int = 0
+    payload_bytes: int = 0
+    foreign: SegmentRecord | None = None
+
+    def add(self, segment: SegmentRecord, span: LedgerSpan) -> None:
+        self.segments += 1
+        self.entries += span.entries
+        self.payload_bytes += span.payload_bytes
+        if not segment.owned or is_at_root(segment.driver):
+            self.foreign = segment
+        if self.runs and self.runs[-1][1] + 1 == span.first_entry_id:
+            self.runs[-1] = (self.runs[-1][0], span.last_entry_id)
+        else:
+            self.runs.append((span.first_entry_id, span.last_entry_id))
+
+
+def streamed_ledgers(state: ManifestState) -> list[StreamedLedger]:
+    """The ledgers that an old reader can't read, ascending (proposal: rollback guide)."""
+    found: dict[int, _Found] = {}
+    for segment, span in _spans(_unreadable(state.offloaded())):
+        found.setdefault(span.ledger_id, _Found()).add(segment, span)
+    return [
+        StreamedLedger(ledger_id, of.segments, of.entries, of.payload_bytes, _obstacle(state, ledger_id, of))
+        for ledger_id, of in sorted(found.items())
+    ]
+
+
+def next_group(state: ManifestState, wanted: Sequence[int], bytes_max: int) -> RewriteGroup | None:
+    """The first group of those that make ``wanted`` readable; ``None``: there is nothing of them to be rewritten.
+
+    Whole segments go, as long as they hold wanted ledgers and until they are enough and have completed one. So little
+    is written twice: only what the first and the last one hold of ledgers that aren't complete in them.
+
+    Args:
+        state: the manifest as it is now.
+        wanted: ledger ids without an obstacle, ascending.
+        bytes_max: object bytes from which on a group ends; it also ends at ``GROUP_SEGMENTS_MAX`` segments.
+    """
+    if not wanted:
+        return None
+    left, missing, complete = set(wanted), dict[int, int](), set[int]()
+    old, old_bytes = list[SegmentRecord](), 0
+    for segment in _unreadable(state.offloaded(Position(wanted[0], 0))):
+        assert segment.summary is not None
+        spans = [span for span in segment.summary.ledgers if span.ledger_id in left]
+        if not spans:
+            if old:
+                break
+            continue
+        old.append(segment)
+        old_bytes += segment.summary.data_bytes
+        for span in spans:
+            entries = missing.get(span.ledger_id, state.closed_ledgers[span.ledger_id] + 1) - span.entries
+            missing[span.ledger_id] = entries
+            if not entries:
+                complete.add(span.ledger_id)
+        if complete and (old_bytes >= bytes_max or len(old) >= GROUP_SEGMENTS_MAX):
+            break
+    return RewriteGroup(tuple(old), tuple(_new(state, complete, old))) if complete else None
+
+
+def _new(state: ManifestState, complete: set[int], old: Sequence[SegmentRecord]) -> Iterator[PlannedSegment]:
+    """What takes the place of ``old``: runs of entries, one of each ledger at a time."""
+    found: dict[int, _Found] = {}
+    for segment, span in _spans(old):
+        if span.ledger_id not in state.deleted_ledgers:
+            found.setdefault(span.ledger_id, _Found()).add(segment, span)
+    for ledger_id, of in sorted(found.items()):
+        layout = Layout.V1 if ledger_id in complete else Layout.V2
+        for first, last in of.runs:
+            yield PlannedSegment(layout, Position(ledger_id, first), Position(ledger_id, last))
+
+
+def _unreadable(segments: Sequence[SegmentRecord]) -> Iterator[SegmentRecord]:
+    """Those that an old reader can't read."""
+    for segment in segments:
+        assert segment.summary is not None, "an offloaded segment has one"
+        if segment.layout != 1 or segment.summary.compressed:
+            yield segment
+
+
+def _spans(segments: Iterator[SegmentRecord] | Sequence[SegmentRecord]) -> Iterator[tuple[SegmentRecord, LedgerSpan]]:
+    for segment in segments:
+        assert segment.summary is not None, "an offloaded segment has one"
+        for span in segment.summary.ledgers:
+            yield segment, span
+
+
+def _obstacle(state: ManifestState, ledger_id: int, of: _Found) -> str:
+    """Why a ledger can't become one V1 object; empty: it can."""
+    if ledger_id in state.deleted_ledgers:
+        return "it is deleted from the stream"
+    if of.foreign is not None:
+        return f"segment {of.foreign.uuid} is adopted and isn't ours to replace"
+    last = state.closed_ledgers.get(ledger_id)
+    if last is None:
+        return "it isn't known to be closed"
+    if state.head is not None and state.head > Position(ledger_id, 0):
+        return f"the stream begins at {state.head}"
+    missing = _missing(of, last)
+    if missing is not None:
+        gap = next((g for g in state.gaps if g.first <= Position(ledger_id, missing[0]) <= g.last), None)
+        why = "aren't offloaded" if gap is None else f"are a gap ({gap.reason})"
+        return f"entries {missing[0]}..{missing[1]} {why}"
+    committed = state.committed_end()
+    if committed is None or committed < Position(ledger_id, last):
+        return f"the stream is committed to {committed or 'nothing'} only"
+    return ""
+
+
+def _missing(of: _Found, last: int) -> tuple[int, int] | None:
+    """The first entries of a ledger that no segment has."""
+    expected = 0
+    for first, end in of.runs:
+        if first > expected:
+            return expected, first - 1
+        expected = end + 1
+    if expected <= last:
+        return expected, last
+    # Inside a segment there may be holes that only the count tells of.
+    return None if of.entries == last + 1 else (0, last)
+
+
+_log = logging.getLogger("offloader.rollback")
+_T = TypeVar("_T")
+
+#: A group ends when it is so many segments large: what a crash repeats, and what is in the store twice per retry.
+GROUP_SEGMENTS = 4
+#: Times a run plans anew because somebody else changed the stream meanwhile.
+REPLANS_MAX = 3
+#: Why a ledger is left that was no candidate when the run began.
+LATER = "it became whole meanwhile: the next run rewrites it"
+#: Segments retired by one record.
+RETIRED_PER_RECORD_MAX = 500
+_MIB = 1024 * 1024
+
+
+@dataclass(slots=True)
+class RewriteResult:
+    """What a run did.
+
+    Attributes:
+        rewritten: name and summary of each V1 object, in the stream's order.
+        deleted: ledgers that were marked as deleted.
+        replaced, retired: segments whose objects go after the grace period.
+        left: ledgers that an old reader still can't read, and why.
+        errors: why groups couldn't be rewritten.
+    """
+
+    rewritten: list[tuple[UUID, SegmentSummary]] = field(default_factory=list)
+    deleted: list[int] = field(default_factory=list)
+    replaced: int = 0
+    retired: int = 0
+    left: list[StreamedLedger] = field(default_factory=list)
+    errors: list[OffloaderError] = field(default_factory=list)
+
+
+class LedgerRewrite:
+    """One run over one stream; ``run`` it once.
+
+    Args:
+        log: the stream's manifest; the run opens an epoch, which fences who has the stream.
+        tools: of the process; its settings must not compress: an old reader can't read that.
+        delete: ledgers to be deleted from the stream instead of rewritten.
+        take_over: take the stream from an owner that gives signs of life.
+        is_stopped: asked now and then; when it answers True the run ends with an error.
+        on_progress: called with each ledger that became readable to an old reader.
+
+    Raises:
+        InvalidCall: the settings compress, or a ledger to be deleted isn't one that an old reader can't read.
+    """
+
+    def __init__(
+        self,
+        log: ManifestLog,
+        tools: HistoryTools,
+        *,
+        delete: Sequence[int] = (),
+        take_over: bool = False,
+        is_stopped: Callable[[], bool] = lambda: False,
+        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+    ) -> None:
+        if tools.settings.codec != "none":
+            raise InvalidCall(f"an old reader can't read codec {tools.settings.codec}", hint="rewrite with codec none")
+        self._log, self._tools, self._delete = log, tools, sorted(set(delete))
+        self._take_over, self._is_stopped, self._on_progress = take_over, is_stopped, on_progress
+        self._result = RewriteResult()
+
+    def run(self) -> RewriteResult:
+        """Rewrites what can be rewritten, deletes what is to be deleted.
+
+        Raises:
+            Fenced: a living owner has the stream, or somebody took it meanwhile.
+            EditRefused: the stream is on hold, or a segment was retired meanwhile.
+            StoreUnavailable, OutcomeUnknown: call again, it goes on where it was.
+        """
+        ledgers = streamed_ledgers(self._log.load())
+        unknown = set(self._delete) - {each.ledger_id for each in ledgers}
+        if unknown:
+            raise InvalidCall(
+                f"stream {self._log.stream}: an old reader reads ledger {min(unknown)}, or it isn't offloaded",
+                hint="`offloader rollback plan` lists the ledgers that can be deleted",
+            )
+        wanted = [each.ledger_id for each in ledgers if not each.obstacle and each.ledger_id not in self._delete]
+        failed: dict[int, OffloaderError] = {}
+        if wanted or self._delete:
+            if self._log.state.held:  # said before anybody is fenced
+                raise EditRefused(
+                    f"stream {self._log.stream} is on hold: nothing of it is replaced", hint="lift the hold first"
+                )
+            self._take()
+            failed = self._rewrite(wanted)
+            self._retire_deleted()
+        self._result.left = [
+            replace(each, obstacle=each.obstacle or str(failed.get(each.ledger_id, LATER)))
+            for each in streamed_ledgers(self._log.state)
+            if each.ledger_id not in self._log.state.deleted_ledgers
+        ]
+        return self._result
+
+    def _take(self) -> None:
+        """Opens an epoch and says what is different from here on."""
+        tools, state = self._tools, self._log.state
+        require_takeable(state, tools.clock.now_ms(), tools.settings.takeover_after_seconds, take_over=self._take_over)
+        self._log.open_epoch()
+        state = self._log.state
+        edits: list[Edit] = [Failed(each.uuid, "its owner was replaced") for each in state.rewrites]
+        # Else the stream's next segment would be V2 again.
+        edits += [SetMethod("ledger")] if state.method == "streaming" else []
+        deleted = [each for each in self._delete if each not in state.deleted_ledgers]
+        edits += [LedgersDeleted(tuple(deleted))] if deleted else []
+        if edits:
+            self._commit(edits)
+        self._result.deleted = deleted
+
+    def _rewrite(self, wanted: list[int]) -> dict[int, OffloaderError]:
+        """Group after group; why which ledgers couldn't be rewritten."""
+        failed: dict[int, OffloaderError] = {}
+        replans = 0
+        bytes_max = GROUP_SEGMENTS * segment_bytes_max(self._tools.settings)
+        while (group := next_group(self._log.state, wanted, bytes_max)) is not None:
+            try:
+                self._replace(group)
+            except EditRefused:
+                # Retention took a segment meanwhile, or somebody recorded something: look at it anew.
+                replans += 1
+                if replans > REPLANS_MAX:
+                    raise
+                self._give_up("the stream changed meanwhile")
+                whole = {each.ledger_id for each in streamed_ledgers(self._log.state) if not each.obstacle}
+                wanted = [each for each in wanted if each in whole]
+                continue
+            except OffloaderError as error:
+                if error.kind is not ErrorKind.REPAIR_DATA:
+                    raise
+                _log.warning("stream %s: ledgers %s aren't rewritten: %s", self._log.stream, group.ledger_ids, error)
+                self._result.errors.append(error)
+                failed |= dict.fromkeys(group.ledger_ids, error)
+                self._give_up(str(error))
+            done = set(group.ledger_ids)
+            wanted = [each for each in wanted if each not in done]
+        return failed
+
+    def _give_up(self, reason: str) -> None:
+        """What was uploaded under the promised names is swept later."""
+        promised = [Failed(each.uuid, reason) for each in self._log.load().rewrites]
+        if promised:
+            self._commit(promised)
+
+    def _commit(self, edits: Sequence[Edit]) -> None:
+        announce(edits, self._log.commit(edits), recorder_of(self._log.store))
+
+    def _replace(self, group: RewriteGroup) -> None:
+        """Promises, uploads, compares and replaces."""
+        tools, log = self._tools, self._log
+        named = [(self._new_uuid(), planned) for planned in group.new]
+        now_ms = tools.clock.now_ms()
+        log.commit([Rewrite(u, int(p.layout), p.begin, p.end, now_ms, tools.driver) for u, p in named])
+        # What lies before the head isn't readable any more, but shares segments with what is.
+        before = replace(log.state, head=None)
+        sent = self._parallel(partial(self._send, uuid, planned, group, before) for uuid, planned in named)
+        by = tuple(Rewritten(uuid, summary) for (uuid, _), (summary, _) in zip(named, sent, strict=True))
+        edit = Replace(tuple(each.uuid for each in group.old), by, tools.clock.now_ms())
+        # Read as readers will, before they do: the objects of the old ones are somebody's only copy.
+        after = apply_edits(before, [edit], record_id=before.record_id + 1)
+        found = self._parallel(partial(self._digest, after, planned) for _, planned in named)
+        for (uuid, planned), (_, expected), digest in zip(named, sent, found, strict=True):
+            if digest != expected:
+                raise Corrupt(
+                    f"stream {log.stream}: segment {uuid} reads otherwise than {planned.begin}..{planned.end} did",
+                    hint="nothing was replaced",
+                )
+        self._commit([edit])
+        self._result.replaced += len(group.old)
+        for each in by:
+            if each.summary.layout is Layout.V1:
+                self._result.rewritten.append((each.uuid, each.summary))
+                self._on_progress(each.summary)
+
+    def _retire_deleted(self) -> None:
+        """Segments all of whose ledgers are deleted go the way of every retired segment."""
+        state = self._log.state
+        gone = [
+            segment.uuid
+            for segment in state.offloaded()
+            if segment.owned
+            and segment.summary is not None
+            and all(span.ledger_id in state.deleted_ledgers for span in segment.summary.ledgers)
+        ]
+        for start in range(0, len(gone), RETIRED_PER_RECORD_MAX):
+            self._log.commit([Retire(tuple(gone[start : start + RETIRED_PER_RECORD_MAX]))])
+        self._result.retired = len(gone)
+
+    # -- one segment, on a thread of its own
+
+    def _send(
+        self, uuid: UUID, planned: PlannedSegment, group: RewriteGroup, before: ManifestState
+    ) -> tuple[SegmentSummary, bytes]:
+        """Uploads one segment; its summary, and the digest of what was read for it."""
+        settings = self._tools.settings
+        ledger_id = planned.begin.ledger_id
+        fetcher = Fetcher(self._log.store, ReadSettings())
+        holding = [each for each in group.old if holds(each, ledger_id)]
+        info = ledger_info(fetcher, before, holding[-1], ledger_id)
+        ledger = ColdLedger(Reader(fetcher, before), planned.begin, planned.end, info)
+        piece = LedgerPiece(ledger, planned.begin.entry_id, planned.end.entry_id)
+        payload_bytes = sum(each.summary.payload_bytes for each in holding if each.summary is not None)
+        # A ledger may be larger than a segment: its parts have to be, too.
+        size_mbytes = max(settings.max_size_per_offload_segment_mbytes, 2 * payload_bytes / _MIB)
+        with working_at(Priority.BACKFILL):
+            upload = upload_of(
+                self._log.store,
+                self._log.stream,
+                uuid,
+                ledger_id if planned.layout is Layout.V1 else None,
+                incarnation=self._log.state.incarnation,
+                epoch=self._log.epoch or 0,
+                codec=settings.codec,
+                testimony=self._log.testimony,
+            )
+            sized = replace(settings, max_size_per_offload_segment_mbytes=size_mbytes)
+            summary = offload_pieces([piece], planned.layout, upload, sized, is_stopped=self._is_stopped)
+        return summary, ledger.digest.value()
+
+    def _digest(self, state: ManifestState, planned: PlannedSegment) -> bytes:
+        digest = EntryDigest()
+        reader = Reader(Fetcher(self._log.store, ReadSettings()), state)
+        with working_at(Priority.BACKFILL), closing(reader.scan(planned.begin, planned.end, READ_BYTES)) as batches:
+            for batch in batches:
+                digest.add(batch)
+        return digest.value()
+
+    def _parallel(self, tasks: Iterable[Callable[[], _T]]) -> list[_T]:
+        return list(Parallel(self._tools.settings.backfill_segments_in_flight_max).in_order(tasks))
+
+    def _new_uuid(self) -> UUID:
+        return new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._tools.entropy(8), "big"))

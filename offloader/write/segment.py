@@ -1,0 +1,552 @@
+"""One segment being written: takes entries, closes at its limits, ends as two objects."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+from uuid import UUID
+
+from formats.block_memory import BlockMemory
+from formats.compression import Codec
+from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
+from formats.segment import Layout, LedgerFacts, SegmentBuilder, SegmentSummary
+from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
+from offloader.manifest.state import follows
+from offloader.runtime.workers import SerialTask, Workers
+from offloader.settings import OffloadSettings
+from offloader.write.quota import StreamBuffer, part_bytes_for
+from offloader.write.upload import SegmentSending, SegmentUpload
+
+__all__ = ["SINGLES_MAX", "Intake", "OffloadHandle", "OffloadResult", "Piece", "SegmentNames", "joined"]
+
+#: What waits: a batch, or entries that came one by one, of one ledger or several.
+Piece: TypeAlias = EntryBatch | list[Entry]
+
+#: Single entries that wait before they are encoded whatever their size: as objects they take more than is counted.
+SINGLES_MAX = 2048
+#: Batches that wait before they are encoded whatever their size.
+PIECES_MAX = 64
+#: Waiting batches are joined until they are as long as this.
+JOINED_BYTES_MIN = 1024 * 1024
+
+
+class Intake:
+    """Accepts consecutive entries, single or in batches, and gives them out in that order, for ``joined``.
+
+    Args:
+        segment: the segment's name, for errors.
+        after: the position the first entry has to follow, ``None``: any.
+        limits: name of a setting -> payload bytes that an entry must not exceed because of it.
+
+    Attributes:
+        first: the oldest entry accepted.
+        wire_bytes: bytes accepted since the beginning: payloads and a 12-byte header each.
+        waiting_bytes: those of them that weren't given out yet.
+        facts: what the source said of closed ledgers.
+        next_ledger_id, next_entry_id: the entry that follows in the same ledger; -1 before the first.
+        singles: entries accepted one by one after the last batch.
+    """
+
+    __slots__ = (
+        "_after",
+        "_closed_ledgers",
+        "_limits",
+        "_pieces",
+        "_pieces_bytes",
+        "_segment",
+        "facts",
+        "first",
+        "next_entry_id",
+        "next_ledger_id",
+        "singles",
+        "waiting_bytes",
+        "wire_bytes",
+    )
+
+    def __init__(self, segment: str, after: Position | None, limits: dict[str, int]) -> None:
+        self._segment = segment
+        self._after = after
+        self._limits = limits
+        self._closed_ledgers: dict[int, int] = {}
+        #: What came before ``singles``, each with its bytes; and all of those.
+        self._pieces: deque[tuple[Piece, int]] = deque()
+        self._pieces_bytes = 0
+        self.singles: list[Entry] = []
+        self.facts: dict[int, LedgerFacts] = {}
+        self.first: Position | None = None
+        self.next_ledger_id = self.next_entry_id = -1
+        self.wire_bytes = 0
+        self.waiting_bytes = 0
+
+    @property
+    def last(self) -> Position | None:
+        """The newest entry accepted."""
+        return None if self.first is None else Position(self.next_ledger_id, self.next_entry_id - 1)
+
+    def is_worth_a_turn(self, bytes_min: int) -> bool:
+        """Whether an encoder should begin with what waits: ``bytes_min``, or so many pieces that these take more memory
+        than is counted. Less gathers until it is, or until the segment closes."""
+        return self.waiting_bytes >= bytes_min or len(self._pieces) >= PIECES_MAX or len(self.singles) >= SINGLES_MAX
+
+    def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
+        """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
+        self.facts[facts.ledger_id] = facts
+        self._closed_ledgers[facts.ledger_id] = last_entry_id
+
+    def check(self, first: Position, payload_bytes_max: int) -> None:
+        """Whether entries from ``first`` on, none larger than ``payload_bytes_max``, may be accepted.
+
+        Raises:
+            InvalidCall: ``first`` doesn't follow what was accepted last.
+            LimitReached: an entry above a limit; names the setting.
+        """
+        for setting, limit_bytes in self._limits.items():
+            if payload_bytes_max > limit_bytes:
+                raise LimitReached(
+                    f"segment {self._segment}: an entry of {payload_bytes_max} bytes at {first} or after it is above "
+                    f"the {limit_bytes} that {setting} allows"
+                )
+        before = self.last or self._after
+        if before is not None and not follows(before, first, self._closed_ledgers):
+            raise InvalidCall(
+                f"segment {self._segment}: {first} doesn't follow {before}", hint="nothing of it was taken"
+            )
+
+    def add_entry(self, entry: Entry, wire_bytes: int) -> None:
+        """Accepts one entry; the payload is the intake's own from here on."""
+        self.singles.append(entry)
+        self._accepted(entry.position, entry.position, wire_bytes)
+
+    def add_batch(self, batch: EntryBatch, wire_bytes: int) -> None:
+        """Accepts a batch; its memory is the intake's own from here on."""
+        self._end_singles()
+        self._pieces.append((batch, wire_bytes))
+        self._pieces_bytes += wire_bytes
+        self._accepted(batch.first, batch.last, wire_bytes)
+
+    def take(self) -> tuple[list[Piece], int]:
+        """The oldest entries that wait, enough to be worth a turn of the encoder, and their bytes; none when none do.
+
+        Nothing is copied or built here: whoever offers waits for the lock meanwhile.
+        """
+        self._end_singles()
+        pieces: list[Piece] = []
+        taken_bytes = 0
+        while self._pieces and taken_bytes < JOINED_BYTES_MIN:
+            piece, size_bytes = self._pieces.popleft()
+            pieces.append(piece)
+            taken_bytes += size_bytes
+        self._pieces_bytes -= taken_bytes
+        self.waiting_bytes -= taken_bytes
+        return pieces, taken_bytes
+
+    def clear(self) -> None:
+        """Forgets what waits."""
+        self._pieces.clear()
+        self.singles = []
+        self._pieces_bytes = self.waiting_bytes = 0
+
+    def _accepted(self, first: Position, last: Position, wire_bytes: int) -> None:
+        self.first = self.first or first
+        self.next_ledger_id, self.next_entry_id = last.ledger_id, last.entry_id + 1
+        self.wire_bytes += wire_bytes
+        self.waiting_bytes += wire_bytes
+
+    def _end_singles(self) -> None:
+        """Entries that came one by one so far are a piece from here on."""
+        if not self.singles:
+            return
+        self._pieces.append((self.singles, self.waiting_bytes - self._pieces_bytes))
+        self._pieces_bytes = self.waiting_bytes
+        self.singles = []
+
+
+def joined(pieces: Sequence[Piece]) -> list[EntryBatch]:
+    """Pieces that follow each other as batches, one for each ledger: small ones cost the encoder as much as tens of
+    kilobytes."""
+    batches = [batch for piece in pieces for batch in ([piece] if isinstance(piece, EntryBatch) else _built(piece))]
+    by_ledger = itertools.groupby(batches, key=lambda batch: batch.ledger_id)
+    return [EntryBatch.concat(list(same)) for _, same in by_ledger]
+
+
+def _built(singles: Sequence[Entry]) -> Iterator[EntryBatch]:
+    for ledger_id, same in itertools.groupby(singles, key=lambda entry: entry.ledger_id):
+        run = list(same)
+        payloads, times_ms = [entry.payload for entry in run], [entry.publish_time_ms for entry in run]
+        yield EntryBatch.build(ledger_id, run[0].entry_id, payloads, times_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadResult:
+    """What a finished segment holds (PIP-76 ``OffloadResult``). Without entries: no objects, no ``summary``."""
+
+    uuid: UUID
+    summary: SegmentSummary | None
+
+    @property
+    def begin_ledger_id(self) -> int:
+        """-1 without entries, like the other three."""
+        return self.summary.begin.ledger_id if self.summary else -1
+
+    @property
+    def begin_entry_id(self) -> int:
+        return self.summary.begin.entry_id if self.summary else -1
+
+    @property
+    def end_ledger_id(self) -> int:
+        return self.summary.end.ledger_id if self.summary else -1
+
+    @property
+    def end_entry_id(self) -> int:
+        return self.summary.end.entry_id if self.summary else -1
+
+
+class OffloadHandle:
+    """A segment that takes entries until it is closed (PIP-76 ``OffloadHandle``).
+
+    Entries are copied when they are offered, encoded and uploaded by workers, and counted in ``buffer`` until the part
+    they are in is acknowledged. The result arrives when both objects are in the store; recording it in the manifest is
+    the caller's.
+
+    Args:
+        uuid: the segment's name.
+        upload: where its objects go.
+        workers: who encodes and sends.
+        buffer: the stream's count of held bytes.
+        settings: block, part, entry and in-flight sizes.
+        after: the position the first entry has to follow, ``None``: any.
+        sending: whether parts go out at once; else after ``start_sending``.
+        on_change: called (from a worker) whenever bytes left the buffer or the result arrived.
+        memory: where blocks are written; ``None``: new memory for each.
+    """
+
+    def __init__(
+        self,
+        *,
+        uuid: UUID,
+        upload: SegmentUpload,
+        workers: Workers,
+        buffer: StreamBuffer,
+        settings: OffloadSettings,
+        after: Position | None = None,
+        sending: bool = True,
+        on_change: Callable[[], None] = lambda: None,
+        memory: BlockMemory | None = None,
+    ) -> None:
+        self.uuid = uuid
+        self._upload = upload
+        self._buffer = buffer
+        self._settings = settings
+        self._on_change = on_change
+        self._new_builder = partial(
+            SegmentBuilder,
+            layout=Layout.V2,
+            block_bytes=settings.block_bytes,
+            part_bytes=part_bytes_for(settings),
+            codec=Codec[settings.codec.upper()],
+            memory=memory,
+        )
+        self._builder = self._new_builder()
+        self._encode_task = SerialTask(workers, self._encode)
+        self._result: Future[OffloadResult] = Future()
+
+        # One lock for all segments of a stream and their buffer: an offer takes just that one.
+        self._lock = buffer.lock
+        self._open = True
+        self._failure: BaseException | None = None
+        self._settled = False
+        # Held bytes, by where they are: waiting, being encoded, in the open block and part, in parts not acknowledged.
+        limits = {"entry_bytes_max": settings.entry_bytes_max}
+        limits |= {name: limit - ENTRY_HEADER_BYTES for name, limit in buffer.limits.items()}
+        self._intake = Intake(str(uuid), after, limits)
+        self._single_wire_max = min(limits.values()) + ENTRY_HEADER_BYTES
+        self._encoding_bytes = 0
+        self._builder_bytes = 0
+        self._sending = SegmentSending(
+            *(upload, workers, self._lock),
+            parts_in_flight_max=settings.parts_in_flight_max,
+            begun=sending,
+            on_change=self._count,
+            on_room=self._part_left,
+            on_sent=self._sent,
+            on_failure=lambda error: self._fail(error, abort=True),
+        )
+        self._counted_bytes = 0
+
+    def __repr__(self) -> str:
+        state = "open" if self._open else "failed" if self._failure else "done" if self._result.done() else "closing"
+        return f"<OffloadHandle {self.uuid} {state} {self._intake.first or ''}..{self._intake.last or ''}>"
+
+    def last_offered(self) -> Position | None:
+        """The newest entry taken, ``None`` before the first."""
+        return self._intake.last
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes taken so far: payloads and a 12-byte header each."""
+        return self._intake.wire_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of this segment in memory now."""
+        with self._lock:
+            return self._held()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    @property
+    def can_drain(self) -> bool:
+        """Whether held bytes will leave without another offer: parts are on their way or being made."""
+        with self._lock:
+            if not self._sending.begun:
+                return False
+            worth_a_turn = self._intake.is_worth_a_turn(self._settings.block_bytes)
+            return bool(self._sending.is_moving or self._encoding_bytes or worth_a_turn) or not self._open
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether some held bytes are on their way into the store, or will be without another event: then they are
+        given back one day. Bytes that are only being encoded may stay."""
+        with self._lock:
+            closing = not self._open and self._held() > 0
+            return closing or self._sending.is_moving
+
+    def can_offer(self, size: int) -> bool:
+        """Whether an entry of ``size`` payload bytes would be taken now."""
+        return self._open and self._failure is None and self._buffer.room_bytes >= size + ENTRY_HEADER_BYTES
+
+    def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
+        """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
+        with self._lock:
+            self._intake.ledger_closed(facts, last_entry_id)
+
+    def offer_entry(self, entry: Entry) -> bool:
+        """Takes a copy of one entry, or answers False when the buffer is full.
+
+        Raises:
+            Closed: the handle was closed, or its upload failed.
+            InvalidCall: the entry doesn't follow the last one; the segment is as before.
+            LimitReached: the entry is larger than ``entry_bytes_max``.
+        """
+        ledger_id, entry_id, payload, _ = entry
+        size_bytes = len(payload) + ENTRY_HEADER_BYTES
+        intake, buffer = self._intake, self._buffer
+        with self._lock:
+            held_bytes = buffer.held_bytes + size_bytes
+            # The usual case, without a call: the next entry of the ledger, into bytes that were granted already.
+            if (
+                entry_id == intake.next_entry_id
+                and ledger_id == intake.next_ledger_id
+                and size_bytes <= self._single_wire_max
+                and held_bytes <= buffer.granted_bytes
+                and held_bytes <= buffer.limit_bytes
+                and self._open
+                and type(payload) is bytes
+            ):
+                buffer.held_bytes = held_bytes
+                intake.singles.append(entry)
+                intake.next_entry_id = entry_id + 1
+                intake.wire_bytes += size_bytes
+                intake.waiting_bytes += size_bytes
+            else:
+                self._require_takes(Position(ledger_id, entry_id), len(payload))
+                if not buffer.take(size_bytes):
+                    return False
+                intake.add_entry(entry._replace(payload=bytes(payload)), size_bytes)
+            # Without a call: what ``is_worth_a_turn`` says of entries that come one by one.
+            if intake.waiting_bytes < self._settings.block_bytes and len(intake.singles) < SINGLES_MAX:
+                return True
+        self._encode_task.schedule()
+        return True
+
+    def offer_batch(self, batch: EntryBatch, *, own: bool = False) -> int:
+        """Takes copies of as many leading entries as there is room for; how many.
+
+        Args:
+            batch: entries of one ledger, without holes.
+            own: nobody changes the batch's memory any more: then it is kept, unless most of it is of other entries.
+
+        Raises: like ``offer_entry``, and then nothing of the batch was taken.
+        """
+        if len(batch) == 0:
+            return 0
+        if int(batch.entry_ids[-1] - batch.entry_ids[0]) != len(batch) - 1:
+            raise InvalidCall(f"a batch of ledger {batch.ledger_id} has holes between {batch.first} and {batch.last}")
+        if len(batch) == 1:
+            # As an entry it waits for others: a batch of one costs more than what is in it, here and in the encoder.
+            return int(self.offer_entry(next(batch.entries())))
+        wire_bytes = batch.wire_bytes
+        largest_bytes = wire_bytes if wire_bytes <= self._single_wire_max else int(batch.lengths.max())
+        with self._lock:
+            self._require_takes(batch.first, largest_bytes)
+            # Usually there is room for all of it, and nothing of it has to be looked at.
+            count = len(batch) if self._buffer.take(wire_bytes) else self._buffer.take_leading(batch.lengths)
+            if count == 0:
+                return 0
+            taken = batch.slice(0, count) if count < len(batch) else batch
+            self._intake.add_batch(taken.compact() if own else taken.copy(), taken.wire_bytes)
+            if self._intake.is_worth_a_turn(self._settings.block_bytes):
+                self._encode_task.schedule()
+        return count
+
+    def get_offload_result_async(self) -> Future[OffloadResult]:
+        """The result, when both objects are in the store and their lengths proven, or the reason why not."""
+        return self._result
+
+    def start_sending(self) -> None:
+        """Lets parts go out: the segment is recorded as assigned now."""
+        self._sending.begin()
+
+    def close(self) -> bool:
+        """No entry is taken any more; what was taken is completed. True if the handle was still open."""
+        with self._lock:
+            was_open, self._open = self._open, False
+        if was_open:
+            self._encode_task.schedule()
+        return was_open
+
+    def abandon(self, reason: OffloaderError, *, abort: bool) -> None:
+        """Gives the segment up: bytes are dropped, the result is ``reason``.
+
+        ``abort``: also drop the unfinished upload. A fenced writer doesn't: nothing there is its own any more.
+        """
+        self._fail(reason, abort=abort)
+
+    def _require_takes(self, first: Position, size_max: int) -> None:
+        if not self._open:
+            raise Closed(f"segment {self.uuid} is closed: {first} was offered")
+        if self._failure is not None:
+            raise Closed(f"segment {self.uuid} failed: {self._failure}") from self._failure
+        self._intake.check(first, size_max)
+
+    def _held(self) -> int:
+        return self._intake.waiting_bytes + self._encoding_bytes + self._builder_bytes + self._sending.unsent_bytes
+
+    def _count(self) -> None:
+        """Tells the stream's buffer what this segment holds now; under the lock, after anything moved.
+
+        What waits in the intake was counted when it was offered and isn't part of ``_counted_bytes``.
+        """
+        held = self._encoding_bytes + self._builder_bytes + self._sending.unsent_bytes
+        self._buffer.adjust(held - self._counted_bytes)
+        self._counted_bytes = held
+
+    def _encode(self) -> None:
+        try:
+            builder = self._builder
+            while pieces := self._next_pieces():
+                parts = [part for batch in joined(pieces) for part in builder.append(batch)]
+                with self._lock:
+                    if self._failure is not None:
+                        return
+                    self._encoding_bytes = 0
+                    self._builder_bytes = builder.held_bytes
+                    self._sending.add(parts)
+                self._sending.launch()
+            self._finish_if_closed()
+            # What is encoded now may sit in an unfinished part: whoever waits for room has to know that it will stay.
+            self._on_change()
+        except BaseException as error:
+            # Whatever it is (memory, a bug): the segment failed and its stream must hear of it, never a silent stall.
+            self._fail(error, abort=True)
+
+    def _next_pieces(self) -> list[Piece]:
+        with self._lock:
+            # Parts that wait for a connection hold back the encoder, so that bytes wait small and in one place.
+            if self._failure is not None or self._sending.is_ahead:
+                return []
+            pieces, self._encoding_bytes = self._intake.take()
+            # Counted already: it moves from what waits to what is encoded.
+            self._counted_bytes += self._encoding_bytes
+            return pieces
+
+    def _finish_if_closed(self) -> None:
+        with self._lock:
+            blocked = self._open or self._intake.waiting_bytes or self._failure or self._sending.is_finished
+            if blocked:
+                return
+            empty = self._intake.first is None
+        if empty:
+            self._resolve(OffloadResult(self.uuid, None))
+            return
+        finished = self._builder.finish(self._intake.facts)
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._builder_bytes = 0
+            self._sending.finish(finished)
+        self._sending.launch()
+
+    def _part_left(self) -> None:
+        self._encode_task.schedule()
+        self._on_change()
+
+    def _sent(self, summary: SegmentSummary) -> None:
+        self._resolve(OffloadResult(self.uuid, summary))
+
+    def _resolve(self, result: OffloadResult) -> None:
+        with self._lock:
+            if self._settled:
+                return
+            self._settled = True
+        self._result.set_result(result)
+        self._on_change()
+
+    def _fail(self, error: BaseException, *, abort: bool) -> None:
+        with self._lock:
+            if self._settled:
+                return
+            self._settled = True
+            self._failure = error
+            self._open = False
+            self._buffer.adjust(-self._intake.waiting_bytes)
+            self._intake.clear()
+            self._sending.drop()
+            # The block and the part that were being filled: nobody counts them any more, so nobody may hold them.
+            self._builder = self._new_builder()
+            self._encoding_bytes = self._builder_bytes = 0
+            self._count()
+        try:
+            if abort:
+                self._upload.abort()
+        except OffloaderError as left:
+            # The cause matters more than the parts it leaves: those are swept later.
+            error.add_note(f"its unfinished upload couldn't be aborted: {left}")
+        finally:
+            self._result.set_exception(error)
+            self._on_change()
+
+
+#: Names remembered to refuse a second segment of the same name.
+REMEMBERED_MAX = 65_536
+
+
+class SegmentNames:
+    """Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._used: OrderedDict[UUID, None] = OrderedDict()
+
+    def claim(self, uuid: UUID) -> None:
+        """Takes a name.
+
+        Raises:
+            InvalidCall: it was taken before.
+        """
+        with self._lock:
+            if uuid in self._used:
+                raise InvalidCall(
+                    f"segment {uuid} exists already", hint="each segment and each attempt has its own uuid"
+                )
+            self._used[uuid] = None
+            if len(self._used) > REMEMBERED_MAX:
+                self._used.popitem(last=False)

@@ -1,0 +1,300 @@
+"""A live stream's mode, progress, lag, and the state it shares with the thread that appends."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
+from formats.segment import SegmentSummary
+from offloader.errors import Closed, Fenced, OffloaderError
+from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.state import ManifestState
+from offloader.store.attempts import recorder_of
+from offloader.store.base import ObjectStore
+from offloader.write.quota import StreamBuffer
+from offloader.write.segment_queue import SegmentQueue
+
+__all__ = ["Lag", "Mode", "Progress", "StreamState", "StreamStatus", "error_fields", "lag_between", "lag_of"]
+
+
+class Mode(enum.Enum):
+    """How entries reach the gathering segment."""
+
+    CATCH_UP = "catch-up"
+    LIVE = "live"
+    PAUSED = "paused"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStatus:
+    """What a stream is doing, for people and metrics.
+
+    Attributes:
+        mode: live, catch-up, paused or stopped.
+        buffer_bytes, buffer_bytes_max: held now, and the limit.
+        tail: newest entry known in the hot tier.
+        offered: newest entry taken into a segment.
+        committed: newest entry that the manifest says is readable from the cold tier.
+        segments_committed: by this process.
+        segments_failed: segments given up and started again.
+        offers_refused: times an entry was written and there was no room (it is read from the hot tier later).
+        gaps_recorded: gaps that this process recorded: ranges that the hot tier lost before they were offloaded.
+        error, error_kind: why the last step failed and the error's class, empty when it didn't.
+        entries_committed, bytes_committed: of those segments; bytes are payload.
+        last_progress_ms: when this process last committed a segment, ms since 1970 UTC, ``None``: not yet.
+        oldest_time_ms, tail_time_ms: publish times of the first and the newest entry seen here, ``None``: unknown.
+        committed_time_ms: newest publish time of the last committed segment, ``None``: unknown.
+        segment_age_s: how long its segments gather; ``None``: as those of the process.
+    """
+
+    mode: Mode
+    buffer_bytes: int
+    buffer_bytes_max: int
+    tail: Position | None
+    offered: Position | None
+    committed: Position | None
+    segments_committed: int
+    segments_failed: int
+    offers_refused: int
+    error: str
+    error_kind: str = ""
+    entries_committed: int = 0
+    bytes_committed: int = 0
+    last_progress_ms: int | None = None
+    oldest_time_ms: int | None = None
+    tail_time_ms: int | None = None
+    committed_time_ms: int | None = None
+    gaps_recorded: int = 0
+    segment_age_s: float | None = None
+
+    @property
+    def was_closed(self) -> bool:
+        """Whether it stopped because it was told to."""
+        return self.mode is Mode.STOPPED and self.error_kind == Closed.__name__
+
+
+def error_fields(error: Exception | None) -> dict[str, Any]:
+    """``error`` as a status says it."""
+    return {"error": str(error or ""), "error_kind": type(error).__name__ if error is not None else ""}
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of one stream in this process.
+
+    Attributes:
+        tell: is told the name of a metric each time there is one more; may be called with locks held.
+        segments_committed, entries_committed, bytes_committed: what became readable from the cold tier; bytes of
+            payload.
+        segments_failed: segments given up and started again.
+        offers_refused: times an entry was written and there was no room.
+        last_progress_ms: wall clock of the last commit.
+        oldest_time_ms: publish time of the first entry seen here.
+        tail_time_ms: publish time of the newest entry seen here.
+        committed_time_ms: newest publish time of the last committed segment.
+    """
+
+    tell: Callable[[str], None] = lambda _: None
+    segments_committed: int = 0
+    entries_committed: int = 0
+    bytes_committed: int = 0
+    segments_failed: int = 0
+    offers_refused: int = 0
+    last_progress_ms: int | None = None
+    oldest_time_ms: int | None = None
+    tail_time_ms: int | None = None
+    committed_time_ms: int | None = None
+
+    @classmethod
+    def told_by(cls, store: ObjectStore, stream: str) -> Progress:
+        """Of a stream; the metrics go where those of the store's requests go."""
+        return cls(partial(recorder_of(store).add, stream=stream))
+
+    def fields(self) -> dict[str, Any]:
+        """The counters by name, as ``StreamStatus`` takes them."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tell"}
+
+    def refused(self, really: bool) -> None:
+        """An entry was written, and there was no room; ``really``: not only because the stream isn't live."""
+        if really:
+            self.offers_refused += 1
+            self.tell("offers_refused_total")
+
+    def stopped(self, error: OffloaderError) -> None:
+        """The stream stopped by itself."""
+        if isinstance(error, Fenced):
+            self.tell("fenced_total")
+
+    def seen(self, batch: EntryBatch) -> None:
+        """Entries came by, from the listener or from a read."""
+        newest_ms = int(batch.publish_times_ms[-1])
+        if newest_ms == TIME_UNKNOWN_MS:
+            return
+        if self.oldest_time_ms is None:
+            first_ms = int(batch.publish_times_ms[0])
+            self.oldest_time_ms = newest_ms if first_ms == TIME_UNKNOWN_MS else first_ms
+        self.tail_time_ms = newest_ms if self.tail_time_ms is None else max(self.tail_time_ms, newest_ms)
+
+    def committed(self, summary: SegmentSummary, now_ms: int) -> None:
+        """A segment is in the manifest."""
+        self.segments_committed += 1
+        self.entries_committed += summary.entries
+        self.bytes_committed += summary.payload_bytes
+        self.last_progress_ms = now_ms
+        if summary.publish_time_max_ms != TIME_UNKNOWN_MS:
+            self.committed_time_ms = summary.publish_time_max_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """The newest hot entry against the newest committed one.
+
+    Attributes:
+        entries: how many the hot tier has and the cold tier hasn't.
+        payload_bytes: their bytes; inside a ledger that is partly committed, by the mean size of its entries.
+        seconds: between the publish times of the two; ``None`` where entries carry none.
+    """
+
+    entries: int
+    payload_bytes: int
+    seconds: float | None
+
+
+def lag_between(
+    committed: Position | None,
+    ledgers: Sequence[LedgerInfo],
+    *,
+    committed_time_ms: int | None = None,
+    tail_time_ms: int | None = None,
+) -> Lag:
+    """How far ``committed`` is behind the end of ``ledgers``.
+
+    Args:
+        committed: end of what is readable from the cold tier, ``None``: nothing is.
+        ledgers: the hot tier's, any order.
+        committed_time_ms, tail_time_ms: publish times of the two ends, ``None``: unknown.
+    """
+    entries = 0
+    size_bytes = 0.0
+    for info in ledgers:
+        done = 0
+        if committed is not None and info.ledger_id <= committed.ledger_id:
+            done = info.entries if info.ledger_id < committed.ledger_id else min(info.entries, committed.entry_id + 1)
+        left = info.entries - done
+        entries += left
+        size_bytes += info.size_bytes * left / info.entries if left else 0
+    seconds = None
+    if not entries:
+        seconds = 0.0
+    elif committed_time_ms is not None and tail_time_ms is not None:
+        seconds = max(0, tail_time_ms - committed_time_ms) / 1000
+    return Lag(entries, round(size_bytes), seconds)
+
+
+def lag_of(status: StreamStatus, ledgers: Callable[[], Sequence[LedgerInfo]]) -> Lag:
+    """The lag that a status stands for; ``ledgers`` is asked only when there is one.
+
+    Where nothing was committed yet, time counts from the first entry seen.
+    """
+    since_ms = status.oldest_time_ms if status.committed_time_ms is None else status.committed_time_ms
+    found = [] if status.tail == status.committed else ledgers()
+    return lag_between(status.committed, found, committed_time_ms=since_ms, tail_time_ms=status.tail_time_ms)
+
+
+class StreamState:
+    """Read and written under ``lock``.
+
+    Args:
+        stream: its name.
+        buffer: bytes held.
+        queue: segments under way.
+        progress: what was done.
+
+    Attributes:
+        changed: a condition over ``lock``, told of every change that somebody may wait for.
+        mode: live, catch-up, paused or stopped.
+        tail: newest entry known in the hot tier.
+        committed: end of what is readable from the cold tier.
+        close_at: up to here somebody asked for; the segment that holds it closes early.
+        error: why the last step failed, or the stream stopped.
+        is_watched: paused, and somebody looks from time to time whether it may go on.
+        looks_asked, looks_done: how often somebody wanted to know whether the manifest says that it is paused, and got
+            the answer.
+        heard: ledgers that had entries, from the committed one on: one of them that is gone is missed.
+        gaps_recorded: by this process.
+    """
+
+    def __init__(self, stream: str, buffer: StreamBuffer, queue: SegmentQueue, progress: Progress) -> None:
+        self.stream = stream
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.buffer = buffer
+        self.queue = queue
+        self.mode = Mode.LIVE
+        self.tail: Position | None = None
+        self.committed: Position | None = None
+        self.close_at: Position | None = None
+        self.error: OffloaderError | None = None
+        self.is_watched = False
+        self.looks_asked = self.looks_done = 0
+        self.heard: set[int] = set()
+        self.gaps_recorded = 0
+        self.progress = progress
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the hot tier has entries that weren't offered."""
+        offered = self.queue.offered
+        return self.tail is not None and (offered is None or self.tail > offered)
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is paused for certain, and nothing is on its way any more."""
+        return self.mode is Mode.PAUSED and self.queue.first is None and self.looks_asked == self.looks_done
+
+    def append(self, batch: EntryBatch, *, ours: bool) -> bool:
+        """Takes a batch that became durable; whether the workers have something to do.
+
+        Args:
+            ours: whether the stream's epoch is ours: else nothing can be offered.
+        """
+        self.heard.add(batch.ledger_id)
+        if self.mode is Mode.STOPPED:
+            self.tail = batch.last  # a fenced stream may be asked later whether data waits
+            return False
+        before, self.tail = self.tail, batch.last
+        self.progress.seen(batch)
+        if self.mode is Mode.LIVE:
+            ours = ours and self.queue.offered == before
+            if not ours or self.queue.offer(batch) < len(batch):
+                # The rest is in the hot tier: the next steps read it from there.
+                self.mode = Mode.CATCH_UP
+                self.progress.refused(ours and before is not None and before.ledger_id == batch.ledger_id)
+        if self.mode is Mode.PAUSED:
+            return not self.is_watched
+        first = self.queue.first
+        return self.mode is Mode.CATCH_UP or first is None or not first.assigned
+
+    def forget_before(self, ledger_id: int) -> None:
+        """Drops what was known of earlier ledgers: the manifest has it by now."""
+        self.queue.forget_before(ledger_id)
+        self.heard = {each for each in self.heard if each >= ledger_id}
+
+    def leave(self, ledger_ids: Set[int]) -> None:
+        """Drops what was known of ledgers that the manifest has set aside."""
+        self.queue.leave(ledger_ids)
+        self.heard = {each for each in self.heard if each not in ledger_ids}
+
+    def moved_on(self, state: ManifestState) -> None:
+        """A record made more of the stream readable; the last trouble is over."""
+        self.committed = state.committed_end()
+        if self.close_at is not None and self.committed is not None and self.committed >= self.close_at:
+            self.close_at = None
+        self.error = None
+        self.changed.notify_all()

@@ -1,0 +1,503 @@
+"""Uploads one data object and its index: parts, completion, verification."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import copy_context
+from dataclasses import replace
+from uuid import UUID
+
+from formats.checksum import crc32c
+from formats.keys import Testimony, data_key, index_key, object_metadata
+from formats.segment import FinishedSegment, Layout, Part, SegmentSummary
+from offloader.errors import (
+    Closed,
+    Corrupt,
+    NotFound,
+    ObjectChanged,
+    ObjectMissing,
+    OffloaderError,
+    OutcomeUnknown,
+    PreconditionFailed,
+)
+from offloader.runtime.workers import Workers
+from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo
+
+__all__ = ["PartsAhead", "SegmentSending", "SegmentUpload", "abort_uploads", "confirm_stored", "upload_of"]
+
+#: Completes sent for one upload, each after a look that found neither the object nor a reason to stop.
+COMPLETE_ATTEMPTS_MAX = 4
+#: Looks at an object that was sent whole, each with the store's own retries, before the segment fails and all of it is
+#: sent again under another name.
+LOOKS_MAX = 4
+
+
+class SegmentUpload:
+    """Uploads one segment. Every method is one or a few storage calls and may run on any thread.
+
+    Args:
+        store: where to.
+        data_key, index_key: the two objects' keys; nobody else writes them.
+        data_metadata, index_metadata: their user metadata.
+        testimony: what the data object says besides of the record that assigned it; asked when it is sent, which is
+            after that record.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        data_key: str,
+        index_key: str,
+        data_metadata: Mapping[str, str],
+        index_metadata: Mapping[str, str],
+        testimony: Callable[[], Testimony | None] = lambda: None,
+    ) -> None:
+        self._store = store
+        self.data_key = data_key
+        self.index_key = index_key
+        self._data_metadata = data_metadata
+        self._index_metadata = index_metadata
+        self._testimony = testimony
+        self._lock = threading.Lock()
+        self._upload_id: str | None = None
+        self._began = False
+        self._aborted = False
+        self._parts: dict[int, PartInfo] = {}
+        #: What the store showed after the completion.
+        self._completed: ObjectInfo | None = None
+
+    def send_part(self, part: Part) -> None:
+        """Sends one part; the first call begins the upload. Parts may be sent at once and in any order."""
+        upload_id = self._begin()
+        info = self._store.upload_part(self.data_key, upload_id, part.number, part.body, crc32c=part.crc32c)
+        with self._lock:
+            self._parts[part.number] = info
+
+    def send_whole(self, part: Part) -> None:
+        """Sends a data object that is one part as a single PUT.
+
+        Raises:
+            OutcomeUnknown: the store neither confirms nor shows the object.
+        """
+        try:
+            self._store.put(self.data_key, part.body, mode=OVERWRITE, metadata=self._told(), crc32c=part.crc32c)
+        except OutcomeUnknown:
+            info = self._look()
+            if info is None or info.size_bytes != part.size_bytes:
+                raise
+
+    def complete(self) -> None:
+        """Makes the object of the parts sent.
+
+        Raises:
+            OutcomeUnknown: the store neither confirms nor shows the object.
+        """
+        with self._lock:
+            upload_id, parts = self._upload_id, [self._parts[number] for number in sorted(self._parts)]
+        assert upload_id is not None, "complete without a part"
+        for attempt in range(COMPLETE_ATTEMPTS_MAX):
+            try:
+                self._completed = self._store.complete_upload(self.data_key, upload_id, parts)
+            except OutcomeUnknown:
+                # Sent again blindly, the second complete would find no upload and look like a failure.
+                self._completed = self._look()
+                if self._completed is not None:
+                    return
+                if attempt == COMPLETE_ATTEMPTS_MAX - 1:
+                    raise
+            else:
+                return
+
+    def prove(self, data_bytes: int) -> ObjectInfo:
+        """Compares the length of the data object as the store showed it after its completion; asks for it after a
+        single PUT, whose answer says nothing of it.
+
+        Raises:
+            Corrupt: it isn't as long as what was sent, or isn't there.
+            OutcomeUnknown: the store doesn't say.
+        """
+        info = self._completed or self._look()
+        if info is None or info.size_bytes != data_bytes:
+            found = "nothing" if info is None else f"{info.size_bytes} bytes"
+            raise Corrupt(f"{self.data_key} in {self._store.url}: {data_bytes} bytes were sent, the store has {found}")
+        return info
+
+    def send_index(self, index: bytes) -> None:
+        """Creates the index object.
+
+        Raises:
+            Corrupt: another index is there already.
+        """
+        try:
+            self._store.put(self.index_key, index, mode=CREATE, metadata=self._index_metadata, crc32c=crc32c(index))
+        except PreconditionFailed as error:
+            existing, _ = self._store.get(self.index_key)
+            if existing != index:
+                raise Corrupt(
+                    f"{self.index_key} in {self._store.url} exists and isn't the index of this data"
+                ) from error
+
+    def abort(self) -> None:
+        """Drops the upload and its parts; nothing of this upload can be completed afterwards. Does nothing after a
+        single PUT."""
+        with self._lock:
+            self._aborted = True
+            began = self._began
+        if began:
+            abort_uploads(self._store, self.data_key)
+
+    def _begin(self) -> str:
+        with self._lock:
+            if self._aborted:
+                raise Closed(f"the upload of {self.data_key} was aborted")
+            if self._upload_id is None:
+                self._began = True
+                self._upload_id = self._store.begin_upload(self.data_key, metadata=self._told())
+            return self._upload_id
+
+    def _told(self) -> Mapping[str, str]:
+        testimony = self._testimony()
+        return {**self._data_metadata, **({} if testimony is None else testimony.as_metadata())}
+
+    def _look(self) -> ObjectInfo | None:
+        """The data object, after all of it was sent.
+
+        Raises:
+            OutcomeUnknown: the store doesn't say whether it is there.
+        """
+        for left in reversed(range(LOOKS_MAX)):
+            try:
+                return self._store.head(self.data_key)
+            except NotFound:
+                return None
+            except OffloaderError as error:
+                if not left or not error.retryable:
+                    where = f"{self.data_key} was sent to {self._store.url}"
+                    raise OutcomeUnknown(f"{where}, then {error.message}", hint="look before repeating it") from error
+        raise AssertionError("the last look returns or raises")
+
+
+def abort_uploads(store: ObjectStore, key: str) -> int:
+    """Aborts every unfinished upload of exactly ``key``, those included whose id a lost answer kept from us."""
+    found = [upload for upload in store.list_uploads(key) if upload.key == key]
+    for upload in found:
+        store.abort_upload(upload.key, upload.upload_id)
+    return len(found)
+
+
+def upload_of(
+    store: ObjectStore,
+    stream: str,
+    uuid: UUID,
+    ledger_id: int | None,
+    *,
+    incarnation: UUID,
+    epoch: int,
+    codec: str,
+    extra_metadata: Mapping[str, str] | None = None,
+    testimony: Callable[[], Testimony | None] = lambda: None,
+) -> SegmentUpload:
+    """The upload of one segment; nothing is sent yet.
+
+    Args:
+        store: where to.
+        stream, ledger_id: decide the keys with ``uuid``; a ledger for V1 only.
+        incarnation, epoch: written to the objects, so that a bucket explains itself.
+        codec: the setting.
+        extra_metadata: for both objects besides.
+        testimony: as for ``SegmentUpload``.
+    """
+    from offloader import __version__
+
+    # Declared before the first block is compressed, or not: metadata goes with the upload's first request.
+    version = 1 if codec == "none" else 2
+    data, index = (
+        {
+            **(extra_metadata or {}),
+            **object_metadata(
+                role=role,
+                stream=stream,
+                format_version=version,
+                software_version=__version__,
+                incarnation=incarnation,
+                epoch=epoch,
+            ),
+        }
+        for role in ("data", "index")
+    )
+    keys = data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)
+    return SegmentUpload(store, *keys, data, index, testimony)
+
+
+#: Parts made ahead of a connection. Making one takes a small part of the time that sending it takes; more of them would
+#: be memory that the system has to clear first, and that the next block finds outside the processor's cache.
+READY_PARTS_MAX = 2
+
+
+class SegmentSending:
+    """Used by an ``OffloadHandle``; what is marked so is called under its lock, the rest without.
+
+    Args:
+        upload: where the objects go.
+        workers: who sends.
+        lock: of the stream's segments and their buffer.
+        parts_in_flight_max: parts on their way at once.
+        begun: whether the segment is assigned; else ``begin`` says so.
+        on_change: called under the lock when ``unsent_bytes`` changed.
+        on_room: called by a worker when a part is acknowledged.
+        on_sent: called by a worker when both objects are in the store.
+        on_failure: called by a worker with why they won't be.
+
+    Attributes:
+        unsent_bytes: of parts that aren't acknowledged.
+    """
+
+    __slots__ = (
+        "_completion_begun",
+        "_dropped",
+        "_finished",
+        "_in_flight",
+        "_index_begun",
+        "_lock",
+        "_multipart",
+        "_objects_missing",
+        "_on_change",
+        "_on_failure",
+        "_on_room",
+        "_on_sent",
+        "_parts_in_flight_max",
+        "_parts_made",
+        "_ready",
+        "_upload",
+        "_workers",
+        "begun",
+        "unsent_bytes",
+    )
+
+    def __init__(
+        self,
+        upload: SegmentUpload,
+        workers: Workers,
+        lock: AbstractContextManager[object],
+        *,
+        parts_in_flight_max: int,
+        begun: bool,
+        on_change: Callable[[], None],
+        on_room: Callable[[], None],
+        on_sent: Callable[[SegmentSummary], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._upload = upload
+        self._workers = workers
+        self._lock = lock
+        self._parts_in_flight_max = parts_in_flight_max
+        self._on_change, self._on_room = on_change, on_room
+        self._on_sent, self._on_failure = on_sent, on_failure
+        self.begun = begun
+        self.unsent_bytes = 0
+        self._dropped = False
+        self._ready: deque[Part] = deque()
+        self._in_flight = 0
+        self._parts_made = 0
+        self._multipart = False
+        self._finished: FinishedSegment | None = None
+        self._index_begun = self._completion_begun = False
+        self._objects_missing = 2
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether parts are on their way or about to be; under the lock."""
+        return self.begun and bool(self._ready or self._in_flight)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether enough parts wait for a connection; under the lock."""
+        return len(self._ready) >= READY_PARTS_MAX
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there will be no more parts; under the lock."""
+        return self._finished is not None
+
+    def add(self, parts: Sequence[Part]) -> None:
+        """Takes the next parts; under the lock."""
+        self._ready.extend(parts)
+        self._parts_made += len(parts)
+        self.unsent_bytes += sum(part.size_bytes for part in parts)
+        self._on_change()
+
+    def finish(self, finished: FinishedSegment) -> None:
+        """Takes the last parts and the index; under the lock."""
+        # Without the parts: each goes with its own sending, and who is done with the segment may still know of it.
+        self._finished = replace(finished, parts=[])
+        self.add(finished.parts)
+
+    def drop(self) -> None:
+        """Forgets what isn't sent and reports nothing any more; under the lock."""
+        self._dropped = True
+        self._ready.clear()
+        self.unsent_bytes = 0
+
+    def begin(self) -> None:
+        """The segment is recorded as assigned: what is ready goes out."""
+        with self._lock:
+            self.begun = True
+        self.launch()
+
+    def launch(self) -> None:
+        """Starts what may start now: parts up to the limit, the index, the completion after the last part."""
+        start: list[Part] = []
+        with self._lock:
+            if self._dropped or not self.begun:
+                return
+            while self._ready and self._in_flight < self._parts_in_flight_max:
+                start.append(self._ready.popleft())
+                self._in_flight += 1
+            finished = self._finished
+            send_index = finished is not None and not self._index_begun
+            complete = finished is not None and not self._ready and not self._in_flight and not self._completion_begun
+            self._index_begun |= send_index
+            self._completion_begun |= complete
+            # A segment below one part is a single PUT; a first part that is full while entries still come is not.
+            whole = finished is not None and self._parts_made == 1 and not self._multipart
+            if start and not whole:
+                self._multipart = True
+        for part in start:
+            self._workers.submit(lambda part=part: self._send(part, whole))  # type: ignore[misc]
+        if finished is not None and send_index:
+            self._workers.submit(lambda: self._send_index(finished))
+        if finished is not None and complete:
+            self._workers.submit(lambda: self._complete(finished))
+
+    def _send(self, part: Part, whole: bool) -> None:
+        try:
+            if whole:
+                self._upload.send_whole(part)
+            else:
+                self._upload.send_part(part)
+        except BaseException as error:
+            self._on_failure(error)
+            return
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+                if not self._dropped:
+                    self.unsent_bytes -= part.size_bytes
+                    self._on_change()
+        self.launch()
+        self._on_room()
+
+    def _send_index(self, finished: FinishedSegment) -> None:
+        if self._dropped:  # it would only be one more object to sweep
+            return
+        try:
+            self._upload.send_index(finished.index)
+        except BaseException as error:
+            self._on_failure(error)
+            return
+        self._object_is_there(finished)
+
+    def _complete(self, finished: FinishedSegment) -> None:
+        try:
+            if self._multipart:
+                self._upload.complete()
+            self._upload.prove(finished.summary.data_bytes)
+        except BaseException as error:
+            self._on_failure(error)
+            return
+        self._object_is_there(finished)
+
+    def _object_is_there(self, finished: FinishedSegment) -> None:
+        with self._lock:
+            self._objects_missing -= 1
+            sent = not self._objects_missing
+        if sent:
+            self._on_sent(finished.summary)
+
+
+class PartsAhead:
+    """Used by the one thread that makes the parts.
+
+    Args:
+        upload: what they belong to.
+        parts_max: on their way at once; whoever asks for more than one has room for them, and for one that is made.
+        send_aside: runs a call on another thread, sooner or later; ``None``: parts are sent one by one by the caller.
+    """
+
+    def __init__(
+        self, upload: SegmentUpload, parts_max: int, send_aside: Callable[[Callable[[], object]], object] | None
+    ) -> None:
+        self._upload = upload
+        self._parts_max = parts_max
+        self._send_aside = send_aside if parts_max > 1 else None
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._failure: BaseException | None = None
+
+    def send(self, part: Part) -> None:
+        """Sends a part, sooner or later; waits while ``parts_max`` are on their way.
+
+        Raises: why this part, or an earlier one, couldn't be sent.
+        """
+        if self._send_aside is None:
+            self._upload.send_part(part)
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._under_way < self._parts_max)
+            if self._failure is not None:
+                raise self._failure
+            self._under_way += 1
+        # Whatever this thread's requests are marked with (their priority) goes with them.
+        context = copy_context()
+        self._send_aside(lambda: context.run(self._send, part))
+
+    def finish(self) -> None:
+        """Returns when all parts are sent; raises why one wasn't."""
+        self.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def wait(self) -> None:
+        """Returns when no part is on its way any more, whatever became of them; each request has a deadline."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._under_way == 0)
+
+    def _send(self, part: Part) -> None:
+        failure: BaseException | None = None
+        try:
+            if self._failure is None:
+                self._upload.send_part(part)
+        except BaseException as error:
+            failure = error
+        with self._changed:
+            self._failure = self._failure or failure
+            self._under_way -= 1
+            self._changed.notify_all()
+
+
+def confirm_stored(
+    store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary, *, at_root: bool = False
+) -> tuple[str, str]:
+    """Asks the store for both objects and compares their lengths with the recorded ones; their keys.
+
+    Args:
+        at_root: whether they are where Pulsar puts them, see ``SegmentRecord.object_keys``.
+
+    Raises:
+        ObjectMissing: one of them isn't there.
+        ObjectChanged: one of them has another length.
+    """
+    ledger_id = summary.begin.ledger_id if summary.layout is Layout.V1 else None
+    folder = "" if at_root else stream
+    keys = data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)
+    for key, size_bytes in zip(keys, (summary.data_bytes, summary.index_bytes), strict=True):
+        try:
+            found = store.head(key).size_bytes
+        except NotFound as cause:
+            raise ObjectMissing(f"{key} isn't in {store.url}, which segment {uuid} of {stream} needs") from cause
+        if found != size_bytes:
+            raise ObjectChanged(f"{key} in {store.url} has {found} bytes, {size_bytes} were recorded")
+    return keys
