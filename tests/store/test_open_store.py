@@ -68,7 +68,7 @@ def test_a_remote_url_with_credentials_never_shows_them() -> None:
 @pytest.mark.parametrize(("url", "package", "module"), [("gs://b/r", "gcsfs", "gcs"), ("az://b/r", "adlfs", "azure")])
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, url: str, package: str, module: str) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"offloader.store.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"offloader.store.clouds.{module}", raising=False)
     with pytest.raises(Unsupported, match=package) as caught:
         open_store(url)
     assert f"'.[{module}]'" in caught.value.hint
