@@ -35,13 +35,13 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
 from offloader.store.base import ListPage, ObjectInfo, ObjectStore
 from offloader.store.open import open_store
-from offloader.store.wrappers import AroundStore
+from offloader.store.wrappers import StoreWrapper
 
 PAGE = 1000
 MIDDLING = "bench/middling"
 
 
-class GeneratedListing(AroundStore):
+class GeneratedListing(StoreWrapper):
     """``inner``, whose listing of one prefix comes from a file of keys."""
 
     def __init__(self, inner: ObjectStore, prefix: str, keys: Path, count: int) -> None:

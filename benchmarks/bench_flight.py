@@ -40,9 +40,9 @@ import pyarrow.flight as fl
 
 from formats.entries import Position
 from offloader.runtime.clock import SystemClock
-from offloader.service.bootstrap import FeedParts, assemble
+from offloader.service.bootstrap import ProviderParts, assemble
 from offloader.service.flight.handlers import ENTRY_SCHEMA
-from offloader.service.providers.flight import FlightFeed
+from offloader.service.providers.flight import FlightProvider
 from offloader.service.queries import RecentErrors
 from offloader.settings.layered import SettingsFile
 from offloader.store.open import open_store
@@ -90,11 +90,11 @@ def serve(kind: str) -> None:
         server = Dropping("grpc://127.0.0.1:0")
         port, end = server.port, server.shutdown
     else:
-        feeds: list[FlightFeed] = []
+        feeds: list[FlightProvider] = []
 
-        def feed(parts: FeedParts) -> list[FlightFeed]:
+        def feed(parts: ProviderParts) -> list[FlightProvider]:
             feeds.append(
-                FlightFeed(
+                FlightProvider(
                     parts.settings, parts.store, credentials=parts.credentials, control=parts.control, clock=parts.clock
                 )
             )

@@ -52,7 +52,7 @@ _PRESSURE = Path("/proc/pressure/cpu")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Ticket:
     """What one measurement found."""
 
     mb_s: float
@@ -73,11 +73,11 @@ def waited_s() -> float:
     return int(_PRESSURE.read_text().partition("\n")[0].rpartition("total=")[2]) / 1e6
 
 
-def measured(work: Callable[[], object], moved_bytes: int) -> Turn:
+def measured(work: Callable[[], object], moved_bytes: int) -> Ticket:
     before, waited_before_s = core_ticks(), waited_s()
     taken_s = seconds(work)
     after, waited = core_ticks(), (waited_s() - waited_before_s) / taken_s
-    return Turn(moved_bytes / 1e6 / taken_s, 1 - (after[1] - before[1]) / max(1, after[0] - before[0]), waited)
+    return Ticket(moved_bytes / 1e6 / taken_s, 1 - (after[1] - before[1]) / max(1, after[0] - before[0]), waited)
 
 
 @contextmanager
@@ -155,7 +155,9 @@ def both(work: Callable[[int], object]) -> None:
         list(pool.map(work, range(2)))
 
 
-def compared(given: dict[str, str], delay_s: float, in_flight: int, rounds: int) -> dict[str, list[tuple[Turn, Turn]]]:
+def compared(
+    given: dict[str, str], delay_s: float, in_flight: int, rounds: int
+) -> dict[str, list[tuple[Ticket, Ticket]]]:
     """Of each way to read: one reader and two of them, in turns; a round that doesn't count goes before."""
     store = store_at(S3_URL, given)
     bare = bare_get_of(store, given)
@@ -176,7 +178,7 @@ def compared(given: dict[str, str], delay_s: float, in_flight: int, rounds: int)
             "scan": (lambda: scan(readers[0]), lambda: both(lambda number: scan(readers[number]))),
             "processes": (lambda: told(ends[:1]), lambda: told(ends)),
         }
-        found: dict[str, list[tuple[Turn, Turn]]] = {name: [] for name in ways}
+        found: dict[str, list[tuple[Ticket, Ticket]]] = {name: [] for name in ways}
         for turn in range(rounds + 1):
             for name, (one, two) in ways.items():
                 pair = measured(one, moved), measured(two, 2 * moved)
@@ -186,7 +188,7 @@ def compared(given: dict[str, str], delay_s: float, in_flight: int, rounds: int)
     return found
 
 
-def said(name: str, pairs: list[tuple[Turn, Turn]]) -> dict[str, object]:
+def said(name: str, pairs: list[tuple[Ticket, Ticket]]) -> dict[str, object]:
     ones, twos = zip(*pairs, strict=True)
     one_mb_s, two_mb_s = (statistics.median(turn.mb_s for turn in turns) for turns in (ones, twos))
     return {

@@ -30,7 +30,7 @@ from formats.manifest import decode_boundary, decode_catalog_entry, decode_recor
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 
 __all__ = [
-    "Piece",
+    "DescribedBytes",
     "describe_block",
     "describe_boundary",
     "describe_catalog_entry",
@@ -46,7 +46,7 @@ _GROUP_HEAD_BYTES = {Layout.V1: 8, Layout.V2: 16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class DescribedBytes:
     """Some bytes of an object and what they are.
 
     Attributes:
@@ -66,7 +66,7 @@ class Piece:
 
 def describe_block(
     data: Buffer, *, offset: int, ledger_id: int | None = None, block_bytes_max: int, decompressed_bytes_max: int
-) -> Iterator[Piece]:
+) -> Iterator[DescribedBytes]:
     """The pieces of the block at the start of ``data``: header, entries, end marker, entry table, padding.
 
     Args:
@@ -79,9 +79,9 @@ def describe_block(
     try:
         header = decode_block_header(view, offset=offset)
     except FormatError as error:
-        yield Piece(start=offset, length=len(view), what="not a block header", problem=_problem(error))
+        yield DescribedBytes(start=offset, length=len(view), what="not a block header", problem=_problem(error))
         return
-    yield Piece(start=offset, length=header.header_bytes, what="block header", facts=_header_facts(header))
+    yield DescribedBytes(start=offset, length=header.header_bytes, what="block header", facts=_header_facts(header))
     try:
         batch = _entries(view, header, offset, ledger_id, block_bytes_max, decompressed_bytes_max)
     except FormatError as error:
@@ -93,20 +93,22 @@ def describe_block(
         facts = {} if batch is None else _entries_facts(batch)
         stored = 0 if batch is None else batch.payload_bytes + 12 * len(batch)
         if batch is None:
-            yield Piece(start=at, length=max(end - at, 0), what="entries", problem=problem)
+            yield DescribedBytes(start=at, length=max(end - at, 0), what="entries", problem=problem)
             return
-        yield Piece(start=at, length=stored, what="entries", facts=facts)
+        yield DescribedBytes(start=at, length=stored, what="entries", facts=facts)
         at += stored
     else:
         facts = {} if batch is None else _entries_facts(batch)
-        yield Piece(start=at, length=header.extension.stored_bytes, what="entries", facts=facts, problem=problem)
+        yield DescribedBytes(
+            start=at, length=header.extension.stored_bytes, what="entries", facts=facts, problem=problem
+        )
         at += header.extension.stored_bytes
-        yield Piece(start=at, length=END_MARKER_BYTES, what="end marker")
+        yield DescribedBytes(start=at, length=END_MARKER_BYTES, what="end marker")
         at += END_MARKER_BYTES
-        yield Piece(start=at, length=header.extension.table_bytes, what="entry table")
+        yield DescribedBytes(start=at, length=header.extension.table_bytes, what="entry table")
         at += header.extension.table_bytes
     if end > at:
-        yield Piece(start=at, length=end - at, what="padding")
+        yield DescribedBytes(start=at, length=end - at, what="padding")
 
 
 def _entries(
@@ -152,41 +154,41 @@ def _entries_facts(batch: EntryBatch) -> Mapping[str, object]:
     return {"entries": len(batch), "first": batch.first, "last": batch.last, "payload_bytes": batch.payload_bytes}
 
 
-def describe_index(data: Buffer, *, ledger_id: int | None = None) -> Iterator[Piece]:
+def describe_index(data: Buffer, *, ledger_id: int | None = None) -> Iterator[DescribedBytes]:
     """The pieces of an index object: header, then of each ledger its head, metadata and block entries."""
     view = byte_array(data)
     try:
         header = decode_index_header(view)
     except FormatError as error:
-        yield Piece(start=0, length=len(view), what="not an index", problem=_problem(error))
+        yield DescribedBytes(start=0, length=len(view), what="not an index", problem=_problem(error))
         return
-    yield Piece(
+    yield DescribedBytes(
         start=0, length=INDEX_HEADER_BYTES, what="index header", facts=header._asdict() | {"layout": header.layout.name}
     )
     try:
         index = decode_index(view, ledger_id=ledger_id)
     except FormatError as error:
         start = INDEX_HEADER_BYTES if error.offset is None else max(error.offset, INDEX_HEADER_BYTES)
-        yield Piece(start=start, length=max(len(view) - start, 0), what="ledgers", problem=_problem(error))
+        yield DescribedBytes(start=start, length=max(len(view) - start, 0), what="ledgers", problem=_problem(error))
         return
     at = INDEX_HEADER_BYTES
     for group in index.groups:
         yield from _group_pieces(group, index.layout, at)
         at += _GROUP_HEAD_BYTES[index.layout] + len(group.metadata) + INDEX_ENTRY.itemsize * len(group.entries)
     if len(view) > at:
-        yield Piece(start=at, length=len(view) - at, what="bytes after the index")
+        yield DescribedBytes(start=at, length=len(view) - at, what="bytes after the index")
 
 
-def _group_pieces(group: IndexGroup, layout: Layout, at: int) -> Iterator[Piece]:
+def _group_pieces(group: IndexGroup, layout: Layout, at: int) -> Iterator[DescribedBytes]:
     head, blocks = _GROUP_HEAD_BYTES[layout], len(group.entries)
     of_ledger = {} if group.ledger_id < 0 else {"ledger": group.ledger_id}
-    yield Piece(start=at, length=head, what="ledger", facts={**of_ledger, "blocks": blocks})
-    yield Piece(
+    yield DescribedBytes(start=at, length=head, what="ledger", facts={**of_ledger, "blocks": blocks})
+    yield DescribedBytes(
         start=at + head, length=len(group.metadata), what="ledger metadata", facts=_metadata_facts(group, layout)
     )
     start = at + head + len(group.metadata)
     for number, row in enumerate(group.entries):
-        yield Piece(
+        yield DescribedBytes(
             start=start + INDEX_ENTRY.itemsize * number,
             length=INDEX_ENTRY.itemsize,
             what="block entry",
@@ -207,29 +209,29 @@ def _metadata_facts(group: IndexGroup, layout: Layout) -> Mapping[str, object]:
     return {**known, **({"custom": custom} if custom else {}), "extension": "none" if group.blocks is None else "yes"}
 
 
-def describe_record(data: bytes) -> Iterator[Piece]:
+def describe_record(data: bytes) -> Iterator[DescribedBytes]:
     """A manifest record: who wrote it, and each edit."""
     yield from _document(data, "record", decode_record)
 
 
-def describe_boundary(data: bytes) -> Iterator[Piece]:
+def describe_boundary(data: bytes) -> Iterator[DescribedBytes]:
     """A manifest's boundary."""
     yield from _document(data, "boundary", decode_boundary)
 
 
-def describe_catalog_entry(data: bytes) -> Iterator[Piece]:
+def describe_catalog_entry(data: bytes) -> Iterator[DescribedBytes]:
     """A stream's entry in the catalogue."""
     yield from _document(data, "catalogue entry", decode_catalog_entry)
 
 
-def _document(data: bytes, what: str, decode: Callable[[bytes], object]) -> Iterator[Piece]:
+def _document(data: bytes, what: str, decode: Callable[[bytes], object]) -> Iterator[DescribedBytes]:
     problem, facts = "", _readable_json(data)
     try:
         decode(data)
     except FormatError as error:
         problem = _problem(error)
     edits = facts.pop("edits", [])
-    yield Piece(start=0, length=len(data), what=what, facts=facts, problem=problem)
+    yield DescribedBytes(start=0, length=len(data), what=what, facts=facts, problem=problem)
     at = 0
     for edit in edits if isinstance(edits, list) else []:
         # Edits stand in the document in this order; where each begins is only shown when it can be found.
@@ -237,7 +239,7 @@ def _document(data: bytes, what: str, decode: Callable[[bytes], object]) -> Iter
         found = data.find(text, at)
         start, length = (found, len(text)) if found >= 0 else (0, len(data))
         at = max(found, at)
-        yield Piece(start=start, length=length, what="edit", facts=edit if isinstance(edit, dict) else {})
+        yield DescribedBytes(start=start, length=length, what="edit", facts=edit if isinstance(edit, dict) else {})
 
 
 def _readable_json(data: bytes) -> dict[str, Any]:
@@ -248,39 +250,41 @@ def _readable_json(data: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def describe_checkpoint(data: bytes) -> Iterator[Piece]:
+def describe_checkpoint(data: bytes) -> Iterator[DescribedBytes]:
     """A checkpoint: its header, its runs, and how many segments it has itself."""
     try:
         header, segments = decode_checkpoint(data)
     except FormatError as error:
-        yield Piece(start=0, length=len(data), what="not a checkpoint", problem=_problem(error))
+        yield DescribedBytes(start=0, length=len(data), what="not a checkpoint", problem=_problem(error))
         return
     facts = to_json(header)
     runs = [*facts.pop("runs"), *facts.pop("ledger_runs")]
     counted = {name: len(facts.pop(name)) for name in ("gaps", "assigned", "rewrites", "replaced", "ledgers")}
-    yield Piece(start=0, length=len(data), what="checkpoint", facts={**facts, **counted, "segments": len(segments)})
+    yield DescribedBytes(
+        start=0, length=len(data), what="checkpoint", facts={**facts, **counted, "segments": len(segments)}
+    )
     for run in runs:
         dead = sum(each["stop"] - each["start"] for each in run.pop("dead"))
-        yield Piece(start=0, length=0, what="sealed run", facts={**run, "dead": dead})
+        yield DescribedBytes(start=0, length=0, what="sealed run", facts={**run, "dead": dead})
 
 
-def describe_segment_run(data: bytes) -> Iterator[Piece]:
+def describe_segment_run(data: bytes) -> Iterator[DescribedBytes]:
     """A sealed run of segments."""
     yield from _run(data, "sealed run of segments", decode_columns)
 
 
-def describe_ledger_run(data: bytes) -> Iterator[Piece]:
+def describe_ledger_run(data: bytes) -> Iterator[DescribedBytes]:
     """A sealed run of ledgers."""
     yield from _run(data, "sealed run of ledgers", decode_ledgers)
 
 
-def _run(data: bytes, what: str, decode: Callable[[bytes], Any]) -> Iterator[Piece]:
+def _run(data: bytes, what: str, decode: Callable[[bytes], Any]) -> Iterator[DescribedBytes]:
     try:
         rows = len(decode(data))
     except FormatError as error:
-        yield Piece(start=0, length=len(data), what=f"not a {what}", problem=_problem(error))
+        yield DescribedBytes(start=0, length=len(data), what=f"not a {what}", problem=_problem(error))
         return
-    yield Piece(start=0, length=len(data), what=what, facts={"rows": rows})
+    yield DescribedBytes(start=0, length=len(data), what=what, facts={"rows": rows})
 
 
 def _problem(error: FormatError) -> str:

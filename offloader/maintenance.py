@@ -10,7 +10,7 @@ from functools import partial
 from zlib import crc32
 
 from offloader.errors import NotFound, OffloaderError
-from offloader.gc.orphans import Leftover, Outcome
+from offloader.gc.orphans import Garbage, Outcome
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import CleanupReport, cleanup_all
 from offloader.manifest.catalog import list_streams
@@ -76,7 +76,7 @@ class Left:
     size_bytes: int = 0
     oldest_ms: int | None = None
 
-    def plus(self, each: Leftover) -> Left:
+    def plus(self, each: Garbage) -> Left:
         oldest_ms = each.modified_ms if self.oldest_ms is None else min(self.oldest_ms, each.modified_ms)
         return Left(self.objects + each.objects, self.size_bytes + each.size_bytes, oldest_ms)
 

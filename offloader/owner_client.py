@@ -32,7 +32,7 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 
-__all__ = ["CA_VARIABLE", "HOSTS_VARIABLE", "TOKEN_VARIABLE", "Owner", "OwnerSilent", "ask_owner"]
+__all__ = ["CA_VARIABLE", "HOSTS_VARIABLE", "TOKEN_VARIABLE", "OwnerClient", "OwnerUnreachable", "ask_owner"]
 
 #: The environment's name of the token that is shown, and of a file of authorities that sign the other's certificate.
 TOKEN_VARIABLE, CA_VARIABLE = "OFFLOADER_TOKEN", "OFFLOADER_CA_FILE"
@@ -54,11 +54,11 @@ _URL = re.compile(
 )
 
 
-class OwnerSilent(StoreUnavailable):
+class OwnerUnreachable(StoreUnavailable):
     """Nobody answers at the address: the process is gone, or can't be reached from here."""
 
 
-class Owner:
+class OwnerClient:
     """The process at ``url``.
 
     Args:
@@ -110,7 +110,7 @@ class Owner:
             try:
                 limit_s = asked["wait_seconds"] + ANSWER_S
                 found = self._post(f"/v1/streams/{quote(stream, safe='')}/offload", asked, limit_s)
-            except OwnerSilent:
+            except OwnerUnreachable:
                 raise
             except StoreUnavailable:
                 if self._clock.monotonic_s() >= deadline_s:
@@ -188,7 +188,7 @@ class Owner:
         except urllib3.exceptions.ReadTimeoutError as cause:
             raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="ask again") from cause
         except urllib3.exceptions.HTTPError as cause:
-            raise OwnerSilent(
+            raise OwnerUnreachable(
                 f"nobody answers at {self.url}, which offloads the stream: {_why(cause)}",
                 hint="is the process running, and reachable from here? serve.url says where others reach it",
             ) from cause
@@ -223,7 +223,7 @@ def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, 
         NotFound: also, the stream was deleted meanwhile.
         OffloaderError: as ``Owner.offload``.
     """
-    owner = Owner(state.owner.url, clock=SystemClock(), hosts=settings.access.owner_hosts)
+    owner = OwnerClient(state.owner.url, clock=SystemClock(), hosts=settings.access.owner_hosts)
     said = owner.offload(state.stream, until, within_s=settings.offload.drain_seconds_max)
     after = load_stream(store, state.stream)
     shown = after.committed_end()

@@ -27,7 +27,6 @@ from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
 
 __all__ = [
-    "Found",
     "Progress",
     "ProgressFile",
     "Rate",
@@ -35,6 +34,7 @@ __all__ = [
     "ReplayResult",
     "Replayer",
     "Target",
+    "TargetState",
     "default_folder",
     "lease_name",
     "number_of",
@@ -243,7 +243,7 @@ _TAKE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class TargetState:
     """What a look at the target found.
 
     Attributes:
@@ -279,7 +279,7 @@ class Target:
         with closing(self._reader(_EARLIEST)) as reader:
             return reader.last_position()
 
-    def look(self, producer_name: str, start: Position | None) -> Found:
+    def look(self, producer_name: str, start: Position | None) -> TargetState:
         """What a producer has stored from ``start`` on, until the target's end as it is now.
 
         Args:
@@ -294,7 +294,7 @@ class Target:
         with closing(self._reader(begin)) as reader:
             end = reader.last_position()
             if end is None or (start is not None and end < start):
-                return Found(number=-1, repeated=0, end=end, is_whole=start is None)
+                return TargetState(number=-1, repeated=0, end=end, is_whole=start is None)
             number, repeated, first, at, silent_s = -1, 0, None, _EARLIEST, 0.0
             while at < end:
                 before_s = self._clock.monotonic_s()
@@ -312,7 +312,7 @@ class Target:
                     if metadata.producer_name == producer_name:
                         repeated += metadata.sequence_id <= number
                         number = max(number, metadata.sequence_id)
-            return Found(number=number, repeated=repeated, end=end, is_whole=start is None or first == start)
+            return TargetState(number=number, repeated=repeated, end=end, is_whole=start is None or first == start)
 
     def _reader(self, start: Position) -> Consumer:
         return Consumer(self._client, self.topic, _READER, start=start, clock=self._clock)

@@ -22,7 +22,7 @@ from offloader.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from offloader.owner_client import Owner, OwnerSilent
+from offloader.owner_client import OwnerClient, OwnerUnreachable
 from offloader.runtime.clock import SystemClock
 from tests.support.waiting import PATIENCE_S
 
@@ -78,8 +78,8 @@ def answering() -> Iterator[Answering]:
     thread.join()
 
 
-def owner(url: str, **environ: str) -> Owner:
-    return Owner(url, clock=SystemClock(), environ=environ)
+def owner(url: str, **environ: str) -> OwnerClient:
+    return OwnerClient(url, clock=SystemClock(), environ=environ)
 
 
 def test_it_is_asked_until_it_is_done(answering: Answering) -> None:
@@ -126,7 +126,7 @@ def test_its_answers_mean_here_what_they_mean_there(
 def test_nobody_there_is_told_apart_from_one_that_cannot(answering: Answering) -> None:
     answering.server.shutdown()
     answering.server.server_close()
-    with pytest.raises(OwnerSilent, match=r"nobody answers at .*refused"):
+    with pytest.raises(OwnerUnreachable, match=r"nobody answers at .*refused"):
         owner(answering.url).offload(STREAM, None, within_s=5)
 
 
@@ -172,7 +172,7 @@ def test_a_token_goes_to_a_host_that_is_named(answering: Answering, allowed: str
     hosts = allowed.replace("PORT", str(answering.server.server_port))
     asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS=hosts)
     assert asked.offload(STREAM, None, within_s=0) == Position(1, 9)
-    by_setting = Owner(
+    by_setting = OwnerClient(
         answering.url,
         clock=SystemClock(),
         hosts=[each.strip() for each in hosts.split(",")],
@@ -206,7 +206,7 @@ def test_an_answer_that_comes_drop_by_drop_ends_the_call_at_its_deadline(answeri
     began_s = time.monotonic()
     error: OffloaderError | None = None
     try:
-        Owner(answering.url, clock=FastClock(), environ={}).offload(STREAM, None, within_s=0)
+        OwnerClient(answering.url, clock=FastClock(), environ={}).offload(STREAM, None, within_s=0)
     except OutcomeUnknown as late:
         error = late
     assert time.monotonic() - began_s < 9, "it waited for as long as something came"

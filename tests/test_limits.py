@@ -14,12 +14,12 @@ from offloader.errors import StoreUnavailable, Throttled
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings
 from offloader.store.rate_limit import (
+    AdaptiveRate,
     Bucket,
     Limiter,
-    Pace,
     Priority,
+    RequestScheduler,
     Traffic,
-    Turns,
     current_priority,
     turn_waited_s,
     working_at,
@@ -31,7 +31,7 @@ NEVER = threading.Event()
 
 
 def test_without_limits_everyone_goes_at_once() -> None:
-    turns = Turns(LimitSettings())
+    turns = RequestScheduler(LimitSettings())
     asked = [turns.ask(Priority.DELETION, 0) for _ in range(100)]
     assert turns.admit(0.0) == asked
     assert turns.waiting == []
@@ -63,7 +63,7 @@ def test_a_request_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -
 def test_in_any_time_no_more_goes_than_rate_times_time_plus_burst_plus_one_request(
     rate: float, burst_s: float, steps: list[tuple[float, int]]
 ) -> None:
-    turns = Turns(LimitSettings(bytes_per_s=rate, burst_s=burst_s))
+    turns = RequestScheduler(LimitSettings(bytes_per_s=rate, burst_s=burst_s))
     burst = max(1.0, rate * burst_s)
     now_s, gone = 0.0, []
     for passed_s, size_bytes in steps:
@@ -79,7 +79,7 @@ def test_in_any_time_no_more_goes_than_rate_times_time_plus_burst_plus_one_reque
 
 
 def test_live_goes_before_reads_before_backfill_before_deletion_and_then_by_arrival() -> None:
-    turns = Turns(LimitSettings(requests_per_s=1.0, burst_s=1.0))
+    turns = RequestScheduler(LimitSettings(requests_per_s=1.0, burst_s=1.0))
     turns.ask(Priority.LIVE, 0)
     turns.admit(0.0)
     order = [Priority.DELETION, Priority.BACKFILL, Priority.READ, Priority.LIVE, Priority.READ, Priority.LIVE]
@@ -89,7 +89,7 @@ def test_live_goes_before_reads_before_backfill_before_deletion_and_then_by_arri
 
 
 def test_a_lower_priority_takes_nothing_that_a_higher_one_waits_for() -> None:
-    turns = Turns(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
+    turns = RequestScheduler(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
     turns.ask(Priority.LIVE, 100)
     turns.admit(0.0)
     large = turns.ask(Priority.LIVE, 90)
@@ -100,7 +100,7 @@ def test_a_lower_priority_takes_nothing_that_a_higher_one_waits_for() -> None:
 
 
 def test_who_waits_behind_a_large_request_asks_again_when_that_has_gone_not_all_the_time() -> None:
-    turns = Turns(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
+    turns = RequestScheduler(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
     turns.ask(Priority.LIVE, 95)
     turns.admit(0.0)
     large = turns.ask(Priority.LIVE, 95)
@@ -129,7 +129,7 @@ def test_who_gives_up_lets_those_behind_go() -> None:
 
 
 def test_a_request_that_waits_for_bytes_holds_up_those_behind_it() -> None:
-    turns = Turns(LimitSettings(bytes_per_s=100.0, requests_per_s=2.0))
+    turns = RequestScheduler(LimitSettings(bytes_per_s=100.0, requests_per_s=2.0))
     turns.ask(Priority.LIVE, 100)
     turns.admit(0.0)
     upload = turns.ask(Priority.LIVE, 50)
@@ -152,7 +152,7 @@ def test_a_rate_counts_every_kind_of_request(rate: str, size_bytes: int, traffic
 
 
 def test_bytes_that_werent_moved_are_given_back_and_others_charged() -> None:
-    turns = Turns(LimitSettings(bytes_per_s=100.0))
+    turns = RequestScheduler(LimitSettings(bytes_per_s=100.0))
     turn = turns.ask(Priority.READ, 100)
     turns.admit(0.0)
     turns.settle(turn, 20)
@@ -168,7 +168,7 @@ def test_bytes_that_werent_moved_are_given_back_and_others_charged() -> None:
 
 
 def test_a_refusal_halves_the_rate_of_the_last_second() -> None:
-    pace = Pace(LimitSettings())
+    pace = AdaptiveRate(LimitSettings())
     for _ in range(40):
         pace.admitted(0.5)
     pace.slow_down(0.9)
@@ -178,7 +178,7 @@ def test_a_refusal_halves_the_rate_of_the_last_second() -> None:
 
 
 def test_each_second_without_a_refusal_adds_the_same_until_the_pace_is_free() -> None:
-    pace = Pace(LimitSettings(recovery_requests_per_s=5.0))
+    pace = AdaptiveRate(LimitSettings(recovery_requests_per_s=5.0))
     for _ in range(40):
         pace.admitted(0.5)
     pace.slow_down(0.9)
@@ -191,7 +191,7 @@ def test_each_second_without_a_refusal_adds_the_same_until_the_pace_is_free() ->
 
 
 def test_the_rate_never_falls_below_its_minimum() -> None:
-    pace = Pace(LimitSettings(slowdown_requests_per_s_min=2.0))
+    pace = AdaptiveRate(LimitSettings(slowdown_requests_per_s_min=2.0))
     for _ in range(50):
         pace.slow_down(0.0)
     assert pace.rate_per_s == 2.0
@@ -199,7 +199,7 @@ def test_the_rate_never_falls_below_its_minimum() -> None:
 
 
 def test_refusals_of_requests_that_were_under_way_together_count_once() -> None:
-    turns = Turns(LimitSettings())
+    turns = RequestScheduler(LimitSettings())
     together = [turns.ask(Priority.LIVE, 0) for _ in range(32)]
     turns.admit(0.0)
     assert [turns.slow_down(turn, 0.0) for turn in together] == [True] + [False] * 31
@@ -211,7 +211,7 @@ def test_refusals_of_requests_that_were_under_way_together_count_once() -> None:
 
 
 def test_while_slowed_down_everybody_is_slow_reads_and_deletes_too() -> None:
-    turns = Turns(LimitSettings(recovery_requests_per_s=0.001))
+    turns = RequestScheduler(LimitSettings(recovery_requests_per_s=0.001))
     for _ in range(4):
         turns.ask(Priority.LIVE, 0)
     going = turns.admit(0.0)

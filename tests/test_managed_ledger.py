@@ -20,7 +20,7 @@ from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
@@ -269,7 +269,7 @@ def test_a_closed_stream_keeps_no_entries_in_memory(bench: Bench) -> None:
     assert topic._parts.tail.held_bytes == 0
 
 
-class _Contradicting(AroundStore):
+class _Contradicting(StoreWrapper):
     """Takes the next record that a stream writes, and says that it didn't."""
 
     armed = False

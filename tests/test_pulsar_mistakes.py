@@ -34,7 +34,7 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.ledger_objects import SourceLedger
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.quota import StreamBuffer
+from offloader.write.quota import StreamQuota
 from offloader.write.segment import OffloadHandle
 from tests.support.streams import StreamWriter, batch_of
 
@@ -135,7 +135,7 @@ def test_failing_segments_leave_no_byte_in_the_buffer_and_send_no_part_to_an_abo
     store: FaultyStore, offloader_with: Callable[..., LedgerOffloader]
 ) -> None:
     """Pulsar's counter leaks until every offer is refused, and its parts go on to an upload that is gone."""
-    offloader, buffer = offloader_with(workers_max=4), StreamBuffer(16 * MIB)
+    offloader, buffer = offloader_with(workers_max=4), StreamQuota(16 * MIB)
     batch = EntryBatch.build(7, 0, [bytes(MIB)] * 12)
     for number in range(8):
         store.set_faults([Fault(call=1 + number % 2, calls=1000, verb="upload_part")])

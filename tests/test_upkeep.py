@@ -352,7 +352,7 @@ def test_records_that_a_checkpoint_holds_go_from_the_manifest_when_they_are_old(
         cleanup={"cycle_minutes": 1440, "orphans_hours": 12},
     )
     if kept == "by a hold":
-        bench.writer.log.amend([Hold(True, "court")])
+        bench.writer.log.commit_as_maintainer([Hold(True, "court")])
     folded = bench.writer.log.state.record_id
     bench.writer.log.checkpoint()
     bench.writer.add([batch_of(5, 0, 10)], closes=[5])

@@ -21,7 +21,16 @@ from offloader.manifest.rebuild import FoundSegment, read_segment
 from offloader.settings import OffloadSettings
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
 
-__all__ = ["Attempt", "AttemptTable", "Found", "Listing", "ObjectPair", "Owner", "ends_with_entry", "read_attempt"]
+__all__ = [
+    "Attempt",
+    "AttemptOwner",
+    "AttemptTable",
+    "Found",
+    "Listing",
+    "ObjectPair",
+    "ends_with_entry",
+    "read_attempt",
+]
 
 #: Index objects are read whole.
 INDEX_BYTES_MAX = 512 * 1024 * 1024
@@ -285,7 +294,7 @@ def ends_with_entry(tail: bytes, entry_id: int) -> bool:
 _ROW = struct.Struct("<16s7qII?")
 
 
-class Owner(NamedTuple):
+class AttemptOwner(NamedTuple):
     """What an attempt's metadata says of its origin; either may be empty."""
 
     managed_ledger: str
@@ -297,20 +306,20 @@ class AttemptTable:
 
     def __init__(self) -> None:
         self.count = 0
-        self._rows: dict[Owner, list[bytes | Attempt]] = {}
+        self._rows: dict[AttemptOwner, list[bytes | Attempt]] = {}
 
     def add(self, attempt: Attempt) -> None:
-        owner = Owner(attempt.managed_ledger, attempt.cluster)
+        owner = AttemptOwner(attempt.managed_ledger, attempt.cluster)
         packed = _packed(attempt)
         plain = packed is not None and _attempt(packed, owner) == attempt
         self._rows.setdefault(owner, []).append(packed if packed is not None and plain else attempt)
         self.count += 1
 
-    def owners(self) -> list[Owner]:
+    def owners(self) -> list[AttemptOwner]:
         """Who has attempts."""
         return list(self._rows)
 
-    def of(self, owner: Owner) -> Iterator[Attempt]:
+    def of(self, owner: AttemptOwner) -> Iterator[Attempt]:
         """The attempts of one."""
         for row in self._rows.get(owner, ()):
             yield _attempt(row, owner) if isinstance(row, bytes) else row
@@ -336,7 +345,7 @@ def _packed(attempt: Attempt) -> bytes | None:
     )
 
 
-def _attempt(row: bytes, owner: Owner) -> Attempt:
+def _attempt(row: bytes, owner: AttemptOwner) -> Attempt:
     uuid, ledger_id, data, index, entries, payload, blocks, modified_ms, data_crc, index_crc, closed = _ROW.unpack(row)
     last = entries - 1
     return Attempt(

@@ -14,7 +14,7 @@ from formats.errors import FormatError
 from formats.keys import data_key
 from formats.manifest import Adopt, Edit, LedgerClosed, Release
 from formats.segment import LedgerSpan
-from offloader.adopt.find import Attempt, AttemptTable, Found, Listing, ObjectPair, Owner, read_attempt
+from offloader.adopt.find import Attempt, AttemptOwner, AttemptTable, Found, Listing, ObjectPair, read_attempt
 from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, Unsupported
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers, stream_of_managed_ledger
 from offloader.manifest.apply import apply_edits
@@ -24,17 +24,17 @@ from offloader.manifest.rebuild import FoundSegment, choose_segments
 from offloader.manifest.segment_table import AT_ROOT, SegmentRecord
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.read import fetch as plan
-from offloader.read.prefetch import Workers
+from offloader.read.prefetch import ReaderThreads
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
 
 __all__ = [
     "AdoptedStream",
     "Adoption",
+    "AdoptionProblem",
     "AdoptionProgress",
     "Choice",
     "LeftOut",
-    "Problem",
     "adopt",
     "adoptions_of",
     "choose_attempts",
@@ -222,7 +222,7 @@ _NOTHING = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AdoptionProblem:
     """Something that isn't adopted: an object's key or a stream, and why."""
 
     what: str
@@ -280,7 +280,7 @@ class Adoption:
     """
 
     streams: list[AdoptedStream] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[AdoptionProblem] = field(default_factory=list)
     problems_count: int = 0
     objects: int = 0
     foreign: Found = field(default_factory=Found)
@@ -290,7 +290,7 @@ class Adoption:
     def problem(self, what: str, why: str) -> None:
         self.problems_count += 1
         if len(self.problems) < PROBLEMS_MAX:
-            self.problems.append(Problem(what, why))
+            self.problems.append(AdoptionProblem(what, why))
 
 
 def adopt(
@@ -332,10 +332,10 @@ def adopt(
     by_ledger = {ledger.ledger_id: topic.managed_ledger for topic in topics for ledger in topic.ledgers}
     found = AttemptTable()
     listing = Listing(store)
-    workers = Workers(requests_in_flight)
+    workers = ReaderThreads(requests_in_flight)
     tasks = (partial(_attempt, store, pair, deep) for pair in listing.pairs())
     for count, result in enumerate(workers.in_order(tasks), 1):
-        if isinstance(result, Problem):
+        if isinstance(result, AdoptionProblem):
             done.problem(result.what, result.why)
         elif not cluster or result.cluster == cluster:
             found.add(_named(result, by_ledger))
@@ -347,7 +347,7 @@ def adopt(
     record = partial(_adopted, store, clock, take_ownership, dry_run)
     recorded = workers.in_order(partial(record, name, found, owners[name], by_stream.get(name)) for name in names)
     for count, each in enumerate(recorded, 1):
-        if isinstance(each, Problem):
+        if isinstance(each, AdoptionProblem):
             done.problem(each.what, each.why)
         else:
             done.streams.append(each)
@@ -355,13 +355,13 @@ def adopt(
     return done
 
 
-def _attempt(store: ObjectStore, pair: ObjectPair, deep: bool) -> Attempt | Problem:
+def _attempt(store: ObjectStore, pair: ObjectPair, deep: bool) -> Attempt | AdoptionProblem:
     try:
         return read_attempt(store, pair, deep=deep)
     except (FormatError, LimitReached) as error:
-        return Problem(pair.data.key, str(error))
+        return AdoptionProblem(pair.data.key, str(error))
     except NotFound:
-        return Problem(pair.data.key, "it was deleted while it was looked at")
+        return AdoptionProblem(pair.data.key, "it was deleted while it was looked at")
 
 
 def _by_stream(topics: Sequence[TopicLedgers]) -> dict[str, TopicLedgers]:
@@ -380,9 +380,9 @@ def _named(attempt: Attempt, by_ledger: Mapping[int, str]) -> Attempt:
     return replace(attempt, managed_ledger=names.pop()) if len(names) == 1 else attempt
 
 
-def _owners(found: AttemptTable, done: Adoption) -> dict[str, list[Owner]]:
+def _owners(found: AttemptTable, done: Adoption) -> dict[str, list[AttemptOwner]]:
     """Stream -> who wrote for it; notes the attempts that are nobody's."""
-    owners: dict[str, list[Owner]] = {}
+    owners: dict[str, list[AttemptOwner]] = {}
     for owner in found.owners():
         if owner.managed_ledger:
             owners.setdefault(stream_of_managed_ledger(owner.managed_ledger), []).append(owner)
@@ -399,13 +399,15 @@ def _adopted(
     dry_run: bool,
     stream: str,
     found: AttemptTable,
-    owners: Sequence[Owner],
+    owners: Sequence[AttemptOwner],
     topic: TopicLedgers | None,
-) -> AdoptedStream | Problem:
+) -> AdoptedStream | AdoptionProblem:
     clusters = sorted({owner.cluster for owner in owners if owner.cluster})
     if len(clusters) > 1:
         # Ledger ids of different clusters have nothing to do with each other.
-        return Problem(stream, f"clusters {', '.join(clusters)} have a topic of this name: choose one with --cluster")
+        return AdoptionProblem(
+            stream, f"clusters {', '.join(clusters)} have a topic of this name: choose one with --cluster"
+        )
     attempts = [attempt for owner in owners for attempt in found.of(owner)]
     try:
         state = _state(store, stream)
@@ -418,7 +420,7 @@ def _adopted(
     except Unsupported:
         raise  # of the store, not of this stream
     except (Corrupt, EditRefused, InvalidCall) as error:
-        return Problem(stream, str(error))
+        return AdoptionProblem(stream, str(error))
     ends = plan.whole_range(state)
     unreadable = len(state.offloaded()) - len(plan.readable_segments(state))
     return AdoptedStream(
@@ -450,7 +452,7 @@ def _recorded(log: ManifestLog, choice: Choice, driver: Mapping[str, str], *, ow
     state = log.load(create=True)
     for edits in (facts_of(choice), adoptions_of(choice, driver, owned=owned)):
         for start in range(0, len(edits), RECORD_EDITS_MAX):
-            state = log.amend(edits[start : start + RECORD_EDITS_MAX])
+            state = log.commit_as_maintainer(edits[start : start + RECORD_EDITS_MAX])
     return state
 
 
@@ -461,7 +463,7 @@ def _taken(log: ManifestLog, foreign: Sequence[SegmentRecord]) -> ManifestState:
         some = foreign[start : start + RECORD_EDITS_MAX]
         edits: list[Edit] = [Release(tuple(record.uuid for record in some))]
         edits += [Adopt(record.uuid, record.summary, record.driver, True) for record in some if record.summary]
-        state = log.amend(edits)
+        state = log.commit_as_maintainer(edits)
     return state
 
 
@@ -475,5 +477,5 @@ def release(store: ObjectStore, stream: str, *, clock: Clock, dry_run: bool = Fa
     log = ManifestLog(store, stream, clock=clock, writer_name="offloader adopt")
     uuids = [record.uuid for record in log.load().offloaded() if not record.owned]
     for start in range(0, 0 if dry_run else len(uuids), RECORD_EDITS_MAX):
-        log.amend([Release(tuple(uuids[start : start + RECORD_EDITS_MAX]))])
+        log.commit_as_maintainer([Release(tuple(uuids[start : start + RECORD_EDITS_MAX]))])
     return len(uuids)

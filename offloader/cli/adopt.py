@@ -23,7 +23,7 @@ from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics
 from offloader.ledgers.pulsar.transport import open_security
-from offloader.read.prefetch import Workers
+from offloader.read.prefetch import ReaderThreads
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.overlay import SCHEME, ObjectsPlace, create_catalogue
@@ -181,7 +181,7 @@ def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
     hosts = [host.strip() for host in os.environ.get(HOSTS_VARIABLE, "").split(",") if host.strip()]
     with AdminClient(admin_url, security=open_security(token_variable=TOKEN_VARIABLE), hosts=hosts) as client:
         names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]
-        found = Workers(CONNECTIONS_MAX).in_order(partial(_ledgers, client, name) for name in names)
+        found = ReaderThreads(CONNECTIONS_MAX).in_order(partial(_ledgers, client, name) for name in names)
         return [topic for topic in found if topic is not None]
 
 

@@ -16,7 +16,7 @@ from offloader.cli.options import ConfigArguments, DryRun, Json, StoreArguments,
 from offloader.cli.output import Column, bytes_text, counted, json_line, print_rows
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
 from offloader.gc.audit import read_batches
-from offloader.gc.orphans import Leftover, Outcome, Place
+from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally
 from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, undo_retirements
@@ -200,7 +200,7 @@ class _Said:
     failures: int = 0
     exit_code: int = 0
 
-    def rows(self, leftovers: Iterator[Leftover], now_ms: int) -> Iterator[Mapping[str, object]]:
+    def rows(self, leftovers: Iterator[Garbage], now_ms: int) -> Iterator[Mapping[str, object]]:
         for each in leftovers:
             ours = each.reason.is_ours
             self.tallies.setdefault((each.outcome, ours), Tally()).add(each.objects, each.size_bytes)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from formats.describe import Piece
+from formats.describe import DescribedBytes
 from formats.entries import Position
 from offloader.cli.options import Json, StoreArguments
 from offloader.cli.output import json_line
@@ -48,7 +48,7 @@ def run(
     return ErrorKind.REPAIR_DATA.value if damaged else 0
 
 
-def _print_text(found: Inspection, pieces: Iterator[Piece], hex_bytes: int) -> bool:
+def _print_text(found: Inspection, pieces: Iterator[DescribedBytes], hex_bytes: int) -> bool:
     print(f"{_printable(found.key)}: {found.kind}, {found.size_bytes:,} bytes")
     for name, value in sorted(found.metadata.items()):
         print(f"  {_printable(name)} = {_printable(value)}")
@@ -64,7 +64,7 @@ def _print_text(found: Inspection, pieces: Iterator[Piece], hex_bytes: int) -> b
     return damaged
 
 
-def _print_json(found: Inspection, pieces: Iterator[Piece], hex_bytes: int) -> bool:
+def _print_json(found: Inspection, pieces: Iterator[DescribedBytes], hex_bytes: int) -> bool:
     print(
         json_line(
             {
@@ -84,7 +84,7 @@ def _print_json(found: Inspection, pieces: Iterator[Piece], hex_bytes: int) -> b
     return damaged
 
 
-def _first_bytes(found: Inspection, piece: Piece, count: int) -> bytes:
+def _first_bytes(found: Inspection, piece: DescribedBytes, count: int) -> bytes:
     return found.bytes_of(piece.start, piece.start + min(piece.length, count)) if count else b""
 
 

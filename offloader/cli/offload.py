@@ -20,13 +20,13 @@ from offloader.cli.segments import STORED_COLUMNS, stored_rows, stored_totals, t
 from offloader.errors import BucketMissing, NotFound
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.owner_client import OwnerSilent, ask_owner
+from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import load_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.write.backfill import HistoryResult
 from offloader.write.backfill_plan import BackfillPlan
-from offloader.write.hot_tier import HistoryBytes, position_leaving
+from offloader.write.hot_tier import LedgerSizeEstimator, position_leaving
 from offloader.write.ledger_method import LedgerMethodPlan
 from offloader.write.offloader import LedgerOffloader, method_by_hand, offload_by_hand
 
@@ -123,7 +123,7 @@ def _asked_owner(
     """
     try:
         after = ask_owner(store, before, last, settings)
-    except (OwnerSilent, NotFound):
+    except (OwnerUnreachable, NotFound):
         if must:
             raise
         return None
@@ -141,7 +141,7 @@ def _expect(shown: SegmentProgress, plan: BackfillPlan | LedgerMethodPlan) -> No
 
 
 def _print_planned(planned: Sequence[Any], ledgers: Sequence[LedgerInfo], stream: str, *, as_json: bool) -> None:
-    sizes = HistoryBytes(ledgers)
+    sizes = LedgerSizeEstimator(ledgers)
     rows = [
         {
             "layout": f"V{int(each.layout)}",

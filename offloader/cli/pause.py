@@ -14,7 +14,7 @@ import typer
 from offloader.cli.options import ConfigArguments, Json, Stream
 from offloader.cli.output import json_line
 from offloader.read.reader import load_stream
-from offloader.write.backfill_service import HistoryRuns
+from offloader.write.backfill_service import BackfillService
 from offloader.write.offloader import LedgerOffloader
 
 __all__ = ["resume", "run"]
@@ -58,7 +58,7 @@ def _record(
     given: ConfigArguments,
     as_json: bool,
     *,
-    change: Callable[[HistoryRuns], bool],
+    change: Callable[[BackfillService], bool],
     changed: str,
     as_it_was: str,
 ) -> None:

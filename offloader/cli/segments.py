@@ -18,7 +18,7 @@ from offloader.manifest.state import ManifestState
 from offloader.plot import draw
 from offloader.read.reader import load_stream, time_text
 from offloader.store.base import ObjectStore
-from offloader.write.upload import confirm_stored
+from offloader.write.upload import verify_objects
 
 __all__ = ["STORED_COLUMNS", "run", "stored_rows", "stored_totals", "totals_text"]
 
@@ -122,7 +122,7 @@ def totals_text(totals: Mapping[str, int], store: ObjectStore) -> str:
 
 
 def _row(store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary) -> Mapping[str, Any]:
-    data, index = confirm_stored(store, stream, uuid, summary)
+    data, index = verify_objects(store, stream, uuid, summary)
     return {
         "uuid": str(uuid),
         "layout": f"V{int(summary.layout)}",

@@ -18,7 +18,7 @@ from offloader.errors import InvalidCall, NotFound, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
-from offloader.owner_client import OwnerSilent, ask_owner
+from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import load_stream
 from offloader.retention.scope import find_place
 from offloader.retention.truncate import Truncation, truncate_stream, truncate_topic
@@ -123,7 +123,7 @@ def _ask_owners(
         until = Position(head.ledger_id, head.entry_id - 1) if head.entry_id else None
         try:
             end = ask_owner(store, state, until, settings).committed_end()
-        except (OwnerSilent, NotFound):
+        except (OwnerUnreachable, NotFound):
             continue  # it is gone, or offloads another stream by now
         except StoreUnavailable as error:
             raise StoreUnavailable(

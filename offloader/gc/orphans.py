@@ -22,22 +22,22 @@ from formats.keys import Testimony, data_key, is_segment_uuid_of, object_testimo
 from offloader.errors import NotFound
 from offloader.manifest.boundary import REBUILD, LostRecords, is_manifest_object
 from offloader.manifest.catalog import is_void_size
-from offloader.manifest.live_uuids import NamedUuids, Words
+from offloader.manifest.live_uuids import LiveUuids, Words
 from offloader.manifest.lost_records import newest_ms
 from offloader.manifest.state import tells_of_loss
 from offloader.manifest.topics import TopicState
 from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo
 
 __all__ = [
-    "Knowledge",
-    "Leftover",
+    "Garbage",
+    "LiveSet",
     "Outcome",
     "Place",
     "Reason",
     "Witnesses",
-    "judge_page",
-    "judge_upload",
-    "judged_again",
+    "classified_again",
+    "classify_page",
+    "classify_upload",
 ]
 
 
@@ -107,7 +107,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leftover:
+class Garbage:
     """Something that no manifest needs, or that nobody knows.
 
     Attributes:
@@ -150,7 +150,7 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knowledge:
+class LiveSet:
     """What a judgement needs to know of a stream.
 
     Attributes:
@@ -166,7 +166,7 @@ class Knowledge:
     """
 
     stream: str
-    names: NamedUuids | None
+    names: LiveUuids | None
     dead: frozenset[UUID]
     doubtful: frozenset[UUID]
     old_ms: int
@@ -206,7 +206,7 @@ class Knowledge:
         return Reason.DOUBTFUL if any(is_segment_uuid_of(uuid, each) for each in self.doubtful) else Reason.FOREIGN
 
 
-def judge_page(page: Sequence[ObjectInfo], known: Knowledge) -> Iterator[tuple[Place, int, int] | Leftover]:
+def classify_page(page: Sequence[ObjectInfo], known: LiveSet) -> Iterator[tuple[Place, int, int] | Garbage]:
     """Judges listed objects of a stream: kind, number and bytes of those that are needed, and each leftover."""
     start = len(stream_prefix(known.stream))
     rest: list[ObjectInfo] = []
@@ -256,7 +256,7 @@ def _uuids_of(texts: Sequence[str]) -> tuple[NDArray[np.bool_], Words, Words]:
     return is_uuid, halves[:, 0], halves[:, 1]
 
 
-def _judge_other(info: ObjectInfo, known: Knowledge, name: str) -> tuple[Place, int, int] | Leftover:
+def _judge_other(info: ObjectInfo, known: LiveSet, name: str) -> tuple[Place, int, int] | Garbage:
     """Of an object whose name isn't one of a segment's."""
     folder, _, below = name.partition("/")
     place = Place.OTHER
@@ -277,7 +277,7 @@ def _judge_other(info: ObjectInfo, known: Knowledge, name: str) -> tuple[Place, 
     return _leftover(known, place, info, Reason.FOREIGN) if place is Place.OTHER else (place, 1, info.size_bytes)
 
 
-def _retention_reason(info: ObjectInfo, known: Knowledge) -> Reason | None:
+def _retention_reason(info: ObjectInfo, known: LiveSet) -> Reason | None:
     """Why something below a ``retention/`` folder is left over, or stays although it isn't needed; ``None``: it is.
 
     Documents are of one incarnation, which their keys name; a stream's catalogue entry, or a topic's, is written before
@@ -306,7 +306,7 @@ def _retention_reason(info: ObjectInfo, known: Knowledge) -> Reason | None:
     return Reason.DOUBTFUL if known.doubtful else known.kept_or(Reason.DEAD, info.modified_ms)
 
 
-def judge_upload(upload: UploadInfo, known: Knowledge) -> Leftover | None:
+def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
     """Judges an unfinished upload of a stream; ``None``: a writer may still be at it."""
     info = ObjectInfo(upload.key, 0, "", upload.started_ms)
     parsed = parse_object_key(upload.key, known.stream)
@@ -324,7 +324,7 @@ def judge_upload(upload: UploadInfo, known: Knowledge) -> Leftover | None:
     return _leftover(known, Place.UPLOAD, info, reason, upload.upload_id)
 
 
-def judged_again(leftover: Leftover, known: Knowledge) -> Leftover:
+def classified_again(leftover: Garbage, known: LiveSet) -> Garbage:
     """The same leftover by newer knowledge."""
     info = ObjectInfo(leftover.key, leftover.size_bytes, "", leftover.modified_ms)
     if leftover.place is Place.SEGMENT:
@@ -334,15 +334,15 @@ def judged_again(leftover: Leftover, known: Knowledge) -> Leftover:
         reason = Reason.NAMED_SINCE if named else known.why_unnamed(parsed.uuid, leftover.modified_ms)
         return replace(leftover, reason=reason)
     if leftover.place is Place.UPLOAD:
-        again = judge_upload(UploadInfo(leftover.key, leftover.upload_id, leftover.modified_ms), known)
+        again = classify_upload(UploadInfo(leftover.key, leftover.upload_id, leftover.modified_ms), known)
         return replace(leftover, reason=Reason.NAMED_SINCE if again is None else again.reason)
     if leftover.place is Place.RETENTION:
         return replace(leftover, reason=_retention_reason(info, known) or Reason.NAMED_SINCE)
     return replace(leftover, reason=known.kept_or(leftover.reason, info.modified_ms))
 
 
-def _leftover(known: Knowledge, place: Place, info: ObjectInfo, reason: Reason, upload_id: str = "") -> Leftover:
-    return Leftover(
+def _leftover(known: LiveSet, place: Place, info: ObjectInfo, reason: Reason, upload_id: str = "") -> Garbage:
+    return Garbage(
         stream=known.stream,
         place=place,
         key=info.key,
@@ -366,7 +366,7 @@ class Witnesses:
     lost: str = ""
     _newest_ms: dict[int, int] = field(default_factory=dict)
 
-    def judged(self, leftover: Leftover, names: NamedUuids | None) -> Leftover:
+    def judged(self, leftover: Garbage, names: LiveUuids | None) -> Garbage:
         """The leftover, with another reason where its object, or one before, speaks for keeping it."""
         asked = leftover.place is Place.SEGMENT and leftover.reason is Reason.UNNAMED
         if asked and names is not None and not self.lost:
@@ -394,7 +394,7 @@ class Witnesses:
         except NotFound:
             return None
 
-    def _newest_of(self, names: NamedUuids) -> int:
+    def _newest_of(self, names: LiveUuids) -> int:
         if names.record_id not in self._newest_ms:
             self._newest_ms[names.record_id] = newest_ms(self.store, names)
         return self._newest_ms[names.record_id]

@@ -33,7 +33,7 @@ from offloader.store.base import ObjectStore
 __all__ = [
     "Action",
     "CleanupPlan",
-    "Doomed",
+    "Deletable",
     "PlannedDeletion",
     "Retired",
     "RetiredFacts",
@@ -59,7 +59,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class Deletable:
     """Segments that nobody needs any more, and why."""
 
     action: Action
@@ -149,7 +149,7 @@ class CleanupPlan:
     """
 
     state: ManifestState
-    doomed: Sequence[Doomed]
+    doomed: Sequence[Deletable]
     due: Sequence[Retired]
     waiting: Sequence[tuple[Retired, str, int | None]]
     large: bool
@@ -208,7 +208,7 @@ def plan_cleanup(state: ManifestState, facts: Mapping[int, RetiredFacts], *, now
     return CleanupPlan(state=state, doomed=doomed, due=due, waiting=waiting, large=is_large(state, doomed))
 
 
-def is_large(state: ManifestState, doomed: Sequence[Doomed]) -> bool:
+def is_large(state: ManifestState, doomed: Sequence[Deletable]) -> bool:
     """Whether more than half of what the stream has in the store would go."""
     going_bytes = sum(each.segments.sums().object_bytes for each in doomed)
     return 2 * going_bytes > state.sums.object_bytes
@@ -263,7 +263,7 @@ def _before(head: Position) -> str:
     return f"it lies before the stream's head {head}"
 
 
-def _doomed(state: ManifestState) -> Iterator[Doomed]:
+def _doomed(state: ManifestState) -> Iterator[Deletable]:
     if state.head is not None:
         before = state.offloaded(None, Position(state.head.ledger_id, state.head.entry_id - 1))
         # Ranges are disjoint: only the last one can reach over the head.
@@ -277,10 +277,10 @@ def _doomed(state: ManifestState) -> Iterator[Doomed]:
         yield from _by_ownership(around.where(keep), _LEDGERS_GONE)
 
 
-def _by_ownership(segments: SegmentSlice, rule: str) -> Iterator[Doomed]:
+def _by_ownership(segments: SegmentSlice, rule: str) -> Iterator[Deletable]:
     owned = segments.owned()
-    yield Doomed(Action.RETIRE, segments.where(owned), rule)
-    yield Doomed(Action.RELEASE, segments.where(~owned), rule)
+    yield Deletable(Action.RETIRE, segments.where(owned), rule)
+    yield Deletable(Action.RELEASE, segments.where(~owned), rule)
 
 
 def _in_gone_ledgers(state: ManifestState) -> dict[UUID, Position]:

@@ -34,15 +34,15 @@ from formats.keys import (
 from formats.manifest import Assign, Record, Rewrite, decode_record
 from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.gc.orphans import (
-    Knowledge,
-    Leftover,
+    Garbage,
+    LiveSet,
     Outcome,
     Place,
     Reason,
     Witnesses,
-    judge_page,
-    judge_upload,
-    judged_again,
+    classified_again,
+    classify_page,
+    classify_upload,
 )
 from offloader.manifest.boundary import (
     DELETE_KEYS_MAX,
@@ -55,7 +55,7 @@ from offloader.manifest.boundary import (
 from offloader.manifest.catalog import forget_name, is_released, list_streams, read_entry, unused_void
 from offloader.manifest.deletion_clock import TIME_KEY, time_for_deletion_ms
 from offloader.manifest.leases import global_hold, leases_of
-from offloader.manifest.live_uuids import NamedUuids, load_named_uuids, refreshed_named_uuids
+from offloader.manifest.live_uuids import LiveUuids, load_live_uuids, refreshed_live_uuids
 from offloader.manifest.load import kept_records
 from offloader.manifest.maintenance import DeadIncarnation, sweep_dead_incarnations, sweep_late_writes
 from offloader.manifest.topics import forget_topic, is_topic_unused, release_intent, release_topic, topic_state
@@ -72,7 +72,7 @@ def uploads_below(store: ObjectStore, stream: str) -> list[UploadInfo]:
     return list(store.list_uploads(stream_prefix(stream)))
 
 
-def uploads_by_key(store: ObjectStore, names: NamedUuids) -> Iterator[UploadInfo]:
+def uploads_by_key(store: ObjectStore, names: LiveUuids) -> Iterator[UploadInfo]:
     """The uploads of every segment that a kept record assigned, but for those that are still promised.
 
     Records are kept for ``orphan_age_hours_min`` and longer, so what a failed attempt left is looked for when it is old
@@ -161,13 +161,13 @@ class Reconciliation:
     finds_by_prefix: bool | None = None
     is_topic: bool = False
     needed: dict[Place, Tally] = field(default_factory=dict)
-    _known: Knowledge = field(init=False)
+    _known: LiveSet = field(init=False)
     _witnesses: Witnesses = field(init=False)
     _entry: UUID | None = field(init=False, default=None)
     _unfinished: set[UUID] = field(init=False, default_factory=set)
-    _old_manifests: dict[str, Leftover] = field(init=False, default_factory=dict)
+    _old_manifests: dict[str, Garbage] = field(init=False, default_factory=dict)
 
-    def leftovers(self) -> Iterator[Leftover]:
+    def leftovers(self) -> Iterator[Garbage]:
         """Each leftover, after what was to be done about it. Iterate over it once, and to the end.
 
         Raises:
@@ -191,7 +191,7 @@ class Reconciliation:
         self._witnesses = Witnesses(self.store, self.stream)
         self._known = self._knowledge(incarnations, now_ms - int(self.settings.orphan_age_hours_min * _MS_PER_HOUR))
         voids = self._voids()
-        waiting: list[Leftover] = []
+        waiting: list[Garbage] = []
         for some in (self._judged_uploads(uploads), self._ended_leases(), self._judged_pages(page, prefix)):
             for leftover in some:
                 if not leftover.reason.is_deletable:
@@ -215,7 +215,7 @@ class Reconciliation:
 
     # -- what is known
 
-    def _knowledge(self, incarnations: Iterable[UUID], old_ms: int) -> Knowledge:
+    def _knowledge(self, incarnations: Iterable[UUID], old_ms: int) -> LiveSet:
         entry = read_entry(self.store, self.stream)
         if entry is None and not self.is_topic and not is_released(self.store, self.stream):
             raise NotFound(
@@ -223,12 +223,12 @@ class Reconciliation:
                 hint="`offloader ls` lists the streams; `offloader manifest rebuild` where an entry was lost",
             )
         self._entry = None if entry is None else entry.incarnation
-        names: NamedUuids | None = None
+        names: LiveUuids | None = None
         dead, doubtful = set(), set()
         for incarnation in {*incarnations, *([] if entry is None else [entry.incarnation])}:
-            found: NamedUuids | None = None
+            found: LiveUuids | None = None
             try:
-                found = load_named_uuids(self.store, self.stream, incarnation)
+                found = load_live_uuids(self.store, self.stream, incarnation)
             except NotFound:
                 pass  # only begun, or nearly gone
             except (Corrupt, Unsupported):
@@ -241,7 +241,7 @@ class Reconciliation:
             else:
                 doubtful.add(incarnation)
         topic = topic_state(self.store, self.stream)
-        return Knowledge(
+        return LiveSet(
             stream=self.stream,
             names=names,
             dead=frozenset(dead),
@@ -267,7 +267,7 @@ class Reconciliation:
             if (None if entry is None else entry.incarnation) != self._entry:
                 raise NotFound(f"stream {self.stream} was deleted or created anew")
             if names is not None:
-                names = refreshed_named_uuids(self.store, names)
+                names = refreshed_live_uuids(self.store, names)
         except NotFound as error:
             raise StoreUnavailable(
                 f"{error.message} meanwhile: nothing more of it is deleted", hint="run it again"
@@ -277,11 +277,11 @@ class Reconciliation:
 
     # -- what is left over
 
-    def _judged_uploads(self, listed: Sequence[UploadInfo]) -> Iterator[Leftover]:
+    def _judged_uploads(self, listed: Sequence[UploadInfo]) -> Iterator[Garbage]:
         seen = set()
         for upload in listed:
             seen.add(upload.upload_id)
-            leftover = judge_upload(upload, self._known)
+            leftover = classify_upload(upload, self._known)
             if leftover is not None:
                 yield leftover
         if self.finds_by_prefix is None:
@@ -290,15 +290,15 @@ class Reconciliation:
         if self.finds_by_prefix or self._known.names is None:
             return
         for upload in uploads_by_key(self.store, self._known.names):
-            leftover = None if upload.upload_id in seen else judge_upload(upload, self._known)
+            leftover = None if upload.upload_id in seen else classify_upload(upload, self._known)
             seen.add(upload.upload_id)
             if leftover is not None:
                 yield leftover
 
-    def _ended_leases(self) -> Iterator[Leftover]:
+    def _ended_leases(self) -> Iterator[Garbage]:
         for lease in leases_of(self.store, self.stream):
             if lease.ends_ms is not None and lease.ends_ms <= self._known.old_ms:
-                yield Leftover(
+                yield Garbage(
                     stream=self.stream,
                     place=Place.LEASE,
                     key=lease_key(self.stream, lease.uuid),
@@ -307,11 +307,11 @@ class Reconciliation:
                     reason=self._known.kept_or(Reason.ENDED, lease.ends_ms),
                 )
 
-    def _judged_pages(self, page: ListPage, prefix: str) -> Iterator[Leftover]:
+    def _judged_pages(self, page: ListPage, prefix: str) -> Iterator[Garbage]:
         while True:
             # All of the page first: while it is handed out, what is known is read again.
-            for found in list(judge_page(page.objects, self._known)):
-                if not isinstance(found, Leftover):
+            for found in list(classify_page(page.objects, self._known)):
+                if not isinstance(found, Garbage):
                     place, objects, size_bytes = found
                     self.needed.setdefault(place, Tally()).add(objects, size_bytes)
                 elif found.place is Place.OLD_MANIFEST:
@@ -322,7 +322,7 @@ class Reconciliation:
                 return
             page = self.store.list(prefix, after=page.next_after)
 
-    def _note_old_manifest(self, found: Leftover) -> None:
+    def _note_old_manifest(self, found: Garbage) -> None:
         """One leftover for a whole old manifest: as young as the youngest object of it."""
         key = "/".join(found.key.split("/")[:-1]) + "/"
         before = self._old_manifests.get(key)
@@ -334,7 +334,7 @@ class Reconciliation:
             youngest, key=key, size_bytes=before.size_bytes + found.size_bytes, objects=before.objects + 1
         )
 
-    def _voids(self) -> list[Leftover]:
+    def _voids(self) -> list[Garbage]:
         """What stands for a name of which nothing else is left: judged now, so that a dry run says the same."""
         void = None if self.is_topic or self._entry is not None else unused_void(self.store, self.stream)
         found = [] if void is None else [(Place.CATALOGUE, void)]
@@ -342,7 +342,7 @@ class Reconciliation:
         if voids and is_topic_unused(self.store, self.stream):
             found += [(Place.RETENTION, each) for each in voids]
         return [
-            Leftover(
+            Garbage(
                 stream=self.stream,
                 place=place,
                 key=info.key,
@@ -355,7 +355,7 @@ class Reconciliation:
 
     # -- what is done
 
-    def _taken(self, some: Sequence[Leftover]) -> Iterator[Leftover]:
+    def _taken(self, some: Sequence[Garbage]) -> Iterator[Garbage]:
         """Deletes, and says of each what became of it."""
         if not self.delete:
             for each in some:
@@ -369,7 +369,7 @@ class Reconciliation:
                 return
             self._look_again()
             # Each is asked before any of them goes.
-            again = [judged_again(leftover, self._known) for leftover in waiting]
+            again = [classified_again(leftover, self._known) for leftover in waiting]
             again = [self._witnesses.judged(each, self._known.names) for each in again]
             if self._witnesses.lost:
                 again = [replace(each, reason=Reason.RECORDS_LOST) for each in again]
@@ -390,7 +390,7 @@ class Reconciliation:
                 self.clock.wait(threading.Event(), wait_s)
                 wait_s *= 2
 
-    def _delete(self, doomed: Sequence[Leftover]) -> dict[str, DeleteFailure]:
+    def _delete(self, doomed: Sequence[Garbage]) -> dict[str, DeleteFailure]:
         for leftover in doomed:
             if leftover.place is Place.UPLOAD:
                 self.store.abort_upload(leftover.key, leftover.upload_id)
@@ -403,7 +403,7 @@ class Reconciliation:
         keys = [key for key in keys if key not in shared]
         return failures | {failure.key: failure for failure in (self.store.delete(keys) if keys else ())}
 
-    def _done(self, leftover: Leftover) -> Leftover:
+    def _done(self, leftover: Garbage) -> Garbage:
         """Remembers the dead incarnations that something is left of: only their manifests tell whose it is."""
         gone = leftover.outcome in (Outcome.DELETED, Outcome.DELETABLE)
         if not gone and leftover.reason.is_ours and leftover.place in (Place.SEGMENT, Place.UPLOAD):
@@ -412,7 +412,7 @@ class Reconciliation:
             self._unfinished |= {each for each in others if parsed and is_segment_uuid_of(parsed.uuid, each)}
         return leftover
 
-    def _forgotten(self, voids: Sequence[Leftover]) -> Iterator[Leftover]:
+    def _forgotten(self, voids: Sequence[Garbage]) -> Iterator[Garbage]:
         for void in voids:
             if not (self.delete and void.reason.is_deletable):
                 yield replace(void, outcome=Outcome.DELETABLE) if void.reason.is_deletable else void
@@ -430,12 +430,14 @@ class Reconciliation:
         """Whether some may be deleted."""
         return any(each.reason.is_deletable for each in self._old_manifests.values())
 
-    def _swept_manifests(self) -> Iterator[Leftover]:
+    def _swept_manifests(self) -> Iterator[Garbage]:
         swept: Mapping[UUID, DeadIncarnation] = {}
         if self.delete and self._has_old_manifests():
             # They were judged when their page was: somebody may have put a hold on the stream, or on everything, since.
             self._look_again()
-            self._old_manifests = {key: judged_again(each, self._known) for key, each in self._old_manifests.items()}
+            self._old_manifests = {
+                key: classified_again(each, self._known) for key, each in self._old_manifests.items()
+            }
         if self._has_old_manifests():
             swept = sweep_dead_incarnations(
                 self.store,
@@ -478,7 +480,7 @@ class StoreReconciliation:
     may_delete: Callable[[str], bool] = lambda _: True
     needed: dict[Place, Tally] = field(default_factory=dict)
 
-    def leftovers(self) -> Iterator[Leftover]:
+    def leftovers(self) -> Iterator[Garbage]:
         """Each leftover: stream by stream, then those below none. Iterate over it once, and to the end.
 
         Raises:
@@ -499,7 +501,7 @@ class StoreReconciliation:
 
     def _of(
         self, name: str, now_ms: int, finds_by_prefix: bool | None = None, *, is_topic: bool = False
-    ) -> Iterator[Leftover]:
+    ) -> Iterator[Garbage]:
         run = Reconciliation(
             self.store,
             name,
@@ -517,7 +519,7 @@ class StoreReconciliation:
         for place, tally in run.needed.items():
             self.needed.setdefault(place, Tally()).add(tally.objects, tally.size_bytes)
 
-    def _outside(self, now_ms: int) -> Iterator[Leftover]:
+    def _outside(self, now_ms: int) -> Iterator[Garbage]:
         # Read again: streams that were created meanwhile aren't outside.
         below = _Below(list_streams(self.store, released=True))
         old_ms = now_ms - int(self.settings_of("").orphan_age_hours_min * _MS_PER_HOUR)
@@ -561,7 +563,7 @@ class StoreReconciliation:
             else:
                 yield _found(info, Place.OTHER, Reason.FOREIGN)
 
-    def _late_writes(self, stream: str, incarnation: UUID, first: ObjectInfo, old_ms: int) -> Leftover | None:
+    def _late_writes(self, stream: str, incarnation: UUID, first: ObjectInfo, old_ms: int) -> Garbage | None:
         """A manifest that holds only what was written after its stream was deleted; ``None``: it may be a lost one."""
         stopped = global_hold(self.store) is not None
         swept = sweep_late_writes(self.store, stream, incarnation, old_ms=old_ms, dry_run=stopped or not self.delete)
@@ -575,7 +577,7 @@ class StoreReconciliation:
         outcome = Outcome.DELETED if self.delete else Outcome.DELETABLE
         return replace(found, objects=swept.objects, outcome=outcome)
 
-    def _scratch(self, info: ObjectInfo, old_ms: int, upload_id: str = "") -> Iterator[Leftover]:
+    def _scratch(self, info: ObjectInfo, old_ms: int, upload_id: str = "") -> Iterator[Garbage]:
         """What somebody who tried the store out, or asked for its time, left when he was interrupted."""
         if info.modified_ms > old_ms:
             if not upload_id:
@@ -658,8 +660,8 @@ def _is_stream(encoded: str) -> bool:
         return False
 
 
-def _found(info: ObjectInfo, place: Place, reason: Reason, upload_id: str = "") -> Leftover:
-    return Leftover(
+def _found(info: ObjectInfo, place: Place, reason: Reason, upload_id: str = "") -> Garbage:
+    return Garbage(
         stream="",
         place=place,
         key=info.key,

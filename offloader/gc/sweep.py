@@ -18,7 +18,7 @@ from offloader.gc.delete_stream import remove_stream
 from offloader.gc.plan import (
     Action,
     CleanupPlan,
-    Doomed,
+    Deletable,
     Retired,
     forget_readers,
     note_readers,
@@ -102,7 +102,7 @@ class Sweeper:
         self._now_ms, self._by, self._entropy = now_ms, by, entropy
         self.swept = Swept() if swept is None else swept
 
-    def retire(self, doomed: Doomed) -> None:
+    def retire(self, doomed: Deletable) -> None:
         """Hides segments from readers; they can come back until they are purged.
 
         Raises:
@@ -112,19 +112,19 @@ class Sweeper:
         for segments in _chunks(doomed.segments):
             require_no_global_hold(self._store)
             uuids = tuple(segment.uuid for segment in segments)
-            state = self._log.amend([Retire(uuids)])
+            state = self._log.commit_as_maintainer([Retire(uuids)])
             retired = state.segments.get(uuids[0])
             if retired is not None and retired.retire_record is not None:
                 records.append(retired.retire_record)
             self.swept.retired += len(uuids)
         note_readers(self._store, self._log.state, records, now_ms=self._now_ms())
 
-    def release(self, doomed: Doomed) -> None:
+    def release(self, doomed: Deletable) -> None:
         """Forgets adopted segments that aren't ours; their objects stay."""
         for segments in _chunks(doomed.segments):
             require_no_global_hold(self._store)
             batch = self._begin(Action.RELEASE, doomed.rule, 0, [_entry(segment, ()) for segment in segments])
-            self._log.amend([Release(tuple(segment.uuid for segment in segments))])
+            self._log.commit_as_maintainer([Release(tuple(segment.uuid for segment in segments))])
             end_batch(self._store, batch, now_ms=batch.planned_ms)
             self.swept.released += len(segments)
 
@@ -175,7 +175,7 @@ class Sweeper:
     def _purge(self, record_id: int, rule: str, entries: Sequence[DeletedSegment]) -> None:
         require_no_global_hold(self._store)
         batch = self._begin(Action.PURGE, rule, record_id, entries)
-        self._log.amend([Purged(tuple(each.uuid for each in entries), record_id)])
+        self._log.commit_as_maintainer([Purged(tuple(each.uuid for each in entries), record_id)])
         self.swept.purged += len(entries)
         self._delete_purged(batch)
 
@@ -572,7 +572,7 @@ def undo_retirements(
     )
     if dry_run:
         return undone
-    record_id = log.amend(edits).record_id
+    record_id = log.commit_as_maintainer(edits).record_id
     # Only now it may be said: if that record is lost from here on, nobody deletes on the word of what is left.
     after = log.name_newest()
     if any((found := after.segments.get(each.uuid)) is None or found.retire_record is not None for each in chosen):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from formats.block import BLOCK_HEADER_BYTES, decode_block_header
 from formats.describe import (
-    Piece,
+    DescribedBytes,
     describe_block,
     describe_boundary,
     describe_catalog_entry,
@@ -56,7 +56,7 @@ class Inspection:
     kind: str
     size_bytes: int
     metadata: Mapping[str, str]
-    pieces: Iterator[Piece]
+    pieces: Iterator[DescribedBytes]
     bytes_of: Callable[[int, int], bytes]
 
 
@@ -96,7 +96,7 @@ def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | Non
     )
 
 
-def _kind_of(key: str, begin: bytes) -> tuple[str, Callable[[bytes], Iterator[Piece]] | None]:
+def _kind_of(key: str, begin: bytes) -> tuple[str, Callable[[bytes], Iterator[DescribedBytes]] | None]:
     """The kind of an object, and what describes it as a whole; ``None`` for data objects, which are walked."""
     name = key.rpartition("/")[2]
     if is_index(begin) or name.endswith("-index"):
@@ -122,7 +122,7 @@ def _ledger_id_of(key: str) -> int | None:
     return None if found is None else found.ledger_id
 
 
-def _data_pieces(window: _Window, ledger_id: int | None, settings: ReadSettings) -> Iterator[Piece]:
+def _data_pieces(window: _Window, ledger_id: int | None, settings: ReadSettings) -> Iterator[DescribedBytes]:
     at = 0
     while at < window.size_bytes:
         head = window.bytes_of(at, at + BLOCK_HEADER_BYTES)

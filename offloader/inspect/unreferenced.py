@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from uuid import UUID
 
 from formats.keys import is_segment_uuid_of, manifest_prefix, parse_object_key, stream_prefix
-from offloader.inspect.verify import Finding, Problem, lost_record_told
+from offloader.inspect.verify import Damage, Finding, lost_record_told
 from offloader.manifest.boundary import is_manifest_object, listed
 from offloader.manifest.lost_records import newest_ms, unnamed_objects
 from offloader.manifest.state import ManifestState
@@ -31,7 +31,7 @@ def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Findin
         problem = what_is(info.key, state)
         if problem is None:
             continue
-        unnamed = next(unnamed_objects(store, state, [info]), None) if problem is Problem.ORPHAN else None
+        unnamed = next(unnamed_objects(store, state, [info]), None) if problem is Damage.ORPHAN else None
         damage = None if unnamed is None else lost_record_told(store, state, unnamed)
         is_untold = unnamed is not None and unnamed.testimony is None and info.modified_ms > newest_ms(store, state)
         words = _UNTOLD if is_untold else _WORDS[problem]
@@ -40,10 +40,10 @@ def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Findin
         key = parse_object_key(upload.key, state.stream)
         if key is None or key.uuid not in state.segments:
             found = f"an unfinished upload, {upload.upload_id}"
-            yield _note(state, Problem.UNFINISHED, upload.key, found, _WORDS[Problem.UNFINISHED])
+            yield _note(state, Damage.UNFINISHED, upload.key, found, _WORDS[Damage.UNFINISHED])
 
 
-def what_is(key: str, state: ManifestState) -> Problem | None:
+def what_is(key: str, state: ManifestState) -> Damage | None:
     """What a listed key under the stream's prefix is: ``None`` where the manifest explains it.
 
     Source: spec of the manifest, sections 1 (known key shapes, directly under the stream) and 5 (a uuid proves its
@@ -53,12 +53,12 @@ def what_is(key: str, state: ManifestState) -> Problem | None:
     if found is not None:
         if found.uuid in state.segments or _is_kept(found.uuid, state):
             return None
-        return Problem.ORPHAN if is_segment_uuid_of(found.uuid, state.incarnation) else Problem.FOREIGN
+        return Damage.ORPHAN if is_segment_uuid_of(found.uuid, state.incarnation) else Damage.FOREIGN
     prefix = manifest_prefix(state.stream, state.incarnation)
     if key.startswith(prefix):
-        return None if is_manifest_object(key[len(prefix) :]) else Problem.FOREIGN
+        return None if is_manifest_object(key[len(prefix) :]) else Damage.FOREIGN
     folder = key[len(stream_prefix(state.stream)) :].partition("/")[0]
-    return None if folder in ("leases", "retention") else Problem.FOREIGN
+    return None if folder in ("leases", "retention") else Damage.FOREIGN
 
 
 def _is_kept(uuid: UUID, state: ManifestState) -> bool:
@@ -67,9 +67,9 @@ def _is_kept(uuid: UUID, state: ManifestState) -> bool:
 
 
 _WORDS = {
-    Problem.ORPHAN: ("a leftover of a failed attempt, or of one that began just now", "cleanup takes it when old"),
-    Problem.FOREIGN: ("not an object that this stream's manifest knows", "nothing here ever touches it"),
-    Problem.UNFINISHED: ("an upload that no segment is waiting for", "cleanup aborts it when old, if it is ours"),
+    Damage.ORPHAN: ("a leftover of a failed attempt, or of one that began just now", "cleanup takes it when old"),
+    Damage.FOREIGN: ("not an object that this stream's manifest knows", "nothing here ever touches it"),
+    Damage.UNFINISHED: ("an upload that no segment is waiting for", "cleanup aborts it when old, if it is ours"),
 }
 _UNTOLD = (
     "it says nothing of its record and is younger than the newest one: a leftover, or a record is lost",
@@ -77,7 +77,7 @@ _UNTOLD = (
 )
 
 
-def _note(state: ManifestState, problem: Problem, key: str, found: str, words: tuple[str, str]) -> Finding:
+def _note(state: ManifestState, problem: Damage, key: str, found: str, words: tuple[str, str]) -> Finding:
     what, advice = words
     return Finding(
         stream=state.stream,

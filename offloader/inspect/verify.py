@@ -42,8 +42,8 @@ from offloader.store.base import ObjectStore
 
 __all__ = [
     "CheckTotals",
+    "Damage",
     "Finding",
-    "Problem",
     "SegmentCheck",
     "check_history",
     "check_order",
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 
-class Problem(Enum):
+class Damage(Enum):
     """What is wrong; the value is how people and programs see it."""
 
     MISSING = "missing"
@@ -71,7 +71,7 @@ class Problem(Enum):
 
 
 #: Findings that take nothing from anybody: they are said, and that is all.
-NOTES = frozenset({Problem.ORPHAN, Problem.FOREIGN, Problem.UNFINISHED})
+NOTES = frozenset({Damage.ORPHAN, Damage.FOREIGN, Damage.UNFINISHED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Finding:
     """
 
     stream: str
-    problem: Problem
+    problem: Damage
     message: str
     advice: str = ""
     segment: UUID | None = None
@@ -215,7 +215,7 @@ def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep:
             found.append(_finding(error, objects, objects.index_key))
             return SegmentCheck(uuid=record.uuid, findings=tuple(found))
         found += _contradictions(objects, segment_map, summary)
-        if not deep or any(each.problem is Problem.MISSING for each in found):
+        if not deep or any(each.problem is Damage.MISSING for each in found):
             return SegmentCheck(uuid=record.uuid, findings=tuple(found))
         return _check_blocks(fetcher, objects, segment_map, summary, found)
     except Trimmed:  # retention took it since the manifest was loaded, as it may
@@ -234,7 +234,7 @@ def check_order(state: ManifestState) -> Iterator[Finding]:
         if after.begin <= before.end:
             yield Finding(
                 stream=state.stream,
-                problem=Problem.CONTRADICTION,
+                problem=Damage.CONTRADICTION,
                 segment=after.uuid,
                 expected=f"a begin after {before.end}",
                 found=str(after.begin),
@@ -245,7 +245,7 @@ def check_order(state: ManifestState) -> Iterator[Finding]:
         elif not state.follows(before.end, after.begin) and not _is_gap(state, before.end, after.begin):
             yield Finding(
                 stream=state.stream,
-                problem=Problem.HOLE,
+                problem=Damage.HOLE,
                 segment=after.uuid,
                 expected=f"what follows {before.end}, or a recorded gap",
                 found=str(after.begin),
@@ -291,7 +291,7 @@ def _contradictions(objects: SegmentObjects, segment_map: SegmentMap, summary: S
     return [
         Finding(
             stream=objects.stream,
-            problem=Problem.CONTRADICTION,
+            problem=Damage.CONTRADICTION,
             segment=objects.uuid,
             key=objects.index_key,
             expected=f"{name} {recorded}",
@@ -335,7 +335,7 @@ def _check_blocks(
         found += [
             Finding(
                 stream=objects.stream,
-                problem=Problem.CORRUPT,
+                problem=Damage.CORRUPT,
                 segment=objects.uuid,
                 key=objects.data_key,
                 start=0,
@@ -367,15 +367,15 @@ def _finding(error: OffloaderError, objects: SegmentObjects, key: str) -> Findin
     """
     match error:
         case ObjectMissing():
-            problem = Problem.MISSING
+            problem = Damage.MISSING
         case ObjectChanged():
-            problem = Problem.CHANGED
+            problem = Damage.CHANGED
         case LimitReached():
-            problem = Problem.UNREADABLE
+            problem = Damage.UNREADABLE
         case _ if error.kind is ErrorKind.REPAIR_DATA:
-            problem = Problem.CORRUPT
+            problem = Damage.CORRUPT
         case InvalidCall():
-            problem = Problem.UNREADABLE
+            problem = Damage.UNREADABLE
         case _:
             raise error
     cause = error.__cause__ if isinstance(error.__cause__, FormatError) else None
@@ -403,25 +403,25 @@ def check_history(store: ObjectStore, state: ManifestState) -> Iterator[Finding]
             record = decode_record(store.get(key)[0], object_name=key)
         except NotFound:
             if read_boundary(store, state.stream, state.incarnation).boundary.first_kept_id <= number:
-                yield _damage(state.stream, Problem.LOST_RECORDS, f"record {number} is missing", key)
+                yield _damage(state.stream, Damage.LOST_RECORDS, f"record {number} is missing", key)
             nonce = ""
             continue
         except (FormatError, Corrupt) as error:
-            yield _damage(state.stream, Problem.MANIFEST, f"record {number}: {error}", key)
+            yield _damage(state.stream, Damage.MANIFEST, f"record {number}: {error}", key)
             nonce = ""
             continue
         if nonce and record.previous_nonce and record.previous_nonce != nonce:
             what = f"record {number} follows another record {number - 1} than the one that is there"
-            yield _damage(state.stream, Problem.LOST_RECORDS, what, key)
+            yield _damage(state.stream, Damage.LOST_RECORDS, what, key)
         nonce = record.writer.nonce
     for key, problem in check_checkpoints(store, state, stored):
         if read_boundary(store, state.stream, state.incarnation).boundary == stored.boundary:
-            yield _damage(state.stream, Problem.MANIFEST, str(problem), key)
+            yield _damage(state.stream, Damage.MANIFEST, str(problem), key)
 
 
 def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> Iterator[Finding]:
     """What can be said of a stream whose manifest can't be loaded: what is there of it, and of its objects."""
-    yield _damage(stream, Problem.MANIFEST, error.message, None, advice=error.hint)
+    yield _damage(stream, Damage.MANIFEST, error.message, None, advice=error.hint)
     try:
         entry = read_entry(store, stream)
     except Unreadable:
@@ -429,10 +429,10 @@ def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> I
     incarnations = incarnations_in(store, stream) if entry is None else [entry.incarnation]
     found = survivors_of(store, stream, incarnations)
     for key in found.unreadable:
-        yield _damage(stream, Problem.MANIFEST, f"{key} can't be read", key)
+        yield _damage(stream, Damage.MANIFEST, f"{key} can't be read", key)
     for first, last in found.absent(_first_kept(store, stream, incarnations, found)):
         text = f"record {first} is" if first == last else f"records {first} to {last} are"
-        yield _damage(stream, Problem.LOST_RECORDS, f"{text} missing, and record {found.numbers[-1]} is there", None)
+        yield _damage(stream, Damage.LOST_RECORDS, f"{text} missing, and record {found.numbers[-1]} is there", None)
     there = set()
     for info in listed(store, stream_prefix(stream)):
         name = parse_object_key(info.key, stream)
@@ -442,7 +442,7 @@ def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> I
         if name.uuid not in found.ranges:
             yield Finding(
                 stream=stream,
-                problem=Problem.ORPHAN,
+                problem=Damage.ORPHAN,
                 key=info.key,
                 found=f"{info.size_bytes} bytes",
                 message=f"stream {stream}, object {info.key}, {info.size_bytes} bytes: no record names it",
@@ -451,7 +451,7 @@ def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> I
     for uuid in sorted(found.ranges.keys() - there):
         first_position, last_position = found.ranges[uuid]
         what = f"segment {uuid} at {first_position}..{last_position} has no data object"
-        yield _damage(stream, Problem.MISSING, what, None, segment=uuid)
+        yield _damage(stream, Damage.MISSING, what, None, segment=uuid)
 
 
 def lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed) -> Finding | None:
@@ -466,7 +466,7 @@ def lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed)
         f"object {unnamed.info.key} tells of record {unnamed.testimony.record_id} of its epoch, which the manifest "
         "hasn't: the newest records are lost"
     )
-    return _damage(state.stream, Problem.LOST_RECORDS, what, unnamed.info.key, segment=unnamed.uuid)
+    return _damage(state.stream, Damage.LOST_RECORDS, what, unnamed.info.key, segment=unnamed.uuid)
 
 
 def _first_kept(store: ObjectStore, stream: str, incarnations: Sequence[UUID], found: Survivors) -> int:
@@ -481,7 +481,7 @@ def _first_kept(store: ObjectStore, stream: str, incarnations: Sequence[UUID], f
 
 
 def _damage(
-    stream: str, problem: Problem, what: str, key: str | None, *, advice: str = REBUILD, segment: UUID | None = None
+    stream: str, problem: Damage, what: str, key: str | None, *, advice: str = REBUILD, segment: UUID | None = None
 ) -> Finding:
     message = what if what.startswith(("stream ", "manifest ")) else f"stream {stream}: {what}"
     return Finding(stream=stream, problem=problem, key=key, segment=segment, message=message, advice=advice)

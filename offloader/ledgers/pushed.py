@@ -24,14 +24,14 @@ from offloader.stream_names import require_stream_name
 __all__ = [
     "IdentifiedLedgers",
     "LedgerEnd",
-    "NotNext",
     "Offered",
-    "Piece",
+    "OutOfOrder",
     "PushMemory",
     "PushNews",
     "PushWindow",
     "Pushed",
     "PushedLedgers",
+    "PushedPiece",
     "first_difference",
     "new_pieces",
     "new_size",
@@ -74,7 +74,7 @@ class Pushed:
     repeated: int
 
 
-class NotNext(InvalidCall):
+class OutOfOrder(InvalidCall):
     """Pushed entries don't follow what is there; nothing of them was taken."""
 
 
@@ -87,7 +87,7 @@ class LedgerEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PushedPiece:
     """What comes next: first a ledger ends (``None``: none does), then these entries of one ledger come (or none)."""
 
     closed: LedgerEnd | None
@@ -100,7 +100,7 @@ def new_pieces(
     closed: Mapping[int, int],
     batches: Sequence[EntryBatch],
     ends: Sequence[LedgerEnd],
-) -> list[Piece]:
+) -> list[PushedPiece]:
     """What of a push is new, in order; empty: all of it is there already.
 
     Args:
@@ -115,7 +115,7 @@ def new_pieces(
         InvalidCall: ids descend or are negative, or the broker contradicts itself.
     """
     told = _told(stream, closed, ends)
-    pieces: list[Piece] = []
+    pieces: list[PushedPiece] = []
     at, before = end, None
     for batch in batches:
         _require_ascending(stream, before, batch)
@@ -127,18 +127,18 @@ def new_pieces(
         if at is not None and batch.ledger_id == at.ledger_id:
             rest = _rest_of_ledger(stream, at, batch, told)
         elif batch.first.entry_id != 0:
-            raise NotNext(
+            raise OutOfOrder(
                 f"stream {stream}: {batch.first} was pushed after {at or 'nothing'}: a ledger begins with entry 0",
                 hint=f"push {batch.ledger_id}:0 first",
             )
         elif at is not None:
             ends_first = _end_before(stream, at, batch.first, told, closed)
-        pieces.append(Piece(ends_first, rest))
+        pieces.append(PushedPiece(ends_first, rest))
         at = rest.last
     return [*pieces, *_last_end(stream, at, closed, ends, pieces)]
 
 
-def new_size(pieces: Sequence[Piece]) -> int:
+def new_size(pieces: Sequence[PushedPiece]) -> int:
     """How many entries they have."""
     return sum(len(piece.batch) for piece in pieces if piece.batch is not None)
 
@@ -171,7 +171,7 @@ def _require_ascending(stream: str, before: Position | None, batch: EntryBatch) 
     text = f"stream {stream}: {high} was pushed right after {low}"
     if high <= low:
         raise InvalidCall(text, hint="ids ascend along a stream, one after the other")
-    raise NotNext(text, hint="entries are missing between them: a ledger has no holes")
+    raise OutOfOrder(text, hint="entries are missing between them: a ledger has no holes")
 
 
 def _rest_of_ledger(stream: str, at: Position, batch: EntryBatch, told: Mapping[int, int]) -> EntryBatch:
@@ -182,7 +182,7 @@ def _rest_of_ledger(stream: str, at: Position, batch: EntryBatch, told: Mapping[
             hint="nothing was taken: a closed ledger never grows",
         )
     if batch.first.entry_id > at.entry_id + 1:
-        raise NotNext(
+        raise OutOfOrder(
             f"stream {stream}: {batch.first} was pushed after {at}",
             hint=f"push {at.ledger_id}:{at.entry_id + 1} first: what lies between is missing",
         )
@@ -195,19 +195,19 @@ def _end_before(
     """The end of the ledger of ``at``, if it wasn't known yet; another ledger begins with ``first``."""
     last = told.get(at.ledger_id)
     if last is None:
-        raise NotNext(
+        raise OutOfOrder(
             f"stream {stream}: {first} was pushed after {at}, and nobody said that ledger {at.ledger_id} ends there",
             hint=f'send the fact with the batch, as application metadata: {{"closed": {{"{at.ledger_id}": '
             f"{at.entry_id}}}}}",
         )
     if last != at.entry_id:
-        raise NotNext(
+        raise OutOfOrder(
             f"stream {stream}: {first} was pushed after {at}, and ledger {at.ledger_id} ends at entry {last}",
             hint=f"push {at.ledger_id}:{at.entry_id + 1} first: what lies between is missing",
         )
     skipped = [each for each, end in told.items() if at.ledger_id < each < first.ledger_id and end >= 0]
     if skipped:
-        raise NotNext(
+        raise OutOfOrder(
             f"stream {stream}: {first} was pushed after {at}, and ledger {min(skipped)} between them has entries",
             hint=f"push {min(skipped)}:0 first",
         )
@@ -219,18 +219,18 @@ def _last_end(
     at: Position | None,
     closed: Mapping[int, int],
     ends: Sequence[LedgerEnd],
-    pieces: Sequence[Piece],
-) -> list[Piece]:
+    pieces: Sequence[PushedPiece],
+) -> list[PushedPiece]:
     """The end of the ledger that the newest entry is in, if that is told now; checks what else was told."""
     said = {piece.closed.ledger_id for piece in pieces if piece.closed is not None}
-    found: list[Piece] = []
+    found: list[PushedPiece] = []
     for each in ends:
         if each.ledger_id in closed or each.ledger_id in said:
             continue
         if at is None or each.ledger_id > at.ledger_id:
             if each.last_entry_id < 0:
                 continue  # empty: nothing of it will come
-            raise NotNext(
+            raise OutOfOrder(
                 f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker; "
                 "none of it was pushed",
                 hint=f"push {each.ledger_id}:0 first",
@@ -244,12 +244,12 @@ def _last_end(
                 hint="nothing was taken: a closed ledger never changes",
             )
         if each.last_entry_id > at.entry_id:
-            raise NotNext(
+            raise OutOfOrder(
                 f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker; the "
                 f"newest one pushed is {at}",
                 hint="say how a ledger ends with its last entry, or later",
             )
-        found.append(Piece(each, None))
+        found.append(PushedPiece(each, None))
     return found
 
 
@@ -493,7 +493,7 @@ class PushedLedgers:
             turns = self._turns
             try:
                 pieces = new_pieces(self.stream, self._end, self._closed, batches, ends)
-            except NotNext:
+            except OutOfOrder:
                 if self._must_push_again:
                     return Pushed(0, 0)  # pushed before the broker heard that it has to go back
                 raise
@@ -579,7 +579,7 @@ class PushedLedgers:
             self._closed[info.ledger_id] = last
 
     def _add(
-        self, piece: Piece, turns: int, deadline_s: float, is_wanted: Callable[[], bool]
+        self, piece: PushedPiece, turns: int, deadline_s: float, is_wanted: Callable[[], bool]
     ) -> list[LedgerInfo] | None:
         """Adds a piece as soon as there is room; which ledgers end with it. ``None``: it wasn't added, where the broker
         goes on has changed meanwhile."""
@@ -624,7 +624,7 @@ class PushedLedgers:
                     hint="nothing was taken: go on with the log that was pushed before, or push to another stream",
                 )
 
-    def _append(self, piece: Piece) -> list[LedgerInfo]:
+    def _append(self, piece: PushedPiece) -> list[LedgerInfo]:
         closed: list[LedgerInfo] = []
         if piece.closed is not None:
             self._closed[piece.closed.ledger_id] = piece.closed.last_entry_id

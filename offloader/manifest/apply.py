@@ -42,30 +42,30 @@ from formats.manifest import (
 from offloader.manifest.ledger_table import LedgerFact, follows
 from offloader.manifest.replacing import promise, replace_segments, restore_range, without_promise
 from offloader.manifest.segment_table import SegmentRecord, SegmentStatus
-from offloader.manifest.state import Draft, EditRefused, ManifestState, StreamPaused, assigning_after, first_of
+from offloader.manifest.state import EditRefused, ManifestState, RecordBuilder, StreamPaused, assigning_after, first_of
 
 __all__ = [
     "NO_LEDGER",
     "apply_edits",
+    "are_applied",
     "closed_fact",
     "fold",
+    "is_applied",
     "open_source",
     "reach_source",
     "require_follows",
     "reserve",
-    "say_already",
-    "says_already",
 ]
 
 
-def says_already(state: ManifestState, record: Record) -> bool:
+def is_applied(state: ManifestState, record: Record) -> bool:
     """Whether everything that ``record`` says is so in ``state``, and by this very writer's epoch."""
     if record.incarnation != state.incarnation or record.epoch != state.epoch or record.record_id > state.record_id:
         return False
     return all(_SAYS[type(edit)](state, edit, record) for edit in record.edits)
 
 
-def say_already(state: ManifestState, edits: Sequence[Edit]) -> bool:
+def are_applied(state: ManifestState, edits: Sequence[Edit]) -> bool:
     """Whether all that an owner wants to commit is so in ``state``, which has its epoch.
 
     Only a segment of its own proves that: uuids are used once. What others may say too, they may have said.
@@ -147,7 +147,7 @@ _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
 NO_LEDGER = -1
 
 
-def open_source(draft: Draft, edit: OpenEpoch) -> None:
+def open_source(draft: RecordBuilder, edit: OpenEpoch) -> None:
     """Takes note of the source that a new epoch's owner offloads, if it has an identity."""
     known: KnownSource | None = draft.now("source")
     if edit.source is not None:
@@ -162,7 +162,7 @@ def open_source(draft: Draft, edit: OpenEpoch) -> None:
         reserve(draft, edit, edit.reserved)
 
 
-def reserve(draft: Draft, edit: Edit, reserved: int) -> None:
+def reserve(draft: RecordBuilder, edit: Edit, reserved: int) -> None:
     """Keeps ledger ids up to ``reserved`` from later starts."""
     known: KnownSource | None = draft.now("source")
     if known is None:
@@ -170,14 +170,14 @@ def reserve(draft: Draft, edit: Edit, reserved: int) -> None:
     draft.changes["source"] = replace(known, reserved=max(known.reserved, reserved))
 
 
-def reach_source(draft: Draft, source_end: Position | None) -> None:
+def reach_source(draft: RecordBuilder, source_end: Position | None) -> None:
     """Takes note of how far the owner's source reached."""
     known: KnownSource | None = draft.now("source")
     if known is not None and source_end is not None and (known.reach is None or source_end > known.reach):
         draft.changes["source"] = replace(known, reach=source_end)
 
 
-def closed_fact(draft: Draft, edit: LedgerClosed, fact: LedgerFact) -> LedgerFact:
+def closed_fact(draft: RecordBuilder, edit: LedgerClosed, fact: LedgerFact) -> LedgerFact:
     """What is known of a ledger once its source has said how it ended.
 
     Raises:
@@ -251,7 +251,7 @@ def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) 
     return draft.state()
 
 
-class _Rules(Draft):
+class _Rules(RecordBuilder):
     """What each kind of edit does to a draft, and when it may."""
 
     def apply(self, edit: Edit) -> None:

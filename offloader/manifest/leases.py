@@ -228,7 +228,7 @@ def set_hold(store: ObjectStore, stream: str, *, on: bool, reason: str, clock: C
     log = ManifestLog(store, stream, clock=clock)
     was = log.load().held
     if was != on:
-        log.amend([Hold(on, reason)])
+        log.commit_as_maintainer([Hold(on, reason)])
     # Also where it was so: who set it may not have come as far. If the record is lost then, everybody notices.
     if log.name_newest().held != on:
         raise StoreUnavailable(f"stream {stream}: somebody else changed its hold meanwhile", hint="look again")

@@ -36,7 +36,7 @@ from offloader.manifest.segment_table import OFFLOADED
 from offloader.manifest.state import EditRefused, assigning_after
 from offloader.store.base import ObjectStore
 
-__all__ = ["NamedUuids", "Words", "load_named_uuids", "refreshed_named_uuids"]
+__all__ = ["LiveUuids", "Words", "load_live_uuids", "refreshed_live_uuids"]
 
 #: One half of each of some uuids.
 Words = NDArray[np.uint64]
@@ -92,7 +92,7 @@ def _part_of(numbers: Iterable[int]) -> _Part:
     return _Part(halves[order, 0], halves[order, 1], np.zeros(len(order), dtype=bool))
 
 
-class NamedUuids:
+class LiveUuids:
     """The uuids that a manifest names, at one record. Changes while it is read; after an error it is worth nothing.
 
     Attributes:
@@ -127,7 +127,7 @@ class NamedUuids:
         self._small: tuple[_Part, _Part] | None = None
 
     @classmethod
-    def restored(cls, store: ObjectStore, stream: str, header: Checkpoint, own: SegmentColumns) -> NamedUuids:
+    def restored(cls, store: ObjectStore, stream: str, header: Checkpoint, own: SegmentColumns) -> LiveUuids:
         """What a checkpoint names, given its header and its own segments; one run after the other is read."""
         names = cls(stream, header.incarnation)
         names.record_id = header.record_id
@@ -177,7 +177,7 @@ class NamedUuids:
         found[loose.rows_of(high, low) >= 0] = True
         return found
 
-    def fold(self, record: Record) -> NamedUuids:
+    def fold(self, record: Record) -> LiveUuids:
         """Takes one more record into account.
 
         Raises:
@@ -274,7 +274,7 @@ def _read_into(part: _Part, store: ObjectStore, key: str, data: bytes) -> None:
         raise Corrupt(f"{key} in {store.url} has {start} rows, its checkpoint says {len(part.high)}", hint=REBUILD)
 
 
-def load_named_uuids(store: ObjectStore, stream: str, incarnation: UUID) -> NamedUuids:
+def load_live_uuids(store: ObjectStore, stream: str, incarnation: UUID) -> LiveUuids:
     """What one incarnation's manifest names now.
 
     Raises:
@@ -288,12 +288,12 @@ def load_named_uuids(store: ObjectStore, stream: str, incarnation: UUID) -> Name
     return names
 
 
-def refreshed_named_uuids(store: ObjectStore, names: NamedUuids) -> NamedUuids:
+def refreshed_live_uuids(store: ObjectStore, names: LiveUuids) -> LiveUuids:
     """What the same manifest names now: tail and boundary are read again. ``names`` isn't to be used any more.
 
     Raises:
         NotFound: the stream was deleted.
-        Corrupt, Unsupported: as ``load_named_uuids``.
+        Corrupt, Unsupported: as ``load_live_uuids``.
     """
     newer, boundary = refreshed_view(store, names, _NAMES)
     if boundary is None:
@@ -301,8 +301,8 @@ def refreshed_named_uuids(store: ObjectStore, names: NamedUuids) -> NamedUuids:
     return newer
 
 
-def _settled(names: NamedUuids) -> NamedUuids:
+def _settled(names: LiveUuids) -> LiveUuids:
     return names
 
 
-_NAMES = Reading(begin=NamedUuids, restore=NamedUuids.restored, fold=NamedUuids.fold, settle=_settled)
+_NAMES = Reading(begin=LiveUuids, restore=LiveUuids.restored, fold=LiveUuids.fold, settle=_settled)

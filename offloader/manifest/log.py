@@ -37,7 +37,7 @@ from offloader.errors import (
     Throttled,
 )
 from offloader.ledgers.base import IdentifiedSource
-from offloader.manifest.apply import apply_edits, fold, say_already, says_already
+from offloader.manifest.apply import apply_edits, are_applied, fold, is_applied
 from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
 from offloader.manifest.catalog import create_entry, list_streams, read_entry
 from offloader.manifest.checkpoint import Shortening, checkpoint_now
@@ -297,13 +297,13 @@ class ManifestLog:
                 self.state.check(requirement)
             except EditRefused as fenced:
                 raise Fenced(fenced.message, hint="this writer stops and deletes nothing") from error
-            if say_already(self.state, edits):
+            if are_applied(self.state, edits):
                 return self.state
             if self.state.record_id == known:
                 raise
             return self._commit(requirement, edits)
 
-    def amend(self, edits: Sequence[Edit]) -> ManifestState:
+    def commit_as_maintainer(self, edits: Sequence[Edit]) -> ManifestState:
         """Commits edits as somebody who isn't the owner: retention, cleanup, commands.
 
         The record carries whatever epoch is current; its owner goes on with the number after it.
@@ -460,8 +460,8 @@ class ManifestLog:
             key = record_key(self.stream, record.incarnation, record.record_id)
             stands = self.state.record_id >= record.record_id and stands_there(self.store, key, encode_record(record))
             # A checkpoint may hold another record of that number, which was lost.
-            return stands and (record.record_id > kept.checkpoint_id or says_already(self.state, record))
-        return says_already(self.state, record)
+            return stands and (record.record_id > kept.checkpoint_id or is_applied(self.state, record))
+        return is_applied(self.state, record)
 
     def name_newest(self) -> ManifestState:
         """Makes the boundary name the newest record of this log's view, or one that follows it.

@@ -334,7 +334,7 @@ def _marked(log: ManifestLog) -> ManifestState:
         if state.stream_deleted:
             return state
         try:
-            return log.amend([OpenEpoch(state.epoch + 1), StreamDeleted()])
+            return log.commit_as_maintainer([OpenEpoch(state.epoch + 1), StreamDeleted()])
         except Fenced as error:
             raise NotFound(f"stream {log.stream} was deleted by somebody else meanwhile") from error
         except EditRefused:

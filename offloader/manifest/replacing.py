@@ -12,7 +12,7 @@ from formats.manifest import Replace, Restore, Rewrite, Rewritten
 from formats.segment import SegmentSummary
 from offloader.manifest.ledger_table import follows
 from offloader.manifest.segment_table import SegmentRecord, SegmentStatus, is_at_root
-from offloader.manifest.state import Draft
+from offloader.manifest.state import RecordBuilder
 
 __all__ = ["promise", "replace_segments", "restore_range", "without_promise"]
 
@@ -20,7 +20,7 @@ __all__ = ["promise", "replace_segments", "restore_range", "without_promise"]
 _Run = tuple[int, int, int, int]
 
 
-def promise(draft: Draft, edit: Rewrite) -> None:
+def promise(draft: RecordBuilder, edit: Rewrite) -> None:
     """Takes note of a segment on its way; its range stays with those that hold it.
 
     Raises:
@@ -42,7 +42,7 @@ def promise(draft: Draft, edit: Rewrite) -> None:
     draft.changes["rewrites"] = (*draft.now("rewrites"), promised)
 
 
-def without_promise(draft: Draft, uuid: UUID) -> bool:
+def without_promise(draft: RecordBuilder, uuid: UUID) -> bool:
     """Forgets a promise; False: there was none of that name."""
     left = tuple(each for each in draft.now("rewrites") if each.uuid != uuid)
     found = len(left) < len(draft.now("rewrites"))
@@ -50,7 +50,7 @@ def without_promise(draft: Draft, uuid: UUID) -> bool:
     return found
 
 
-def replace_segments(draft: Draft, edit: Replace) -> None:
+def replace_segments(draft: RecordBuilder, edit: Replace) -> None:
     """The new segments count from here on, the old ones don't.
 
     Raises:
@@ -87,7 +87,7 @@ def replace_segments(draft: Draft, edit: Replace) -> None:
         draft.put_counted(record)
 
 
-def _record(draft: Draft, edit: Replace, each: Rewritten, promised: AssignedSegment | None) -> SegmentRecord:
+def _record(draft: RecordBuilder, edit: Replace, each: Rewritten, promised: AssignedSegment | None) -> SegmentRecord:
     summary = each.summary
     if promised is None:
         raise draft.refused(edit, f"segment {each.uuid} wasn't promised, or has failed")
@@ -115,7 +115,7 @@ def _record(draft: Draft, edit: Replace, each: Rewritten, promised: AssignedSegm
 
 
 def _require_same_entries(
-    draft: Draft, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]
+    draft: RecordBuilder, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]
 ) -> None:
     before, after = _runs(draft, old), _runs(draft, new)
     if before != after:
@@ -124,7 +124,7 @@ def _require_same_entries(
         raise draft.refused(edit, f"of ledger {wrong} the new segments hold {found}, the old ones {held}")
 
 
-def _runs(draft: Draft, records: Iterable[SegmentRecord]) -> dict[int, list[_Run]]:
+def _runs(draft: RecordBuilder, records: Iterable[SegmentRecord]) -> dict[int, list[_Run]]:
     """Ledger -> runs of entries that follow each other; what is gone from the stream doesn't count."""
     found: dict[int, list[_Run]] = {}
     for record in sorted(records, key=lambda each: each.begin):
@@ -147,7 +147,7 @@ def _text(runs: list[_Run] | None) -> str:
 
 
 def _require_known_borders(
-    draft: Draft, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]
+    draft: RecordBuilder, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]
 ) -> None:
     """Where an old segment went from one ledger into the next, new ones meet: the manifest must know that they do."""
     inside = {
@@ -167,7 +167,7 @@ def _summary(record: SegmentRecord) -> SegmentSummary:
     return record.summary
 
 
-def restore_range(draft: Draft, edit: Restore) -> None:
+def restore_range(draft: RecordBuilder, edit: Restore) -> None:
     """Moves the head back, and takes marks off ledgers.
 
     Raises:
@@ -191,7 +191,7 @@ def restore_range(draft: Draft, edit: Restore) -> None:
             raise draft.refused(edit, f"entry {missing} isn't in any offloaded segment")
 
 
-def _require_chain(draft: Draft, edit: Restore, first: Position, head: Position) -> None:
+def _require_chain(draft: RecordBuilder, edit: Restore, first: Position, head: Position) -> None:
     """Ranges that follow each other hold everything from ``first`` to the head."""
     if first == head:
         return

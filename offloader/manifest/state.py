@@ -29,9 +29,9 @@ from offloader.manifest.segment_table import (
 )
 
 __all__ = [
-    "Draft",
     "EditRefused",
     "ManifestState",
+    "RecordBuilder",
     "Requirement",
     "SegmentRecord",
     "SegmentStatus",
@@ -320,7 +320,7 @@ def first_of(gap: Gap) -> Position:
     return gap.first
 
 
-class Draft:
+class RecordBuilder:
     """A mutable copy of a view, for the length of one record.
 
     Args:

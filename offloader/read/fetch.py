@@ -33,7 +33,7 @@ from offloader.manifest.log import load_manifest
 from offloader.manifest.segment_table import SegmentSlice, is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord, SegmentStatus
 from offloader.read.cache import Cache
-from offloader.read.prefetch import Workers
+from offloader.read.prefetch import ReaderThreads
 from offloader.settings import ReadSettings
 from offloader.store.attempts import recorder_of
 from offloader.store.base import ByteRange, ObjectStore
@@ -195,7 +195,7 @@ SkipCorrupt = Callable[[Corrupt], None]
 
 
 class ArrivingBlocks:
-    """A ``Receiver`` of a run's bytes.
+    """A ``Sink`` of a run's bytes.
 
     Args:
         run: blocks that are decoded out of their own bytes alone: an index with our extension tells of them.
@@ -283,7 +283,7 @@ class Fetcher:
         self.store = store
         self.settings = settings
         self.cache = cache or Cache(settings.cache_bytes_max)
-        self.workers = Workers(settings.requests_in_flight_max, executor)
+        self.workers = ReaderThreads(settings.requests_in_flight_max, executor)
         # Two servers may have buckets of one name.
         self._place = (store.url, store.driver_metadata.get("serviceEndpoint", ""))
         self._recorder = recorder_of(store)

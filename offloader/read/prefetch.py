@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["GROWTH", "Ahead", "Workers"]
+__all__ = ["GROWTH", "PrefetchWindow", "ReaderThreads"]
 
 #: Times as many tasks ahead whenever the consumer has to wait. A request takes about as long whether it runs alone or
 #: beside others, so each step up comes a whole request later than the one before: few large ones.
@@ -18,7 +18,7 @@ GROWTH = 4
 _T = TypeVar("_T")
 
 
-class Ahead:
+class PrefetchWindow:
     """How many tasks to run ahead of the result that the consumer has: few at first, more while it waits, fewer again
     when it doesn't.
 
@@ -50,7 +50,7 @@ class Ahead:
             self.tasks = max(self.tasks - 1, 1)
 
 
-class Workers:
+class ReaderThreads:
     """A bounded pool for one reader.
 
     Its own threads are started with the first parallel read in progress and end with the last one: a reader that
@@ -71,13 +71,14 @@ class Workers:
     def in_order(self, tasks: Iterable[Callable[[], _T]]) -> Generator[_T, None, None]:
         """Runs ``tasks`` in parallel and yields their results in the tasks' order.
 
-        ``tasks`` is read lazily and in the consumer's thread, ahead of the result that is yielded as far as ``Ahead``
-        says: ``in_flight_max`` + 1 results at most are held. What ``tasks`` itself raises comes after all results of
-        the tasks before it. Closing the generator cancels what hasn't begun and waits for what has.
+        ``tasks`` is read lazily and in the consumer's thread, ahead of the result that is yielded as far as
+        ``PrefetchWindow`` says: ``in_flight_max`` + 1 results at most are held. What ``tasks`` itself raises comes
+        after all results of the tasks before it. Closing the generator cancels what hasn't begun and waits for what
+        has.
         """
         pending: deque[Future[_T]] = deque()
         source = iter(tasks)
-        ahead = Ahead(self.in_flight_max)
+        ahead = PrefetchWindow(self.in_flight_max)
         failure: Exception | None = None
         exhausted = False
         with self._threads() as executor:

@@ -40,7 +40,7 @@ from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cache import Cache, process_cache
 from offloader.read.cold import Skipped
 from offloader.read.fetch import Fetcher
-from offloader.read.tiers import BothTiers
+from offloader.read.tiers import TieredReader
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
@@ -276,7 +276,7 @@ class Reader:
         self._source = source
         self._skipped = skipped
         self._lease = lease
-        self._tiers = BothTiers(fetcher, state, source, None if skipped is None else skipped.add)
+        self._tiers = TieredReader(fetcher, state, source, None if skipped is None else skipped.add)
         self._closed = False
 
     def __enter__(self) -> Reader:

@@ -12,10 +12,10 @@ from offloader.manifest.state import ManifestState
 from offloader.read.cold import ColdTier, SkipMissing, first_at
 from offloader.read.fetch import Fetcher
 
-__all__ = ["BothTiers"]
+__all__ = ["TieredReader"]
 
 
-class BothTiers:
+class TieredReader:
     """The tiers of one stream, the cold one as one manifest version shows it. Thread-safe.
 
     Args:

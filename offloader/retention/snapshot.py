@@ -137,5 +137,5 @@ class HotStreams:
         if log.load(create=True).method == _METHOD:
             return False
         # Of one that was offloaded before too: what nobody is going to offload must not hold the head back.
-        log.amend([SetMethod(_METHOD)])
+        log.commit_as_maintainer([SetMethod(_METHOD)])
         return True

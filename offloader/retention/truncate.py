@@ -177,7 +177,7 @@ def truncate_stream(
         if method == "none":
             return _with_hot_gone(plan, None, source)
         if log.load(create=True).method != method:
-            log.amend([SetMethod(method)])
+            log.commit_as_maintainer([SetMethod(method)])
     for _ in range(ATTEMPTS_MAX):
         state = log.load()
         if state.stream_deleted:
@@ -196,7 +196,7 @@ def truncate_stream(
             state = log.commit(plan.edits())
         else:
             try:
-                state = log.amend(plan.edits())
+                state = log.commit_as_maintainer(plan.edits())
             except EditRefused:
                 continue  # others changed the manifest: look again, the same refusal comes from the plan then
         return _with_hot_gone(replace(plan, record_id=state.record_id), log, source)

@@ -15,11 +15,11 @@ from offloader.runtime.clock import Clock
 from offloader.service.auth import Credentials, Guard, guard_for, open_credentials
 from offloader.service.commands import ServiceControl
 from offloader.service.listen import ListenAddress, parse_listen, server_tls
-from offloader.service.process import Door, ServingParts, ServingProcess
-from offloader.service.providers.base import Feed
-from offloader.service.providers.embedded import EmbeddedFeed
-from offloader.service.providers.flight import FlightFeed
-from offloader.service.providers.pulsar import PulsarFeed
+from offloader.service.process import HttpListener, ServingParts, ServingProcess
+from offloader.service.providers.base import StreamProvider
+from offloader.service.providers.embedded import EmbeddedProvider
+from offloader.service.providers.flight import FlightProvider
+from offloader.service.providers.pulsar import PulsarProvider
 from offloader.service.queries import RecentErrors, ServiceView
 from offloader.service.streams import ServedStreams
 from offloader.settings import Settings
@@ -30,7 +30,16 @@ from offloader.store.probe import require_conditional_puts
 from offloader.telemetry.prometheus import Metrics
 from offloader.write.offloader import LedgerOffloader
 
-__all__ = ["Assembled", "DoorChecks", "FeedParts", "assemble", "feeds_of", "no_store", "nothing_to_do", "require_sound"]
+__all__ = [
+    "Assembled",
+    "DoorChecks",
+    "ProviderParts",
+    "assemble",
+    "no_store",
+    "nothing_to_do",
+    "providers_of",
+    "require_sound",
+]
 
 
 def require_sound(settings: Settings) -> None:
@@ -123,7 +132,7 @@ def nothing_to_do() -> InvalidCall:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedParts:
+class ProviderParts:
     """What a feed may be made of.
 
     Attributes:
@@ -163,7 +172,7 @@ def assemble(
     clock: Clock,
     recent: RecentErrors,
     store: ObjectStore | None = None,
-    feeds: Callable[[FeedParts], Sequence[Feed]] | None = None,
+    feeds: Callable[[ProviderParts], Sequence[StreamProvider]] | None = None,
     url: str = "",
 ) -> Assembled:
     """Makes a process; it isn't started.
@@ -186,7 +195,9 @@ def assemble(
     store = store or _open_store(settings, clock, metrics)
     credentials = open_credentials(settings.access)
     controls: list[ServiceControl] = []
-    made = list((feeds or feeds_of)(FeedParts(settings, store, metrics, clock, credentials, lambda: controls[0])))
+    made = list(
+        (feeds or providers_of)(ProviderParts(settings, store, metrics, clock, credentials, lambda: controls[0]))
+    )
     if not made and not serve.upkeep:
         raise nothing_to_do()
     # Two writers that both "win" would lose entries: found out before anything is written.
@@ -247,7 +258,7 @@ def _listening_url(settings: Settings) -> str:
     return f"{'https' if settings.access.certificate_file else 'http'}://{address}"
 
 
-def _http(parts: Assembled, settings: Settings, clock: Clock) -> Door:
+def _http(parts: Assembled, settings: Settings, clock: Clock) -> HttpListener:
     # Only now: a process that isn't looked into over HTTP needs none of its packages.
     from offloader.service.http.server import OffloadHttp
 
@@ -262,16 +273,16 @@ def _http(parts: Assembled, settings: Settings, clock: Clock) -> Door:
     )
 
 
-def feeds_of(parts: FeedParts) -> list[Feed]:
+def providers_of(parts: ProviderParts) -> list[StreamProvider]:
     """The feeds that the settings name."""
-    found: list[Feed] = []
+    found: list[StreamProvider] = []
     if parts.settings.serve.ledgers:
-        found.append(EmbeddedFeed(parts.settings.serve.ledgers, clock=parts.clock))
+        found.append(EmbeddedProvider(parts.settings.serve.ledgers, clock=parts.clock))
     if parts.settings.pulsar.topics:
-        found.append(PulsarFeed(parts.settings.pulsar, parts.store, clock=parts.clock))
+        found.append(PulsarProvider(parts.settings.pulsar, parts.store, clock=parts.clock))
     if parts.settings.flight.listen:
         found.append(
-            FlightFeed(
+            FlightProvider(
                 parts.settings,
                 parts.store,
                 credentials=parts.credentials,

@@ -13,7 +13,7 @@ from offloader.read.reader import load_stream
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
-from offloader.write.backfill_service import HistoryRuns
+from offloader.write.backfill_service import BackfillService
 
 __all__ = ["LATEST", "ControlledProcess", "ServiceControl"]
 
@@ -27,7 +27,7 @@ class ControlledProcess(Protocol):
     """Whom the commands are for. Thread-safe."""
 
     @property
-    def history(self) -> HistoryRuns:
+    def history(self) -> BackfillService:
         """What records that a stream is paused."""
         ...
 
@@ -139,7 +139,7 @@ class ServiceControl:
         _tell("unsubscribe", name, by, subscriber)
         return {"stream": name, "subscriber": subscriber, "removed": removed}
 
-    def _record(self, name: str, what: str, change: Callable[[HistoryRuns], bool], by: str) -> dict[str, Any]:
+    def _record(self, name: str, what: str, change: Callable[[BackfillService], bool], by: str) -> dict[str, Any]:
         changed = change(self._process.history)
         if changed:
             _tell(what, name, by)

@@ -15,7 +15,7 @@ from formats.keys import catalog_key
 from offloader.errors import AccessDenied, OffloaderError, StoreUnavailable, Throttled
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
-from offloader.store.retrying import impatient
+from offloader.store.retrying import with_short_retries
 
 __all__ = ["Notifier", "ProcessLock", "StoreReach"]
 
@@ -131,7 +131,7 @@ class StoreReach:
     """
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
-        self._store, self._clock = impatient(store), clock
+        self._store, self._clock = with_short_retries(store), clock
         self._lock = threading.Lock()
         self._answers = True
         self._since_s = clock.monotonic_s()

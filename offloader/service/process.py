@@ -16,15 +16,15 @@ from offloader.maintenance import JOBS_AT_ONCE_MAX, Upkeep
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.service.auth import Credentials
-from offloader.service.providers.base import Feed, Problem
+from offloader.service.providers.base import ProviderProblem, StreamProvider
 from offloader.service.queries import RecentErrors
 from offloader.service.streams import ServedStreams
 from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, STREAMING, SettingsFile
 from offloader.telemetry.recorder import Reading
-from offloader.write.backfill_service import HistoryRuns
+from offloader.write.backfill_service import BackfillService
 from offloader.write.offloader import LedgerOffloader
 
-__all__ = ["Door", "Reloaded", "ServingParts", "ServingProcess", "is_live", "reloaded"]
+__all__ = ["HttpListener", "Reloaded", "ServingParts", "ServingProcess", "is_live", "reloaded"]
 
 #: Settings of the process that whoever reads them asks for each time.
 ASKED_EACH_TIME = frozenset(
@@ -111,7 +111,7 @@ FEED_RETRY_S, FEED_RETRY_S_MAX = 1.0, 60.0
 STALLED_NAMED_MAX = 20
 
 
-class Door(Protocol):
+class HttpListener(Protocol):
     """Where others come in: the HTTP interface."""
 
     def start(self) -> None:
@@ -150,7 +150,7 @@ class ServingParts:
 
     offloader: LedgerOffloader
     streams: ServedStreams
-    feeds: Sequence[Feed]
+    feeds: Sequence[StreamProvider]
     upkeep: Upkeep | None
     recent: RecentErrors
     clock: Clock
@@ -166,7 +166,7 @@ class ServingProcess:
     def __init__(self, parts: ServingParts) -> None:
         self._parts, self._clock = parts, parts.clock
         self._streams, self._offloader = parts.streams, parts.offloader
-        self._doors: list[Door] = []
+        self._doors: list[HttpListener] = []
         # For upkeep, whose runs are long, and one more for what is retried.
         self._workers = Workers(JOBS_AT_ONCE_MAX + 1, parts.clock)
         self._started_ms = parts.clock.now_ms()
@@ -177,15 +177,15 @@ class ServingProcess:
         self._lock = threading.Lock()
         self._refreshed = threading.Condition(self._lock)
         self._document: tuple[float, Mapping[str, Any]] | None = None
-        self._waiting: dict[str, Problem] = {
-            feed.name: Problem(where=f"feed {feed.name}", what="isn't started yet", blocks_ready=True)
+        self._waiting: dict[str, ProviderProblem] = {
+            feed.name: ProviderProblem(where=f"feed {feed.name}", what="isn't started yet", blocks_ready=True)
             for feed in parts.feeds
         }
-        self._reload_problem: Problem | None = None
+        self._reload_problem: ProviderProblem | None = None
         self._stopping = False
         parts.offloader.observation.complete_with(self._complete)
 
-    def add_door(self, door: Door) -> None:
+    def add_door(self, door: HttpListener) -> None:
         """Opens and closes it with the process; before ``start``."""
         self._doors.append(door)
 
@@ -253,7 +253,7 @@ class ServingProcess:
         with self._lock:
             self._reload_problem = None
             if found.needs_restart:
-                self._reload_problem = Problem(
+                self._reload_problem = ProviderProblem(
                     where=f"settings {new.name}",
                     what=f"not in force before a restart: {', '.join(found.needs_restart)}",
                     hint="restart the process, or put the old values back",
@@ -264,11 +264,11 @@ class ServingProcess:
     def refused_reload(self, error: OffloaderError) -> None:
         """Shows that a changed settings file is wrong; the old one stays in force."""
         with self._lock:
-            self._reload_problem = Problem(
+            self._reload_problem = ProviderProblem(
                 where="settings", what=error.message, hint=error.hint, since_ms=self._clock.now_ms()
             )
 
-    def _start(self, feed: Feed, wait_s: float, *, must: bool = False) -> None:
+    def _start(self, feed: StreamProvider, wait_s: float, *, must: bool = False) -> None:
         try:
             feed.start(self._streams)
         except OffloaderError as error:
@@ -285,9 +285,9 @@ class ServingProcess:
             with self._lock:
                 self._waiting.pop(feed.name, None)
 
-    def _wait_for(self, feed: Feed, what: str, hint: str, wait_s: float) -> None:
+    def _wait_for(self, feed: StreamProvider, what: str, hint: str, wait_s: float) -> None:
         with self._lock:
-            self._waiting[feed.name] = Problem(
+            self._waiting[feed.name] = ProviderProblem(
                 where=f"feed {feed.name}", what=what, hint=hint, since_ms=self._clock.now_ms(), blocks_ready=True
             )
             if self._stopping:
@@ -325,7 +325,7 @@ class ServingProcess:
         return self._streams
 
     @property
-    def history(self) -> HistoryRuns:
+    def history(self) -> BackfillService:
         return self._offloader.history
 
     def source_of(self, stream: str) -> LedgerSource | None:
@@ -364,22 +364,24 @@ class ServingProcess:
             self._document = now_s, document
             self._refreshed.notify_all()
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:
             found = list(self._waiting.values())
             if self._reload_problem is not None:
                 found.append(self._reload_problem)
             if self._stopping:
-                found.append(Problem(where="process", what="is stopping", blocks_ready=True))
+                found.append(ProviderProblem(where="process", what="is stopping", blocks_ready=True))
         for feed in self._parts.feeds:
             found += feed.problems()
         found += self._streams.problems()
         stalled = sorted(self._offloader.observation.stalled.items())
-        found += [Problem(where=f"stream {name}", what=reason) for name, reason in stalled[:STALLED_NAMED_MAX]]
+        found += [ProviderProblem(where=f"stream {name}", what=reason) for name, reason in stalled[:STALLED_NAMED_MAX]]
         if self._parts.upkeep is not None:
             for name, run in self._parts.upkeep.latest.items():
                 if run.error is not None:
-                    found.append(Problem(where=name, what=run.error.message, hint=run.error.hint, since_ms=run.at_ms))
+                    found.append(
+                        ProviderProblem(where=name, what=run.error.message, hint=run.error.hint, since_ms=run.at_ms)
+                    )
         return found
 
     def readings(self) -> Iterator[Reading]:

@@ -34,10 +34,10 @@ from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import Clock
-from offloader.service.providers.base import Problem
+from offloader.service.providers.base import ProviderProblem
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
-from offloader.store.retrying import impatient
+from offloader.store.retrying import with_short_retries
 from offloader.telemetry.recorder import namespace_of
 
 __all__ = [
@@ -352,7 +352,7 @@ class Readiness:
     """
 
     ready: bool
-    problems: tuple[Problem, ...]
+    problems: tuple[ProviderProblem, ...]
 
 
 class ProcessState(Protocol):
@@ -376,7 +376,7 @@ class ProcessState(Protocol):
         """The status document; its stream rows have ``feed``, ``active`` and ``method`` too."""
         ...
 
-    def problems(self) -> Sequence[Problem]: ...
+    def problems(self) -> Sequence[ProviderProblem]: ...
 
     def source_of(self, stream: str) -> LedgerSource | None:
         """The hot tier of a stream that is served here."""
@@ -393,7 +393,7 @@ class ServiceView:
     """
 
     def __init__(self, store: ObjectStore, *, clock: Clock, process: ProcessState) -> None:
-        self._store, self._clock, self._process = impatient(store), clock, process
+        self._store, self._clock, self._process = with_short_retries(store), clock, process
         self._cycle = RetentionCycle(
             store, clock=clock, settings_of=lambda name: process.file.settings_of(name), source_of=process.source_of
         )

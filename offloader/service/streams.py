@@ -25,7 +25,7 @@ from offloader.manifest.state import StreamPaused
 from offloader.monitor import idle_document
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import SerialTask, Timer, Workers
-from offloader.service.providers.base import Problem
+from offloader.service.providers.base import ProviderProblem
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
 from offloader.stream_names import name_clash, require_stream_name
@@ -35,7 +35,7 @@ from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.status import Mode, StreamStatus
 
-__all__ = ["LOOK_S", "RESTART_S_MIN", "ServedStream", "ServedStreams"]
+__all__ = ["LOOK_S", "RESTART_S_MIN", "ServedStreams", "StreamSupervisor"]
 
 _log = logging.getLogger("offloader.service")
 
@@ -45,7 +45,7 @@ RESTART_S_MIN = 1.0
 RAN_WELL_S = 600.0
 
 
-class ServedStream:
+class StreamSupervisor:
     """See ``offloader.service.providers.base.StreamControl``. Thread-safe.
 
     Args:
@@ -366,7 +366,7 @@ class ServedStreams:
         self._workers = Workers(STARTERS, clock)
         # Guards the table.
         self._lock = threading.Lock()
-        self._streams: dict[str, ServedStream] = {}
+        self._streams: dict[str, StreamSupervisor] = {}
         #: Names above those of the streams, and how many streams are below each.
         self._levels = Counter[str]()
         self._closed = False
@@ -394,9 +394,9 @@ class ServedStreams:
         feed: str,
         adjust: Callable[[Settings], Settings] = lambda settings: settings,
         active: bool | None = True,
-    ) -> ServedStream:
+    ) -> StreamSupervisor:
         require_stream_name(name)
-        stream = ServedStream(
+        stream = StreamSupervisor(
             name,
             source,
             feed=feed,
@@ -448,12 +448,12 @@ class ServedStreams:
 
     # --- what the process asks -----------------------------------------------------------------------------------
 
-    def get(self, name: str) -> ServedStream | None:
+    def get(self, name: str) -> StreamSupervisor | None:
         """The stream of that name."""
         with self._lock:
             return self._streams.get(name)
 
-    def require(self, name: str) -> ServedStream:
+    def require(self, name: str) -> StreamSupervisor:
         """The stream of that name.
 
         Raises:
@@ -464,7 +464,7 @@ class ServedStreams:
             raise NotFound(f"stream {name} isn't offloaded by this process", hint="ask the process that offloads it")
         return found
 
-    def all(self) -> list[ServedStream]:
+    def all(self) -> list[StreamSupervisor]:
         """Every stream."""
         with self._lock:
             return list(self._streams.values())
@@ -492,17 +492,17 @@ class ServedStreams:
             for each in self.all()
         }
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[ProviderProblem]:
         """Streams that aren't offloaded although they should be; they don't make the process unready: others are."""
         failing = [(each.name, each.error) for each in self.all() if each.error is not None]
         found = [
-            Problem(where=f"stream {name}", what=error.message, hint=error.hint)
+            ProviderProblem(where=f"stream {name}", what=error.message, hint=error.hint)
             for name, error in failing[:PROBLEMS_NAMED_MAX]
             if error is not None
         ]
         if len(failing) > PROBLEMS_NAMED_MAX:
             rest = len(failing) - PROBLEMS_NAMED_MAX
-            found.append(Problem(where="streams", what=f"{rest} more aren't offloaded although they should be"))
+            found.append(ProviderProblem(where="streams", what=f"{rest} more aren't offloaded although they should be"))
         return found
 
     # --- the end -------------------------------------------------------------------------------------------------
@@ -540,7 +540,7 @@ class ServedStreams:
         self._workers.close()
         return left
 
-    def _drain(self, stream: ServedStream, within_s: float) -> bool:
+    def _drain(self, stream: StreamSupervisor, within_s: float) -> bool:
         if self._aborted.is_set():
             return False
         try:

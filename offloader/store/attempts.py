@@ -21,7 +21,7 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LimitSettings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Limiter, LimitStatus, Traffic, turn_waited_s
-from offloader.store.wrappers import AroundStore, Request, body_bytes, layer_of
+from offloader.store.wrappers import Request, StoreWrapper, body_bytes, layer_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
 __all__ = [
@@ -65,7 +65,7 @@ class OpenRequest:
     seconds: float
 
 
-class AttemptStore(AroundStore):
+class AttemptStore(StoreWrapper):
     """``inner``, each request limited, counted and measured. The wait for the limits isn't part of what is measured.
 
     Bytes count against the limits as they are sent; those of an answer as they were asked for, corrected when it came.

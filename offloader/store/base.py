@@ -25,7 +25,7 @@ __all__ = [
     "ObjectStore",
     "PartInfo",
     "PutMode",
-    "Receiver",
+    "Sink",
     "StoreOptions",
     "UploadInfo",
     "require_place_only",
@@ -67,7 +67,7 @@ def require_place_only(url: str) -> None:
         )
 
 
-class Receiver(Protocol):
+class Sink(Protocol):
     """Takes a body instead of an answer that holds all of it: see ``ObjectStore.get``. Used by one call at a time.
 
     What came may turn out to be nothing: the connection may break for good, the object may be another one. So whoever
@@ -205,7 +205,7 @@ class ObjectStore(Protocol):
         ...
 
     def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
         """Whole object, or exactly ``byte_range`` (a range that goes past the end is cut; one that starts past it gives
         no bytes). ``ObjectInfo.size_bytes`` is the size of the whole object.

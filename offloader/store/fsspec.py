@@ -28,7 +28,7 @@ from offloader.store.base import (
     ObjectInfo,
     ObjectStore,
     PartInfo,
-    Receiver,
+    Sink,
     StoreOptions,
     UploadInfo,
     without_secrets,
@@ -165,7 +165,7 @@ class RemoteStore:
         key: str,
         byte_range: ByteRange | None = None,
         *,
-        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
+        into: Sink | None = None,  # noqa: ARG002 - answers the body, as it may
     ) -> tuple[bytes, ObjectInfo]:
         """Two requests: no file system tells the size along with the bytes."""
         checks.check_range(byte_range)

@@ -38,7 +38,7 @@ from offloader.store.base import (
     ObjectInfo,
     PartInfo,
     PutMode,
-    Receiver,
+    Sink,
     StoreOptions,
     UploadInfo,
 )
@@ -266,7 +266,7 @@ class LocalStore:
         key: str,
         byte_range: ByteRange | None = None,
         *,
-        into: Receiver | None = None,
+        into: Sink | None = None,
     ) -> tuple[bytes, ObjectInfo]:
         _check(key)
         checks.check_range(byte_range)

@@ -30,7 +30,7 @@ from offloader.errors import (
 )
 from offloader.runtime.clock import Clock
 from offloader.runtime.directories import RACES_MAX, make_directories, sync_directory, sync_name
-from offloader.store.base import Body, ByteRange, PartInfo, Receiver
+from offloader.store.base import Body, ByteRange, PartInfo, Sink
 
 __all__ = [
     "HIDDEN",
@@ -276,9 +276,7 @@ class VersionedFiles:
             return None
         return Version.of(status) if stat.S_ISREG(status.st_mode) else None
 
-    def read(
-        self, key: str, byte_range: ByteRange | None, into: Receiver | None = None
-    ) -> tuple[bytes, Version] | None:
+    def read(self, key: str, byte_range: ByteRange | None, into: Sink | None = None) -> tuple[bytes, Version] | None:
         """Bytes and version of one open file: a replacement meanwhile can't mix two versions."""
         try:
             descriptor = os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC)
@@ -476,7 +474,7 @@ def _second_link(temporary: Path) -> Path:
     return staged
 
 
-def _receive(file: io.FileIO, length: int, into: Receiver) -> None:
+def _receive(file: io.FileIO, length: int, into: Sink) -> None:
     """``length`` bytes of a file; fewer where it was cut meanwhile, by somebody else than this store."""
     while length:
         room = into.room()[:length]

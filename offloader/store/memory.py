@@ -25,7 +25,7 @@ from offloader.store.base import (
     ObjectInfo,
     PartInfo,
     PutMode,
-    Receiver,
+    Sink,
     StoreOptions,
     UploadInfo,
 )
@@ -99,7 +99,7 @@ class MemoryStore:
         key: str,
         byte_range: ByteRange | None = None,
         *,
-        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
+        into: Sink | None = None,  # noqa: ARG002 - answers the body, as it may
     ) -> tuple[bytes, ObjectInfo]:
         checks.check_range(byte_range)
         info, body = self._find(key)

@@ -20,13 +20,13 @@ from offloader.store.base import (
     ObjectStore,
     PartInfo,
     PutMode,
-    Receiver,
+    Sink,
     StoreOptions,
     UploadInfo,
 )
 from offloader.store.wrappers import ReadOnlyStore
 
-__all__ = ["SCHEME", "CataloguedStore", "ObjectsPlace", "create_catalogue", "open_url"]
+__all__ = ["SCHEME", "ObjectsPlace", "OverlayStore", "create_catalogue", "open_url"]
 
 SCHEME = "catalogue"
 #: No stream's keys begin with ``_``.
@@ -73,9 +73,7 @@ def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> No
         notes.close()
 
 
-def open_url(
-    url: str, options: StoreOptions, open_objects: Callable[[str, StoreOptions], ObjectStore]
-) -> CataloguedStore:
+def open_url(url: str, options: StoreOptions, open_objects: Callable[[str, StoreOptions], ObjectStore]) -> OverlayStore:
     """The store that a catalogue describes. An endpoint or region in ``options`` goes before the noted one.
 
     Args:
@@ -102,7 +100,7 @@ def open_url(
         reason="it belongs to somebody else",
         hint="only the catalogue can be written; to record in the store itself adopt without --read-only",
     )
-    return CataloguedStore(url, notes, objects)
+    return OverlayStore(url, notes, objects)
 
 
 def _open_notes(url: str, options: StoreOptions) -> ObjectStore:
@@ -133,7 +131,7 @@ def _at(place: ObjectsPlace) -> str:
     return f" at {place.endpoint_url}" if place.endpoint_url else ""
 
 
-class CataloguedStore:
+class OverlayStore:
     """See ``ObjectStore``.
 
     Args:
@@ -170,7 +168,7 @@ class CataloguedStore:
         return self._of(key).head(key)
 
     def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
         return self._of(key).get(key, byte_range, into=into)
 

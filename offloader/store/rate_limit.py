@@ -16,14 +16,14 @@ from offloader.settings import LimitSettings
 
 __all__ = [
     "RATES",
+    "AdaptiveRate",
     "Bucket",
     "LimitStatus",
     "Limiter",
-    "Pace",
     "Priority",
+    "RequestScheduler",
+    "Ticket",
     "Traffic",
-    "Turn",
-    "Turns",
     "current_priority",
     "turn_waited_s",
     "working_at",
@@ -98,7 +98,7 @@ class Bucket:
         self._at_s = now_s
 
 
-class Pace:
+class AdaptiveRate:
     """The request rate that the store bears: free until it refuses, then down by a factor and up by a summand; pure."""
 
     def __init__(self, settings: LimitSettings) -> None:
@@ -159,7 +159,7 @@ class Pace:
 
 
 @dataclass(slots=True, eq=False)
-class Turn:
+class Ticket:
     """One request's turn.
 
     Attributes:
@@ -175,7 +175,7 @@ class Turn:
     event: threading.Event = field(default_factory=threading.Event, repr=False)
 
 
-class Turns:
+class RequestScheduler:
     """Who waits and who may go; pure: no lock, no clock, no thread.
 
     Args:
@@ -183,8 +183,8 @@ class Turns:
     """
 
     def __init__(self, settings: LimitSettings) -> None:
-        self.pace = Pace(settings)
-        self.waiting: list[Turn] = []
+        self.pace = AdaptiveRate(settings)
+        self.waiting: list[Ticket] = []
         self._admitted = 0
         self._asked = 0
         self._slowed_at = 0
@@ -193,16 +193,16 @@ class Turns:
             name: Bucket(name, rate, max(1.0, rate * settings.burst_s)) for name, rate in rates.items() if rate
         }
 
-    def ask(self, priority: Priority, size_bytes: int) -> Turn:
+    def ask(self, priority: Priority, size_bytes: int) -> Ticket:
         """Queues a request behind those of its priority."""
         self._asked += 1
-        turn = Turn(priority, size_bytes, self._asked)
+        turn = Ticket(priority, size_bytes, self._asked)
         insort(self.waiting, turn, key=lambda other: (other.priority, other.number))
         return turn
 
-    def admit(self, now_s: float) -> list[Turn]:
+    def admit(self, now_s: float) -> list[Ticket]:
         """Lets go, in order, everyone whose buckets have room; the first one that has to wait holds up the others."""
-        going: list[Turn] = []
+        going: list[Ticket] = []
         pace = self.pace.bucket(now_s)
         for turn in self.waiting:
             needs = self._needs(turn, pace)
@@ -217,7 +217,7 @@ class Turns:
         del self.waiting[: len(going)]
         return going
 
-    def ready_in_s(self, turn: Turn, now_s: float) -> float:
+    def ready_in_s(self, turn: Ticket, now_s: float) -> float:
         """When it is worth asking again for this turn: its buckets have room, and so have those it waits behind."""
         pace = self.pace.bucket(now_s)
         ready_s = _WAIT_S_MIN
@@ -227,7 +227,7 @@ class Turns:
                 break
         return ready_s
 
-    def lacks(self, turn: Turn, now_s: float) -> str:
+    def lacks(self, turn: Ticket, now_s: float) -> str:
         """The limit that ``turn`` waits for longest, with its value."""
         needs = self._needs(turn, self.pace.bucket(now_s))
         bucket = max(needs, key=lambda need: need[0].ready_in_s(need[1], now_s))[0] if needs else None
@@ -236,17 +236,17 @@ class Turns:
         name = "the pace that the store bears" if bucket.name == "pace" else f"limits.{bucket.name}"
         return f"{name} = {bucket.rate_per_s:g}"
 
-    def withdraw(self, turn: Turn) -> None:
+    def withdraw(self, turn: Ticket) -> None:
         """It doesn't wait any more."""
         self.waiting = [other for other in self.waiting if other is not turn]
 
-    def settle(self, turn: Turn, moved_bytes: int) -> None:
+    def settle(self, turn: Ticket, moved_bytes: int) -> None:
         """What was really moved, when that wasn't known before."""
         for bucket, amount in self._needs(turn, None):
             if bucket.name == "bytes_per_s":
                 bucket.give_back(amount - moved_bytes)
 
-    def slow_down(self, turn: Turn, now_s: float) -> bool:
+    def slow_down(self, turn: Ticket, now_s: float) -> bool:
         """The store refused ``turn``; False when it was under way already at the last slowing down."""
         if turn.admitted is None or turn.admitted <= self._slowed_at:
             return False
@@ -254,7 +254,7 @@ class Turns:
         self.pace.slow_down(now_s)
         return True
 
-    def _needs(self, turn: Turn, pace: Bucket | None) -> list[tuple[Bucket, float]]:
+    def _needs(self, turn: Ticket, pace: Bucket | None) -> list[tuple[Bucket, float]]:
         found: list[tuple[Bucket, float]] = [] if pace is None else [(pace, 1.0)]
         for amount, unit in ((1.0, "requests_per_s"), (float(turn.size_bytes), "bytes_per_s")):
             if unit in self._buckets:
@@ -309,7 +309,7 @@ class LimitStatus:
 
 
 class Limiter:
-    """``Turns`` for threads: one for all stores of a process that shall be slow together.
+    """``RequestScheduler`` for threads: one for all stores of a process that shall be slow together.
 
     Args:
         settings: rates and bounds of waiting.
@@ -320,10 +320,10 @@ class Limiter:
         self.settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        self._turns = Turns(settings)
+        self._turns = RequestScheduler(settings)
         self._waited_s = 0.0
 
-    def take_turn(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Turn:
+    def take_turn(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Ticket:
         """Waits until a request may be sent.
 
         Args:
@@ -382,14 +382,14 @@ class Limiter:
         for turn in self._turns.waiting:
             turn.event.set()
 
-    def settle(self, turn: Turn, moved_bytes: int) -> None:
+    def settle(self, turn: Ticket, moved_bytes: int) -> None:
         """What the request moved, when that wasn't known before it was sent."""
         with self._lock:
             self._turns.settle(turn, moved_bytes)
             if moved_bytes < turn.size_bytes:
                 self._wake_all()
 
-    def slow_down(self, turn: Turn) -> None:
+    def slow_down(self, turn: Ticket) -> None:
         """The store refused the request of ``turn`` and asks for fewer."""
         with self._lock:
             self._turns.slow_down(turn, self._clock.monotonic_s())

@@ -26,14 +26,14 @@ from offloader.store.base import (
     ObjectStore,
     PartInfo,
     PutMode,
-    Receiver,
+    Sink,
     UploadInfo,
 )
 from offloader.store.rate_limit import turn_waited_s
 from offloader.store.wrappers import layer_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
-__all__ = ["RetryingStore", "impatient", "require_store_settings", "retry_delay_s"]
+__all__ = ["RetryingStore", "require_store_settings", "retry_delay_s", "with_short_retries"]
 
 _Answer = TypeVar("_Answer")
 
@@ -128,7 +128,7 @@ class RetryingStore:
         return self._repeat(lambda: self.inner.head(key), _HARMLESS)
 
     def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
         return self._repeat(lambda: self.inner.get(key, byte_range, into=into), _HARMLESS)
 
@@ -281,7 +281,7 @@ def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
         )
 
 
-def impatient(store: ObjectStore) -> ObjectStore:
+def with_short_retries(store: ObjectStore) -> ObjectStore:
     """The same store, asked once more at most: for who looks at something and will look again. Limits, counts and
     connections stay those of ``store``, which has to be closed itself.
 

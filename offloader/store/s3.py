@@ -34,7 +34,7 @@ from offloader.store.base import (
     ObjectInfo,
     PartInfo,
     PutMode,
-    Receiver,
+    Sink,
     StoreOptions,
     UploadInfo,
 )
@@ -242,7 +242,7 @@ class S3Store:
             return object_info(key, answer["ContentLength"], answer)
 
     def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
         full_key = checks.check_key(key, root=self._root)
         checks.check_range(byte_range)

@@ -17,7 +17,7 @@ from formats.entries import views_of
 from offloader.errors import ObjectChanged, OffloaderError, PreconditionFailed, StoreUnavailable
 from offloader.runtime.clock import Clock
 from offloader.settings import StoreSettings
-from offloader.store.base import Body, ByteRange, ObjectInfo, Receiver
+from offloader.store.base import Body, ByteRange, ObjectInfo, Sink
 from offloader.store.s3_client import object_info, received
 from offloader.telemetry.recorder import Recorder
 
@@ -160,7 +160,7 @@ class Download:
         what: str,
         key: str,
         byte_range: ByteRange | None,
-        into: Receiver | None = None,
+        into: Sink | None = None,
         *,
         settings: StoreSettings,
         clock: Clock,
@@ -175,7 +175,7 @@ class Download:
         self._until_s = clock.monotonic_s() + settings.retry_total_s
         self._answer: Mapping[str, Any] = {}  # the first one
         #: Where the body goes that comes at the moment.
-        self._room: Receiver = _Whole(0)
+        self._room: Sink = _Whole(0)
         self._came_at_break = 0
         self._continuations = 0
         self.result: tuple[bytes, ObjectInfo] | None = None

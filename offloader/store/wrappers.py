@@ -17,12 +17,12 @@ from offloader.store.base import (
     ObjectStore,
     PartInfo,
     PutMode,
-    Receiver,
+    Sink,
     UploadInfo,
 )
 from offloader.store.rate_limit import Traffic
 
-__all__ = ["AroundStore", "ReadOnlyStore", "ReadableStore", "Request", "body_bytes", "layer_of"]
+__all__ = ["ReadOnlyStore", "ReadableStore", "Request", "StoreWrapper", "body_bytes", "layer_of"]
 
 _Answer = TypeVar("_Answer")
 _Layer = TypeVar("_Layer")
@@ -46,7 +46,7 @@ class Request:
     key: str
     size_bytes: int = 0
     keys: int = 1
-    into: Receiver | None = None
+    into: Sink | None = None
 
 
 def body_bytes(request: Request, answer: object) -> int:
@@ -66,7 +66,7 @@ def layer_of(store: ObjectStore, kind: type[_Layer]) -> _Layer | None:
     return None
 
 
-class AroundStore:
+class StoreWrapper:
     """``inner``, each call made through ``around``."""
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -91,7 +91,7 @@ class AroundStore:
         return self.around(Request("head", Traffic.READ, key), lambda: self.inner.head(key))
 
     def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
         size_bytes = 0 if byte_range is None else byte_range.length
         request = Request("get", Traffic.READ, key, size_bytes, into=into)
@@ -168,7 +168,7 @@ class ReadableStore(Protocol):
     def head(self, key: str) -> ObjectInfo: ...
 
     def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]: ...
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage: ...
@@ -206,7 +206,7 @@ class ReadOnlyStore:
         return self.inner.head(key)
 
     def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
         return self.inner.get(key, byte_range, into=into)
 

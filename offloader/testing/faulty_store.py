@@ -15,7 +15,7 @@ from offloader.errors import OffloaderError, StoreUnavailable
 from offloader.runtime.clock import Clock
 from offloader.store.base import DeleteFailure, ObjectStore
 from offloader.store.rate_limit import Traffic
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 
 __all__ = ["Fault", "FaultyStore"]
 
@@ -53,7 +53,7 @@ class Fault:
         return self.verb in ("*", verb) and self.key_part in key and not (self.but and self.but in key)
 
 
-class FaultyStore(AroundStore):
+class FaultyStore(StoreWrapper):
     """``inner``, failing as ``faults`` say. ``calls`` lists verb and key of every call, in order.
 
     Args:

@@ -24,19 +24,19 @@ from offloader.settings import OffloadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
 from offloader.write.hot_tier import acknowledged_end
-from offloader.write.ledger_objects import READ_BYTES, offload_pieces, pieces_between
+from offloader.write.ledger_objects import READ_BYTES, pieces_between, write_segment
 from offloader.write.quota import MemoryBudget, part_bytes_for, segment_bytes_max
 from offloader.write.segment_queue import Commits
 from offloader.write.upload import upload_of
 
 __all__ = [
+    "BackfillJob",
     "HistoryMemory",
-    "HistoryOffload",
     "HistoryPlan",
     "HistoryResult",
     "OrderUpload",
     "PlannedSegment",
-    "SegmentOrder",
+    "SegmentJob",
     "parts_at_once",
     "segment_memory_bytes",
     "upload_order",
@@ -105,7 +105,7 @@ class HistoryResult:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentOrder:
+class SegmentJob:
     """An assigned segment to be uploaded; small and picklable.
 
     Attributes:
@@ -126,13 +126,13 @@ class SegmentOrder:
 
 
 #: Reads and uploads a segment, for (hot tier, order, whether to stop); both objects are proven when it returns.
-OrderUpload = Callable[[LedgerSource, SegmentOrder, Callable[[], bool]], SegmentSummary]
+OrderUpload = Callable[[LedgerSource, SegmentJob, Callable[[], bool]], SegmentSummary]
 
 
 def upload_order(
     store: ObjectStore,
     source: LedgerSource,
-    order: SegmentOrder,
+    order: SegmentJob,
     is_stopped: Callable[[], bool] = lambda: False,
     *,
     settings: OffloadSettings,
@@ -144,7 +144,7 @@ def upload_order(
         send_aside: sends parts while the next is made; ``None``: this thread sends them, one by one.
 
     Raises:
-        as ``offload_pieces`` and ``pieces_between``.
+        as ``write_segment`` and ``pieces_between``.
     """
     planned = order.planned
     pieces = pieces_between(source, source.ledgers(), planned.begin, planned.end, planned.ledger_ids)
@@ -160,7 +160,7 @@ def upload_order(
             codec=settings.codec,
             testimony=lambda: order.testimony,
         )
-        return offload_pieces(
+        return write_segment(
             *(pieces, planned.layout, upload, settings),
             is_stopped=is_stopped,
             parts_max=order.parts_max,
@@ -270,7 +270,7 @@ class _Attempt:
     outcome: Future[SegmentSummary] = field(default_factory=Future)
 
 
-class HistoryOffload:
+class BackfillJob:
     """Offloads what a plan says. ``start`` it once.
 
     Args:

@@ -17,18 +17,18 @@ from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
 from offloader.settings import OffloadSettings
 from offloader.write.backfill import (
+    BackfillJob,
     HistoryMemory,
-    HistoryOffload,
     HistoryPlan,
     OrderUpload,
     PlannedSegment,
-    SegmentOrder,
+    SegmentJob,
     parts_at_once,
     segment_memory_bytes,
 )
 from offloader.write.epoch import Ownership
 from offloader.write.gaps import allowed_gaps, find_holes, require_recording
-from offloader.write.hot_tier import HistoryBytes, HistoryRange, uncovered, without_gaps
+from offloader.write.hot_tier import HistoryRange, LedgerSizeEstimator, uncovered, without_gaps
 from offloader.write.quota import MemoryBudget, segment_bytes_max
 from offloader.write.segment_queue import Commits
 
@@ -64,7 +64,7 @@ class BackfillPlan:
         self._ledgers = ledgers
         self._segment_bytes = segment_bytes
         self._measured: dict[int, list[LedgerSpan]] = {}
-        self._sizes = HistoryBytes(ledgers)
+        self._sizes = LedgerSizeEstimator(ledgers)
         self.segments = sum(self._sizes.segments(each, segment_bytes) for each in self._left)
         self.wire_bytes = round(sum(self._sizes.between(each.begin, each.end) for each in self._left))
 
@@ -93,7 +93,7 @@ class BackfillPlan:
             self._measured.setdefault(span.ledger_id, []).append(span)
             self._measured[span.ledger_id].sort(key=lambda each: each.first_entry_id)
         if spans:
-            self._sizes = HistoryBytes(self._ledgers, self._measured)
+            self._sizes = LedgerSizeEstimator(self._ledgers, self._measured)
 
 
 @dataclass(slots=True)
@@ -232,19 +232,19 @@ class HistoryTools:
         acknowledges: bool = True,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
         on_first_record: Callable[[], None] = lambda: None,
-    ) -> HistoryOffload:
-        """A run that isn't started yet; see ``HistoryOffload``."""
+    ) -> BackfillJob:
+        """A run that isn't started yet; see ``BackfillJob``."""
 
         budget = self.budget
         parts_max = 1 if budget is None else parts_at_once(self.settings, segments_max, budget.limit_bytes)
 
         def upload(uuid: UUID, planned: PlannedSegment, is_stopped: Callable[[], bool]) -> SegmentSummary:
             whose = log.stream, log.state.incarnation, log.epoch or 0
-            order = SegmentOrder(*whose, uuid, planned, parts_max, log.testimony())
+            order = SegmentJob(*whose, uuid, planned, parts_max, log.testimony())
             return self.upload(source, order, is_stopped)
 
         memory = None if budget is None else HistoryMemory(budget, segment_memory_bytes(self.settings, parts_max))
-        return HistoryOffload(
+        return BackfillJob(
             source,
             log,
             plan,
@@ -298,7 +298,7 @@ class OwnedStream:
         segments_max: int,
         attempts_max: int,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
-    ) -> HistoryOffload:
+    ) -> BackfillJob:
         """A run that isn't started yet. ``gaps`` and ``ends`` go into its first record."""
         given_up, self.given_up = self.given_up, []
         for gap in gaps:

@@ -18,7 +18,7 @@ from offloader.manifest.state import ManifestState, StreamPaused
 from offloader.settings import ManifestSettings
 from offloader.store.attempts import recorder_of
 from offloader.store.base import ObjectStore
-from offloader.write.backfill import HistoryOffload, HistoryResult, PlannedSegment
+from offloader.write.backfill import BackfillJob, HistoryResult, PlannedSegment
 from offloader.write.backfill_plan import (
     ATTEMPTS_MAX,
     BackfillPlan,
@@ -34,10 +34,10 @@ from offloader.write.hot_release import HotRelease
 from offloader.write.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
 from offloader.write.rollback import LedgerRewrite, RewriteResult
 
-__all__ = ["HistoryRuns"]
+__all__ = ["BackfillService"]
 
 
-class HistoryRuns:
+class BackfillService:
     """Runs over the history of streams. Each call is one run; of one stream one at a time.
 
     Args:
@@ -50,7 +50,7 @@ class HistoryRuns:
         self._store = store
         self._tools = tools
         self._lock = threading.Lock()
-        self._under_way: list[HistoryOffload] = []
+        self._under_way: list[BackfillJob] = []
         self._stopped = False
         self._manifest = manifest
 
@@ -186,7 +186,7 @@ class HistoryRuns:
         log = self._log(stream)
         if log.load(create=True).method == method:
             return False
-        log.amend([SetMethod(method)])
+        log.commit_as_maintainer([SetMethod(method)])
         return True
 
     def pause(self, stream: str, reason: str = "") -> bool:
@@ -214,7 +214,7 @@ class HistoryRuns:
             raise NotFound(f"nothing of stream {stream} is in {self._store.url} yet", hint="let its writer begin first")
         if state.paused is isinstance(edit, Pause):
             return False
-        log.amend([edit])
+        log.commit_as_maintainer([edit])
         return True
 
     def note_ends(self, source: LedgerSource, stream: str) -> list[int]:
@@ -233,7 +233,7 @@ class HistoryRuns:
             if info.ledger_id not in known
         ]
         if facts:
-            log.amend(facts)
+            log.commit_as_maintainer(facts)
         return [fact.ledger_id for fact in facts]
 
     def rollback(
@@ -337,7 +337,7 @@ class HistoryRuns:
         lost = find_holes(state, ledgers, last=last, given_up=given_up).gaps
         return allowed_gaps(lost, self._tools.settings.on_gap)
 
-    def _finished(self, stream: str, run: HistoryOffload) -> HistoryResult:
+    def _finished(self, stream: str, run: BackfillJob) -> HistoryResult:
         with self._lock:
             if self._stopped:
                 raise Closed("the offloader was closed")

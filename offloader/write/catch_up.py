@@ -13,7 +13,7 @@ from offloader.errors import StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState, StreamPaused
-from offloader.write.backfill import HistoryOffload, HistoryResult
+from offloader.write.backfill import BackfillJob, HistoryResult
 from offloader.write.backfill_plan import ATTEMPTS_MAX, HistoryStart, HistoryTools, interrupted, start_of_history
 from offloader.write.gaps import blocked_at, require_recording
 from offloader.write.hot_tier import CATCH_UP_READ_BYTES, read_next
@@ -166,7 +166,7 @@ class StreamBackfill:
         self._seen, self._schedule, self._on_progress, self._on_gap = seen, schedule, on_progress, on_gap
         self.due = True
         self._lock = threading.Lock()
-        self._run: HistoryOffload | None = None
+        self._run: BackfillJob | None = None
         self._outcome: Future[HistoryResult] | None = None
 
     @property

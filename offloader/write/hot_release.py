@@ -22,7 +22,7 @@ from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Timer, Workers
 from offloader.write.gaps import DOUBTFUL, NOT_GIVEN
 from offloader.write.hot_tier import uncovered_ranges
-from offloader.write.upload import confirm_stored
+from offloader.write.upload import verify_objects
 
 __all__ = [
     "HotRelease",
@@ -130,7 +130,7 @@ def release_hot_ledgers(
     if fresh:
         known = state.closed_ledgers
         facts: list[Edit] = [closed_edit(info, source) for info in fresh if info.ledger_id not in known]
-        log.amend([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
+        log.commit_as_maintainer([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
     # What a truncation took from the stream goes too, if nobody has deleted it yet.
     gone = [info for info in ledgers if info.closed and info.ledger_id in state.deleted_ledgers and info not in due]
     if due or gone:
@@ -169,7 +169,7 @@ def _is_confirmed(log: ManifestLog, state: ManifestState, info: LedgerInfo, done
         if segment.uuid in confirmed or segment.summary is None:
             continue
         try:
-            confirm_stored(log.store, log.stream, segment.uuid, segment.summary, at_root=is_at_root(segment.driver))
+            verify_objects(log.store, log.stream, segment.uuid, segment.summary, at_root=is_at_root(segment.driver))
         except OffloaderError as error:
             done.errors.append(error)
             return False

@@ -18,9 +18,9 @@ from offloader.manifest.state import ManifestState
 
 __all__ = [
     "CATCH_UP_READ_BYTES",
-    "HistoryBytes",
     "HistoryRange",
     "HotRead",
+    "LedgerSizeEstimator",
     "acknowledged_end",
     "facts_of",
     "partly_offloaded",
@@ -73,7 +73,7 @@ class HistoryRange:
     end: Position
 
 
-class HistoryBytes:
+class LedgerSizeEstimator:
     """How many bytes lie before a position, and the other way round.
 
     Bytes are those of a segment: payloads and a 12-byte header each.

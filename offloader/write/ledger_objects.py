@@ -24,7 +24,7 @@ from offloader.read.reader import Reader
 from offloader.settings import OffloadSettings
 from offloader.write.hot_tier import facts_of
 from offloader.write.quota import part_bytes_for
-from offloader.write.upload import PartsAhead, SegmentUpload
+from offloader.write.upload import BoundedUploader, SegmentUpload
 
 __all__ = [
     "ColdLedger",
@@ -35,8 +35,8 @@ __all__ = [
     "holds",
     "ledger_info",
     "offload_ledger",
-    "offload_pieces",
     "pieces_between",
+    "write_segment",
 ]
 
 #: Payload bytes of one read from the hot tier.
@@ -125,10 +125,10 @@ def offload_ledger(ledger: LedgerHandle, upload: SegmentUpload, settings: Offloa
     if not info.closed or info.entries == 0:
         state = "open" if not info.closed else "empty"
         raise InvalidCall(f"ledger {info.ledger_id} is {state} and can't be offloaded", hint="close it first")
-    return offload_pieces([LedgerPiece(ledger, 0, info.last_entry_id)], Layout.V1, upload, settings)
+    return write_segment([LedgerPiece(ledger, 0, info.last_entry_id)], Layout.V1, upload, settings)
 
 
-def offload_pieces(
+def write_segment(
     pieces: Sequence[LedgerPiece],
     layout: Layout,
     upload: SegmentUpload,
@@ -143,7 +143,7 @@ def offload_pieces(
     Args:
         pieces: in order, not empty.
         is_stopped: asked before each read; when it answers True the upload is aborted.
-        parts_max, send_aside: as for ``PartsAhead``.
+        parts_max, send_aside: as for ``BoundedUploader``.
 
     Raises:
         Unsupported: a ledger has a gap.
@@ -156,7 +156,7 @@ def offload_pieces(
         part_bytes=part_bytes_for(settings),
         codec=Codec[settings.codec.upper()],
     )
-    ahead = PartsAhead(upload, parts_max, send_aside)
+    ahead = BoundedUploader(upload, parts_max, send_aside)
     multipart = False
     try:
         for piece in pieces:
@@ -176,7 +176,7 @@ def offload_pieces(
     return finished.summary
 
 
-def _send_rest(finished: FinishedSegment, upload: SegmentUpload, ahead: PartsAhead, multipart: bool) -> None:
+def _send_rest(finished: FinishedSegment, upload: SegmentUpload, ahead: BoundedUploader, multipart: bool) -> None:
     multipart = multipart or len(finished.parts) > 1
     for part in finished.parts:
         if multipart:

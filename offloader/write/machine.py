@@ -31,15 +31,15 @@ from offloader.write.backfill_plan import HistoryTools
 from offloader.write.catch_up import CatchUp, StreamBackfill
 from offloader.write.epoch import Ownership, Revival
 from offloader.write.hot_tier import CATCH_UP_READ_BYTES
-from offloader.write.quota import StreamBuffer
+from offloader.write.quota import StreamQuota
 from offloader.write.segment import OffloadHandle
 from offloader.write.segment_queue import Commits, SegmentQueue, WritingSegment
 from offloader.write.status import Lag, Mode, Progress, StreamState, StreamStatus, error_fields, lag_of
 
-__all__ = ["LOOK_FIRST_S", "LOOK_MAX_S", "MakeHandle", "Pausing", "Settling", "StreamOffload", "StreamSteps"]
+__all__ = ["LOOK_FIRST_S", "LOOK_MAX_S", "MakeHandle", "Pausing", "SegmentCommitter", "StreamMachine", "StreamOffload"]
 
 
-class Settling:
+class SegmentCommitter:
     """Used by a stream's steps, one at a time.
 
     Args:
@@ -250,10 +250,10 @@ class Pausing:
 
 
 #: Gives a handle that doesn't send yet, for (uuid, position to follow, buffer, what to call on a change).
-MakeHandle = Callable[[UUID, Position | None, StreamBuffer, Callable[[], None]], OffloadHandle]
+MakeHandle = Callable[[UUID, Position | None, StreamQuota, Callable[[], None]], OffloadHandle]
 
 
-class StreamSteps:
+class StreamMachine:
     """The machine behind a ``StreamOffload``, which has the same arguments.
 
     Attributes:
@@ -274,7 +274,7 @@ class StreamSteps:
         settings, workers = tools.settings, tools.workers
         self._step_task = SerialTask(workers, self._step)
         schedule = self._step_task.schedule
-        buffer = StreamBuffer(settings.offload_buffer_bytes_max, tools.budget, wake=schedule, relieve=self._relieve)
+        buffer = StreamQuota(settings.offload_buffer_bytes_max, tools.budget, wake=schedule, relieve=self._relieve)
         progress = Progress.told_by(log.store, log.stream)
         self.shared = StreamState(log.stream, buffer, SegmentQueue(self._open_handle, buffer, settings), progress)
         self._backoff = Backoff(workers, settings.retry_seconds_max, schedule)
@@ -309,7 +309,7 @@ class StreamSteps:
             on_gap=settings.on_gap,
             schedule=schedule,
         )
-        self._settling = Settling(
+        self._settling = SegmentCommitter(
             self.shared,
             source,
             view=view,
@@ -577,7 +577,7 @@ class StreamOffload:
         self._settings = tools.settings
         self._clock = tools.clock
         self._subscription: Subscription | None = None
-        self._steps = StreamSteps(
+        self._steps = StreamMachine(
             source, log, make_handle=make_handle, tools=tools, take_over=take_over, on_refused=on_refused
         )
         self._shared = self._steps.shared

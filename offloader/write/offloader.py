@@ -33,11 +33,11 @@ from offloader.store.base import ObjectStore
 from offloader.telemetry.recorder import NO_TELEMETRY
 from offloader.write.backfill import HistoryResult, upload_order
 from offloader.write.backfill_plan import BackfillPlan, HistoryTools
-from offloader.write.backfill_service import HistoryRuns
+from offloader.write.backfill_service import BackfillService
 from offloader.write.ledger_method import LedgerMethodPlan, LedgerTrigger
 from offloader.write.ledger_objects import LedgerHandle, offload_ledger
 from offloader.write.machine import StreamOffload
-from offloader.write.quota import MemoryBudget, StreamBuffer
+from offloader.write.quota import MemoryBudget, StreamQuota
 from offloader.write.segment import OffloadHandle, OffloadResult, SegmentNames
 from offloader.write.status import StreamStatus
 from offloader.write.upload import upload_of
@@ -117,7 +117,7 @@ class LedgerOffloader:
         #: Runs something on a worker after so many seconds.
         self.call_after = self._workers.call_after
         #: Runs over the history of streams that have the process's settings.
-        self.history = HistoryRuns(store, self._tools, self.settings.manifest)
+        self.history = BackfillService(store, self._tools, self.settings.manifest)
         self._lock = threading.Lock()
         self._runs = {self.settings.offload: self.history}
         self._names = SegmentNames()
@@ -141,7 +141,7 @@ class LedgerOffloader:
         incarnation: UUID = NO_INCARNATION,
         epoch: int = 0,
         after: Position | None = None,
-        buffer: StreamBuffer | None = None,
+        buffer: StreamQuota | None = None,
         sending: bool = True,
         on_change: Callable[[], None] = lambda: None,
         settings: OffloadSettings | None = None,
@@ -172,7 +172,7 @@ class LedgerOffloader:
             uuid=uuid,
             upload=upload(self.store, stream, uuid, None, codec=settings.codec),
             workers=self._workers,
-            buffer=buffer or StreamBuffer(settings.offload_buffer_bytes_max),
+            buffer=buffer or StreamQuota(settings.offload_buffer_bytes_max),
             settings=settings,
             after=after,
             sending=sending,
@@ -299,7 +299,7 @@ class LedgerOffloader:
         driver = dict(self.store.driver_metadata)
 
         def make_handle(
-            uuid: UUID, after: Position | None, buffer: StreamBuffer, on_change: Callable[[], None]
+            uuid: UUID, after: Position | None, buffer: StreamQuota, on_change: Callable[[], None]
         ) -> OffloadHandle:
             return self.streaming_offload(
                 uuid,
@@ -360,12 +360,12 @@ class LedgerOffloader:
         trigger.start()
         return trigger
 
-    def runs_of(self, settings: OffloadSettings | None) -> HistoryRuns:
+    def runs_of(self, settings: OffloadSettings | None) -> BackfillService:
         """``history`` for streams with settings of their own."""
         with self._lock:
             key = settings or self.settings.offload
             if key not in self._runs:
-                self._runs[key] = HistoryRuns(self.store, self._tools_of(key), self.settings.manifest)
+                self._runs[key] = BackfillService(self.store, self._tools_of(key), self.settings.manifest)
             return self._runs[key]
 
     def status(self) -> dict[str, Any]:
@@ -546,7 +546,7 @@ def method_by_hand(state: ManifestState, file: SettingsFile | None) -> str:
 
 
 def offload_by_hand(
-    runs: HistoryRuns,
+    runs: BackfillService,
     source: LedgerSource,
     stream: str,
     method: str,
@@ -563,9 +563,9 @@ def offload_by_hand(
         source: a view opened with ``may_delete`` will do: it isn't told what is safe.
         method: ``streaming`` or ``ledger``.
         threshold_bytes: method ledger: newest bytes that stay behind.
-        others: as for ``HistoryRuns.backfill``.
+        others: as for ``BackfillService.backfill``.
 
-    Raises: as ``HistoryRuns.backfill``.
+    Raises: as ``BackfillService.backfill``.
     """
     if method == "ledger":
         result = runs.ledgers(

@@ -15,7 +15,7 @@ from offloader.settings import OffloadSettings
 
 __all__ = [
     "MemoryBudget",
-    "StreamBuffer",
+    "StreamQuota",
     "entries_that_fit",
     "part_bytes_for",
     "segment_bytes_max",
@@ -242,7 +242,7 @@ def _wake(members: list[_Member]) -> None:
         member.wake()
 
 
-class StreamBuffer:
+class StreamQuota:
     """A bounded count of bytes, shared by the segments of a stream (one is being completed while the next fills).
 
     Entries are admitted against the limit with ``take``. What encoding adds to them (block headers, entry tables) is

@@ -311,7 +311,9 @@ def accept_loss(log: ManifestLog, source: LedgerSource, *, settings: OffloadSett
     infos = [info for info in source.ledgers() if info.ledger_id not in state.aside_ledgers]
     holes = find_holes(state, infos)
     done = Acceptance(stream=log.stream, why="", source=identity.source_id(), gaps=tuple(holes.gaps))
-    return replace(done, record_id=log.amend([*holes.ends, *holes.gaps]).record_id) if holes.gaps else done
+    return (
+        replace(done, record_id=log.commit_as_maintainer([*holes.ends, *holes.gaps]).record_id) if holes.gaps else done
+    )
 
 
 def _mismatch(state: ManifestState, identity: IdentifiedSource, source: LedgerSource) -> str:

@@ -20,7 +20,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, require_takeable
 from offloader.read.fetch import Fetcher
-from offloader.read.prefetch import Workers as Parallel
+from offloader.read.prefetch import ReaderThreads as Parallel
 from offloader.read.reader import Reader
 from offloader.settings import ReadSettings
 from offloader.store.attempts import recorder_of
@@ -34,7 +34,7 @@ from offloader.write.ledger_objects import (
     LedgerPiece,
     holds,
     ledger_info,
-    offload_pieces,
+    write_segment,
 )
 from offloader.write.quota import segment_bytes_max
 from offloader.write.segment_queue import announce
@@ -429,7 +429,7 @@ class LedgerRewrite:
                 testimony=self._log.testimony,
             )
             sized = replace(settings, max_size_per_offload_segment_mbytes=size_mbytes)
-            summary = offload_pieces([piece], planned.layout, upload, sized, is_stopped=self._is_stopped)
+            summary = write_segment([piece], planned.layout, upload, sized, is_stopped=self._is_stopped)
         return summary, ledger.digest.value()
 
     def _digest(self, state: ManifestState, planned: PlannedSegment) -> bytes:

@@ -20,10 +20,10 @@ from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
 from offloader.manifest.state import follows
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings
-from offloader.write.quota import StreamBuffer, part_bytes_for
-from offloader.write.upload import SegmentSending, SegmentUpload
+from offloader.write.quota import StreamQuota, part_bytes_for
+from offloader.write.upload import PartUploader, SegmentUpload
 
-__all__ = ["SINGLES_MAX", "Intake", "OffloadHandle", "OffloadResult", "Piece", "SegmentNames", "joined"]
+__all__ = ["SINGLES_MAX", "OffloadHandle", "OffloadResult", "PendingEntries", "Piece", "SegmentNames", "joined"]
 
 #: What waits: a batch, or entries that came one by one, of one ledger or several.
 Piece: TypeAlias = EntryBatch | list[Entry]
@@ -36,7 +36,7 @@ PIECES_MAX = 64
 JOINED_BYTES_MIN = 1024 * 1024
 
 
-class Intake:
+class PendingEntries:
     """Accepts consecutive entries, single or in batches, and gives them out in that order, for ``joined``.
 
     Args:
@@ -232,7 +232,7 @@ class OffloadHandle:
         uuid: UUID,
         upload: SegmentUpload,
         workers: Workers,
-        buffer: StreamBuffer,
+        buffer: StreamQuota,
         settings: OffloadSettings,
         after: Position | None = None,
         sending: bool = True,
@@ -264,11 +264,11 @@ class OffloadHandle:
         # Held bytes, by where they are: waiting, being encoded, in the open block and part, in parts not acknowledged.
         limits = {"entry_bytes_max": settings.entry_bytes_max}
         limits |= {name: limit - ENTRY_HEADER_BYTES for name, limit in buffer.limits.items()}
-        self._intake = Intake(str(uuid), after, limits)
+        self._intake = PendingEntries(str(uuid), after, limits)
         self._single_wire_max = min(limits.values()) + ENTRY_HEADER_BYTES
         self._encoding_bytes = 0
         self._builder_bytes = 0
-        self._sending = SegmentSending(
+        self._sending = PartUploader(
             *(upload, workers, self._lock),
             parts_in_flight_max=settings.parts_in_flight_max,
             begun=sending,

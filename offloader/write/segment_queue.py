@@ -21,7 +21,7 @@ from offloader.store.attempts import recorder_of
 from offloader.telemetry.recorder import Recorder
 from offloader.write.gaps import gap_before
 from offloader.write.hot_tier import HotRead, facts_of
-from offloader.write.quota import StreamBuffer, entries_that_fit, segment_is_full
+from offloader.write.quota import StreamQuota, entries_that_fit, segment_is_full
 from offloader.write.segment import OffloadHandle
 
 __all__ = ["SEGMENTS_MAX", "Commits", "SegmentQueue", "WritingSegment", "announce"]
@@ -51,7 +51,7 @@ class SegmentQueue:
     def __init__(
         self,
         open_handle: Callable[[Position | None], OffloadHandle],
-        buffer: StreamBuffer,
+        buffer: StreamQuota,
         settings: OffloadSettings,
     ) -> None:
         self._open_handle = open_handle

@@ -16,7 +16,7 @@ from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
 from offloader.store.attempts import recorder_of
 from offloader.store.base import ObjectStore
-from offloader.write.quota import StreamBuffer
+from offloader.write.quota import StreamQuota
 from offloader.write.segment_queue import SegmentQueue
 
 __all__ = ["Lag", "Mode", "Progress", "StreamState", "StreamStatus", "error_fields", "lag_between", "lag_of"]
@@ -230,7 +230,7 @@ class StreamState:
         gaps_recorded: by this process.
     """
 
-    def __init__(self, stream: str, buffer: StreamBuffer, queue: SegmentQueue, progress: Progress) -> None:
+    def __init__(self, stream: str, buffer: StreamQuota, queue: SegmentQueue, progress: Progress) -> None:
         self.stream = stream
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)

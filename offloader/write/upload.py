@@ -26,7 +26,7 @@ from offloader.errors import (
 from offloader.runtime.workers import Workers
 from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo
 
-__all__ = ["PartsAhead", "SegmentSending", "SegmentUpload", "abort_uploads", "confirm_stored", "upload_of"]
+__all__ = ["BoundedUploader", "PartUploader", "SegmentUpload", "abort_uploads", "upload_of", "verify_objects"]
 
 #: Completes sent for one upload, each after a look that found neither the object nor a reason to stop.
 COMPLETE_ATTEMPTS_MAX = 4
@@ -237,7 +237,7 @@ def upload_of(
 READY_PARTS_MAX = 2
 
 
-class SegmentSending:
+class PartUploader:
     """Used by an ``OffloadHandle``; what is marked so is called under its lock, the rest without.
 
     Args:
@@ -418,7 +418,7 @@ class SegmentSending:
             self._on_sent(finished.summary)
 
 
-class PartsAhead:
+class BoundedUploader:
     """Used by the one thread that makes the parts.
 
     Args:
@@ -478,7 +478,7 @@ class PartsAhead:
             self._changed.notify_all()
 
 
-def confirm_stored(
+def verify_objects(
     store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary, *, at_root: bool = False
 ) -> tuple[str, str]:
     """Asks the store for both objects and compares their lengths with the recorded ones; their keys.

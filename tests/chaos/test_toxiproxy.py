@@ -30,7 +30,7 @@ class Way:
         self.straight = self._client(place.endpoint.url, PATIENCE_S)
         self.through = self._client(self.proxy.url, PATIENCE_S)
         #: For what never comes.
-        self.impatient = self._client(self.proxy.url, 4.0)
+        self.with_short_retries = self._client(self.proxy.url, 4.0)
 
     def _client(self, url: str, timeout_s: float) -> Any:
         return boto3.client(
@@ -62,7 +62,7 @@ class Way:
 
     def close(self) -> None:
         self.proxy.remove()
-        for client in (self.straight, self.through, self.impatient):
+        for client in (self.straight, self.through, self.with_short_retries):
             client.close()
 
 
@@ -80,7 +80,7 @@ def test_without_faults_bytes_go_both_ways_as_they_are(way: Way) -> None:
 def test_a_lost_acknowledgement_leaves_the_object_behind(way: Way) -> None:
     """So a commit's outcome is unknown to the one who asked for it. The client waits a second for "100 Continue"."""
     with way.proxy.toxic("timeout", timeout=0), pytest.raises((ConnectionClosedError, ReadTimeoutError)):
-        way.put("k", b"there", way.impatient)
+        way.put("k", b"there", way.with_short_retries)
     eventually(lambda: way.names() == ["k"])  # nobody was told when
     assert way.get("k") == b"there"
 

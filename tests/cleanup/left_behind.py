@@ -10,7 +10,7 @@ from uuid import UUID
 from formats.entries import Position
 from formats.keys import data_key, index_key, new_segment_uuid, parse_object_key
 from formats.manifest import Assign, Edit, Failed, Offloaded
-from offloader.gc.orphans import Leftover
+from offloader.gc.orphans import Garbage
 from offloader.gc.reconcile import Reconciliation
 from offloader.manifest.boundary import listed
 from offloader.manifest.log import load_manifest
@@ -102,7 +102,7 @@ class Bucket:
 
     def reconcile(
         self, *, delete: bool = True, age_hours: float = 24.0, store: ObjectStore | None = None, **more: Any
-    ) -> list[Leftover]:
+    ) -> list[Garbage]:
         settings = ManifestSettings(orphan_age_hours_min=age_hours)
         run = Reconciliation(store or self.store, STREAM, clock=self.clock, settings=settings, delete=delete, **more)
         return list(run.leftovers())
@@ -126,6 +126,6 @@ class Bucket:
         assert stored_entries(self.inner, STREAM) == [(e.position, e.payload) for e in self.writer.entries]
 
 
-def outcomes(leftovers: list[Leftover]) -> dict[str, tuple[str, str]]:
+def outcomes(leftovers: list[Garbage]) -> dict[str, tuple[str, str]]:
     """Key -> reason and outcome."""
     return {each.key: (each.reason.name, each.outcome.name) for each in leftovers}

@@ -81,7 +81,7 @@ class Walk:
             undo_retirements(self.bench.log(), segments=chosen)
 
     def hold(self) -> None:
-        self.bench.log().amend([Hold(self.random.random() < 0.3, "")])
+        self.bench.log().commit_as_maintainer([Hold(self.random.random() < 0.3, "")])
 
     def open(self) -> None:
         reader = open_reader(
@@ -116,7 +116,7 @@ class Walk:
         for reader in self.readers:
             reader.close()
         self.readers.clear()
-        self.bench.log().amend([Hold(False, "")])
+        self.bench.log().commit_as_maintainer([Hold(False, "")])
         for _ in range(4):
             self.bench.hours(25)
             self.bench.run()

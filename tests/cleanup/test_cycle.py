@@ -52,9 +52,9 @@ def test_a_segment_across_the_head_stays_and_so_does_one_with_a_ledger_that_isn_
     bench = Bench(ledgers=1)
     bench.writer.add([batch_of(2, 0, 5), batch_of(3, 0, 5)], closes=[2])
     log = bench.log()
-    log.amend([LedgersDeleted((2,))])
+    log.commit_as_maintainer([LedgersDeleted((2,))])
     assert bench.run().swept.retired == 0
-    log.amend([LedgersDeleted((3,))])
+    log.commit_as_maintainer([LedgersDeleted((3,))])
     planned = bench.run(dry_run=True).plan
     assert planned is not None
     assert [(line.uuid, line.rule) for line in planned.lines()] == [
@@ -181,18 +181,18 @@ def test_a_hold_keeps_everything_at_every_step() -> None:
     bench = Bench()
     bench.truncate(3)
     log = bench.log()
-    log.amend([Hold(True, "court")])
+    log.commit_as_maintainer([Hold(True, "court")])
     held = bench.run()
     assert (held.held, held.swept.retired) == (True, 0)
-    log.amend([Hold(False, "")])
+    log.commit_as_maintainer([Hold(False, "")])
     bench.run()
     log.load()
-    log.amend([Hold(True, "court")])
+    log.commit_as_maintainer([Hold(True, "court")])
     bench.hours(100)
     assert bench.run().swept.purged == 0
     assert len(bench.stored()) == 8
     log.load()
-    log.amend([Hold(False, "")])
+    log.commit_as_maintainer([Hold(False, "")])
     assert bench.run().swept.purged == 2
 
 
@@ -352,7 +352,7 @@ def adopted(bench: Bench, *, owned: bool) -> tuple[str, str]:
     for source, key in zip(other.keys(uuid), keys, strict=True):
         bench.memory.put(key, bench.memory.get(source)[0])
         bench.memory.delete([source])
-    bench.log().amend([Adopt(foreign, summary, {**bench.memory.driver_metadata, **AT_ROOT}, owned)])
+    bench.log().commit_as_maintainer([Adopt(foreign, summary, {**bench.memory.driver_metadata, **AT_ROOT}, owned)])
     return keys
 
 
@@ -461,7 +461,9 @@ def test_an_undo_that_comes_between_is_noticed_and_nothing_of_it_goes() -> None:
             bench.store.put = inner  # type: ignore[method-assign]
             number = retired[0].retire_record
             assert number is not None
-            bench.log().amend([UndoRetire(tuple(s.uuid for s in retired), number), Restore(Position(1, 0), (1, 2))])
+            bench.log().commit_as_maintainer(
+                [UndoRetire(tuple(s.uuid for s in retired), number), Restore(Position(1, 0), (1, 2))]
+            )
         return inner(key, body, **more)  # type: ignore[arg-type]
 
     bench.store.put = put  # type: ignore[method-assign,assignment]

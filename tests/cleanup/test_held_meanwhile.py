@@ -18,7 +18,7 @@ from offloader.manifest.leases import set_hold
 from offloader.retention.cycle import RetentionCycle
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import batch_of
 
@@ -26,7 +26,7 @@ _Answer = TypeVar("_Answer")
 SHORTENING = (Truncate, LedgersDeleted, Retire, Release, Purged, StreamDeleted)
 
 
-class HeldAt(AroundStore):
+class HeldAt(StoreWrapper):
     """Before the ``call``-th request somebody sets a hold."""
 
     def __init__(self, bench: Bench, call: int) -> None:

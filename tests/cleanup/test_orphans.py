@@ -13,8 +13,17 @@ from formats.documents import awaited_key, deletion_key, intent_key, topic_key
 from formats.entries import Position
 from formats.keys import is_segment_uuid_of, new_segment_uuid, parse_object_key
 from formats.manifest import Assign, Hold, OpenEpoch, Record, StreamDeleted, Totals, Writer
-from offloader.gc.orphans import Knowledge, Leftover, Outcome, Place, Reason, judge_page, judge_upload, judged_again
-from offloader.manifest.live_uuids import NamedUuids
+from offloader.gc.orphans import (
+    Garbage,
+    LiveSet,
+    Outcome,
+    Place,
+    Reason,
+    classified_again,
+    classify_page,
+    classify_upload,
+)
+from offloader.manifest.live_uuids import LiveUuids
 from offloader.manifest.topics import TopicState
 from offloader.store.base import ObjectInfo, UploadInfo
 
@@ -27,13 +36,13 @@ UUIDS = [*NAMED, ADOPTED, *(new_segment_uuid(i, 9) for i in (LIVE, DEAD, GIVEN_U
 OLD_MS = 1000
 
 
-def known(*, held: bool = False, deleted: bool = False, alive: bool = True) -> Knowledge:
-    names = NamedUuids(STREAM, LIVE)
+def known(*, held: bool = False, deleted: bool = False, alive: bool = True) -> LiveSet:
+    names = LiveUuids(STREAM, LIVE)
     edits = [Assign(uuid, 2, Position(1, number), None, 5, {}) for number, uuid in enumerate([*NAMED, ADOPTED])]
     more = [Hold(True, "")] if held else [OpenEpoch(1), StreamDeleted()] if deleted else []
     totals = Totals(0, 0, 0, 0, first=None, last=None)
     names.fold(Record(1, LIVE, 0, Writer("w", "", "00"), 5, (*edits, *more), totals))
-    return Knowledge(
+    return LiveSet(
         stream=STREAM,
         names=names if alive else None,
         dead=frozenset([DEAD]),
@@ -42,7 +51,7 @@ def known(*, held: bool = False, deleted: bool = False, alive: bool = True) -> K
     )
 
 
-def plain(info: ObjectInfo, knowledge: Knowledge) -> str:
+def plain(info: ObjectInfo, knowledge: LiveSet) -> str:
     """What a segment's object is, said once more."""
     parsed = parse_object_key(info.key, STREAM)
     if parsed is None:
@@ -91,12 +100,12 @@ def test_a_page_is_judged_like_each_of_its_keys(page: list[ObjectInfo], held: bo
     knowledge = known(held=held, deleted=deleted, alive=alive)
     needed, size_bytes = 0, 0
     found: list[tuple[str, str]] = []
-    for each in judge_page(page, knowledge):
-        if isinstance(each, Leftover):
+    for each in classify_page(page, knowledge):
+        if isinstance(each, Garbage):
             assert each.outcome is Outcome.KEPT
             found += [(each.key, each.reason.name)] if each.place is Place.SEGMENT else []
             if each.place is Place.SEGMENT and each.reason.is_deletable:
-                assert judged_again(each, knowledge) == each
+                assert classified_again(each, knowledge) == each
         elif each[0] is Place.SEGMENT:
             needed, size_bytes = needed + each[1], size_bytes + each[2]
     expected = [(info, plain(info, knowledge)) for info in page]
@@ -108,9 +117,9 @@ def test_a_page_is_judged_like_each_of_its_keys(page: list[ObjectInfo], held: bo
 def test_an_upload_that_may_go_on_is_none_and_one_that_is_named_later_stays() -> None:
     knowledge = known()
     running = UploadInfo(f"{STREAM}/{NAMED[0]}", "u", 0)
-    assert judge_upload(running, knowledge) is None
+    assert classify_upload(running, knowledge) is None
     late = UploadInfo(f"{STREAM}/{UUIDS[5]}", "u", 0)
-    leftover = judge_upload(late, knowledge)
+    leftover = classify_upload(late, knowledge)
     assert leftover is not None
     assert (leftover.reason, leftover.reason.is_deletable) == (Reason.UNNAMED, True)
     names = knowledge.names
@@ -118,7 +127,7 @@ def test_an_upload_that_may_go_on_is_none_and_one_that_is_named_later_stays() ->
     totals = Totals(0, 0, 0, 0, first=None, last=None)
     assign = Assign(UUIDS[5], 2, Position(2, 0), None, 5, {})
     names.fold(Record(2, LIVE, 0, Writer("w", "", "00"), 5, (assign,), totals))
-    assert judged_again(leftover, knowledge).reason is Reason.NAMED_SINCE
+    assert classified_again(leftover, knowledge).reason is Reason.NAMED_SINCE
 
 
 def test_an_upload_of_an_adopted_segment_is_nobodys() -> None:
@@ -126,7 +135,7 @@ def test_an_upload_of_an_adopted_segment_is_nobodys() -> None:
     names = knowledge.names
     assert names is not None
     names._open.clear()
-    leftover = judge_upload(UploadInfo(f"{STREAM}/{ADOPTED}", "u", 0), knowledge)
+    leftover = classify_upload(UploadInfo(f"{STREAM}/{ADOPTED}", "u", 0), knowledge)
     assert leftover is not None
     assert leftover.reason is Reason.FOREIGN
 
@@ -149,15 +158,15 @@ def test_lists_of_what_was_deleted_and_awaited_go_only_when_no_manifest_of_that_
         (replace(gone, is_stream=False), Reason.UNLISTED),
         (replace(gone, is_stream=False, is_forgotten=True), Reason.DEAD),
     ]:
-        found = list(judge_page(page, knowledge))
-        assert [each.reason if isinstance(each, Leftover) else each for each in found] == [reason] * 3
-    assert list(judge_page(page, known())) == [(Place.RETENTION, 1, 1)] * 3
+        found = list(classify_page(page, knowledge))
+        assert [each.reason if isinstance(each, Garbage) else each for each in found] == [reason] * 3
+    assert list(classify_page(page, known())) == [(Place.RETENTION, 1, 1)] * 3
 
 
 def test_what_was_let_go_of_a_topic_is_judged_as_a_void_and_not_once_more() -> None:
     over = replace(known(), topic=TopicState(is_there=True, entry_is_over=True, intent_is_over=True))
     for key in (topic_key(STREAM), intent_key(STREAM)):
-        (entry,) = judge_page([ObjectInfo(key, 300, "", OLD_MS)], over)
-        assert isinstance(entry, Leftover)
+        (entry,) = classify_page([ObjectInfo(key, 300, "", OLD_MS)], over)
+        assert isinstance(entry, Garbage)
         assert (entry.place, entry.reason) == (Place.RETENTION, Reason.DEAD)
-        assert list(judge_page([ObjectInfo(key, 0, "", OLD_MS)], over)) == [(Place.RETENTION, 1, 0)]
+        assert list(classify_page([ObjectInfo(key, 0, "", OLD_MS)], over)) == [(Place.RETENTION, 1, 0)]

@@ -22,7 +22,7 @@ from offloader.manifest.leases import set_global_hold, set_hold
 from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.state import EditRefused
 from offloader.settings import ManifestSettings
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import StreamWriter, batch_of
@@ -30,7 +30,7 @@ from tests.support.streams import StreamWriter, batch_of
 _Answer = TypeVar("_Answer")
 
 
-class StandsStill(AroundStore):
+class StandsStill(StoreWrapper):
     """Before the ``call``-th request of a process something happens."""
 
     def __init__(self, bench: Bench, call: int, happen: Callable[[], None]) -> None:
@@ -51,7 +51,7 @@ def test_a_segment_younger_than_the_round_is_never_taken_for_purged() -> None:
 
         def happen(bench: Bench = bench) -> None:
             bench.writer.add([batch_of(5, 0, 10)], closes=[5])
-            bench.log().amend([LedgersDeleted((5,))])
+            bench.log().commit_as_maintainer([LedgersDeleted((5,))])
             bench.run()
             bench.hours(2)
             bench.store.set_faults([Fault(call=1, verb="put", key_part="/manifest/", calls=1000)])
@@ -96,7 +96,7 @@ def test_a_round_whose_plans_are_always_overtaken_ends_with_what_was_refused() -
 
     def overtake(plan: CleanupPlan) -> None:
         plans.append(plan)
-        bench.log().amend([Retire((plan.doomed[0].segments[0].uuid,))])
+        bench.log().commit_as_maintainer([Retire((plan.doomed[0].segments[0].uuid,))])
 
     with pytest.raises(EditRefused, match="is retired, not offloaded"):
         bench.run(on_plan=overtake)

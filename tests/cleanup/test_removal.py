@@ -121,10 +121,10 @@ def test_a_stream_that_is_read_held_or_stopped_is_not_deleted() -> None:
         remove_stream(bench.store, STREAM, clock=bench.clock)
     lease.end()
     log = bench.log()
-    log.amend([Hold(True, "court")])
+    log.commit_as_maintainer([Hold(True, "court")])
     with pytest.raises(EditRefused, match="on hold"):
         remove_stream(bench.store, STREAM, clock=bench.clock)
-    log.amend([Hold(False, "")])
+    log.commit_as_maintainer([Hold(False, "")])
     set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
     with pytest.raises(DeletionStopped):
         remove_stream(bench.store, STREAM, clock=bench.clock)

@@ -23,7 +23,7 @@ from formats.entries import Position
 from formats.keys import catalog_key
 from offloader.errors import NotFound, OffloaderError, StoreUnavailable
 from offloader.gc.delete_stream import remove_stream
-from offloader.gc.orphans import Leftover, Outcome, Place, Reason
+from offloader.gc.orphans import Garbage, Outcome, Place, Reason
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import cleanup_all
 from offloader.manifest.boundary import listed
@@ -90,7 +90,7 @@ def remaining(store: MemoryStore) -> dict[str, int]:
     return {info.key: info.size_bytes for info in listed(store, "") if info.key != TIME_KEY}
 
 
-def reconcile(store: ObjectStore, clock: ManualClock, *, delete: bool = True) -> tuple[list[Leftover], int]:
+def reconcile(store: ObjectStore, clock: ManualClock, *, delete: bool = True) -> tuple[list[Garbage], int]:
     """What was left over, and how many objects of retention are needed."""
     failures: dict[str, OffloaderError] = {}
     run = StoreReconciliation(

@@ -34,7 +34,7 @@ from offloader.manifest.maintenance import expire_records
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.settings import Settings
 from offloader.store.rate_limit import Priority, current_priority
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import batch_of, build
@@ -113,7 +113,7 @@ def test_a_name_that_can_t_be_forgotten_now_is_told_of_and_the_next_round_forget
     assert not bench.memory.list(key).objects
 
 
-class Noting(AroundStore):
+class Noting(StoreWrapper):
     """Whose turn each request is."""
 
     def __init__(self, bench: Bench) -> None:
@@ -160,7 +160,9 @@ def adopted(bench: Bench) -> UUID:
     """A segment of ten entries, before everything else, whose objects are somebody else's."""
     theirs = UUID(int=0xABCDEF)
     finished, _ = build([batch_of(1, 0, 10)], 1024)
-    bench.log().amend([Adopt(theirs, finished.summary, bench.memory.driver_metadata, False), LedgerClosed(1, 9)])
+    bench.log().commit_as_maintainer(
+        [Adopt(theirs, finished.summary, bench.memory.driver_metadata, False), LedgerClosed(1, 9)]
+    )
     bench.writer.log.load()
     bench.writer.add([batch_of(2, 0, 10)], closes=[2])
     bench.truncate(2)
@@ -193,7 +195,7 @@ def test_the_objects_that_one_record_lets_go_are_one_request() -> None:
 def test_what_is_after_the_head_in_a_ledger_that_is_gone_goes_too() -> None:
     bench = Bench()
     bench.truncate(2, 4)
-    bench.log().amend([LedgersDeleted((2,))])
+    bench.log().commit_as_maintainer([LedgersDeleted((2,))])
     assert bench.run().swept.retired == 2
     assert [segment.begin for segment in bench.state.offloaded()] == [Position(3, 0), Position(4, 0)]
 
@@ -276,7 +278,7 @@ def test_a_retirement_whose_record_was_folded_is_as_young_as_the_checkpoint() ->
     assert bench.run().swept.purged == 2
 
 
-class Dying(AroundStore):
+class Dying(StoreWrapper):
     """The process dies at the first record that it writes, before or after that."""
 
     def __init__(self, bench: Bench, *, after: bool) -> None:
@@ -342,12 +344,14 @@ def test_adopted_objects_that_arent_ours_outlive_the_stream(place: Mapping[str, 
     for key in keys:
         bench.memory.put(key, b"somebody else's")
     finished, _ = build([batch_of(5, 0, 10)], 1024)
-    bench.log().amend([Adopt(theirs, finished.summary, {**bench.memory.driver_metadata, **place}, False)])
+    bench.log().commit_as_maintainer(
+        [Adopt(theirs, finished.summary, {**bench.memory.driver_metadata, **place}, False)]
+    )
     assert remove_stream(bench.memory, STREAM, clock=bench.clock).adopted == 1
     assert keys <= {info.key for info in bench.memory.list("").objects}
 
 
-class Late(AroundStore):
+class Late(StoreWrapper):
     """When the first object is deleted, another one of the stream arrives."""
 
     def __init__(self, bench: Bench, key: str) -> None:

@@ -87,7 +87,7 @@ def test_what_is_purged_is_gone_for_good() -> None:
 
 def test_a_ledger_that_was_deleted_in_the_middle_comes_back() -> None:
     bench = Bench()
-    bench.log().amend([LedgersDeleted((2,))])
+    bench.log().commit_as_maintainer([LedgersDeleted((2,))])
     bench.run()
     assert len(bench.state.offloaded()) == 3
     undone = undo(bench)
@@ -137,7 +137,7 @@ def test_where_an_earlier_segment_stays_cut_off_the_stream_begins_at_the_first_t
 
 def test_what_is_recorded_as_lost_after_the_head_is_none_of_it() -> None:
     bench = Bench()
-    bench.log().amend([Gap(Position(5, 0), Position(5, 4), "for a test")])
+    bench.log().commit_as_maintainer([Gap(Position(5, 0), Position(5, 4), "for a test")])
     bench.truncate(3)
     bench.run()
     assert undo(bench).head == Position(1, 0)
@@ -157,7 +157,7 @@ def test_a_mark_of_a_ledger_whose_end_nobody_knows_keeps_nothing_else_from_comin
     bench = Bench(ledgers=0)
     for ledger_id in (1, 3, 4):
         bench.writer.add([batch_of(ledger_id, 0, 10)], closes=[ledger_id])
-    bench.log().amend([LedgersDeleted((2,))])  # was empty and still open in the hot tier
+    bench.log().commit_as_maintainer([LedgersDeleted((2,))])  # was empty and still open in the hot tier
     bench.truncate(4)
     bench.run()
     undone = undo(bench)

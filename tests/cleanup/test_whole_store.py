@@ -8,7 +8,7 @@ from uuid import uuid4
 from formats.documents import GLOBAL_HOLD_KEY, intent_key, lease_key
 from formats.keys import boundary_key, data_key, manifest_prefix, new_segment_uuid, record_key, stream_prefix
 from offloader.errors import Corrupt, NotFound, OffloaderError
-from offloader.gc.orphans import Leftover, Outcome, Place
+from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.manifest.boundary import create_boundary, listed
 from offloader.manifest.catalog import forget_name, release_entry
@@ -34,7 +34,7 @@ class Everything:
         self.failures: dict[str, OffloaderError] = {}
         self.needed: dict[Place, int] = {}
 
-    def reconcile(self, *, delete: bool = True, age_hours: float = 24.0) -> list[Leftover]:
+    def reconcile(self, *, delete: bool = True, age_hours: float = 24.0) -> list[Garbage]:
         run = StoreReconciliation(
             self.bucket.store,
             clock=self.bucket.clock,

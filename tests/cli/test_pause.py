@@ -60,7 +60,7 @@ def test_bad_input_changes_nothing(offloader: Offloader, writer: StreamWriter, v
     assert (done.code, done.out) == (2, "")
     assert "a//b" in done.err
     assert keys(writer) == before
-    writer.log.amend([StreamDeleted()])
+    writer.log.commit_as_maintainer([StreamDeleted()])
     done = offloader(verb, "orders")
     assert (done.code, done.out) != (0, "")
     assert "deleted" in done.err

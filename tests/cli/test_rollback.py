@@ -151,7 +151,7 @@ def test_what_can_not_be_done_is_refused_and_nothing_is_changed(offloader: Offlo
     assert "--take-over" in hint
     log = ManifestLog(writer.store, "orders", clock=SystemClock())
     log.load()
-    log.amend([Hold(True, "court")])
+    log.commit_as_maintainer([Hold(True, "court")])
     code, line, _ = offloader.refuses("rollback", "apply", "orders", "--take-over")
     assert code == 2
     assert "on hold" in line

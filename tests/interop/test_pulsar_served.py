@@ -17,7 +17,7 @@ from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import StreamRetention, open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled
-from offloader.service.providers.pulsar import PulsarFeed
+from offloader.service.providers.pulsar import PulsarProvider
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -67,7 +67,7 @@ def test_topics_of_a_real_broker_are_served(plain_broker: Broker, tmp_path: Path
         file = settings(broker)
         store = open_store(f"file://{tmp_path}/store")
         client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-        feed = PulsarFeed(file.settings_of("").pulsar, store, clock=SystemClock())
+        feed = PulsarProvider(file.settings_of("").pulsar, store, clock=SystemClock())
         with serving(store, file, feed) as assembled:
             subscription = client.subscribe(TOPIC, "billing", initial_position=pulsar.InitialPosition.Earliest)
             eventually(lambda: served(assembled) == [STREAM])

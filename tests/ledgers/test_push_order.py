@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall
-from offloader.ledgers.pushed import LedgerEnd, NotNext, Piece, new_pieces, new_size
+from offloader.ledgers.pushed import LedgerEnd, OutOfOrder, PushedPiece, new_pieces, new_size
 from tests.ledgers.pushing_broker import Broker
 
 STREAM = "a/b"
@@ -18,7 +18,7 @@ def batch(ledger_id: int, first: int, count: int) -> EntryBatch:
     return EntryBatch.build(ledger_id, first, [b"x"] * count)
 
 
-def spans(pieces: list[Piece]) -> list[str]:
+def spans(pieces: list[PushedPiece]) -> list[str]:
     found = []
     for piece in pieces:
         found += [] if piece.closed is None else [f"{piece.closed.ledger_id} ends at {piece.closed.last_entry_id}"]
@@ -69,7 +69,7 @@ def test_what_is_new_is_taken_and_what_is_there_is_passed_over(
 def test_entries_that_are_missing_are_named_and_nothing_is_taken(
     end: Position | None, closed: dict[int, int], batches: list[EntryBatch], ends: list[LedgerEnd], message: str
 ) -> None:
-    with pytest.raises(NotNext, match=message):
+    with pytest.raises(OutOfOrder, match=message):
         new_pieces(STREAM, end, closed, batches, ends)
 
 
@@ -91,14 +91,14 @@ def test_a_broker_that_contradicts_itself_is_told_so(
 ) -> None:
     with pytest.raises(InvalidCall, match=message) as caught:
         new_pieces(STREAM, end, closed, batches, ends)
-    assert not isinstance(caught.value, NotNext), "waiting wouldn't mend it"
+    assert not isinstance(caught.value, OutOfOrder), "waiting wouldn't mend it"
 
 
 def test_holes_and_disorder_inside_a_batch_are_found() -> None:
     whole = batch(3, 0, 6)
     holed = EntryBatch(3, whole.entry_ids[[0, 1, 4, 5]], whole.payloads.take([0, 1, 4, 5]), whole.publish_times_ms[:4])
     twice = EntryBatch(3, whole.entry_ids[[0, 1, 1, 3]], whole.payloads.take([0, 1, 1, 3]), whole.publish_times_ms[:4])
-    with pytest.raises(NotNext, match="3:4 was pushed right after 3:1"):
+    with pytest.raises(OutOfOrder, match="3:4 was pushed right after 3:1"):
         new_pieces(STREAM, None, {}, [holed], [])
     with pytest.raises(InvalidCall, match="3:1 was pushed right after 3:1"):
         new_pieces(STREAM, None, {}, [twice], [])

@@ -26,7 +26,7 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.rate_limit import Traffic
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.epoch import open_source
 from offloader.write.hot_release import release_hot_ledgers
@@ -65,10 +65,10 @@ class InvariantBroken(AssertionError):
         self.invariant = invariant
 
 
-class GatedStore(AroundStore):
+class GatedStore(StoreWrapper):
     """A store whose requests wait in the gate of what its process does at the time; without a gate they don't."""
 
-    gate: AroundStore | None = None
+    gate: StoreWrapper | None = None
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
         return call() if self.gate is None else self.gate.around(request, call)
@@ -202,7 +202,7 @@ class HostWorld:
         self.finish(host)
 
         def gated(store: ObjectStore) -> None:
-            assert isinstance(store, AroundStore)
+            assert isinstance(store, StoreWrapper)
             host.store.gate = store
             try:
                 run()

@@ -30,7 +30,7 @@ from offloader.retention.truncate import truncate_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.wrappers import AroundStore
+from offloader.store.wrappers import StoreWrapper
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.hot_release import release_hot_ledgers
@@ -184,7 +184,7 @@ class ProcessWorld:
         """N2: a reader gets all that was committed when it began, or names damage."""
         expected = {at for at, _ in self.hot.appended if any(first <= at <= last for first, last in self._kept())}
         gate = GatedStore(self.store)
-        gate.gate = store if isinstance(store, AroundStore) else None
+        gate.gate = store if isinstance(store, StoreWrapper) else None
         with open_reader(gate, STREAM) as reader:
             gate.gate = None  # objects are read on threads, and nobody deletes meanwhile
             found = {entry.position for batch in reader.scan() for entry in batch.entries()}
@@ -204,7 +204,7 @@ class ProcessWorld:
     def _other(self, store: ObjectStore) -> None:
         log = self._log(store)
         log.load()
-        log.amend([LedgerClosed(900, 1)])
+        log.commit_as_maintainer([LedgerClosed(900, 1)])
 
     def _undo(self, store: ObjectStore) -> None:
         undo_retirements(self._log(store))

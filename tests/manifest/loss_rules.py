@@ -17,7 +17,7 @@ from formats.checkpoint import KnownSource
 from formats.entries import Position
 from formats.manifest import Assign, Edit, Failed, OpenEpoch, Record
 from offloader.gc import orphans as witnesses
-from offloader.gc.orphans import Leftover
+from offloader.gc.orphans import Garbage
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest import apply, load, log
 from offloader.manifest import live_uuids as named_uuids
@@ -265,7 +265,7 @@ def _without_testimony_epoch(patch: pytest.MonkeyPatch) -> None:
     judged = witnesses.Witnesses.judged
     newest = [0]  # one search at a time
 
-    def by_number(self: witnesses.Witnesses, leftover: Leftover, names: named_uuids.NamedUuids | None) -> Leftover:
+    def by_number(self: witnesses.Witnesses, leftover: Garbage, names: named_uuids.LiveUuids | None) -> Garbage:
         newest[0] = 0 if names is None else names.record_id
         return judged(self, leftover, names)
 

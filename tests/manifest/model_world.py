@@ -220,10 +220,10 @@ class World:
         assert end is not None
         head = Position(LEDGER, end.entry_id + 1)
         if state.head is None or state.head < head:
-            _until_known(lambda: log.amend([Truncate(head)]))
+            _until_known(lambda: log.commit_as_maintainer([Truncate(head)]))
             self.acted(name, log)
         for segment in [each for each in log.state.offloaded() if each.end and each.end < head]:
-            state = _until_known(lambda segment=segment: log.amend([Retire((segment.uuid,))]))  # type: ignore[misc]
+            state = _until_known(lambda segment=segment: log.commit_as_maintainer([Retire((segment.uuid,))]))  # type: ignore[misc]
             self.acted(name, log)
             record_id = state.segments[segment.uuid].retire_record
             assert record_id is not None
@@ -231,7 +231,7 @@ class World:
             if leases & {info.key for info in self.store.list(f"{stream_prefix(STREAM)}leases/").objects}:
                 return  # waits for those readers
             log.load()
-            _until_known(lambda uuid=segment.uuid, at=record_id: log.amend([Purged((uuid,), at)]))  # type: ignore[misc]
+            _until_known(lambda uuid=segment.uuid, at=record_id: log.commit_as_maintainer([Purged((uuid,), at)]))  # type: ignore[misc]
             self.acted(name, log)
             store.delete([data_key(STREAM, segment.uuid)])
             store.delete([index_key(STREAM, segment.uuid)])
@@ -241,7 +241,7 @@ class World:
         for segment in [s for s in log.load().segments.values() if s.status is SegmentStatus.RETIRED]:
             assert segment.retire_record is not None
             edit = UndoRetire((segment.uuid,), segment.retire_record)
-            _until_known(lambda edit=edit: log.amend([edit]))  # type: ignore[misc]
+            _until_known(lambda edit=edit: log.commit_as_maintainer([edit]))  # type: ignore[misc]
             self.acted(name, log)
 
     def reader(self, name: str, store: ObjectStore) -> None:

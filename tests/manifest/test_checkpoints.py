@@ -445,7 +445,7 @@ def test_records_of_others_that_come_meanwhile_are_in_the_next_checkpoint() -> N
     close(log, *range(9))
     other = bench.log(checkpoint_records=10**5)
     other.load()
-    other.amend([LedgersDeleted((4,))])
+    other.commit_as_maintainer([LedgersDeleted((4,))])
     later.pop()()
     close(log, *range(9, 25))
 
@@ -752,7 +752,7 @@ def test_edits_by_others_take_a_number_from_the_owner_without_fencing_it() -> No
     owner.open_epoch()
     other.load()
 
-    other.amend([LedgersDeleted((4,))])
+    other.commit_as_maintainer([LedgersDeleted((4,))])
     close(owner, 1)
 
     state = load_manifest(bench.memory, STREAM)

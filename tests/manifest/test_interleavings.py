@@ -246,7 +246,7 @@ def test_losing_a_number_to_somebody_who_isn_t_an_owner_is_a_retry() -> None:
     other = world.log()
     other.load()
     world.start_commit("A", a, *segment_edits(0))
-    other.amend([LedgersDeleted((4,))])
+    other.commit_as_maintainer([LedgersDeleted((4,))])
 
     assert world.schedule.finish("A").record_id == 3
     state = load_manifest(world.store, STREAM)
@@ -261,7 +261,7 @@ def test_an_owner_whose_edits_don_t_fit_any_more_builds_nothing() -> None:
     other = world.log()
     other.load()
     world.start_commit("A", a, Truncate(Position(1, 2)))
-    other.amend([Truncate(Position(1, 5))])
+    other.commit_as_maintainer([Truncate(Position(1, 5))])
     with pytest.raises(EditRefused, match="never goes back"):
         world.schedule.finish("A")
     assert sorted(world.records(a)) == [1, 2, 3]
@@ -276,7 +276,7 @@ def test_nobody_but_the_owner_makes_or_ends_a_segment() -> None:
     other.load()
     for edits in ([Failed(uuid_of(1 << 32), "old")], segment_edits(0)[1:], segment_edits(1)[:1], [OpenEpoch(2)]):
         with pytest.raises(InvalidCall, match="is for the owner of an epoch"):
-            other.amend(edits)
+            other.commit_as_maintainer(edits)
     assert len(a.commit(segment_edits(0)[1:]).offloaded()) == 1
 
 

@@ -41,7 +41,7 @@ from offloader.retention.truncate import truncate_stream
 from offloader.settings import ManifestSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
@@ -221,12 +221,12 @@ def test_verify_names_lost_records_with_exit_code_6(capsys: pytest.CaptureFixtur
 def test_a_lost_number_that_is_created_again_is_named_by_the_record_after_it() -> None:
     world = World()
     stalled, other = world.log(), world.log()
-    other.amend([LedgerClosed(900, 1)])
-    other.amend([LedgerClosed(901, 1)])
+    other.commit_as_maintainer([LedgerClosed(900, 1)])
+    other.commit_as_maintainer([LedgerClosed(901, 1)])
     world.lose(world.records[-2])
 
     with suppress(OffloaderError):
-        stalled.amend([LedgerClosed(902, 1)])
+        stalled.commit_as_maintainer([LedgerClosed(902, 1)])
 
     assert world.read() == -1
 
@@ -308,12 +308,12 @@ def test_an_object_that_tells_nothing_is_kept_until_a_newer_record_is_there() ->
     world.clean()
     assert untold in world.segment_keys
 
-    world.log().amend([LedgerClosed(900, 1)])
+    world.log().commit_as_maintainer([LedgerClosed(900, 1)])
     world.clean()
     assert untold not in world.segment_keys
 
 
-class _Meanwhile(AroundStore):
+class _Meanwhile(StoreWrapper):
     """Does something before the first listing of a manifest."""
 
     def __init__(self, inner: ObjectStore, act: Callable[[], object]) -> None:
@@ -333,10 +333,10 @@ def test_a_reader_beside_the_deleter_of_old_records_names_no_damage() -> None:
     def expire() -> None:
         log = world.log()
         for number in range(5):
-            log.amend([LedgerClosed(900 + number, 1)])
+            log.commit_as_maintainer([LedgerClosed(900 + number, 1)])
         log.checkpoint()
         world.clock.advance(3 * DAY_S)
-        log.amend([LedgerClosed(910, 1)])
+        log.commit_as_maintainer([LedgerClosed(910, 1)])
         log.checkpoint()
         expire_records(world.memory, log.state, clock=world.clock)
 
@@ -349,14 +349,14 @@ def test_a_held_view_never_goes_back_below_what_it_saw() -> None:
     """A restored bucket: its log ends below what a process has read, under another record."""
     world = World()
     seen = world.log()
-    seen.amend([LedgerClosed(900, 1)])
+    seen.commit_as_maintainer([LedgerClosed(900, 1)])
     world.lose(world.records[-1])
     other = world.log()
     for number in range(3):
-        other.amend([LedgerClosed(901 + number, 1)])
+        other.commit_as_maintainer([LedgerClosed(901 + number, 1)])
 
     with pytest.raises(OffloaderError):
-        seen.amend([LedgerClosed(905, 1)])
+        seen.commit_as_maintainer([LedgerClosed(905, 1)])
 
 
 def rebuilt(world: World, **more: object) -> Rebuild:

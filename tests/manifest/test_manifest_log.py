@@ -376,7 +376,7 @@ def test_whoever_amends_a_stream_that_is_only_begun_finishes_its_beginning(memor
         ManifestLog(store, STREAM, clock=ManualClock()).load(create=True)
     log = ManifestLog(memory, STREAM, clock=ManualClock())
     log.load()
-    log.amend([Hold(True, "")])
+    log.commit_as_maintainer([Hold(True, "")])
     assert load_manifest(memory, STREAM).held
     assert ManifestLog(memory, STREAM, clock=ManualClock()).open_epoch() == 1
 
@@ -386,7 +386,7 @@ def test_whoever_amends_a_stream_that_was_begun_and_deleted_makes_nothing(memory
     incarnation = log.load(create=True).incarnation
     memory.delete([catalog_key(STREAM), boundary_key(STREAM, incarnation)])
     with pytest.raises(NotFound, match="was deleted meanwhile"):
-        log.amend([Hold(True, "")])
+        log.commit_as_maintainer([Hold(True, "")])
     assert not memory.list("").objects
 
 

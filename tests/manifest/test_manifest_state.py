@@ -37,7 +37,7 @@ from formats.manifest import (
     Writer,
 )
 from formats.segment import Layout, LedgerSpan, SegmentSummary
-from offloader.manifest.apply import apply_edits, fold, says_already
+from offloader.manifest.apply import apply_edits, fold, is_applied
 from offloader.manifest.compaction import compacted
 from offloader.manifest.state import (
     EditRefused,
@@ -546,28 +546,28 @@ def test_a_view_says_of_every_kind_of_record_whether_it_is_in_it(first: list[Edi
     folded = apply_edits(before, edits, record_id=3)
     owner = replace(folded, owner=record.writer) if epoch == 2 else folded
 
-    assert says_already(owner, record)
-    assert not says_already(before, record)
-    assert not says_already(replace(owner, record_id=2), record), "it can't be in a view that doesn't reach its number"
-    assert not says_already(replace(owner, epoch=7), record)
-    assert not says_already(replace(owner, incarnation=UUID(int=8)), record)
+    assert is_applied(owner, record)
+    assert not is_applied(before, record)
+    assert not is_applied(replace(owner, record_id=2), record), "it can't be in a view that doesn't reach its number"
+    assert not is_applied(replace(owner, epoch=7), record)
+    assert not is_applied(replace(owner, incarnation=UUID(int=8)), record)
 
 
 def test_another_writers_epoch_of_the_same_number_isn_t_mine() -> None:
     mine = Record(2, INCARNATION, 2, Writer("w", "", "mine"), 9, (OpenEpoch(2),), ONE.totals())
     theirs = fold(ONE, replace(mine, writer=Writer("w", "", "theirs")))
-    assert not says_already(theirs, mine)
-    assert says_already(fold(ONE, mine), mine)
+    assert not is_applied(theirs, mine)
+    assert is_applied(fold(ONE, mine), mine)
 
 
 def test_a_retirement_is_mine_only_by_its_record_and_an_undo_by_what_it_brings_back() -> None:
     retired = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
     record = Record(retired.record_id, INCARNATION, 1, Writer("w", "", "n"), 9, (Retire((A,)),), retired.totals())
-    assert says_already(retired, record)
-    assert not says_already(replace(retired, record_id=9), replace(record, record_id=9))
+    assert is_applied(retired, record)
+    assert not is_applied(replace(retired, record_id=9), replace(record, record_id=9))
     undo = replace(record, edits=(UndoRetire((A,), retired.record_id),))
-    assert not says_already(retired, undo)
+    assert not is_applied(retired, undo)
     purge = replace(record, edits=(Purged((A,), retired.record_id),))
-    assert not says_already(retired, purge)
+    assert not is_applied(retired, purge)
     purged = after(Purged((A,), retired.record_id), state=retired)
-    assert says_already(purged, purge)
+    assert is_applied(purged, purge)

@@ -39,7 +39,7 @@ from offloader.manifest import live_uuids as named_uuids
 from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.boundary import GIVEN_UP_ID
 from offloader.manifest.compaction import plan_checkpoint
-from offloader.manifest.live_uuids import NamedUuids, load_named_uuids, refreshed_named_uuids
+from offloader.manifest.live_uuids import LiveUuids, load_live_uuids, refreshed_live_uuids
 from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
@@ -119,7 +119,7 @@ def halves(uuids: list[UUID]) -> tuple[np.ndarray, np.ndarray]:
     return high, np.array([uuid.int & 2**64 - 1 for uuid in uuids], dtype=np.uint64)
 
 
-def said(names: NamedUuids) -> tuple[list[bool], list[bool]]:
+def said(names: LiveUuids) -> tuple[list[bool], list[bool]]:
     found = names.named(*halves(UUIDS)).tolist()
     assert found == [uuid in names for uuid in UUIDS]
     return found, [names.is_open(uuid) for uuid in UUIDS]
@@ -154,8 +154,8 @@ def steps(draw: st.DrawFn) -> tuple[Edit, ...]:
 @given(st.lists(steps(), min_size=10, max_size=60), st.lists(st.sampled_from(["", "", "", "checkpoint"]), min_size=60))
 def test_the_names_are_those_of_the_whole_view(drawn: list[tuple[Edit, ...]], interludes: list[str]) -> None:
     written = Written()
-    folded = NamedUuids(STREAM, INCARNATION)
-    kept = load_named_uuids(written.store, STREAM, INCARNATION)
+    folded = LiveUuids(STREAM, INCARNATION)
+    kept = load_live_uuids(written.store, STREAM, INCARNATION)
     for step, interlude in zip(drawn, interludes, strict=False):
         record = written.commit(*step) or written.commit(*written.fitting(step))
         if record is None:
@@ -163,10 +163,10 @@ def test_the_names_are_those_of_the_whole_view(drawn: list[tuple[Edit, ...]], in
         assert said(folded.fold(record)) == written.names()
         if interlude:
             written.checkpoint()
-            assert said(load_named_uuids(written.store, STREAM, INCARNATION)) == written.names()
-            kept = refreshed_named_uuids(written.store, kept)
+            assert said(load_live_uuids(written.store, STREAM, INCARNATION)) == written.names()
+            kept = refreshed_live_uuids(written.store, kept)
             assert said(kept) == written.names()
-    assert said(refreshed_named_uuids(written.store, kept)) == written.names()
+    assert said(refreshed_live_uuids(written.store, kept)) == written.names()
 
 
 def test_a_name_goes_only_for_a_reason_that_is_seen() -> None:
@@ -180,7 +180,7 @@ def test_a_name_goes_only_for_a_reason_that_is_seen() -> None:
             written.commit(UndoRetire((UUIDS[0],), 2))
             written.checkpoint()
         for edit in (Failed(UUIDS[0], "x"), Purged((UUIDS[0],), 99)):
-            names = load_named_uuids(written.store, STREAM, INCARNATION)
+            names = load_live_uuids(written.store, STREAM, INCARNATION)
             record = Record(
                 names.record_id + 1, INCARNATION, 0, Writer("w", "", "00"), 5, (edit,), written.state.totals()
             )
@@ -197,9 +197,9 @@ def test_purged_names_that_are_too_many_to_remember_stay(monkeypatch: pytest.Mon
     written.checkpoint()
     written.commit(Purged(tuple(UUIDS[:5]), 6))
 
-    assert sum(said(load_named_uuids(written.store, STREAM, INCARNATION))[0]) == 3
+    assert sum(said(load_live_uuids(written.store, STREAM, INCARNATION))[0]) == 3
     written.checkpoint()
-    assert sum(said(load_named_uuids(written.store, STREAM, INCARNATION))[0]) == 0
+    assert sum(said(load_live_uuids(written.store, STREAM, INCARNATION))[0]) == 0
 
 
 def test_uuids_that_share_their_upper_half_are_told_apart() -> None:
@@ -209,7 +209,7 @@ def test_uuids_that_share_their_upper_half_are_told_apart() -> None:
         begin, end = Position(number, 0), Position(number, 9)
         written.commit(Assign(uuid, 2, begin, end, 5, DRIVER), Offloaded(uuid, summary_of(begin, end), 6))
     written.checkpoint()
-    names = load_named_uuids(written.store, STREAM, INCARNATION)
+    names = load_live_uuids(written.store, STREAM, INCARNATION)
     asked = [*shared, UUID(int=5 << 64 | 8), UUID(int=6 << 64 | 9), UUID(int=2**128 - 1)]
     assert names.named(*halves(asked)).tolist() == [True] * 4 + [False] * 3
 
@@ -217,35 +217,35 @@ def test_uuids_that_share_their_upper_half_are_told_apart() -> None:
 def test_a_hold_and_a_deletion_are_seen() -> None:
     written = Written()
     written.commit(Hold(True, "wait"))
-    names = load_named_uuids(written.store, STREAM, INCARNATION)
+    names = load_live_uuids(written.store, STREAM, INCARNATION)
     assert (names.held, names.stream_deleted) == (True, False)
     written.commit(Hold(False, ""))
     written.commit(OpenEpoch(1), StreamDeleted())
-    names = refreshed_named_uuids(written.store, names)
+    names = refreshed_live_uuids(written.store, names)
     assert (names.held, names.stream_deleted) == (False, True)
     written.checkpoint()
-    assert load_named_uuids(written.store, STREAM, INCARNATION).stream_deleted
+    assert load_live_uuids(written.store, STREAM, INCARNATION).stream_deleted
 
 
 def test_what_can_t_be_read_or_is_gone_names_nothing_and_says_so() -> None:
     written = Written()
     written.commit(Hold(False, ""))
-    names = load_named_uuids(written.store, STREAM, INCARNATION)
+    names = load_live_uuids(written.store, STREAM, INCARNATION)
     written.boundary = Boundary(first_kept_id=GIVEN_UP_ID, checkpoint_id=0, checkpoint_crc32c=0)
     written.put_boundary()
     with pytest.raises(Corrupt, match="given up"):
-        refreshed_named_uuids(written.store, names)
+        refreshed_live_uuids(written.store, names)
     written.store.delete([info.key for info in written.store.list("").objects])
     with pytest.raises(NotFound):
-        load_named_uuids(written.store, STREAM, INCARNATION)
+        load_live_uuids(written.store, STREAM, INCARNATION)
     with pytest.raises(NotFound):
-        refreshed_named_uuids(written.store, names)
+        refreshed_live_uuids(written.store, names)
 
 
 def test_a_record_that_doesn_t_follow_is_refused() -> None:
     written = Written()
     record = written.commit(Hold(False, ""))
     assert record is not None
-    names = NamedUuids(STREAM, INCARNATION).fold(record)
+    names = LiveUuids(STREAM, INCARNATION).fold(record)
     with pytest.raises(EditRefused):
         names.fold(record)

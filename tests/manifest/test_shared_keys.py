@@ -28,7 +28,7 @@ from offloader.settings import StoreSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.retrying import RetryingStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.schedule import Fate, Schedule
@@ -206,7 +206,7 @@ def test_the_last_request_is_made_once_whatever_is_said_to_it() -> None:
     bench = Bench()
     seen: list[str] = []
 
-    class Counting(AroundStore):
+    class Counting(StoreWrapper):
         def around(self, request: Request, call: Callable[[], object]) -> object:  # type: ignore[override]
             seen.append(request.verb)
             return call()

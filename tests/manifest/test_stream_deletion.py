@@ -24,7 +24,7 @@ from offloader.manifest.maintenance import DeadIncarnation, StreamDeletion, dele
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.store.base import Body, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.manifests import segment_edits
@@ -172,7 +172,7 @@ def test_a_creator_that_stalled_over_a_whole_deletion_doesn_t_revive_the_dead_in
         late.open_epoch()
 
 
-class _Interrupted(AroundStore):
+class _Interrupted(StoreWrapper):
     """Calls ``meanwhile`` once, after a request of that key."""
 
     def __init__(self, inner: ObjectStore, key: str, meanwhile: Callable[[], object]) -> None:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from formats.entries import Position
 from formats.segment import Layout, LedgerSpan, SegmentSummary
-from offloader.adopt.find import Attempt, AttemptTable, Owner
+from offloader.adopt.find import Attempt, AttemptOwner, AttemptTable
 from offloader.manifest.rebuild import FoundSegment
 
 
@@ -62,7 +62,7 @@ def test_attempts_come_back_as_they_were_by_owner() -> None:
         table.add(attempt)
 
     assert table.count == 8
-    assert table.owners() == [Owner("t/n/persistent/a", "c"), Owner("t/n/persistent/a", "d")]
+    assert table.owners() == [AttemptOwner("t/n/persistent/a", "c"), AttemptOwner("t/n/persistent/a", "d")]
     assert list(table.of(table.owners()[0])) == [*plain, *special]
     assert list(table.of(table.owners()[1])) == [foreign]
-    assert list(table.of(Owner("other", ""))) == []
+    assert list(table.of(AttemptOwner("other", ""))) == []

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from offloader.read.prefetch import GROWTH, Ahead, Workers
+from offloader.read.prefetch import GROWTH, PrefetchWindow, ReaderThreads
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import ReadSettings
 from offloader.store import open_store
 from offloader.store.base import ObjectStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -28,7 +28,7 @@ REQUEST_BYTES = 4 * BLOCK_BYTES
 names = itertools.count()
 
 
-class Spy(AroundStore):
+class Spy(StoreWrapper):
     """Notes requests for data and how many were open at once; keeps them back until ``together`` of them are."""
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -109,7 +109,7 @@ def test_who_is_slower_than_the_store_has_one_request_ahead(spy: Spy) -> None:
 
 
 def test_it_grows_by_steps_to_the_limit_and_not_beyond() -> None:
-    ahead = Ahead(10)
+    ahead = PrefetchWindow(10)
     found = []
     for _ in range(4):
         found.append(ahead.tasks)
@@ -119,7 +119,7 @@ def test_it_grows_by_steps_to_the_limit_and_not_beyond() -> None:
 
 def test_results_that_are_ready_in_one_round_do_not_make_it_smaller() -> None:
     """Requests that began together end together, though the consumer waits for each round of them."""
-    ahead = Ahead(4)
+    ahead = PrefetchWindow(4)
     for _ in range(20):
         ahead.asked(waits=True)
         for _ in range(4):
@@ -128,7 +128,7 @@ def test_results_that_are_ready_in_one_round_do_not_make_it_smaller() -> None:
 
 
 def test_who_never_waits_comes_down_to_one_and_who_waits_again_gets_more() -> None:
-    ahead = Ahead(4)
+    ahead = PrefetchWindow(4)
     ahead.asked(waits=True)
     steps = 0
     while ahead.tasks > 1:
@@ -151,7 +151,7 @@ def test_the_limit_of_one_leaves_one_ahead() -> None:
             taken += 1
             yield partial(int, number)
 
-    results = Workers(1).in_order(tasks())
+    results = ReaderThreads(1).in_order(tasks())
     for number in range(10):
         assert next(results) == number
         assert taken == number + 2

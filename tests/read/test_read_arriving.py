@@ -19,9 +19,9 @@ from offloader.read.fetch import ArrivingBlocks, BlockRun, Fetcher, SegmentObjec
 from offloader.read.reader import open_reader
 from offloader.settings import ReadSettings, StoreSettings
 from offloader.store import open_store
-from offloader.store.base import ByteRange, ObjectInfo, ObjectStore, Receiver
+from offloader.store.base import ByteRange, ObjectInfo, ObjectStore, Sink
 from offloader.store.retrying import RetryingStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of, random_batch
 
@@ -29,7 +29,7 @@ BLOCK_BYTES = 4 * 1024
 names = itertools.count()
 
 
-class Trickling(AroundStore):
+class Trickling(StoreWrapper):
     """Gives bodies to whoever receives, a few bytes at a time, and spoils the memory as soon as it may.
 
     ``breaks``: of the next gets, after how many bytes they fail. ``shown``: makes other bytes of a body.
@@ -46,7 +46,7 @@ class Trickling(AroundStore):
         return call()
 
     def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Receiver | None = None
+        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
         body, info = super().get(key, byte_range)
         if into is None:
@@ -55,7 +55,7 @@ class Trickling(AroundStore):
         self._give(self.shown(body), into)
         return b"", info
 
-    def _give(self, body: bytes, into: Receiver) -> None:
+    def _give(self, body: bytes, into: Sink) -> None:
         into.begin()
         end = self.breaks.pop(0) if self.breaks else len(body)
         at = 0

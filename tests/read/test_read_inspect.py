@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.describe import (
-    Piece,
+    DescribedBytes,
     describe_block,
     describe_boundary,
     describe_checkpoint,
@@ -51,7 +51,7 @@ def content_of(path: Path) -> bytes:
     return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 
-def require_covered(pieces: list[Piece], size_bytes: int) -> None:
+def require_covered(pieces: list[DescribedBytes], size_bytes: int) -> None:
     """The pieces lie end to end from the first byte to the last."""
     at = 0
     for piece in pieces:

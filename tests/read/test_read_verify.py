@@ -14,7 +14,7 @@ from formats.manifest import Assign
 from formats.segment import Codec, Layout
 from offloader.errors import StoreUnavailable
 from offloader.inspect.unreferenced import find_unexpected
-from offloader.inspect.verify import Finding, Problem, check_order, check_segment, check_segments
+from offloader.inspect.verify import Damage, Finding, check_order, check_segment, check_segments
 from offloader.manifest.log import load_manifest
 from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
@@ -82,7 +82,7 @@ def test_a_missing_object_is_named(
     key = writer.keys(writer.uuids[number], 3 if number == 3 else None)[role == "index"]
     store.delete([key])
     [finding] = all_findings(store, deep=deep)
-    assert (finding.problem, finding.key, finding.segment) == (Problem.MISSING, key, writer.uuids[number])
+    assert (finding.problem, finding.key, finding.segment) == (Damage.MISSING, key, writer.uuids[number])
     assert finding.is_damage
     assert key in finding.message
 
@@ -93,7 +93,7 @@ def test_an_object_of_another_length_is_named(store: ObjectStore, writer: Stream
     changed(store, data, lambda data: data[:-1])
     changed(store, index, lambda data: data + b"x")
     found = all_findings(store, deep=deep)
-    assert [(each.problem, each.key) for each in found] == [(Problem.CHANGED, data), (Problem.CHANGED, index)]
+    assert [(each.problem, each.key) for each in found] == [(Damage.CHANGED, data), (Damage.CHANGED, index)]
     assert "expected" in found[0].message
     assert "found" in found[0].message
 
@@ -105,8 +105,8 @@ def test_a_flipped_bit_in_any_block_is_found_by_the_deep_look_and_the_others_are
     offsets = Fetcher(store, ReadSettings()).index(_objects(store, writer, 0)).blocks.offset.tolist()
     for block in (offsets[0], offsets[3], offsets[-1]):
         changed(store, data, flipped(block + 200))
-    found = [each for each in all_findings(store, deep=True) if each.problem is not Problem.CHANGED]
-    assert [each.problem for each in found] == [Problem.CORRUPT] * 3
+    found = [each for each in all_findings(store, deep=True) if each.problem is not Damage.CHANGED]
+    assert [each.problem for each in found] == [Damage.CORRUPT] * 3
     assert [each.key for each in found] == [data] * 3
     assert all(each.expected and each.found for each in found)
     state = load_manifest(store, STREAM)
@@ -122,7 +122,7 @@ def test_a_flipped_bit_of_a_plain_block_shows_in_the_checksum_of_the_whole_objec
     at = store.get(data)[0].index(b"2:210 ")
     changed(store, data, flipped(at))
     found = all_findings(store, deep=True)
-    assert {each.problem for each in found} <= {Problem.CORRUPT, Problem.CHANGED}
+    assert {each.problem for each in found} <= {Damage.CORRUPT, Damage.CHANGED}
     assert any("CRC-32C" in each.message and each.key == data for each in found)
 
 
@@ -133,7 +133,7 @@ def test_the_store_tells_of_an_object_with_another_checksum_without_a_byte_being
     changed(store, data, flipped(1000))
     assert store.head(data).crc32c is not None
     found = all_findings(store, deep=False)
-    assert [(each.problem, each.key) for each in found] == [(Problem.CHANGED, data)]
+    assert [(each.problem, each.key) for each in found] == [(Damage.CHANGED, data)]
 
 
 @pytest.mark.parametrize("at", [5, 40, -3])
@@ -142,7 +142,7 @@ def test_a_damaged_index_is_named(store: ObjectStore, writer: StreamWriter, at: 
     size = store.head(index).size_bytes
     changed(store, index, flipped(at % size))
     [finding] = all_findings(store, deep=False)
-    assert (finding.problem, finding.key) == (Problem.CORRUPT, index)
+    assert (finding.problem, finding.key) == (Damage.CORRUPT, index)
 
 
 def test_an_index_that_adds_up_to_something_else_contradicts_the_manifest(
@@ -154,8 +154,8 @@ def test_an_index_that_adds_up_to_something_else_contradicts_the_manifest(
     other = replace(record, summary=replace(record.summary, entries=299, payload_bytes=1))
     check = check_segment(Fetcher(store, ReadSettings()), STREAM, other, deep=False)
     assert [(each.problem, each.expected, each.found) for each in check.findings] == [
-        (Problem.CONTRADICTION, "entries 299", "entries 300"),
-        (Problem.CONTRADICTION, "payload_bytes 1", "payload_bytes 6000"),
+        (Damage.CONTRADICTION, "entries 299", "entries 300"),
+        (Damage.CONTRADICTION, "payload_bytes 1", "payload_bytes 6000"),
     ]
 
 
@@ -169,10 +169,10 @@ def test_what_nobody_names_is_a_note_and_whose_it_is_shows_in_its_uuid(
     upload = store.begin_upload(data_key(STREAM, theirs))
     found = all_findings(store, deep=False)
     assert {(each.problem, each.key) for each in found} == {
-        (Problem.ORPHAN, data_key(STREAM, ours)),
-        (Problem.FOREIGN, index_key(STREAM, theirs)),
-        (Problem.FOREIGN, f"{STREAM}/notes.txt"),
-        (Problem.UNFINISHED, data_key(STREAM, theirs)),
+        (Damage.ORPHAN, data_key(STREAM, ours)),
+        (Damage.FOREIGN, index_key(STREAM, theirs)),
+        (Damage.FOREIGN, f"{STREAM}/notes.txt"),
+        (Damage.UNFINISHED, data_key(STREAM, theirs)),
     }
     assert not any(each.is_damage for each in found)
     assert store.list_uploads(data_key(STREAM, theirs))[0].upload_id == upload

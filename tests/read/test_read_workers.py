@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from offloader.read.prefetch import Workers
+from offloader.read.prefetch import ReaderThreads
 from tests.support.waiting import PATIENCE_S
 
 
@@ -34,7 +34,7 @@ def test_results_come_in_the_order_of_the_tasks_whatever_order_they_finish_in() 
         last_first[number].set()
         return number
 
-    workers = Workers(4)
+    workers = ReaderThreads(4)
     assert list(workers.in_order(partial(task, n) for n in range(5))) == [0, 1, 2, 3, 4]
 
 
@@ -54,7 +54,7 @@ def test_no_more_tasks_run_at_once_than_the_limit_over_all_iterators_of_one_obje
         with lock:
             running -= 1
 
-    workers = Workers(3)
+    workers = ReaderThreads(3)
     both = [workers.in_order([task] * 6), workers.in_order([task] * 6)]
     threads = [threading.Thread(target=list, args=(each,)) for each in both]
     for thread in threads:
@@ -68,7 +68,7 @@ def test_an_error_comes_at_its_place_and_ends_the_iterator() -> None:
     def fails() -> int:
         raise ValueError("here")
 
-    results = Workers(2).in_order([lambda: 1, lambda: 2, fails, lambda: 4])
+    results = ReaderThreads(2).in_order([lambda: 1, lambda: 2, fails, lambda: 4])
     assert [next(results), next(results)] == [1, 2]
     with pytest.raises(ValueError, match="here"):
         next(results)
@@ -81,7 +81,7 @@ def test_what_making_tasks_raises_comes_after_the_results_of_the_tasks_before() 
         yield lambda: 2
         raise ValueError("no third")
 
-    results = Workers(8).in_order(tasks())
+    results = ReaderThreads(8).in_order(tasks())
     assert [next(results), next(results)] == [1, 2]
     with pytest.raises(ValueError, match="no third"):
         next(results)
@@ -106,7 +106,7 @@ def test_closing_waits_for_what_runs_drops_what_has_not_begun_and_closes_the_tas
         finally:
             closed.set()
 
-    results = Workers(1).in_order(tasks())
+    results = ReaderThreads(1).in_order(tasks())
     next(results)
     assert begun.wait(PATIENCE_S)
     closing = threading.Thread(target=results.close)
@@ -119,7 +119,7 @@ def test_closing_waits_for_what_runs_drops_what_has_not_begun_and_closes_the_tas
 
 
 def test_threads_exist_only_while_an_iterator_is_in_progress() -> None:
-    workers = Workers(4)
+    workers = ReaderThreads(4)
     results = workers.in_order([lambda: 1, lambda: 2, lambda: 3])
     assert reading_threads() == []
     next(results)
@@ -133,6 +133,6 @@ def test_threads_exist_only_while_an_iterator_is_in_progress() -> None:
 
 def test_a_pool_that_is_handed_in_is_used_and_left_running() -> None:
     with ThreadPoolExecutor(2, thread_name_prefix="mine") as pool:
-        names = list(Workers(2, pool).in_order([lambda: threading.current_thread().name] * 5))
+        names = list(ReaderThreads(2, pool).in_order([lambda: threading.current_thread().name] * 5))
         assert all(name.startswith("mine") for name in names)
         assert pool.submit(lambda: "still here").result(PATIENCE_S) == "still here"

@@ -21,7 +21,7 @@ from offloader.retention.subscribers import open_retention
 from offloader.retention.truncate import truncate_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
 from offloader.testing.memory_ledgers import MemoryLedgers
 from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb
@@ -29,7 +29,7 @@ from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench,
 _Answer = TypeVar("_Answer")
 
 
-class Meanwhile(AroundStore):
+class Meanwhile(StoreWrapper):
     """Before each request something may happen, until it did once.
 
     Args:

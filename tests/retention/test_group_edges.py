@@ -38,7 +38,7 @@ def test_a_checkpoint_that_waits_for_a_reader_stays_though_the_head_has_passed_i
     for stream in (ONE, TWO):
         log = ManifestLog(bench.memory, stream, clock=bench.clock)
         log.load()
-        log.amend([Truncate(Position(1, 9))])
+        log.commit_as_maintainer([Truncate(Position(1, 9))])
     bench.groups.start_checkpoint("rg", "later")
     bench.reach("later", {ONE: at(10)}, {TWO: at(10)})
     assert [row.name for row in bench.groups.get("rg").checkpoints] == ["waits", "later"]

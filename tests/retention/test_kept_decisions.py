@@ -54,7 +54,7 @@ def test_why_nothing_goes_is_kept_once_and_again_when_the_reason_changes() -> No
 def test_another_rule_is_kept_and_so_is_another_cut_that_a_hold_puts_off() -> None:
     bench = Bench(policy="size", min_mbytes=mb(20))
     bench.grow_and_run(2)
-    bench.writers[STREAM].log.amend([Hold(on=True, reason="audit")])
+    bench.writers[STREAM].log.commit_as_maintainer([Hold(on=True, reason="audit")])
     for _ in range(4):
         bench.grow()
         with pytest.raises(OffloaderError, match="hold"):
@@ -72,7 +72,7 @@ def test_what_a_hold_puts_off_is_kept_with_where_it_cuts_and_who_loses_by_then()
     bench.grow_and_run(1)
     bench.grow(ledgers=3)
     log = bench.writers[STREAM].log
-    log.amend([Hold(on=True, reason="audit")])
+    log.commit_as_maintainer([Hold(on=True, reason="audit")])
 
     def refused() -> Mapping[str, Any]:
         with pytest.raises(OffloaderError, match="hold"):
@@ -87,7 +87,7 @@ def test_what_a_hold_puts_off_is_kept_with_where_it_cuts_and_who_loses_by_then()
     assert [[each["name"] for each in one["overridden"]] for one in (first, second)] == [["slow"], ["late", "slow"]]
     bench.grow()
     assert refused()["cut"] != second["cut"]
-    log.amend([Hold(on=False, reason="audit is over")])
+    log.commit_as_maintainer([Hold(on=False, reason="audit is over")])
     outcome = bench.run()
     assert outcome.truncations
     assert outcome.decision is not None

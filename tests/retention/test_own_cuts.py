@@ -167,10 +167,10 @@ def test_sizes_go_on_after_what_was_truncated_left_the_manifest(
     gone = [uuid for uuid, own in world.segments if own[-1] < head]
     deleted = tuple(ledger for ledger in sorted(world.closed) if ledger < head.ledger_id)
     edits: list[Edit] = [*([LedgersDeleted(deleted)] if deleted else []), Truncate(head)]
-    state = world.log.amend(edits)
+    state = world.log.commit_as_maintainer(edits)
     if gone:
-        state = world.log.amend([Retire(tuple(gone))])
-        world.log.amend([Purged(tuple(gone), state.record_id)])
+        state = world.log.commit_as_maintainer([Retire(tuple(gone))])
+        world.log.commit_as_maintainer([Purged(tuple(gone), state.record_id)])
     later = entries_of(world, count, True, known)
     for place in places(world):
         if place >= head:

@@ -166,7 +166,7 @@ def test_checkpoints_before_the_head_are_dropped_when_one_is_complete() -> None:
     for name in (ONE, TWO):
         log = ManifestLog(bench.memory, name, clock=bench.clock)
         log.load()
-        log.amend([Truncate(Position(1, 10))])
+        log.commit_as_maintainer([Truncate(Position(1, 10))])
     bench.groups.start_checkpoint("rg", "c3")
     group = bench.reach("c3", {ONE: at(20)}, {TWO: at(20)}).group
     # c2 lies exactly at the head: nothing of it is missing.

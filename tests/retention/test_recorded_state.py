@@ -72,11 +72,11 @@ class Bench:
         cut = Cut.of({"0.0": str(position)})
         change_records(retention, place, lambda state: state.before_truncation(own, cut))
         log = self.logs[STREAM]
-        state = log.amend([Truncate(position)])
+        state = log.commit_as_maintainer([Truncate(position)])
         gone = tuple(each.uuid for each in state.offloaded() if each.end is not None and each.end < position)
         if purge and gone:
-            state = log.amend([Retire(gone)])
-            log.amend([Purged(gone, state.record_id)])
+            state = log.commit_as_maintainer([Retire(gone)])
+            log.commit_as_maintainer([Purged(gone, state.record_id)])
         lineage = lineage_of(place)
         return change_records(retention, place, lambda state: state.truncated(cut, lineage, None))
 
@@ -150,10 +150,10 @@ def test_what_left_uncounted_never_makes_a_size_go_back() -> None:
     bench.record()
     log = bench.logs[STREAM]
     edits: list[Edit] = [Truncate(Position(1, 30))]
-    state = log.amend(edits)
+    state = log.commit_as_maintainer(edits)
     gone = tuple(each.uuid for each in list(state.offloaded())[:3])
-    state = log.amend([Retire(gone)])
-    log.amend([Purged(gone, state.record_id)])
+    state = log.commit_as_maintainer([Retire(gone)])
+    log.commit_as_maintainer([Purged(gone, state.record_id)])
     again = bench.record()
     assert [record.size_bytes for record in again.records.records] == [500, 500]
     bench.grow()

@@ -283,7 +283,7 @@ def test_what_is_on_hold_stays() -> None:
     bench.grow(ledgers=2)
     bench.run()
     bench.grow(ledgers=2)
-    bench.writers[STREAM].log.amend([Hold(on=True, reason="audit")])
+    bench.writers[STREAM].log.commit_as_maintainer([Hold(on=True, reason="audit")])
     for _ in range(3):
         with pytest.raises(OffloaderError, match="hold"):
             bench.run()

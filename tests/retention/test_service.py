@@ -205,7 +205,7 @@ def test_refusals_are_counted_by_their_reason_and_nothing_changes(kind: str) -> 
     elif kind == "EditRefused":
         log = ManifestLog(bench.memory, stream, clock=bench.clock)
         log.load()
-        log.amend([Hold(True, "court")])
+        log.commit_as_maintainer([Hold(True, "court")])
     elif kind == "ClockSkew":
         bench.clock.set_now_ms(bench.clock.now_ms() + 72 * 3_600_000)
     elif kind == "InvalidCall":

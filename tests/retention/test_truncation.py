@@ -185,7 +185,7 @@ def test_by_the_ledger_method_nothing_is_cut_off_inside_a_ledger_that_isn_t_offl
     bench = Bench(offloaded=[1])
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
     log.load()
-    log.amend([SetMethod("ledger")])
+    log.commit_as_maintainer([SetMethod("ledger")])
     with pytest.raises(InvalidCall, match="whole ledgers only") as raised:
         bench.truncate(2, 4, force=True, take_over=True)
     assert "2:0" in raised.value.hint
@@ -198,7 +198,7 @@ def test_without_a_method_only_the_hot_tier_is_truncated() -> None:
     bench = Bench(offloaded=[])
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
     log.load()
-    log.amend([SetMethod("none")])
+    log.commit_as_maintainer([SetMethod("none")])
     bench.truncate(3, 2)
     state = load_manifest(bench.store, STREAM)
     assert (state.head, state.gaps, bench.hot_ids) == (Position(3, 2), (), [3])
@@ -245,10 +245,10 @@ def test_a_hold_and_the_stop_for_everything_refuse_it() -> None:
     bench = Bench()
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
     log.load()
-    log.amend([Hold(True, "court")])
+    log.commit_as_maintainer([Hold(True, "court")])
     with pytest.raises(EditRefused, match="on hold"):
         bench.truncate(2, 0)
-    log.amend([Hold(False, "")])
+    log.commit_as_maintainer([Hold(False, "")])
     set_global_hold(bench.memory, by="ops", reason="restore under way", now_ms=1)
     with pytest.raises(DeletionStopped, match="ops: restore under way"):
         bench.truncate(2, 0)

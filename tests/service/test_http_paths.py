@@ -13,7 +13,7 @@ from offloader.monitor import idle_document
 from offloader.read.reader import load_stream
 from offloader.service.http.schemas import write_cursor
 from offloader.service.http.server import OffloadHttp
-from offloader.service.providers.base import Problem
+from offloader.service.providers.base import ProviderProblem
 from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, ask, http_process, quoted
 from tests.support.staged_view import lively
 
@@ -35,7 +35,9 @@ def test_health_readiness_and_what_is_missing(served: Served) -> None:
     assert ask(f"{http.url}/healthz").json() == {"status": "ok"}
     ready = ask(f"{http.url}/readyz")
     assert (ready.status, ready.json()) == (200, {"ready": True, "problems": []})
-    process.found.append(Problem(where="feed pulsar", what="no broker answers", hint="start one", blocks_ready=True))
+    process.found.append(
+        ProviderProblem(where="feed pulsar", what="no broker answers", hint="start one", blocks_ready=True)
+    )
     try:
         ready = ask(f"{http.url}/readyz")
         assert ready.status == 503

@@ -14,7 +14,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.service.host import ProcessLock
-from offloader.service.providers.embedded import EmbeddedFeed
+from offloader.service.providers.embedded import EmbeddedProvider
 from offloader.store.memory import MemoryStore
 from tests.support.readback import stored_entries
 from tests.support.served import HeldFeed, serving, settings_file
@@ -51,7 +51,7 @@ def test_streams_that_match_are_brought_also_new_ones_and_wound_down_when_they_d
 ) -> None:
     for name in ("a/b/one", "a/c/two", "other"):
         append(database, name)
-    feed = EmbeddedFeed(database.path, clock=SystemClock())
+    feed = EmbeddedProvider(database.path, clock=SystemClock())
     with serving(store, file_of(serve__streams=("a/b/*", "a/?/two")), feed) as assembled:
         eventually(lambda: stored(store, "a/b/one") == stored(store, "a/c/two") == 10)
         append(database, "a/b/three")
@@ -74,7 +74,7 @@ def test_streams_that_match_are_brought_also_new_ones_and_wound_down_when_they_d
 def test_a_stream_that_another_feed_brought_stays_its_and_is_said(
     store: MemoryStore, database: EmbeddedLedgers
 ) -> None:
-    held, feed = HeldFeed(), EmbeddedFeed(database.path, clock=SystemClock())
+    held, feed = HeldFeed(), EmbeddedProvider(database.path, clock=SystemClock())
     append(database, "a/b/one")
     with serving(store, file_of(), held, feed, started=False) as assembled:
         streams = assembled.process.streams
@@ -92,7 +92,7 @@ def test_who_has_the_lock_works_and_the_other_one_follows_as_soon_as_it_is_free(
     append(database, "a/b/one")
     lock = ProcessLock(Path(f"{database.path}.serve"))
     assert lock.take()
-    feed = EmbeddedFeed(database.path, clock=SystemClock())
+    feed = EmbeddedProvider(database.path, clock=SystemClock())
     with serving(store, file_of(), feed) as assembled:
         eventually(lambda: assembled.process.problems())
         [problem] = assembled.process.problems()
@@ -113,7 +113,7 @@ def test_who_has_the_lock_works_and_the_other_one_follows_as_soon_as_it_is_free(
 def test_a_database_that_cannot_be_used_is_looked_at_again(store: MemoryStore, tmp_path: Path) -> None:
     path = tmp_path / "ledgers.db"
     path.write_bytes(b"not a database, and long enough to be told from one" * 10)
-    feed = EmbeddedFeed(str(path), clock=SystemClock())
+    feed = EmbeddedProvider(str(path), clock=SystemClock())
     with serving(store, file_of(), feed) as assembled:
         [problem] = assembled.process.problems()
         assert (problem.where, problem.blocks_ready) == ("feed ledgers", True)
@@ -126,13 +126,13 @@ def test_a_database_that_cannot_be_used_is_looked_at_again(store: MemoryStore, t
 
 
 def test_a_url_that_is_none_is_wrong_for_good(store: MemoryStore) -> None:
-    feed = EmbeddedFeed("mysql://x", clock=SystemClock())
+    feed = EmbeddedProvider("mysql://x", clock=SystemClock())
     with serving(store, file_of(), feed, started=False) as assembled, pytest.raises(InvalidCall, match="not the URL"):
         assembled.process.start()
 
 
 def test_what_is_appended_until_the_end_is_drained(store: MemoryStore, database: EmbeddedLedgers) -> None:
-    feed = EmbeddedFeed(database.path, clock=SystemClock())
+    feed = EmbeddedProvider(database.path, clock=SystemClock())
     append(database, "a/b/one")
     # Looks once, and not again before it is told to stop.
     file = settings_file(serve__follow_seconds=3600, offload__max_offload_segment_rollover_time_minutes=60)
@@ -154,13 +154,13 @@ def test_another_database_is_named_and_nothing_of_it_counts_as_offloaded_until_i
         first = one.open_stream(name)
         first.append([b"old"] * 10)
         first.close_ledger()
-        with serving(store, file_of(offload__method=method), EmbeddedFeed(one.path, clock=SystemClock())):
+        with serving(store, file_of(offload__method=method), EmbeddedProvider(one.path, clock=SystemClock())):
             eventually(lambda: stored(store, name) == 10)
     with closing(EmbeddedLedgers(str(tmp_path / "two.db"))) as two:
         again = two.open_stream(name)
         again.append([b"new"] * 10)
         again.close_ledger()
-        feed = EmbeddedFeed(two.path, clock=SystemClock())
+        feed = EmbeddedProvider(two.path, clock=SystemClock())
         with serving(store, file_of(offload__method=method), feed) as assembled:
             eventually(lambda: any(each.where == f"stream {name}" for each in assembled.process.problems()))
             found = [each for each in assembled.process.problems() if each.where == f"stream {name}"]

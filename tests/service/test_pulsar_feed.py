@@ -19,7 +19,7 @@ from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled
-from offloader.service.providers.pulsar import PulsarFeed
+from offloader.service.providers.pulsar import PulsarProvider
 from offloader.write.status import Mode
 from tests.support.presence import there
 from tests.support.pulsar_broker import BrokerClient, FakeBroker
@@ -258,7 +258,7 @@ def test_policies_that_fight_with_us_are_told(cluster: Cluster) -> None:
 
 def test_what_topics_are_must_be_said_well(cluster: Cluster) -> None:
     with pytest.raises(InvalidCall, match=r"pulsar\.topics: 'orders'"):
-        PulsarFeed(cluster.settings("orders"), cluster.store, clock=SystemClock())
+        PulsarProvider(cluster.settings("orders"), cluster.store, clock=SystemClock())
 
 
 QUEUE = {"retention__policy": "consumption"}

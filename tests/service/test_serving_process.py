@@ -16,7 +16,7 @@ from offloader.errors import Closed, Corrupt, Fenced, InvalidCall, LimitReached,
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.service.streams import RESTART_S_MIN, ServedStream
+from offloader.service.streams import RESTART_S_MIN, StreamSupervisor
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -387,13 +387,13 @@ def test_draining_ends_when_somebody_does_not_want_to_wait(
     store: FaultyStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed, draining = HeldFeed(), threading.Event()
-    request_drain = ServedStream.request_drain
+    request_drain = StreamSupervisor.request_drain
 
-    def told(stream: ServedStream) -> None:
+    def told(stream: StreamSupervisor) -> None:
         request_drain(stream)
         draining.set()
 
-    monkeypatch.setattr(ServedStream, "request_drain", told)
+    monkeypatch.setattr(StreamSupervisor, "request_drain", told)
     source = database.open_stream(ORDERS)
     with serving(store, settings_file(offload__drain_seconds_max=3600), feed) as assembled:
         assert feed.streams is not None
@@ -410,7 +410,7 @@ def test_draining_ends_when_somebody_does_not_want_to_wait(
     assert left == [1]
 
 
-class _EndedMeanwhile(ServedStream):
+class _EndedMeanwhile(StreamSupervisor):
     """Ends in the moment in which somebody looks at what it runs."""
 
     @property

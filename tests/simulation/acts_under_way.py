@@ -10,7 +10,7 @@ from random import Random
 
 from offloader.store.base import ObjectStore
 from tests.simulation.interleaving import Strand
-from tests.simulation.simulated_store import FaultPlan, Weather
+from tests.simulation.simulated_store import FaultModel, FaultPlan
 
 __all__ = ["ACTS_MAX", "Act", "ActsUnderWay"]
 
@@ -30,7 +30,7 @@ class ActsUnderWay:
         way_to: the bucket as an act of some name sees it, before any weather.
     """
 
-    def __init__(self, random: Random, weather: Weather, way_to: Callable[[str], ObjectStore]) -> None:
+    def __init__(self, random: Random, weather: FaultModel, way_to: Callable[[str], ObjectStore]) -> None:
         self._random, self._weather, self._way_to = random, weather, way_to
         self._strands: list[Strand] = []
         self._began: dict[str, int] = {}

@@ -9,9 +9,9 @@ from typing import TypeVar
 from offloader.errors import OffloaderError
 from offloader.store.base import DeleteFailure, ObjectStore
 from offloader.store.wrappers import Request
-from tests.simulation.simulated_store import FaultPlan, SimulatedStore, Weather
+from tests.simulation.simulated_store import FaultModel, FaultPlan, SimulatedStore
 
-__all__ = ["Strand", "WovenStore"]
+__all__ = ["InterleavedStore", "Strand"]
 
 _Answer = TypeVar("_Answer")
 #: A turn that takes longer is a deadlock.
@@ -43,13 +43,13 @@ class Strand:
         name: str,
         run: Callable[[ObjectStore], object],
         way_in: ObjectStore,
-        weather: Weather,
+        weather: FaultModel,
         plan: FaultPlan,
         done: Callable[[Strand], object] = lambda _: None,
     ) -> None:
         self.name = name
         self.done = done
-        self.store = WovenStore(way_in, weather, plan, self)
+        self.store = InterleavedStore(way_in, weather, plan, self)
         self.is_over = False
         self.result: object = None
         self.error: BaseException | None = None
@@ -104,18 +104,18 @@ class Strand:
         self._back.release()
 
 
-class WovenStore(SimulatedStore):
+class InterleavedStore(SimulatedStore):
     """A strand's way to the store; see ``SimulatedStore``."""
 
-    def __init__(self, inner: ObjectStore, weather: Weather, plan: FaultPlan, strand: Strand) -> None:
+    def __init__(self, inner: ObjectStore, weather: FaultModel, plan: FaultPlan, strand: Strand) -> None:
         super().__init__(inner, weather, plan, strand.name)
         self._strand = strand
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
-        return self._turned(lambda: super(WovenStore, self).around(request, call), call)
+        return self._turned(lambda: super(InterleavedStore, self).around(request, call), call)
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        return self._turned(lambda: super(WovenStore, self).delete(keys), lambda: self.inner.delete(keys))
+        return self._turned(lambda: super(InterleavedStore, self).delete(keys), lambda: self.inner.delete(keys))
 
     def _turned(self, weathered: Callable[[], _Answer], call: Callable[[], _Answer]) -> _Answer:
         if not self._strand.is_here:

@@ -23,12 +23,12 @@ from offloader.retention.subscribers import CutLike, StreamRetention
 from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
-from tests.simulation.maintained_world import TendedWorld
+from tests.simulation.maintained_world import MaintainedWorld
 from tests.simulation.simulated_store import FaultPlan
 from tests.simulation.simulated_subscribers import AppendedAt, SimulatedSubscribers
 from tests.simulation.simulated_world import STREAM
 
-__all__ = ["TendedActs"]
+__all__ = ["MaintainedActs"]
 
 NAMES = ("ann", "ben", "cem")
 #: How wrong a clock is that is wrong: far more than ``clock_skew_seconds_max``.
@@ -53,7 +53,7 @@ class _SkewedClock:
         return self._clock.wait(event, timeout_s)
 
 
-class TendedActs:
+class MaintainedActs:
     """The acts of one world.
 
     Args:
@@ -66,7 +66,7 @@ class TendedActs:
 
     def __init__(
         self,
-        world: TendedWorld,
+        world: MaintainedWorld,
         random: Random,
         plan_of: Callable[[str], FaultPlan],
         subscribers: SimulatedSubscribers,
@@ -216,7 +216,7 @@ class TendedActs:
         """Sets or lifts it."""
         log = self.world.log(store)
         if log.load().held != on:
-            log.amend([Hold(on, "")])
+            log.commit_as_maintainer([Hold(on, "")])
 
     def subscribe(self) -> None:
         """A subscriber comes, goes or publishes."""

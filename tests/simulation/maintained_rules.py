@@ -15,7 +15,7 @@ from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectInfo, UploadInfo
 from tests.simulation.simulated_world import STREAM
 
-__all__ = ["TendedRules"]
+__all__ = ["MaintainedRules"]
 
 #: Who only deletes, truncates and retires when nothing is held: prefixes of the names of acts.
 _TENDERS = ("retain", "truncate", "cleanup", "reconcile", "delete")
@@ -24,7 +24,7 @@ _TENDERS = ("retain", "truncate", "cleanup", "reconcile", "delete")
 _WAITED_MS = 61_000
 
 
-class TendedRules:
+class MaintainedRules:
     """Each check answers what is wrong, or nothing.
 
     Args:

@@ -16,16 +16,16 @@ from offloader.manifest.catalog import is_released, read_entry
 from offloader.manifest.leases import lift_global_hold
 from offloader.retention.policy import Policy, policy_of
 from offloader.retention.state import read_decisions
-from tests.simulation.maintained_acts import TendedActs
+from tests.simulation.maintained_acts import MaintainedActs
 from tests.simulation.maintained_checks import what_is_left, what_should_be_gone
 from tests.simulation.maintained_settings import drawn_settings
-from tests.simulation.maintained_world import FOREIGN, TendedWorld
+from tests.simulation.maintained_world import FOREIGN, MaintainedWorld
 from tests.simulation.quiet_log import quiet_log
 from tests.simulation.simulated_store import FaultPlan
 from tests.simulation.simulated_subscribers import AppendedAt, SimulatedSubscribers
 from tests.simulation.simulated_world import STREAM, InvariantBroken
 
-__all__ = ["TendedSimulation", "simulate_tended"]
+__all__ = ["MaintainedSimulation", "simulate_maintained"]
 
 STEPS = 220
 #: Steps between two looks at all that is readable.
@@ -38,7 +38,7 @@ QUIET_S = 40 * 3600.0
 LAPS_S = (30.0, 600.0, 2 * 3600.0, 9 * 3600.0, 30 * 3600.0)
 
 
-class TendedSimulation:
+class MaintainedSimulation:
     """One run.
 
     Args:
@@ -51,7 +51,7 @@ class TendedSimulation:
         self._random = Random(seed)
         self._crash = (crash_call, crash_after)
         self._crashed: set[str] = set()
-        self.world = TendedWorld(
+        self.world = MaintainedWorld(
             f"tended-{seed}",
             self._random,
             drawn_settings,
@@ -61,7 +61,7 @@ class TendedSimulation:
         self.policy: Policy | None = policy_of(STREAM, self.world.settings.retention)
         self.subscribers = SimulatedSubscribers(self.world.clock.now_ms, lambda: len(self.world.trace))
         self.appended: list[AppendedAt] = []
-        self.acts = TendedActs(self.world, self._random, self._plan, self.subscribers, self.appended)
+        self.acts = MaintainedActs(self.world, self._random, self._plan, self.subscribers, self.appended)
         self.world.on_head = self._head_moved
         self._deletes = self._random.random() < 0.4
 
@@ -92,7 +92,7 @@ class TendedSimulation:
     def _with_command(self, what: str) -> InvariantBroken:
         crash = "" if self._crash[0] is None else f" --crash-call {self._crash[0]}"
         crash += " --crash-after" if self._crash[1] else ""
-        return InvariantBroken(f"{what}; again: ./dev soak --tended --seed {self.seed}{crash}")
+        return InvariantBroken(f"{what}; again: ./dev soak --maintained --seed {self.seed}{crash}")
 
     @staticmethod
     def _must_not(what: str) -> None:
@@ -268,14 +268,14 @@ class TendedSimulation:
             self._must_not(f"{read[0]} was read by all, and the stream still begins at {head}" if read else "")
 
 
-def simulate_tended(seed: int, *, crash_call: int | None = None, crash_after: bool = False) -> str:
+def simulate_maintained(seed: int, *, crash_call: int | None = None, crash_after: bool = False) -> str:
     """Runs one seed; the digest of its trace.
 
     Raises:
         InvariantBroken: with the command that shows it again.
     """
     with quiet_log():
-        run = TendedSimulation(seed, crash_call=crash_call, crash_after=crash_after)
+        run = MaintainedSimulation(seed, crash_call=crash_call, crash_after=crash_after)
         try:
             return run.run()
         finally:

@@ -25,13 +25,13 @@ from offloader.testing.memory_ledgers import MemoryLedgers
 from tests.simulation.acts_under_way import Act, ActsUnderWay
 from tests.simulation.interleaving import Strand
 from tests.simulation.maintained_checks import named_keys, what_is_unreadable_after_head
-from tests.simulation.maintained_rules import TendedRules
+from tests.simulation.maintained_rules import MaintainedRules
 from tests.simulation.simulated_reader import SimulatedReader
 from tests.simulation.simulated_store import FaultPlan
 from tests.simulation.simulated_world import STREAM, TOPIC, InvariantBroken, World
 from tests.simulation.watched_store import WatchedStore
 
-__all__ = ["FOREIGN", "TendedWorld"]
+__all__ = ["FOREIGN", "MaintainedWorld"]
 
 #: Somebody else's objects below the stream: one that looks like nothing of ours, one like a segment.
 FOREIGN = (f"{STREAM}/notes.txt", data_key(STREAM, UUID(int=0xABCDEF0123456789ABCDEF0123456789)))
@@ -39,7 +39,7 @@ FOREIGN = (f"{STREAM}/notes.txt", data_key(STREAM, UUID(int=0xABCDEF0123456789AB
 _SCRATCH = (TIME_KEY, GLOBAL_HOLD_KEY)
 
 
-class TendedWorld(World):
+class MaintainedWorld(World):
     """See the module. Arguments as for ``World``, and:
 
     Args:
@@ -70,7 +70,7 @@ class TendedWorld(World):
         self.on_head: Callable[[str, Position, Position], object] = lambda _by, _before, _head: None
         #: What was wrong, in case whoever was told didn't hand it on.
         self.broken = ""
-        self.rules = TendedRules(
+        self.rules = MaintainedRules(
             self.clock.now_ms,
             lambda: len(self.trace),
             lambda by: self.acts.began(by, -1),

@@ -13,10 +13,10 @@ from typing import TypeVar
 from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
 from offloader.store.base import OVERWRITE, Body, DeleteFailure, ObjectInfo, ObjectStore, PartInfo, PutMode
 from offloader.store.rate_limit import Traffic
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.manual_clock import ManualClock
 
-__all__ = ["FaultPlan", "SimulatedStore", "Weather"]
+__all__ = ["FaultModel", "FaultPlan", "SimulatedStore"]
 
 _Answer = TypeVar("_Answer")
 #: Longest time that a slow call takes: longer than a segment's age, or an owner's patience.
@@ -45,7 +45,7 @@ class FaultPlan:
 
 
 @dataclass(slots=True)
-class Weather:
+class FaultModel:
     """What all processes over one store share: time, writes that land late, and the trace of what happened.
 
     Attributes:
@@ -73,10 +73,10 @@ class Weather:
             self.trace.append("late: landed")
 
 
-class SimulatedStore(AroundStore):
+class SimulatedStore(StoreWrapper):
     """One process's way to ``inner``. ``dead``: the process is gone, and reaches nothing any more."""
 
-    def __init__(self, inner: ObjectStore, weather: Weather, plan: FaultPlan, name: str) -> None:
+    def __init__(self, inner: ObjectStore, weather: FaultModel, plan: FaultPlan, name: str) -> None:
         super().__init__(inner)
         self.plan = plan
         self.dead = False

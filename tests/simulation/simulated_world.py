@@ -23,7 +23,7 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.status import Mode
 from tests.simulation.simulated_process import SimulatedProcess
-from tests.simulation.simulated_store import FaultPlan, SimulatedStore, Weather
+from tests.simulation.simulated_store import FaultModel, FaultPlan, SimulatedStore
 from tests.simulation.simulation_checks import loaded, what_is_unaccounted, what_is_unreadable
 
 __all__ = ["STREAM", "TOPIC", "InvariantBroken", "World"]
@@ -76,7 +76,7 @@ class World:
         self.clock = ManualClock()
         self.store = MemoryStore(name, "", self.clock, is_shared=False)
         self._way_in = way_in(self.store, self.clock)
-        self.weather = Weather(self._another_random(), self.clock, self._others_work)
+        self.weather = FaultModel(self._another_random(), self.clock, self._others_work)
         self.ledgers = MemoryLedgers(STREAM, self.clock)
         self.settings = settings(random)
         self.processes: list[SimulatedProcess] = []
@@ -192,7 +192,7 @@ class World:
         ]
         log.load()
         try:
-            log.amend([*facts, LedgersDeleted(ids), Truncate(Position(last + 1, 0))])
+            log.commit_as_maintainer([*facts, LedgersDeleted(ids), Truncate(Position(last + 1, 0))])
         except OffloaderError as error:
             self.trace.append(f"trim: {type(error).__name__}")
             return
@@ -208,7 +208,7 @@ class World:
         except NotFound:
             return
         if state.record_id and state.paused is not on:
-            log.amend([Pause("") if on else Resume()])
+            log.commit_as_maintainer([Pause("") if on else Resume()])
             self.trace.append("pause" if on else "resume")
 
     def lose_ledger(self) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from tests.simulation.maintained_simulation import simulate_tended
+from tests.simulation.maintained_simulation import simulate_maintained
 from tests.simulation.simulation import InvariantBroken, simulate
 from tests.simulation.topic_simulation import simulate_topic
 
@@ -32,7 +32,7 @@ def broken_seeds(seeds: range, *, processes: int = 1, world: str = "") -> Iterat
         world: ``tended``: those in which a stream is also truncated, swept and deleted; ``topic``: those in which a
             topic of partitions has subscribers and reader groups.
     """
-    broken_of = {"": _broken_written, "tended": _broken_tended, "topic": _broken_topics}[world]
+    broken_of = {"": _broken_written, "tended": _broken_maintained, "topic": _broken_topics}[world]
     chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
     if processes == 1:
         yield from itertools.chain.from_iterable(map(broken_of, chunks))
@@ -45,8 +45,8 @@ def _broken_written(seeds: range) -> list[tuple[int, str]]:
     return _broken_of(seeds, simulate, "")
 
 
-def _broken_tended(seeds: range) -> list[tuple[int, str]]:
-    return _broken_of(seeds, simulate_tended, "--tended ")
+def _broken_maintained(seeds: range) -> list[tuple[int, str]]:
+    return _broken_of(seeds, simulate_maintained, "--maintained ")
 
 
 def _broken_topics(seeds: range) -> list[tuple[int, str]]:
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=10_000, help="how many (default: 10,000)")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--tended", action="store_true", help="only worlds with retention and cleanup, of every seed")
+    parser.add_argument("--maintained", action="store_true", help="only worlds with retention and cleanup, every seed")
     parser.add_argument("--topic", action="store_true", help="only worlds of a topic with partitions, of every seed")
     parser.add_argument("--crash-call", type=int, help="with --seed: the first process dies at that storage call")
     parser.add_argument("--crash-after", action="store_true", help="... after it took effect")
@@ -87,7 +87,7 @@ def main(arguments: list[str] | None = None) -> int:
             if options.topic:
                 digest = simulate_topic(options.seed)
             else:
-                run = simulate_tended if options.tended else simulate
+                run = simulate_maintained if options.maintained else simulate
                 digest = run(options.seed, crash_call=options.crash_call, crash_after=options.crash_after)
         except InvariantBroken as broken:
             _say(str(broken))
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     seeds = range(options.first, options.first + options.seeds)
     count = 0
-    if options.tended or options.topic:
+    if options.maintained or options.topic:
         worlds = [(seeds, "topic" if options.topic else "tended")]
     else:
         worlds = [(seeds, ""), (seeds[::TENDED_EVERY], "tended"), (seeds[::TOPIC_EVERY], "topic")]

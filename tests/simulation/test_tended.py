@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from formats.entries import Position
-from tests.simulation.maintained_simulation import TendedSimulation, simulate_tended
+from tests.simulation.maintained_simulation import MaintainedSimulation, simulate_maintained
 from tests.simulation.quiet_log import quiet_log
 from tests.simulation.seeds import BROKEN_ONCE, seeds_of_part
 from tests.simulation.simulated_world import InvariantBroken
@@ -36,11 +36,11 @@ for _part in range(PARTS):
 
 @pytest.mark.parametrize("seed", BROKEN_ONCE["tended"])
 def test_a_seed_that_broke_an_invariant_once_breaks_none(seed: int) -> None:
-    simulate_tended(seed)
+    simulate_maintained(seed)
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
-    traces = {seed: {simulate_tended(seed), simulate_tended(seed)} for seed in range(8)}
+    traces = {seed: {simulate_maintained(seed), simulate_maintained(seed)} for seed in range(8)}
     assert all(len(found) == 1 for found in traces.values())
     assert len(set.union(*traces.values())) == 8
 
@@ -48,14 +48,14 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_each_kind_of_act_dies_at_each_of_its_first_requests(after: bool) -> None:
     for call in range(1, 31):
-        simulate_tended(call % 4 + 20, crash_call=call, crash_after=after)
+        simulate_maintained(call % 4 + 20, crash_call=call, crash_after=after)
 
 
 def test_a_broken_invariant_names_the_command_that_shows_it_again(capsys: pytest.CaptureFixture[str]) -> None:
-    run = TendedSimulation(3)
+    run = MaintainedSimulation(3)
     run.world.ledgers.release(Position(99, 0))
-    with quiet_log(), pytest.raises(InvariantBroken, match=r"released, .*; again: \./dev soak --tended --seed 3$"):
+    with quiet_log(), pytest.raises(InvariantBroken, match=r"released, .*; again: \./dev soak --maintained --seed 3$"):
         run.run()
     run.world.erase()
-    assert main(["--tended", "--seed", "3"]) == 0
+    assert main(["--maintained", "--seed", "3"]) == 0
     assert "seed 3: all invariants hold" in capsys.readouterr().out

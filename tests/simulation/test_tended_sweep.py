@@ -27,7 +27,7 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.simulation.maintained_checks import what_is_left
-from tests.simulation.maintained_world import FOREIGN, TendedWorld
+from tests.simulation.maintained_world import FOREIGN, MaintainedWorld
 from tests.simulation.quiet_log import quiet_log
 from tests.simulation.simulated_world import STREAM
 
@@ -64,7 +64,7 @@ class Run:
     """One run with one fault."""
 
     def __init__(self, fault: Fault) -> None:
-        self.world = TendedWorld(f"tended-sweep-{next(_names)}", Random(1), lambda _: SETTINGS)
+        self.world = MaintainedWorld(f"tended-sweep-{next(_names)}", Random(1), lambda _: SETTINGS)
         self.store = FaultyStore(self.world.quiet("tend"), [fault])
 
     def go(self) -> int:

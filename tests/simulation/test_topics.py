@@ -46,7 +46,7 @@ def test_a_partition_that_is_truncated_alone_is_noticed_and_named(capsys: pytest
     def truncated_alone() -> None:
         log = ManifestLog(world.quiet("somebody"), world.partitions[0].stream, clock=world.clock)
         log.load()
-        log.amend([Truncate(Position(1, 1))])
+        log.commit_as_maintainer([Truncate(Position(1, 1))])
 
     run.acts.offload = truncated_alone  # type: ignore[method-assign]
     with quiet_log(), pytest.raises(InvariantBroken, match=r"no intent says so; again: \./dev soak --topic --seed 0$"):

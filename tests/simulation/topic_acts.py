@@ -155,7 +155,7 @@ class TopicActs:
             settings=self.world.settings.manifest,
         )
         if log.load().held != on:
-            log.amend([Hold(on, "")])
+            log.commit_as_maintainer([Hold(on, "")])
 
     # -- deletion, which meets no weather here: worlds of one stream have that
 

@@ -26,7 +26,7 @@ from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.offloader import LedgerOffloader
 from tests.simulation.acts_under_way import ActsUnderWay
 from tests.simulation.maintained_checks import named_keys, what_is_unreadable_after_head
-from tests.simulation.simulated_store import Weather
+from tests.simulation.simulated_store import FaultModel
 from tests.simulation.simulated_subscribers import AppendedAt
 from tests.simulation.simulated_workers import SimulatedWorkers
 from tests.simulation.simulated_world import InvariantBroken
@@ -101,7 +101,7 @@ class TopicWorld:
         self._random = random
         self.clock = ManualClock()
         self.store = MemoryStore(name, "", self.clock, is_shared=False)
-        self.weather = Weather(Random(random.getrandbits(64)), self.clock)
+        self.weather = FaultModel(Random(random.getrandbits(64)), self.clock)
         self.acts = ActsUnderWay(random, self.weather, self.quiet)
         self.settings = settings(random)
         self.partitions: dict[int, Partition] = {}

@@ -13,7 +13,7 @@ from formats.documents import GLOBAL_HOLD_KEY
 from formats.keys import record_number
 from offloader.errors import NotFound
 from offloader.store.base import DeleteFailure, ObjectInfo, ObjectStore, UploadInfo
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 
 __all__ = ["WatchedStore", "Watcher"]
 
@@ -36,7 +36,7 @@ class Watcher(Protocol):
         """All deletion is stopped from now on, or isn't any more."""
 
 
-class WatchedStore(AroundStore):
+class WatchedStore(StoreWrapper):
     """One actor's way to ``inner``.
 
     Args:

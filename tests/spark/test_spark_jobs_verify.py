@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from offloader.errors import AccessDenied, InvalidCall, NotFound, OffloaderError, StoreUnavailable
-from offloader.inspect.verify import Finding, Problem, SegmentCheck
+from offloader.inspect.verify import Damage, Finding, SegmentCheck
 from offloader.spark.jobs import verify
 from offloader.spark.jobs.verify import FINDINGS_PER_SEGMENT_MAX, SegmentTask, bounded, packed
 from offloader.spark.options import SourceOptions
@@ -138,7 +138,7 @@ def test_segments_are_packed_in_order_up_to_the_size_and_a_large_one_is_alone(
 @pytest.mark.parametrize("count", [0, 1, FINDINGS_PER_SEGMENT_MAX, FINDINGS_PER_SEGMENT_MAX + 1, 1000])
 def test_a_segment_sends_a_bounded_number_of_findings_and_says_how_many_there_were(count: int) -> None:
     findings = tuple(
-        Finding(stream="s", problem=Problem.CORRUPT, key="k", message=f"block {number}") for number in range(count)
+        Finding(stream="s", problem=Damage.CORRUPT, key="k", message=f"block {number}") for number in range(count)
     )
     check = bounded("s", SegmentCheck(uuid=UUID(int=7), entries=3, findings=findings))
     assert check.entries == 3

@@ -14,9 +14,9 @@ import pyarrow.flight as fl
 
 from formats.entries import EntryBatch, Position
 from offloader.runtime.clock import SystemClock
-from offloader.service.bootstrap import FeedParts, assemble
+from offloader.service.bootstrap import ProviderParts, assemble
 from offloader.service.flight.handlers import ENTRY_SCHEMA
-from offloader.service.providers.flight import FlightFeed
+from offloader.service.providers.flight import FlightProvider
 from offloader.service.queries import RecentErrors
 from offloader.store.base import ObjectStore
 from tests.ledgers.pushing_broker import Broker
@@ -30,7 +30,7 @@ APPEND_SCHEMA = pa.schema([pa.field("payload", pa.binary())])
 class Door:
     """The door, and who comes in."""
 
-    def __init__(self, feed: FlightFeed, store: ObjectStore, process: Any, scheme: str) -> None:
+    def __init__(self, feed: FlightProvider, store: ObjectStore, process: Any, scheme: str) -> None:
         self.feed, self.store, self.process, self._scheme = feed, store, process, scheme
         self.clients: list[fl.FlightClient] = []
         self.producers: list[Producer] = []
@@ -127,9 +127,9 @@ def flight_door(store: ObjectStore, scheme: str = "grpc", **settings: Any) -> It
     logger = logging.getLogger("offloader")
     logger.addHandler(recent)
 
-    def feed(parts: FeedParts) -> list[FlightFeed]:
+    def feed(parts: ProviderParts) -> list[FlightProvider]:
         feeds.append(
-            FlightFeed(
+            FlightProvider(
                 parts.settings, parts.store, credentials=parts.credentials, control=parts.control, clock=parts.clock
             )
         )

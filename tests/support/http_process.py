@@ -24,14 +24,14 @@ from offloader.runtime.clock import SystemClock
 from offloader.service.auth import open_credentials
 from offloader.service.commands import ServiceControl
 from offloader.service.http.server import OffloadHttp
-from offloader.service.providers.base import Problem
+from offloader.service.providers.base import ProviderProblem
 from offloader.service.queries import RecentErrors, ServiceView
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.telemetry.prometheus import Metrics
-from offloader.write.backfill_service import HistoryRuns
+from offloader.write.backfill_service import BackfillService
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
 from tests.support.waiting import PATIENCE_S
@@ -63,7 +63,7 @@ class HttpProcess:
     file: SettingsFile
     streams: dict[str, StreamOffload] = field(default_factory=dict)
     sources: dict[str, Any] = field(default_factory=dict)
-    found: list[Problem] = field(default_factory=list)
+    found: list[ProviderProblem] = field(default_factory=list)
     recent: RecentErrors = field(default_factory=RecentErrors)
     started_ms: int = 0
     upkeep: None = None
@@ -78,7 +78,7 @@ class HttpProcess:
     # what a view and the commands ask for
 
     @property
-    def history(self) -> HistoryRuns:
+    def history(self) -> BackfillService:
         return self.offloader.history
 
     def document(self) -> Mapping[str, Any]:
@@ -86,7 +86,7 @@ class HttpProcess:
         rows = [{**row, "feed": "ledgers", "active": True, "method": "streaming"} for row in found["streams"]]
         return {**found, "streams": rows}
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[ProviderProblem]:
         return self.found
 
     def source_of(self, stream: str) -> Any:

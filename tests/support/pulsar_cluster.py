@@ -12,7 +12,7 @@ from formats.entries import Position
 from offloader.errors import NotFound
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled
-from offloader.service.providers.pulsar import PulsarFeed
+from offloader.service.providers.pulsar import PulsarProvider
 from offloader.settings import PulsarSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
@@ -83,7 +83,7 @@ class Cluster:
         store = store or self.store
         names = {f"pulsar__{name}": value for name, value in self.names(*topics, **more).items()}
         file = settings_file(**names, **(offload or {}))
-        feed = PulsarFeed(file.settings_of("").pulsar, store, clock=SystemClock())
+        feed = PulsarProvider(file.settings_of("").pulsar, store, clock=SystemClock())
         with serving(store, file, feed) as assembled:
             yield assembled
 

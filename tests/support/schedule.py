@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from offloader.errors import OffloaderError, OutcomeUnknown
 from offloader.store.base import ObjectStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 
 __all__ = ["Fate", "Schedule"]
 
@@ -52,7 +52,7 @@ class _Actor:
         self.error: BaseException | None = None
 
 
-class _GatedStore(AroundStore):
+class _GatedStore(StoreWrapper):
     """The store as one actor sees it."""
 
     def __init__(self, inner: ObjectStore, actor: _Actor, in_flight: list[Callable[[], object]]) -> None:

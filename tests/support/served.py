@@ -9,7 +9,7 @@ from typing import Any
 
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.service.bootstrap import Assembled, assemble
-from offloader.service.providers.base import Feed, Problem, Streams
+from offloader.service.providers.base import ProviderProblem, StreamProvider, Streams
 from offloader.service.queries import RecentErrors
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
@@ -49,7 +49,7 @@ class HeldFeed:
         self.streams: Streams | None = None
         self.failing = list(failing)
         self.heard: list[str] = []
-        self.wrong: list[Problem] = []
+        self.wrong: list[ProviderProblem] = []
 
     def start(self, streams: Streams) -> None:
         self.heard.append("start")
@@ -63,13 +63,13 @@ class HeldFeed:
     def close(self) -> None:
         self.heard.append("close")
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[ProviderProblem]:
         return self.wrong
 
 
 @contextmanager
 def serving(
-    store: ObjectStore, file: SettingsFile, *feeds: Feed, clock: Clock | None = None, started: bool = True
+    store: ObjectStore, file: SettingsFile, *feeds: StreamProvider, clock: Clock | None = None, started: bool = True
 ) -> Iterator[Assembled]:
     """A process with these feeds and nothing else, stopped without draining at the end."""
     recent = RecentErrors()

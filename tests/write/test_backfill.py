@@ -26,8 +26,8 @@ from offloader.settings import LimitSettings, Settings
 from offloader.store.attempts import AttemptStore
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.rate_limit import Limiter, Priority, Traffic, Turn, current_priority
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.rate_limit import Limiter, Priority, Ticket, Traffic, current_priority
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
@@ -284,7 +284,7 @@ def test_a_backfill_records_a_gap_where_it_may_and_goes_on_behind_it(bench: Benc
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-class AfterAssignments(AroundStore):
+class AfterAssignments(StoreWrapper):
     """Somebody does something as soon as the first segment is assigned."""
 
     def __init__(self, inner: ObjectStore, act: Callable[[], None]) -> None:
@@ -317,7 +317,7 @@ def test_a_ledger_that_is_lost_in_the_middle_of_an_assigned_range_is_never_passe
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-class PrioritiesSeen(AroundStore):
+class PrioritiesSeen(StoreWrapper):
     """Notes at which priority each request is made."""
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -347,7 +347,7 @@ def test_with_a_saturated_limit_a_live_request_goes_before_a_backfill_that_waite
     clock = ManualClock(waits_pass=False)
     order: list[str] = []
 
-    class Noting(AroundStore):
+    class Noting(StoreWrapper):
         def around(self, request: Request, call: Callable[[], Any]) -> Any:
             if request.verb == "put" and "/manifest/" not in request.key:
                 order.append(request.key)
@@ -356,10 +356,10 @@ def test_with_a_saturated_limit_a_live_request_goes_before_a_backfill_that_waite
     class UploadsOnly(Limiter):
         """Reads don't wait, so that time stands still when all uploads do."""
 
-        def take_turn(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Turn:
+        def take_turn(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Ticket:
             if traffic is Traffic.UPLOAD:
                 return super().take_turn(traffic, size_bytes, closing, what=what)
-            return Turn(Priority.READ, size_bytes, 0, admitted=0)
+            return Ticket(Priority.READ, size_bytes, 0, admitted=0)
 
     limiter = UploadsOnly(LimitSettings(requests_per_s=1.0), clock)
     throttled = AttemptStore(Noting(bench.memory), limiter)

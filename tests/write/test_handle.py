@@ -32,10 +32,10 @@ from offloader.runtime.workers import Workers
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.quota import StreamBuffer
+from offloader.write.quota import StreamQuota
 from offloader.write.segment import PIECES_MAX, OffloadHandle
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -203,7 +203,7 @@ def test_the_next_ledger_follows_when_the_source_said_the_one_before_is_closed(
 def test_a_full_buffer_takes_what_fits_and_then_nothing_without_blocking(
     new_offloader: Callable[..., LedgerOffloader],
 ) -> None:
-    buffer = StreamBuffer(100_000)
+    buffer = StreamQuota(100_000)
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer, sending=False)
 
     taken = handle.offer_batch(batch(1, 0, 200, size=988))
@@ -220,7 +220,7 @@ def test_a_full_buffer_takes_what_fits_and_then_nothing_without_blocking(
 def test_bytes_leave_the_buffer_when_their_part_is_acknowledged(
     new_offloader: Callable[..., LedgerOffloader],
 ) -> None:
-    buffer = StreamBuffer(64 * MIB)
+    buffer = StreamQuota(64 * MIB)
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer)
     for first in range(0, 600, 100):
         handle.offer_batch(batch(1, first, 100, size=10_000))
@@ -235,7 +235,7 @@ def test_entries_above_a_limit_are_refused_by_name(new_offloader: Callable[..., 
     with pytest.raises(LimitReached, match="above the 1000 that entry_bytes_max allows"):
         handle.offer_entry(Entry(1, 0, bytes(1001)))
 
-    tight = new_offloader().streaming_offload(UUID(int=2), {}, stream=STREAM, buffer=StreamBuffer(70_000))
+    tight = new_offloader().streaming_offload(UUID(int=2), {}, stream=STREAM, buffer=StreamQuota(70_000))
     with pytest.raises(LimitReached, match="above the 69988 that offload_buffer_bytes_max allows"):
         tight.offer_batch(batch(1, 0, 1, size=70_000))
 
@@ -287,7 +287,7 @@ def test_parts_wait_until_the_segment_is_assigned(
 LARGE = [batch(1, first, 100, size=10_000) for first in range(0, 1200, 100)]
 
 
-def offload_large(offloader: LedgerOffloader, buffer: StreamBuffer) -> OffloadHandle:
+def offload_large(offloader: LedgerOffloader, buffer: StreamQuota) -> OffloadHandle:
     handle = offloader.streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer)
     for each in LARGE:
         try:
@@ -309,7 +309,7 @@ def test_an_object_that_was_sent_and_cannot_be_looked_at_is_an_unknown_outcome(
     store.set_faults(faults)
     offloader = new_offloader()
     if large:
-        handle = offload_large(offloader, StreamBuffer(64 * MIB))
+        handle = offload_large(offloader, StreamQuota(64 * MIB))
     else:
         handle = offloader.streaming_offload(UUID_A, {}, stream=STREAM)
         handle.offer_batch(batch(1, 0, 10))
@@ -344,7 +344,7 @@ def test_a_refused_call_fails_the_segment_frees_its_bytes_and_leaves_no_upload(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, verb: str, error: type[Exception]
 ) -> None:
     store.set_faults([Fault(call=1, calls=1000, verb=verb, error=error)])  # type: ignore[arg-type]
-    buffer = StreamBuffer(64 * MIB)
+    buffer = StreamQuota(64 * MIB)
 
     handle = offload_large(new_offloader(), buffer)
 
@@ -361,7 +361,7 @@ def test_a_completion_whose_reply_was_lost_is_looked_up(
 ) -> None:
     store.set_faults([Fault(call=1, verb="complete_upload", after=True, error=OutcomeUnknown)])
 
-    offload_large(new_offloader(), StreamBuffer(64 * MIB)).get_offload_result_async().result(PATIENCE_S)
+    offload_large(new_offloader(), StreamQuota(64 * MIB)).get_offload_result_async().result(PATIENCE_S)
 
     assert [verb for verb, _ in store.calls].count("complete_upload") == 1
     assert len(read_back(store, UUID_A)) == 1200
@@ -372,7 +372,7 @@ def test_a_completion_that_did_not_happen_is_sent_again_after_looking(
 ) -> None:
     store.set_faults([Fault(call=1, verb="complete_upload", error=OutcomeUnknown)])
 
-    offload_large(new_offloader(), StreamBuffer(64 * MIB)).get_offload_result_async().result(PATIENCE_S)
+    offload_large(new_offloader(), StreamQuota(64 * MIB)).get_offload_result_async().result(PATIENCE_S)
 
     verbs = [verb for verb, _ in store.calls if verb != "put"]
     first = verbs.index("complete_upload")
@@ -398,7 +398,7 @@ def test_the_index_does_not_wait_for_the_data_nor_the_result_for_one_of_them_alo
     """Each of the two requests at a segment's end waits until the other was sent."""
     uploads = MeetingStore(MemoryStore(f"handle-{next(_names)}", "", SystemClock()))
     offloader = LedgerOffloader(uploads, small())
-    handle = offload_large(offloader, StreamBuffer(64 * MIB))
+    handle = offload_large(offloader, StreamQuota(64 * MIB))
 
     handle.get_offload_result_async().result(PATIENCE_S)
 
@@ -407,7 +407,7 @@ def test_the_index_does_not_wait_for_the_data_nor_the_result_for_one_of_them_alo
     offloader.close()
 
 
-class MeetingStore(AroundStore):
+class MeetingStore(StoreWrapper):
     """The completion and the index each wait for the other before they go on."""
 
     def __init__(self, inner: ObjectStore) -> None:
@@ -469,7 +469,7 @@ def test_the_count_of_held_bytes_is_exact_whatever_is_offered(
 ) -> None:
     store = MemoryStore(f"handle-{next(_names)}", "", SystemClock())
     offloader = LedgerOffloader(store, small())
-    buffer = StreamBuffer(limit)
+    buffer = StreamQuota(limit)
     handle = offloader.streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer, sending=False)
     payloads = [bytes(size) for size in sizes]
     offered, step = 0, 0
@@ -523,7 +523,7 @@ def test_small_offers_wait_for_each_other_and_are_encoded_together(
 def test_what_waits_in_too_many_pieces_is_encoded_whatever_its_size(
     new_offloader: Callable[..., LedgerOffloader],
 ) -> None:
-    buffer = StreamBuffer(64 * MIB)
+    buffer = StreamQuota(64 * MIB)
     handle = new_offloader(small(block_bytes=MIB)).streaming_offload(UUID_A, {}, stream=STREAM, buffer=buffer)
     offered_bytes = 0
     for first in range(0, 2 * PIECES_MAX, 2):

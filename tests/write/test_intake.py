@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
 from formats.segment import LedgerFacts
 from offloader.write import segment as intake_module
-from offloader.write.quota import StreamBuffer
-from offloader.write.segment import Intake, joined
+from offloader.write.quota import StreamQuota
+from offloader.write.segment import PendingEntries, joined
 
 #: Each step: entries one by one (so many), a batch (of so many), the end of the ledger, or a turn of the encoder.
 STEPS = st.lists(
@@ -28,7 +28,7 @@ STEPS = st.lists(
 def test_turns_give_every_entry_once_in_order_and_every_byte(
     steps: list[tuple[str, int]], joined_bytes_min: int
 ) -> None:
-    intake = Intake("segment", None, {"entry_bytes_max": 1000})
+    intake = PendingEntries("segment", None, {"entry_bytes_max": 1000})
     offered: list[Entry] = []
     found: list[Entry] = []
     ledger_id, entry_id = 1, 0
@@ -74,7 +74,7 @@ def test_turns_give_every_entry_once_in_order_and_every_byte(
 
 
 def test_nothing_waits_after_clear() -> None:
-    intake = Intake("segment", None, {})
+    intake = PendingEntries("segment", None, {})
     intake.add_batch(EntryBatch.build(1, 0, [b"a", b"b"]), 26)
     intake.add_entry(Entry(1, 2, b"c"), 13)
     intake.clear()
@@ -84,7 +84,7 @@ def test_nothing_waits_after_clear() -> None:
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=30), st.integers(0, 4000), st.integers(0, 2000))
 def test_a_buffer_takes_the_leading_entries_that_fit(sizes: list[int], limit_bytes: int, held_bytes: int) -> None:
-    buffer = StreamBuffer(limit_bytes)
+    buffer = StreamQuota(limit_bytes)
     held = held_bytes if buffer.take(held_bytes) else 0
     batch = EntryBatch.build(1, 0, [b"x" * size for size in sizes])
     count = buffer.take_leading(batch.lengths)

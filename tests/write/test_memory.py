@@ -19,7 +19,7 @@ from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.quota import MemoryBudget, StreamBuffer
+from offloader.write.quota import MemoryBudget, StreamQuota
 from tests.simulation.simulated_workers import SimulatedWorkers
 from tests.support.readback import stored_entries
 
@@ -35,7 +35,7 @@ class BudgetMachine(RuleBasedStateMachine):
         self.budget = MemoryBudget(limit)
         self.woken: set[int] = set()
         self.buffers = [
-            StreamBuffer(200 * KIB, self.budget, wake=lambda number=number: self.woken.add(number))  # type: ignore[misc]
+            StreamQuota(200 * KIB, self.budget, wake=lambda number=number: self.woken.add(number))  # type: ignore[misc]
             for number in range(members)
         ]
         self.held = [0] * members
@@ -100,8 +100,8 @@ TestBudget.settings = settings(max_examples=100, stateful_step_count=30, deadlin
 def test_who_waits_goes_first_whatever_the_others_ask_for() -> None:
     woken: list[str] = []
     budget = MemoryBudget(100 * KIB)
-    busy = StreamBuffer(200 * KIB, budget, wake=lambda: woken.append("busy"))
-    other = StreamBuffer(200 * KIB, budget, wake=lambda: woken.append("other"))
+    busy = StreamQuota(200 * KIB, budget, wake=lambda: woken.append("busy"))
+    other = StreamQuota(200 * KIB, budget, wake=lambda: woken.append("other"))
     assert busy.take(90 * KIB)
     assert not other.wait_for_room(40 * KIB)
 
@@ -122,9 +122,9 @@ def test_pressure_is_told_when_somebody_has_to_wait_and_the_fullest_are_asked_fi
         asked.append(name)
         return size
 
-    small = StreamBuffer(64 * KIB, budget, relieve=lambda: relieve("small", 10 * KIB))
-    large = StreamBuffer(64 * KIB, budget, relieve=lambda: relieve("large", 50 * KIB))
-    late = StreamBuffer(64 * KIB, budget)
+    small = StreamQuota(64 * KIB, budget, relieve=lambda: relieve("small", 10 * KIB))
+    large = StreamQuota(64 * KIB, budget, relieve=lambda: relieve("large", 50 * KIB))
+    late = StreamQuota(64 * KIB, budget)
     assert small.take(10 * KIB)
     assert large.take(50 * KIB)
     assert budget.relieve() == 0, "nobody waits"
@@ -137,7 +137,7 @@ def test_pressure_is_told_when_somebody_has_to_wait_and_the_fullest_are_asked_fi
 
 def test_a_stream_that_stops_gives_everything_back() -> None:
     budget = MemoryBudget(64 * KIB)
-    buffer = StreamBuffer(64 * KIB, budget)
+    buffer = StreamQuota(64 * KIB, budget)
     assert buffer.take(50 * KIB)
     buffer.leave()
     assert budget.granted_bytes == 0

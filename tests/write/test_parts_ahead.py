@@ -17,7 +17,7 @@ from offloader.settings import OffloadSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.rate_limit import Priority, current_priority
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.backfill import HISTORY_SHARE, parts_at_once, segment_memory_bytes
 from offloader.write.offloader import LedgerOffloader
@@ -29,7 +29,7 @@ STREAM = "a/b"
 _names = count()
 
 
-class _Gate(AroundStore):
+class _Gate(StoreWrapper):
     """Lets parts through one by one, or all; fails the ones that are told to."""
 
     def __init__(self, inner: ObjectStore) -> None:

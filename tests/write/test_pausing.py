@@ -50,10 +50,10 @@ class Bench:
                 return
             self.world.work()
 
-    def amend(self, edit: Edit) -> None:
+    def commit_as_maintainer(self, edit: Edit) -> None:
         log = ManifestLog(self.world.store, STREAM, clock=self.world.clock)
         log.load()
-        log.amend([edit])
+        log.commit_as_maintainer([edit])
 
     def pass_time(self, seconds: float) -> None:
         self.world.clock.advance(seconds)
@@ -89,7 +89,7 @@ def test_what_is_on_its_way_completes_and_nothing_else_is_assigned(bench: Bench)
     bench.append()
     bench.work()
     assert len(load_manifest(bench.world.store, STREAM).assigned()) == 1
-    bench.amend(Pause("maintenance"))
+    bench.commit_as_maintainer(Pause("maintenance"))
     bench.append(30)  # completes the segment, and begins another
     bench.work()
 
@@ -103,7 +103,7 @@ def test_what_is_on_its_way_completes_and_nothing_else_is_assigned(bench: Bench)
     assert bench.assigned_while_paused() == 0
     assert "paused" in str(bench.status.mode.value)
 
-    bench.amend(Resume())
+    bench.commit_as_maintainer(Resume())
     bench.pass_time(LOOK_MAX_S)
     assert bench.status.mode in (Mode.LIVE, Mode.CATCH_UP)
     bench.world.come_to_rest()
@@ -119,7 +119,7 @@ def test_a_paused_stream_asks_only_while_entries_wait_and_ever_more_rarely(bench
     assert bench.process.stream is not None
     bench.process.stream.request_offload()
     bench.work()
-    bench.amend(Pause(""))
+    bench.commit_as_maintainer(Pause(""))
     bench.process.stream.look_again()
     bench.work()
     assert bench.status.mode is Mode.PAUSED
@@ -146,7 +146,7 @@ def test_a_paused_stream_asks_only_while_entries_wait_and_ever_more_rarely(bench
 def test_a_writer_that_starts_over_a_paused_stream_takes_no_epoch(bench: Bench) -> None:
     bench.append()
     bench.work()
-    bench.amend(Pause(""))
+    bench.commit_as_maintainer(Pause(""))
     bench.process.store.dead = True
     epoch = load_manifest(bench.world.store, STREAM).epoch
     bench.world.bury()
@@ -155,7 +155,7 @@ def test_a_writer_that_starts_over_a_paused_stream_takes_no_epoch(bench: Bench) 
     state = load_manifest(bench.world.store, STREAM)
     assert (state.epoch, bench.status.mode) == (epoch, Mode.PAUSED)
     assert len(state.assigned()) == 1, "what the last one left is settled when the stream goes on"
-    bench.amend(Resume())
+    bench.commit_as_maintainer(Resume())
     bench.world.come_to_rest()
     bench.world.check()
     bench.require_all()
@@ -169,13 +169,13 @@ def test_a_run_over_the_history_completes_what_it_assigned_and_the_next_one_goes
     bench.process = bench.world.start()
     while not load_or_none(bench):
         bench.world.work()
-    bench.amend(Pause(""))
+    bench.commit_as_maintainer(Pause(""))
     bench.work(2000)
     state = load_manifest(bench.world.store, STREAM)
     assert (state.assigned(), len(state.offloaded())) == ([], 2)
     assert bench.status.mode is Mode.PAUSED
     assert bench.assigned_while_paused() == 0
-    bench.amend(Resume())
+    bench.commit_as_maintainer(Resume())
     bench.world.come_to_rest()
     bench.world.check()
     bench.require_all()
@@ -295,7 +295,7 @@ def test_a_paused_stream_is_no_stall_and_has_all_the_time_again_when_it_goes_on(
 def test_a_status_says_paused_as_soon_as_the_manifest_does(bench: Bench) -> None:
     bench.append()
     bench.work()
-    bench.amend(Pause(""))
+    bench.commit_as_maintainer(Pause(""))
     own = stream_document(STREAM, bench.status, None, None)
     whole = with_manifest(own, manifest_document(load_manifest(bench.world.store, STREAM)))
     assert (own["mode"], whole["mode"]) == ("live", "paused")

@@ -14,7 +14,7 @@ from formats.entries import Position
 from formats.keys import new_segment_uuid
 from formats.manifest import Assign, LedgerClosed
 from offloader.errors import Closed, OffloaderError, OutcomeUnknown, StoreUnavailable
-from offloader.ledgers.pushed import NotNext, Offered, PushedLedgers, PushMemory, PushNews
+from offloader.ledgers.pushed import Offered, OutOfOrder, PushedLedgers, PushMemory, PushNews
 from offloader.manifest.log import ManifestLog
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
@@ -179,7 +179,7 @@ def test_what_a_broker_pushed_before_it_heard_that_it_has_to_go_back_is_passed_o
     sidecar.finish(broker)
     broker.append(5)
     missing = broker.next_after(Position(broker.end.ledger_id, 121), 3)  # type: ignore[union-attr]
-    with pytest.raises(NotNext):  # once it knows, a hole is a hole
+    with pytest.raises(OutOfOrder):  # once it knows, a hole is a hole
         sidecar.source.push(missing.batches, missing.ends, within_s=1)
     assert stored_entries(store, STREAM) == broker.entries[:120]
 

@@ -19,7 +19,7 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
@@ -142,7 +142,7 @@ def keys_of(world: World) -> list[str]:
     return [info.key for info in world.store.inner.list("").objects]
 
 
-class _Gate(AroundStore):
+class _Gate(StoreWrapper):
     """Parts wait until they are let through; how many waited at once."""
 
     def __init__(self, inner: ObjectStore) -> None:

@@ -249,7 +249,7 @@ def test_ledgers_with_gaps_are_refused_by_name_and_their_neighbours_are_rewritte
 def test_why_a_ledger_can_not_be_rewritten(bench: Bench) -> None:
     log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
     log.load()
-    log.amend([Truncate(Position(3, 15)), LedgersDeleted((7,)), LedgerClosed(9, 5)])
+    log.commit_as_maintainer([Truncate(Position(3, 15)), LedgersDeleted((7,)), LedgerClosed(9, 5)])
     assert {each.ledger_id: each.obstacle for each in streamed_ledgers(log.state)} == {
         3: "the stream begins at 3:15",
         4: "",
@@ -461,7 +461,7 @@ def test_what_retention_takes_meanwhile_is_planned_anew(bench: Bench) -> None:
             log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
             log.load()
             first = log.state.offloaded(Position(3, 0), Position(3, 0))[0]
-            log.amend([LedgersDeleted((3, 4)), Retire((first.uuid,))])
+            log.commit_as_maintainer([LedgersDeleted((3, 4)), Retire((first.uuid,))])
         return body
 
     amended: list[str] = []
@@ -479,7 +479,7 @@ def test_a_ledger_that_becomes_whole_meanwhile_is_left_to_the_next_run(bench: Be
         if parse_object_key(key, STREAM) is not None:
             log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
             if 9 not in log.load().closed_ledgers:
-                log.amend([LedgerClosed(9, 3)])
+                log.commit_as_maintainer([LedgerClosed(9, 3)])
         return body
 
     bench.store.on_put = closing

@@ -14,7 +14,7 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.quota import StreamBuffer
+from offloader.write.quota import StreamQuota
 from offloader.write.segment import OffloadHandle
 from offloader.write.segment_queue import SegmentQueue
 
@@ -31,7 +31,7 @@ class Bench:
     def __init__(self, offloader: LedgerOffloader, closing_calls: set[int]) -> None:
         self._offloader = offloader
         self._closing_calls = closing_calls
-        self._buffer = StreamBuffer(1 << 20)
+        self._buffer = StreamQuota(1 << 20)
         self.handles: list[OffloadHandle] = []
         self.offers = 0
         self.queue = SegmentQueue(self._open, self._buffer, SETTINGS.offload)

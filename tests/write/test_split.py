@@ -15,8 +15,8 @@ from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.state import ManifestState
 from offloader.write.hot_tier import (
-    HistoryBytes,
     HistoryRange,
+    LedgerSizeEstimator,
     acknowledged_end,
     partly_offloaded,
     position_leaving,
@@ -64,7 +64,7 @@ def held(number: int, begin: Position, end: Position, layout: Layout = Layout.V2
 
 
 def test_one_large_ledger_is_cut_into_equal_shares_that_keep_within_the_segment_size() -> None:
-    sizes = HistoryBytes([ledger(1, 1000, 1000 * (100 - ENTRY_HEADER_BYTES))])
+    sizes = LedgerSizeEstimator([ledger(1, 1000, 1000 * (100 - ENTRY_HEADER_BYTES))])
     rest, lengths = span(Position(1, 0), Position(1, 999)), []
     while True:
         cut = sizes.cut(rest, 30_000)
@@ -78,22 +78,22 @@ def test_one_large_ledger_is_cut_into_equal_shares_that_keep_within_the_segment_
 def test_small_ledgers_share_a_segment() -> None:
     ledgers = [ledger(number, 10, 10 * (100 - ENTRY_HEADER_BYTES)) for number in (3, 7, 8, 20)]
     whole = span(Position(3, 0), Position(20, 9))
-    assert HistoryBytes(ledgers).cut(whole, 2000) == span(Position(3, 0), Position(7, 9))
-    assert HistoryBytes(ledgers).cut(whole, 10_000) == whole
+    assert LedgerSizeEstimator(ledgers).cut(whole, 2000) == span(Position(3, 0), Position(7, 9))
+    assert LedgerSizeEstimator(ledgers).cut(whole, 10_000) == whole
 
 
 def test_what_was_read_corrects_the_estimate_for_the_rest_of_the_ledger() -> None:
     """The first half of the ledger turned out to hold nearly all of its bytes: the rest is one small segment."""
     info = ledger(1, 200, 100 * 900 + 100 * 10)
     rest = span(Position(1, 100), Position(1, 199))
-    assert HistoryBytes([info]).segments(rest, 10_000) == 5
+    assert LedgerSizeEstimator([info]).segments(rest, 10_000) == 5
     known = {1: [LedgerSpan(1, 0, 99, 100, 100 * 900)]}
-    assert HistoryBytes([info], known).cut(rest, 10_000) == rest
+    assert LedgerSizeEstimator([info], known).cut(rest, 10_000) == rest
 
 
 def test_a_recorded_size_of_zero_is_replaced_by_what_was_read() -> None:
     known = {1: [LedgerSpan(1, 0, 99, 100, 100 * 988)]}
-    assert HistoryBytes([ledger(1, 200, 0)], known).between(Position(1, 100), Position(1, 199)) == 100_000
+    assert LedgerSizeEstimator([ledger(1, 200, 0)], known).between(Position(1, 100), Position(1, 199)) == 100_000
 
 
 @settings(max_examples=150)
@@ -111,7 +111,7 @@ def test_the_cuts_cover_the_range_once_in_order_and_none_is_above_the_segment_si
         return
     start = data.draw(st.integers(0, len(places) - 1))
     stop = data.draw(st.integers(start, len(places) - 1))
-    sizes = HistoryBytes(ledgers)
+    sizes = LedgerSizeEstimator(ledgers)
     largest = max(info.size_bytes / info.entries + ENTRY_HEADER_BYTES for info in ledgers if info.entries)
     at = start
     while at <= stop:

@@ -14,7 +14,7 @@ from formats.keys import index_key
 from formats.manifest import Assign, Edit, Failed, Gap, Offloaded
 from offloader.errors import Corrupt, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
 from offloader.write.catch_up import BEHIND_SEGMENTS_MIN
 from offloader.write.machine import StreamOffload
@@ -152,7 +152,7 @@ def test_a_crash_at_any_storage_call_resumes_and_sends_nothing_again_that_was_of
     assert call > 10
 
 
-class _FirstFails(AroundStore):
+class _FirstFails(StoreWrapper):
     """Takes no index of the oldest segment that is under way, whichever comes first."""
 
     def around(self, request: Request, call: Callable[[], Any]) -> Any:

@@ -61,7 +61,7 @@ lost_answers = st.builds(
 )
 
 
-class StreamMachine(RuleBasedStateMachine):
+class StreamModel(RuleBasedStateMachine):
     """Appends, and everything that may happen to those who bring them into the cold tier."""
 
     @initialize(
@@ -241,7 +241,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.world.erase()
 
 
-TestStream = StreamMachine.TestCase
+TestStream = StreamModel.TestCase
 TestStream.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True)
 
 

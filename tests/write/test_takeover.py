@@ -18,7 +18,7 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import ManifestState, require_takeable
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.wrappers import AroundStore, Request
+from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.epoch import Ownership
@@ -43,7 +43,7 @@ def new_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
         bench.close()
 
 
-class _Dying(AroundStore):
+class _Dying(StoreWrapper):
     """One process's way to the store: cut off for good at a call, before its effect or after it."""
 
     def __init__(self, inner: ObjectStore, verb: str, key_part: str, *, after: bool) -> None:
@@ -232,7 +232,7 @@ def test_a_fenced_owner_takes_a_silent_stream_back_and_a_living_one_never(new_be
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-class _Slow(AroundStore):
+class _Slow(StoreWrapper):
     """Each request takes an hour, if it is to."""
 
     def __init__(self, inner: ObjectStore, clock: ManualClock) -> None:

@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from formats.entries import Position
 from offloader.errors import OffloaderError
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.pulsar.failover_subscription import Standing
+from offloader.ledgers.pulsar.failover_subscription import FailoverSubscription
 from offloader.ledgers.pulsar.topics import TopicInternals
 
-__all__ = ["Fence"]
+__all__ = ["AckCursor"]
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
 
-class Fence:
+class AckCursor:
     """Thread-safe.
 
     Args:
@@ -26,7 +26,7 @@ class Fence:
         trim: makes the broker look what it may delete; ``None``: it looks when it likes.
     """
 
-    def __init__(self, standing: Standing, subscription: str, *, trim: Callable[[], object] | None) -> None:
+    def __init__(self, standing: FailoverSubscription, subscription: str, *, trim: Callable[[], object] | None) -> None:
         self._standing, self._subscription, self._trim = standing, subscription, trim
         self._lock = threading.Lock()
         self._committed: Position | None = None

@@ -13,12 +13,12 @@ from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Backoff, SerialTask, Workers
 
-__all__ = ["Standing"]
+__all__ = ["FailoverSubscription"]
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
 
-class Standing:
+class FailoverSubscription:
     """Thread-safe. Nothing is asked of a broker before ``start``.
 
     Args:

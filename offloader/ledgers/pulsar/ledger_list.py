@@ -15,13 +15,13 @@ from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals
 from offloader.runtime.clock import Clock
 
-__all__ = ["LedgerList", "NotGiven", "PassedOver", "SecondLook", "first_from", "newest_of"]
+__all__ = ["InconsistentRead", "LedgerList", "NotGiven", "SkippedEntries", "first_from", "newest_of"]
 
 #: Longest wait for the first entry of the reading that is repeated.
 READ_S_MAX = 15.0
 
 
-class PassedOver(StoreUnavailable):
+class InconsistentRead(StoreUnavailable):
     """A reader was not given what another one gets: what it brought can't be believed, read again."""
 
 
@@ -33,7 +33,7 @@ class NotGiven(NamedTuple):
     last: int
 
 
-class SecondLook:
+class SkippedEntries:
     """Of one topic. Thread-safe.
 
     The broker is asked about each entry of a run. Unless it calls all of them undelivered, a second reader begins with
@@ -104,7 +104,7 @@ class SecondLook:
             raise StoreUnavailable(f"{self._topic}: the broker gave nothing from {first} on when it was asked again")
         position = came[0].position
         if not first < position <= following:
-            raise PassedOver(
+            raise InconsistentRead(
                 f"{self._topic}: the broker went on at {following} after it was asked for {first}, and the second time "
                 f"at {position}",
                 hint="it is read again from there",
@@ -173,7 +173,7 @@ class LedgerList:
         topic: its name, for errors.
         ask: the broker's admin interface, for the topic's internal statistics.
         ask_last: the broker, for the newest entry that it would give to somebody.
-        look: at entries that it lists and didn't give: ``SecondLook.look``.
+        look: at entries that it lists and didn't give: ``SkippedEntries.look``.
         clock: of ages and times.
     """
 
@@ -282,7 +282,7 @@ class LedgerList:
                     self._add(self._runs[piece.fate], ledger_id, piece.first, piece.last)
             if pieces[-1].last < last:
                 there = Position(ledger_id, pieces[-1].last + 1)
-                raise PassedOver(
+                raise InconsistentRead(
                     f"{self.topic}: the broker has {there}, and passed over it with the entries before it",
                     hint="it is read again from there",
                 )

@@ -12,14 +12,14 @@ from types import TracebackType
 from formats.entries import EntryBatch, Position
 from offloader.errors import Fenced, InvalidCall, LimitReached, OffloaderError, SourceMismatch, StoreUnavailable
 from offloader.ledgers.base import AskKnown, ClosedListener, LedgerInfo, Listener, Subscription
-from offloader.ledgers.pulsar.ack_cursor import Fence
+from offloader.ledgers.pulsar.ack_cursor import AckCursor
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer, ConsumerLimits
-from offloader.ledgers.pulsar.failover_subscription import Standing
-from offloader.ledgers.pulsar.ledger_list import LedgerList, SecondLook, first_from, newest_of
+from offloader.ledgers.pulsar.failover_subscription import FailoverSubscription
+from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from, newest_of
 from offloader.ledgers.pulsar.protocol import ConnectionLimits
-from offloader.ledgers.pulsar.tail_reader import EARLIEST, FOR_GOOD, LiveFeed, OpenReader, ReaderPool
+from offloader.ledgers.pulsar.tail_reader import EARLIEST, FOR_GOOD, OpenReader, ReaderPool, TailReader
 from offloader.ledgers.pulsar.topics import TopicInternals, contradiction, stream_of_topic
 from offloader.ledgers.pulsar.transport import Security, security_of
 from offloader.ledgers.tail_buffer import Listeners
@@ -49,7 +49,7 @@ class PulsarSource:
         workers: of the cluster.
         clock: of ages.
         bytes_max: how much of this topic may wait in memory now.
-        entries_asked_max: as ``asked_max`` of ``SecondLook``.
+        entries_asked_max: as ``asked_max`` of ``SkippedEntries``.
         retry_s_max: longest wait before something is tried again.
         trims: whether the broker is asked to look at once what it may delete.
         changed: called on a worker when ``active`` or ``problem`` may have changed.
@@ -83,7 +83,7 @@ class PulsarSource:
         self._failure: OffloaderError | None = None
         self._read_again = read_again
         self._known: AskKnown | None = None
-        self._standing = Standing(
+        self._standing = FailoverSubscription(
             client,
             topic,
             subscription,
@@ -92,8 +92,8 @@ class PulsarSource:
             retry_s_max=retry_s_max,
             changed=lambda: changed(self),
         )
-        self._fence = Fence(self._standing, subscription, trim=(lambda: admin.trim(topic)) if trims else None)
-        look = SecondLook(
+        self._fence = AckCursor(self._standing, subscription, trim=(lambda: admin.trim(topic)) if trims else None)
+        look = SkippedEntries(
             topic,
             fate_of=partial(admin.fate, topic),
             asked_max=entries_asked_max,
@@ -104,7 +104,7 @@ class PulsarSource:
             topic, ask=self._ask, ask_last=self._standing.last_position, look=look.look, clock=clock
         )
         self._listeners = Listeners(self.stream)
-        self._live = LiveFeed(
+        self._live = TailReader(
             self._ledgers,
             self._listeners,
             open_reader=open_reader,

@@ -15,12 +15,12 @@ from formats.entries import EntryBatch, Position
 from offloader.errors import BeyondEnd, Closed, Corrupt, OffloaderError, StoreUnavailable, Throttled
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.consumer import Consumer, batches_of
-from offloader.ledgers.pulsar.ledger_list import LedgerList, PassedOver, first_from
+from offloader.ledgers.pulsar.ledger_list import InconsistentRead, LedgerList, first_from
 from offloader.ledgers.tail_buffer import Listeners
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Backoff, SerialTask, Timer, Workers
 
-__all__ = ["FOR_GOOD", "LiveFeed", "LiveWindow", "ReaderPool", "leading_bytes"]
+__all__ = ["FOR_GOOD", "LiveWindow", "ReaderPool", "TailReader", "leading_bytes"]
 
 
 class LiveWindow:
@@ -103,7 +103,7 @@ FOR_GOOD = (Corrupt, BeyondEnd)
 EARLIEST = Position(-1, -1)
 
 
-class LiveFeed:
+class TailReader:
     """Works while somebody listens. Thread-safe.
 
     Args:
@@ -257,7 +257,7 @@ class LiveFeed:
             self._failed(error)
             self._leave()
             return
-        if isinstance(error, PassedOver):
+        if isinstance(error, InconsistentRead):
             self._read_again()
         with self._lock:
             self.trouble = error
@@ -426,7 +426,7 @@ class ReaderPool:
                 # All of what came is accounted for at once: who comes for it finds each hole known.
                 try:
                     reader.ledgers.follow(reader.last, batch.first)
-                except PassedOver:
+                except InconsistentRead:
                     if not reader.kept:
                         raise
                     reader.is_spent = True  # what came before is good

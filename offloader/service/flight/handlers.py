@@ -34,7 +34,14 @@ from offloader.service.flight.messages import (
     fields_of,
     refusing,
 )
-from offloader.service.flight.sessions import Answers, AppendedLedgers, FlightStream, Proof, Seat, Seats
+from offloader.service.flight.sessions import (
+    Answers,
+    AppendedLedgers,
+    FlightStream,
+    ProducerSession,
+    ProducerSessions,
+    Proof,
+)
 from offloader.settings import FlightSettings, ReadSettings
 from offloader.store.base import ObjectStore
 
@@ -75,7 +82,9 @@ class Actions:
         clock: of times that are recorded.
     """
 
-    def __init__(self, store: ObjectStore, seats: Seats, control: Callable[[], ServiceControl], clock: Clock) -> None:
+    def __init__(
+        self, store: ObjectStore, seats: ProducerSessions, control: Callable[[], ServiceControl], clock: Clock
+    ) -> None:
         self._store, self._seats, self._control, self._clock = store, seats, control, clock
         self._run: dict[str, Callable[[Fields, Caller], dict[str, Any]]] = {
             "status": self._status,
@@ -368,7 +377,10 @@ def _info(name: str, entries: int, size_bytes: int, known: bytes) -> fl.FlightIn
 
 
 def take_batches(
-    seat: Seat, reader: fl.MetadataRecordBatchReader, writer: fl.FlightMetadataWriter, settings: FlightSettings
+    seat: ProducerSession,
+    reader: fl.MetadataRecordBatchReader,
+    writer: fl.FlightMetadataWriter,
+    settings: FlightSettings,
 ) -> None:
     """Takes what comes until the producer ends the call, or somebody takes its seat.
 
@@ -391,7 +403,7 @@ def take_batches(
 
 
 def _take_pushed(
-    seat: Seat,
+    seat: ProducerSession,
     source: PushedLedgers,
     proof: Proof,
     reader: fl.MetadataRecordBatchReader,
@@ -412,7 +424,7 @@ def _take_pushed(
 
 
 def _take_appended(
-    seat: Seat,
+    seat: ProducerSession,
     source: AppendedLedgers,
     reader: fl.MetadataRecordBatchReader,
     answers: Answers,
@@ -438,7 +450,9 @@ def _take_appended(
         )
 
 
-def _batches(seat: Seat, reader: fl.MetadataRecordBatchReader) -> Iterator[tuple[pa.RecordBatch | None, BatchNote]]:
+def _batches(
+    seat: ProducerSession, reader: fl.MetadataRecordBatchReader
+) -> Iterator[tuple[pa.RecordBatch | None, BatchNote]]:
     while True:
         try:
             chunk = reader.read_chunk()

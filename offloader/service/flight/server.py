@@ -19,7 +19,7 @@ from offloader.errors import InvalidCall, OffloaderError, StoreUnavailable
 from offloader.service.auth import OPERATION_OF_ACTION, Caller, Guard
 from offloader.service.flight.handlers import ACTIONS, ENTRY_SCHEMA, Actions, Gets, take_batches
 from offloader.service.flight.messages import get_request, put_request, refusal, refusing
-from offloader.service.flight.sessions import Seats
+from offloader.service.flight.sessions import ProducerSessions
 from offloader.service.listen import ListenAddress
 from offloader.settings import FlightSettings
 
@@ -188,7 +188,7 @@ class ServerParts:
     """What a server is made of."""
 
     calls: Calls
-    seats: Seats
+    seats: ProducerSessions
     gets: Gets
     actions: Actions
     settings: FlightSettings

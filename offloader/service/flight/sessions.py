@@ -24,8 +24,8 @@ from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError, 
 from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription
 from offloader.ledgers.pushed import (
     IdentifiedLedgers,
-    NotNext,
     Offered,
+    OutOfOrder,
     PushedLedgers,
     PushMemory,
     PushNews,
@@ -50,9 +50,9 @@ __all__ = [
     "AppendedLedgers",
     "FlightStream",
     "NewsSource",
+    "ProducerSession",
+    "ProducerSessions",
     "Proof",
-    "Seat",
-    "Seats",
     "another_log",
 ]
 
@@ -112,7 +112,7 @@ class Proof:
                 self._compare(again)
                 self._proven = again.last if self._proven is None else max(self._proven, again.last)
             if self._wanted is not None and last > self._wanted and not self._is_proven:
-                raise NotNext(
+                raise OutOfOrder(
                     f"stream {self._source.stream}: {first} was pushed, and nothing shows that this log has what is "
                     f"durable up to {self._wanted}",
                     hint=f"push again from after {self._proven or 'the beginning'}, or give last and crc32 of the "
@@ -330,7 +330,7 @@ class FlightStream:
     source: PushedLedgers | AppendedLedgers
     control: StreamControl
     settings: Settings
-    seat: Seat | None = None
+    seat: ProducerSession | None = None
     left_s: float = 0.0
     is_warned: bool = False
 
@@ -356,7 +356,7 @@ class FlightStream:
         return Offered(status.offered, status.committed, error)
 
 
-class Seat:
+class ProducerSession:
     """A producer at a stream, for as long as its call is open.
 
     Attributes:
@@ -409,7 +409,7 @@ class Seat:
         return Closed(f"stream {self.stream.name}: this call is over: {self._moved_by or 'the stream was closed'}")
 
 
-class Seats:
+class ProducerSessions:
     """All of them. Thread-safe.
 
     Args:
@@ -445,7 +445,7 @@ class Seats:
         with self._lock:
             return self._held.get(name)
 
-    def take(self, request: PutRequest, peer: str) -> Seat:
+    def take(self, request: PutRequest, peer: str) -> ProducerSession:
         """A seat at a stream, which is opened if need be.
 
         Raises:
@@ -473,7 +473,7 @@ class Seats:
             if stream is None:
                 stream = self._open(request)
             proof = self._proof(stream, request)
-            seat = stream.seat = Seat(stream, request.producer, peer, self._clock, proof)
+            seat = stream.seat = ProducerSession(stream, request.producer, peer, self._clock, proof)
             if self._closing:
                 seat.take_away("the process is stopping")
                 raise Closed("the process is stopping", hint="try again later")

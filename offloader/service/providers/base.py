@@ -11,11 +11,11 @@ from offloader.ledgers.base import LedgerSource
 from offloader.settings import Settings
 from offloader.write.status import StreamStatus
 
-__all__ = ["Feed", "Problem", "StreamControl", "Streams"]
+__all__ = ["ProviderProblem", "StreamControl", "StreamProvider", "Streams"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class ProviderProblem:
     """Something that keeps the process, a feed or a stream from its work now; over when nobody names it any more.
 
     Attributes:
@@ -118,7 +118,7 @@ class Streams(Protocol):
         ...
 
 
-class Feed(Protocol):
+class StreamProvider(Protocol):
     """Something that brings streams. One that fails keeps no other from its work."""
 
     @property
@@ -145,6 +145,6 @@ class Feed(Protocol):
         """Closes what it opened, the sources too: all streams are wound down. Never raises."""
         ...
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[ProviderProblem]:
         """What is wrong now; quick, asks nobody."""
         ...

@@ -14,9 +14,9 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, FollowedStream
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
 from offloader.service.host import ProcessLock
-from offloader.service.providers.base import Problem, StreamControl, Streams
+from offloader.service.providers.base import ProviderProblem, StreamControl, Streams
 
-__all__ = ["EmbeddedFeed"]
+__all__ = ["EmbeddedProvider"]
 
 _log = logging.getLogger("offloader.service")
 
@@ -24,8 +24,8 @@ _log = logging.getLogger("offloader.service")
 RETRY_S_MAX = 30.0
 
 
-class EmbeddedFeed:
-    """See ``offloader.service.providers.base.Feed``.
+class EmbeddedProvider:
+    """See ``offloader.service.providers.base.StreamProvider``.
 
     Which streams (``serve.streams``) and how often (``serve.follow_seconds``) is looked up at each look: a reload of
     the settings counts at once. A stream that doesn't match any more is wound down.
@@ -43,7 +43,7 @@ class EmbeddedFeed:
         self._workers = Workers(2, clock)
         # Guards what ``problems`` reads.
         self._lock = threading.Lock()
-        self._problem: Problem | None = None
+        self._problem: ProviderProblem | None = None
         self._failures = 0
         self._stopped = False
         # Touched by looks only.
@@ -81,10 +81,10 @@ class EmbeddedFeed:
         if self._turn is not None:
             self._turn.give()
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:
             found = [] if self._problem is None else [self._problem]
-            found += [Problem(where=f"stream {name}", what=what) for name, what in self._refused.items()]
+            found += [ProviderProblem(where=f"stream {name}", what=what) for name, what in self._refused.items()]
         return found
 
     def look(self, streams: Streams) -> None:
@@ -101,7 +101,7 @@ class EmbeddedFeed:
                 _log.info("feed %s: it is this process's turn", self.name, extra={"event": "active"})
             else:
                 what = f"stands by: {self._turn.holder() or 'another process'} has {self._turn.path}"
-                self._say(Problem(where=f"feed {self.name}", what=what))
+                self._say(ProviderProblem(where=f"feed {self.name}", what=what))
         patterns = streams.settings_of("").serve.streams
         # Read before anything is looked at: what comes meanwhile makes it another one.
         version = (database.version(), patterns)
@@ -173,11 +173,13 @@ class EmbeddedFeed:
             _log.warning("feed %s: %s", self.name, error, extra={"event": "feed_failed", "feed": self.name})
         now_ms = self._clock.now_ms()
         self._say(
-            Problem(where=f"feed {self.name}", what=error.message, hint=error.hint, since_ms=now_ms, blocks_ready=True)
+            ProviderProblem(
+                where=f"feed {self.name}", what=error.message, hint=error.hint, since_ms=now_ms, blocks_ready=True
+            )
         )
         return min(2.0 ** min(self._failures - 1, 10), RETRY_S_MAX)
 
-    def _say(self, problem: Problem | None) -> None:
+    def _say(self, problem: ProviderProblem | None) -> None:
         with self._lock:
             before = self._problem
             if problem is not None and before is not None and before.what == problem.what:

@@ -19,13 +19,13 @@ from offloader.service.auth import Credentials, guard_for
 from offloader.service.commands import ServiceControl
 from offloader.service.flight.handlers import Actions, Gets
 from offloader.service.flight.server import Calls, FlightServer, ServerParts, cut_connections, require_free
-from offloader.service.flight.sessions import FEED, AppendedLedgers, Seats
+from offloader.service.flight.sessions import FEED, AppendedLedgers, ProducerSessions
 from offloader.service.listen import ListenAddress, parse_listen, server_tls
-from offloader.service.providers.base import Problem, Streams
+from offloader.service.providers.base import ProviderProblem, Streams
 from offloader.settings import AccessSettings, Settings
 from offloader.store.base import ObjectStore
 
-__all__ = ["FlightFeed"]
+__all__ = ["FlightProvider"]
 
 _log = logging.getLogger("offloader.service.flight")
 
@@ -33,8 +33,8 @@ _log = logging.getLogger("offloader.service.flight")
 GRACE_S_MAX = 1.0
 
 
-class FlightFeed:
-    """See ``offloader.service.providers.base.Feed``.
+class FlightProvider:
+    """See ``offloader.service.providers.base.StreamProvider``.
 
     Args:
         settings: of the process: ``flight``, ``access``, ``ledgers`` and ``read``.
@@ -71,7 +71,7 @@ class FlightFeed:
         guard = guard_for(self._wanted, credentials, settings.access, has_tls=has_tls, setting="flight.listen")
         self._calls = Calls(guard, settings.flight.calls_max)
         self._ledgers: EmbeddedLedgers | None = None
-        self._seats: Seats | None = None
+        self._seats: ProducerSessions | None = None
         self._server: FlightServer | None = None
 
     @property
@@ -91,7 +91,7 @@ class FlightFeed:
         require_free(self._wanted)
         if flight.ledgers and self._ledgers is None:
             self._ledgers = EmbeddedLedgers(flight.ledgers, settings=self._settings.ledgers, clock=self._clock)
-        seats = Seats(streams, self._store, flight, self._ledgers, self._clock)
+        seats = ProducerSessions(streams, self._store, flight, self._ledgers, self._clock)
         gets = Gets(self._store, self._settings.read, lambda name: _hot_tier(seats, name))
         actions = Actions(self._store, seats, self._control, self._clock)
         parts = ServerParts(self._calls, seats, gets, actions, flight)
@@ -132,14 +132,14 @@ class FlightFeed:
         if self._ledgers is not None:
             self._ledgers.close()
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[ProviderProblem]:
         """Pushed streams that wait for their broker with entries that aren't durable."""
         found = []
         for stream in () if self._seats is None else self._seats.held():
             news = stream.source.news()
             if stream.seat is None and news.taken != news.durable and not isinstance(stream.source, AppendedLedgers):
                 found.append(
-                    Problem(
+                    ProviderProblem(
                         where=f"stream {stream.name}",
                         what=f"its broker isn't connected, and entries after {news.durable or 'none'} aren't durable",
                         hint="nothing is lost: the broker has them; they are durable when the segment is complete",
@@ -148,7 +148,7 @@ class FlightFeed:
         return found
 
 
-def _hot_tier(seats: Seats, name: str) -> LedgerSource | None:
+def _hot_tier(seats: ProducerSessions, name: str) -> LedgerSource | None:
     """Where newest entries are read: of streams whose ledgers are ours."""
     stream = seats.find(name)
     return stream.source if stream is not None and isinstance(stream.source, AppendedLedgers) else None

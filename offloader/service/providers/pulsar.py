@@ -28,12 +28,12 @@ from offloader.retention.subscribers import (
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
 from offloader.service.host import StoreReach
-from offloader.service.providers.base import Problem, StreamControl, Streams
+from offloader.service.providers.base import ProviderProblem, StreamControl, Streams
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.write.status import Mode, StreamStatus
 
-__all__ = ["PREFIX", "PulsarFeed", "PulsarSubscribers", "PulsarTurns", "subscriber_name"]
+__all__ = ["PREFIX", "PulsarProvider", "PulsarSubscribers", "StoreOutageFailover", "subscriber_name"]
 
 _log = logging.getLogger("offloader.service")
 
@@ -182,7 +182,7 @@ def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: OwnCuts) -> Cut |
     return own.canonical(Cut({partition_segment(number): position for number, position in positions.items()}))
 
 
-class PulsarTurns:
+class StoreOutageFailover:
     """Thread-safe; one look at a time.
 
     Args:
@@ -235,13 +235,13 @@ class PulsarTurns:
         if first is not None:
             raise first
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[ProviderProblem]:
         """That topics were left, while they are."""
         with self._lock:
             if not self._aside:
                 return []
             return [
-                Problem(
+                ProviderProblem(
                     where=f"store {self._url}",
                     what=f"it doesn't answer here: {self._aside} topics are left to another process",
                     hint="look at the network between this machine and the store; it comes back by itself",
@@ -299,8 +299,8 @@ class _Topic:
     control: StreamControl
 
 
-class PulsarFeed:
-    """See ``offloader.service.providers.base.Feed``.
+class PulsarProvider:
+    """See ``offloader.service.providers.base.StreamProvider``.
 
     Which topics (``pulsar.topics``, ``pulsar.exclude``) and how often is looked up at each look: a reload counts at
     once.
@@ -325,7 +325,7 @@ class PulsarFeed:
         self._clock = clock
         # Looks at the cluster, at subscriptions, at the store, and two that wind streams down.
         self._workers = Workers(5, clock)
-        self._turns = PulsarTurns(store, self._cluster.admin, settings.subscription, clock)
+        self._turns = StoreOutageFailover(store, self._cluster.admin, settings.subscription, clock)
         self._subscribers = PulsarSubscribers(
             self._cluster.admin,
             settings.subscription,
@@ -336,7 +336,7 @@ class PulsarFeed:
         self._topics: dict[str, _Topic] = {}
         self._told: dict[str, bool] = {}
         self._refused: dict[str, OffloaderError] = {}
-        self._problems: dict[str, Problem] = {}
+        self._problems: dict[str, ProviderProblem] = {}
         self._warnings: dict[str, tuple[str, ...]] = {}
         self._stopped = threading.Event()
         # Touched by looks only.
@@ -364,19 +364,21 @@ class PulsarFeed:
     def close(self) -> None:
         self._cluster.close()
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:
             found = [*self._problems.values(), *self._turns.problems()]
             topics, refused = list(self._topics.values()), dict(self._refused)
             for namespace, words in self._warnings.items():
-                found += [Problem(where=f"namespace {namespace}", what=each) for each in words]
+                found += [ProviderProblem(where=f"namespace {namespace}", what=each) for each in words]
         failing = [(each.source.stream, error) for each in topics if (error := each.source.problem) is not None]
         failing += [(stream_of_topic(topic), error) for topic, error in refused.items()]
         for stream, error in failing[:PROBLEMS_NAMED_MAX]:
-            found.append(Problem(where=f"stream {stream}", what=error.message, hint=error.hint))
+            found.append(ProviderProblem(where=f"stream {stream}", what=error.message, hint=error.hint))
         if len(failing) > PROBLEMS_NAMED_MAX:
             found.append(
-                Problem(where=f"feed {self.name}", what=f"{len(failing) - PROBLEMS_NAMED_MAX} more topics have trouble")
+                ProviderProblem(
+                    where=f"feed {self.name}", what=f"{len(failing) - PROBLEMS_NAMED_MAX} more topics have trouble"
+                )
             )
         return found
 
@@ -577,7 +579,7 @@ class PulsarFeed:
             since_ms = self._clock.now_ms() if before is None else before.since_ms
             # Topics that are known go on without.
             blocks = what == "topics" and not self._roster.topics
-            self._problems[what] = Problem(
+            self._problems[what] = ProviderProblem(
                 where=f"feed {self.name}", what=text, hint=error.hint, since_ms=since_ms, blocks_ready=blocks
             )
         if before is None:

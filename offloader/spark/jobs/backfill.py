@@ -33,11 +33,11 @@ from offloader.spark.planning import is_pattern
 from offloader.spark.session import translated
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
-from offloader.write.backfill import PlannedSegment, SegmentOrder, upload_order
+from offloader.write.backfill import PlannedSegment, SegmentJob, upload_order
 from offloader.write.backfill_plan import HistoryTools
-from offloader.write.backfill_service import HistoryRuns
+from offloader.write.backfill_service import BackfillService
 from offloader.write.offloader import method_by_hand, offload_by_hand
-from offloader.write.upload import confirm_stored
+from offloader.write.upload import verify_objects
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,7 +60,7 @@ class UploadTask:
         store, limits, offload: settings.
     """
 
-    order: SegmentOrder
+    order: SegmentJob
     ledgers: tuple[LedgerInfo, ...]
     hot_url: str
     open_hot: Callable[[str], Ledgers]
@@ -104,7 +104,7 @@ def _uploaded(task: UploadTask) -> SegmentSummary:
 _SHARED = "the driver and all executors must see the same ledgers under this URL"
 
 
-def _require_same(order: SegmentOrder, expected: Sequence[LedgerInfo], found: Sequence[LedgerInfo]) -> None:
+def _require_same(order: SegmentJob, expected: Sequence[LedgerInfo], found: Sequence[LedgerInfo]) -> None:
     """Refuses a file that happens to lie at the same path on another machine: an old copy, another database."""
     here = {info.ledger_id: info for info in found}
     for info in expected:
@@ -262,7 +262,7 @@ class _Executors:
         self._group = f"offloader-backfill-{os.urandom(4).hex()}"
 
     def upload(
-        self, settings: Settings, source: LedgerSource, order: SegmentOrder, is_stopped: Callable[[], bool]
+        self, settings: Settings, source: LedgerSource, order: SegmentJob, is_stopped: Callable[[], bool]
     ) -> SegmentSummary:
         """Uploads a segment; called by a thread of the driver, which waits for the task.
 
@@ -298,7 +298,7 @@ class _Executors:
             raise answer
         summary: SegmentSummary = answer
         try:
-            confirm_stored(self.store, order.stream, order.uuid, summary)
+            verify_objects(self.store, order.stream, order.uuid, summary)
         except ObjectMissing as error:
             raise ObjectMissing(
                 f"{what}: an executor has uploaded it, but {error.message}",
@@ -329,7 +329,7 @@ class _Run:
         self._slots, self._take_over, self._dry_run = slots, take_over, dry_run
         self._clock = SystemClock()
         self._lock = threading.Lock()
-        self._under_way: list[HistoryRuns] = []
+        self._under_way: list[BackfillService] = []
         self._stopped = False
         self._committers = Workers(COMMITTERS, self._clock)
         self._uploaders = Workers(slots, self._clock)
@@ -376,7 +376,7 @@ class _Run:
             if stream in self._named:
                 raise
             return Backfilled(stream=stream, committed=state.committed_end(), skipped=error.message)
-        runs = HistoryRuns(store, self._tools(settings), settings.manifest)
+        runs = BackfillService(store, self._tools(settings), settings.manifest)
         if self._dry_run:
             planned = runs.preview(state, source.ledgers(), method=method, last=None, threshold_bytes=0)
             return Backfilled(stream=stream, planned=tuple(planned), committed=state.committed_end())

@@ -38,7 +38,7 @@ from offloader.store.base import (
     ObjectStore,
     PartInfo,
     PutMode,
-    Receiver,
+    Sink,
     StoreOptions,
 )
 from offloader.store.clouds.base import CloudStore, MarkedUpload, send_once, was_never_sent
@@ -143,7 +143,7 @@ class AzureStore(CloudStore):
         key: str,
         byte_range: ByteRange | None = None,
         *,
-        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
+        into: Sink | None = None,  # noqa: ARG002 - answers the body, as it may
     ) -> tuple[bytes, ObjectInfo]:
         checks.check_range(byte_range)
         if byte_range is not None and byte_range.length == 0:

@@ -27,7 +27,7 @@ from offloader.store.base import (
     ObjectStore,
     PartInfo,
     PutMode,
-    Receiver,
+    Sink,
     StoreOptions,
 )
 from offloader.store.clouds.base import CloudStore, MarkedUpload, folder_of, send_once, was_never_sent
@@ -149,7 +149,7 @@ class GcsStore(CloudStore):
         key: str,
         byte_range: ByteRange | None = None,
         *,
-        into: Receiver | None = None,  # noqa: ARG002 - answers the body, as it may
+        into: Sink | None = None,  # noqa: ARG002 - answers the body, as it may
     ) -> tuple[bytes, ObjectInfo]:
         checks.check_key(key)
         checks.check_range(byte_range)
