@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from contextvars import copy_context
 from dataclasses import replace
 from uuid import UUID
@@ -70,9 +70,20 @@ class SegmentUpload:
         self._completed: ObjectInfo | None = None
 
     def send_part(self, part: Part) -> None:
-        """Sends one part; the first call begins the upload. Parts may be sent at once and in any order."""
+        """Sends one part; the first call begins the upload. Parts may be sent at once and in any order.
+
+        A part that was in flight when the upload was aborted may leave it unfinished in the store (S3's
+        AbortMultipartUpload says so): it is aborted again after the part.
+        """
         upload_id = self._begin()
-        info = self._store.upload_part(self.data_key, upload_id, part.number, part.body, crc32c=part.crc32c)
+        try:
+            info = self._store.upload_part(self.data_key, upload_id, part.number, part.body, crc32c=part.crc32c)
+        finally:
+            with self._lock:
+                aborted = self._aborted
+            if aborted:
+                with suppress(OffloaderError):  # what stays is an orphan, which the orphan search deletes
+                    abort_uploads(self._store, self.data_key)
         with self._lock:
             self._parts[part.number] = info
 

@@ -1,0 +1,72 @@
+"""A part that is in flight while its upload is aborted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+
+from formats.checksum import crc32c
+from formats.entries import Pieces
+from formats.segment import Part
+from offloader.errors import Closed
+from offloader.store import open_store
+from offloader.store.base import Body, ObjectStore, PartInfo
+from offloader.store.wrappers import Request, StoreWrapper
+from offloader.write.upload import SegmentUpload
+
+KEY = "data"
+_Answer = TypeVar("_Answer")
+
+
+class OvertakenAborts(StoreWrapper):
+    """Keeps an upload that is aborted while a part of it is in flight, as S3 may."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.aborts = 0
+        self._in_flight = 0
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        return call()
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
+        self._in_flight += 1
+        try:
+            self.meanwhile()
+            return super().upload_part(key, upload_id, number, body, crc32c=crc32c)
+        finally:
+            self._in_flight -= 1
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        self.aborts += 1
+        if not self._in_flight:
+            super().abort_upload(key, upload_id)
+
+
+def part(number: int) -> Part:
+    body = b"entries" * number
+    return Part(number, 0, Pieces([body]), crc32c(body))
+
+
+def test_a_part_in_flight_aborts_its_upload_again() -> None:
+    store = OvertakenAborts(open_store("memory://upload"))
+    upload = SegmentUpload(store, KEY, "index", {}, {})
+    upload.send_part(part(1))
+    store.meanwhile = upload.abort
+    upload.send_part(part(2))
+    assert store.aborts == 2
+    assert store.list_uploads("") == []
+
+
+def test_a_part_after_the_abort_is_refused() -> None:
+    store = OvertakenAborts(open_store("memory://aborted-upload"))
+    upload = SegmentUpload(store, KEY, "index", {}, {})
+    upload.send_part(part(1))
+    upload.abort()
+    with pytest.raises(Closed, match="aborted"):
+        upload.send_part(part(2))
+    assert store.aborts == 1
+    assert store.list_uploads("") == []
