@@ -239,10 +239,10 @@ class OffloadHttp:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _why_not(self, client: str) -> str:
-        limits = self._settings.http
-        if len(self._connections) >= limits.connections_max:
+        settings = self._settings.http
+        if len(self._connections) >= settings.connections_max:
             return "connections"
-        return "client_connections" if self._of_client[client] >= limits.client_connections_max else ""
+        return "client_connections" if self._of_client[client] >= settings.client_connections_max else ""
 
     def _ended(self, client: str, task: asyncio.Task[None]) -> None:
         self._connections.discard(task)
