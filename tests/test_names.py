@@ -1,0 +1,98 @@
+"""Names that were replaced by the field's own words don't come back."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+
+from tests.test_architecture import ROOT
+
+#: Former identifier -> its name now.
+RENAMED = {
+    "Ahead": "PrefetchWindow",
+    "AroundStore": "StoreWrapper",
+    "BothTiers": "TieredReader",
+    "CataloguedStore": "OverlayStore",
+    "Doomed": "Deletable",
+    "Draft": "RecordBuilder",
+    "EmbeddedFeed": "EmbeddedProvider",
+    "Feed": "StreamProvider",
+    "FeedParts": "ProviderParts",
+    "Fence": "AckCursor",
+    "FlightFeed": "FlightProvider",
+    "HistoryBytes": "LedgerSizeEstimator",
+    "HistoryOffload": "BackfillJob",
+    "HistoryRuns": "BackfillService",
+    "Intake": "PendingEntries",
+    "Knowledge": "LiveSet",
+    "Leftover": "Garbage",
+    "LiveFeed": "TailReader",
+    "NamedUuids": "LiveUuids",
+    "NotNext": "OutOfOrder",
+    "OwnerSilent": "OwnerUnreachable",
+    "Pace": "AdaptiveRate",
+    "PartsAhead": "BoundedUploader",
+    "PassedOver": "InconsistentRead",
+    "PulsarFeed": "PulsarProvider",
+    "PulsarTurns": "StoreOutageFailover",
+    "Receiver": "Sink",
+    "Seat": "ProducerSession",
+    "Seats": "ProducerSessions",
+    "SecondLook": "SkippedEntries",
+    "SegmentOrder": "SegmentJob",
+    "SegmentSending": "PartUploader",
+    "ServedStream": "StreamSupervisor",
+    "Settling": "SegmentCommitter",
+    "Standing": "FailoverSubscription",
+    "StreamBuffer": "StreamQuota",
+    "StreamSteps": "StreamMachine",
+    "TendedActs": "MaintainedActs",
+    "TendedRules": "MaintainedRules",
+    "TendedSimulation": "MaintainedSimulation",
+    "TendedWorld": "MaintainedWorld",
+    "Turn": "Ticket",
+    "Turns": "RequestScheduler",
+    "Weather": "FaultModel",
+    "WovenStore": "InterleavedStore",
+    "_broken_tended": "_broken_maintained",
+    "amend": "commit_as_maintainer",
+    "confirm_stored": "verify_objects",
+    "feeds_of": "providers_of",
+    "impatient": "with_short_retries",
+    "judge_page": "classify_page",
+    "judge_upload": "classify_upload",
+    "judged_again": "classified_again",
+    "load_named_uuids": "load_live_uuids",
+    "offload_pieces": "write_segment",
+    "refreshed_named_uuids": "refreshed_live_uuids",
+    "say_already": "are_applied",
+    "says_already": "is_applied",
+    "simulate_tended": "simulate_maintained",
+}
+#: Folders whose identifiers are checked.
+CHECKED = ("formats", "offloader", "tests", "benchmarks", "services")
+ANY_FORMER = re.compile(rf"\b({'|'.join(RENAMED)})\b")
+
+
+def former_names(text: str) -> list[tuple[int, str]]:
+    """Lines on which a former identifier is used, and which."""
+    if not ANY_FORMER.search(text):
+        return []
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [(each.start[0], each.string) for each in tokens if each.type == tokenize.NAME and each.string in RENAMED]
+
+
+def test_no_identifier_has_a_former_name() -> None:
+    paths = [path for folder in CHECKED for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert len(paths) > 500
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name} is {RENAMED[name]} now"
+        for path in paths
+        for line, name in former_names(path.read_text(encoding="utf-8"))
+    ]
+    assert wrong == []
+
+
+def test_a_former_name_is_found_in_code_but_not_in_prose() -> None:
+    assert former_names("# Turns\nx = 'Turns'\ny = Turns()\n") == [(3, "Turns")]
