@@ -56,7 +56,7 @@ def read_stream(stream: EmbeddedStream) -> tuple[float, int]:
     started, position, total = time.perf_counter(), Position(0, 0), 0
     while (batch := stream.read(position, READ_BYTES)) is not None:
         total += batch.payload_bytes
-        position = Position(batch.last.ledger_id, batch.last.entry_id + 1)
+        position = batch.last.next()
     return time.perf_counter() - started, total
 
 

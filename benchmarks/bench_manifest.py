@@ -131,7 +131,7 @@ def build(store: ObjectStore, stream: str, segments: int, tail: int, driver: Map
 
 def next_segment(end: Position, number: int) -> list[Edit]:
     """The edits of the segment after ``end``."""
-    begin, last = Position(end.ledger_id, end.entry_id + 1), Position(end.ledger_id, end.entry_id + ENTRIES)
+    begin, last = end.next(), Position(end.ledger_id, end.entry_id + ENTRIES)
     uuid = UUID(bytes=os.urandom(16), version=4)
     size = 64 * MIB
     span = LedgerSpan(begin.ledger_id, begin.entry_id, last.entry_id, ENTRIES, size)

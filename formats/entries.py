@@ -112,6 +112,14 @@ class Position(NamedTuple):
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
 
+    def next(self) -> Position:
+        """The position after this one in its ledger, whether or not there is an entry."""
+        return Position(self.ledger_id, self.entry_id + 1)
+
+    def previous(self) -> Position:
+        """The position before this one in its ledger; entry id -1 before the first entry."""
+        return Position(self.ledger_id, self.entry_id - 1)
+
     @classmethod
     def parse(cls, text: str) -> Position:
         """``"7:12"`` -> ``Position(7, 12)``; raises ``ValueError`` for anything else."""

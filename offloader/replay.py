@@ -537,7 +537,7 @@ class Replayer:
     def _entries(self) -> Generator[tuple[Position, Resent], None, None]:
         """What is to be sent next, and so on, of the range."""
         sent = self._progress.sent
-        first = self._first if sent is None else max(self._first, Position(sent.ledger_id, sent.entry_id + 1))
+        first = self._first if sent is None else max(self._first, sent.next())
         if first > self._last:
             return
         with closing(self._reader.scan(first, self._last)) as batches:

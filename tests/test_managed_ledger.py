@@ -172,7 +172,7 @@ def test_reading_past_the_end_says_where_the_end_is(bench: Bench) -> None:
     bench.append(topic, 1)
     last = bench.expected[-1][0]
     with pytest.raises(BeyondEnd, match=str(last)):
-        topic.read(last, Position(last.ledger_id, last.entry_id + 1))
+        topic.read(last, last.next())
 
 
 def test_notes_become_durable_with_their_batch(bench: Bench) -> None:

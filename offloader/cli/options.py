@@ -271,5 +271,5 @@ def chosen_range(reader: Reader, asked: AskedRange) -> tuple[Position | None, Po
         after, begin = reader.position_at(asked.to_ms), first or reader.first_position
         if after is not None and begin is not None and after <= begin:
             return None
-        last = None if after is None else Position(after.ledger_id, after.entry_id - 1)
+        last = None if after is None else after.previous()
     return first, last

@@ -254,7 +254,7 @@ def _run_one(
         known = file.require(wanted)
         sent = None if known is None else known.sent
         # What was sent may be truncated by now.
-        begin = first if sent is None else max(first, Position(sent.ledger_id, sent.entry_id + 1))
+        begin = first if sent is None else max(first, sent.next())
         left = reader.count(begin, last) if begin <= last else 0
         if dry_run:
             _say(job.pair, (begin, last), ReplayResult(resumed_after=sent), left, json=json, dry_run=True)

@@ -120,7 +120,7 @@ def _ask_owners(
         end = state.committed_end()
         if not state.owner.url or state.method == "none" or (end is not None and head <= end):
             continue
-        until = Position(head.ledger_id, head.entry_id - 1) if head.entry_id else None
+        until = head.previous() if head.entry_id else None
         try:
             end = ask_owner(store, state, until, settings).committed_end()
         except (OwnerUnreachable, NotFound):

@@ -265,7 +265,7 @@ def _before(head: Position) -> str:
 
 def _doomed(state: ManifestState) -> Iterator[Deletable]:
     if state.head is not None:
-        before = state.offloaded(None, Position(state.head.ledger_id, state.head.entry_id - 1))
+        before = state.offloaded(None, state.head.previous())
         # Ranges are disjoint: only the last one can reach over the head.
         if len(before) and (before[-1].end or state.head) >= state.head:
             before = before[:-1]

@@ -587,7 +587,7 @@ def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[Segm
         return None
     closed, wanted = state.closed_ledgers, {each.uuid for each in chosen}
     ranges = [(gap.first, gap.last, False) for gap in state.gaps]
-    before = Position(head.ledger_id, head.entry_id - 1)
+    before = head.previous()
     live = {each.uuid for each in state.offloaded(None, before)}
     ranges += [
         (each.begin, each.end, each.uuid in wanted)

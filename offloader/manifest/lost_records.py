@@ -168,19 +168,15 @@ def missing_ranges(named: Iterable[Range], held: Iterable[Range], head: Position
             while at < len(taken) and taken[at][1] < begin:
                 at += 1
             if at < len(taken) and taken[at][0] <= begin:
-                begin = _after(taken[at][1])
+                begin = taken[at][1].next()
                 continue
             following = taken[at][0] if at < len(taken) else None
             is_cut = following is not None and following <= last
-            stop = Position(following.ledger_id, following.entry_id - 1) if following is not None and is_cut else last
+            stop = following.previous() if following is not None and is_cut else last
             found.append((begin, stop))
-            begin = _after(stop)
+            begin = stop.next()
         reached = begin if reached is None else max(begin, reached)
     return found
-
-
-def _after(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)
 
 
 @dataclass(frozen=True, slots=True)

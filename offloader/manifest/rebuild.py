@@ -405,7 +405,7 @@ def _missing(
     """What is named somewhere, or must have been between two segments of a ledger, and isn't among the chosen."""
     held = [(s.summary.begin, s.summary.end) for s in chosen.recorded]
     between = [
-        (Position(before[1].ledger_id, before[1].entry_id + 1), Position(after[0].ledger_id, after[0].entry_id - 1))
+        (before[1].next(), after[0].previous())
         for before, after in pairwise(held)
         if before[1].ledger_id == after[0].ledger_id and before[1].entry_id + 1 < after[0].entry_id
     ]

@@ -196,7 +196,7 @@ def _require_chain(draft: RecordBuilder, edit: Restore, first: Position, head: P
     if first == head:
         return
     closed = draft.ledgers().closed
-    before = Position(head.ledger_id, head.entry_id - 1)
+    before = head.previous()
     ranges = [(gap.first, gap.last) for gap in draft.now("gaps")]
     for segment in draft.segments.table().in_order(first, before):
         if segment.status is not SegmentStatus.OFFLOADED or segment.end is None:

@@ -214,7 +214,7 @@ def first_not_held(state: ManifestState, info: LedgerInfo) -> Position | None:
     held += [(Position(info.ledger_id, first), Position(info.ledger_id, end)) for first, end in info.not_given]
     for begin, end in sorted(held):
         if begin <= wanted <= end:
-            wanted = Position(end.ledger_id, end.entry_id + 1)
+            wanted = end.next()
     return wanted if wanted <= last else None
 
 

@@ -446,7 +446,7 @@ def follow(
         if last is not None and (start is None or start <= last):
             with closing(current.scan(start, last)) as batches:
                 yield from batches
-            start, wait_s = Position(last.ledger_id, last.entry_id + 1), WAIT_S_MIN
+            start, wait_s = last.next(), WAIT_S_MIN
         if clock.wait(stop, wait_s):
             return
         wait_s = min(2 * wait_s, WAIT_S_MAX)

@@ -65,7 +65,7 @@ class TieredReader:
         total, ends = 0, self.cold.ends
         if ends is not None and first <= ends[1]:
             total += self.cold.count(first, min(last, ends[1]))
-            first = _after(ends[1])
+            first = ends[1].next()
         if self._source is not None and first <= last:
             total += sum(map(len, self._hot(self._source, first, last)))
         return total
@@ -75,7 +75,7 @@ class TieredReader:
         position = self.cold.position_at(publish_time_ms)
         if position is not None:
             return position
-        start = Position(0, 0) if self.cold.ends is None else _after(self.cold.ends[1])
+        start = Position(0, 0) if self.cold.ends is None else self.cold.ends[1].next()
         last = None if self._source is None else _last_of(self._source)
         if last is not None and start <= last:
             for batch in self.batches(start, last):
@@ -92,7 +92,7 @@ class TieredReader:
         ends = self.cold.ends
         if ends is not None and first <= ends[1]:
             yield from self.cold.batches(first, min(last, ends[1]))
-            first = _after(ends[1])
+            first = ends[1].next()
         if self._source is not None and first <= last:
             yield from self._hot(self._source, first, last)
 
@@ -109,14 +109,14 @@ class TieredReader:
                 if end is not None and expected <= end:
                     self._require_kept(state, expected)
                     yield from self._cold_tier(state).batches(expected, min(end, last))
-                    expected = _after(end)
+                    expected = end.next()
                     continue
             if batch is None:
                 return
             part = batch.between(expected, last)
             if len(part):
                 yield part
-            expected = _after(batch.last)
+            expected = batch.last.next()
 
     @property
     def prefers_hot(self) -> bool:
@@ -128,7 +128,7 @@ class TieredReader:
         expected = first
         while expected <= last:
             batch = source.read(expected, self._fetcher.settings.batch_bytes)
-            before = Position(expected.ledger_id, expected.entry_id - 1)
+            before = expected.previous()
             if batch is None or not (batch.first == expected or self._state.follows(before, batch.first)):
                 # Maybe the end of a ledger, maybe one that the hot tier gave away, maybe just now.
                 until = last if batch is None else min(last, Position(batch.ledger_id, batch.first.entry_id - 1))
@@ -138,7 +138,7 @@ class TieredReader:
             part = batch.between(expected, last)
             if len(part):
                 yield part
-            expected = _after(batch.last)
+            expected = batch.last.next()
 
     def _cold_between(self, first: Position, last: Position) -> Iterator[EntryBatch]:
         """What the cold tier has of a range that the hot one doesn't have."""
@@ -169,10 +169,6 @@ class TieredReader:
 
     def _cold_tier(self, state: ManifestState) -> ColdTier:
         return ColdTier(self._fetcher, state, self._skip_missing)
-
-
-def _after(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)
 
 
 def _first_of(source: LedgerSource, head: Position | None) -> Position | None:

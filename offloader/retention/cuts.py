@@ -442,7 +442,7 @@ class PartitionEntries:
         """The position after the newest entry, or the head if that is later; ``None`` where no entry ever was."""
         if self.last is None:
             return self.head
-        after = Position(self.last.ledger_id, self.last.entry_id + 1)
+        after = self.last.next()
         return after if self.head is None else max(after, self.head)
 
     def before(self, position: Position) -> Size:
@@ -489,7 +489,7 @@ class PartitionEntries:
         if row < 0:
             return self.head
         last = self._last_of(row)
-        end = Position(last.ledger_id, last.entry_id + 1)
+        end = last.next()
         return min(position, end) if self.head is None else max(self.head, min(position, end))
 
     def is_at_tail(self, position: Position) -> bool:

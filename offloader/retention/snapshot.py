@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from formats.entries import Position
 from formats.manifest import SetMethod
 from offloader.errors import OffloaderError
 from offloader.manifest.log import ManifestLog
@@ -55,11 +54,12 @@ def offloaded_end(look: Look) -> Cut:
     found = {}
     for number in look.place.partitions:
         state, entries = look.partitions.state(number), look.own.partitions[number]
-        end = state.prefix_end()
         if state.method == "none":
             position = entries.tail
+        elif (end := state.prefix_end()) is not None:
+            position = entries.canonical(end.next())
         else:
-            position = None if end is None else entries.canonical(Position(end.ledger_id, end.entry_id + 1))
+            continue
         if position is not None:
             found[partition_segment(number)] = position
     return Cut(found)

@@ -127,7 +127,7 @@ def plan_truncation(
     if plan.moves or plan.ledgers:
         # The rules of the manifest, before anything is written.
         apply_edits(state, plan.edits(), record_id=state.record_id + 1)
-    goes = state.offloaded(None, Position(head.ledger_id, head.entry_id - 1))
+    goes = state.offloaded(None, head.previous())
     if len(goes) and (goes[-1].end or head) >= head:
         goes = goes[:-1]
     sums = goes.sums()
@@ -241,7 +241,7 @@ def _is_before(ledger_id: int, head: Position, ends: dict[int, int]) -> bool:
 
 def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position) -> None:
     """A head past the newest entry would swallow entries that are only written later."""
-    known = [_after(state.newest_end)] if state.newest_end else []
+    known = [state.newest_end.next()] if state.newest_end else []
     known += [segment.begin for segment in state.assigned()]
     known += [Position(ledgers[-1].ledger_id, ledgers[-1].entries)] if ledgers else []
     if not known or head > max(known):
@@ -266,7 +266,7 @@ def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo
         begins = [segment.begin for segment in state.segments.in_order()[:1]]
         begins += [Position(info.ledger_id, 0) for info in ledgers if info.entries][:1]
         reached = min(begins, default=plan.head)
-        reached = Position(reached.ledger_id, reached.entry_id - 1)
+        reached = reached.previous()
     else:
         reached = end
     gaps = tuple(_not_held(state, reached, plan.head, {each.uuid for each in failed}, ends))
@@ -277,15 +277,15 @@ def _not_held(
     state: ManifestState, reached: Position, head: Position, failed: set[UUID], ends: dict[int, int]
 ) -> Iterator[Gap]:
     """What lies after ``reached`` and before the head and is neither in a segment nor in a gap."""
-    before = Position(head.ledger_id, head.entry_id - 1)
-    held = [(s.begin, s.end) for s in state.segments.in_order(_after(reached), before) if s.uuid not in failed]
+    before = head.previous()
+    held = [(s.begin, s.end) for s in state.segments.in_order(reached.next(), before) if s.uuid not in failed]
     held += [(gap.first, gap.last) for gap in state.gaps if gap.last > reached and gap.first <= before]
     for begin, end in sorted((begin, end or begin) for begin, end in held):
         if not follows(reached, begin, ends):
-            yield Gap(_after(reached), Position(begin.ledger_id, begin.entry_id - 1), TRUNCATED)
+            yield Gap(reached.next(), begin.previous(), TRUNCATED)
         reached = end
     if reached < before and not follows(reached, head, ends):
-        yield Gap(_after(reached), before, TRUNCATED)
+        yield Gap(reached.next(), before, TRUNCATED)
 
 
 def _planned_without_manifest(
@@ -317,10 +317,6 @@ def _with_hot_gone(plan: Truncation, log: ManifestLog | None, source: LedgerSour
         except OffloaderError as error:
             kept.append((ledger_id, error))
     return replace(plan, hot_ledgers=tuple(gone), hot_kept=(*plan.hot_kept, *kept))
-
-
-def _after(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)
 
 
 #: The hot tier of a partition; ``None``: somebody else's.

@@ -111,12 +111,12 @@ def _decoded(name: str, given: Any) -> StreamOffset:
 
 def before(position: Position) -> Position:
     """What was read when ``position`` is next; its entry id is -1 at the beginning of a ledger."""
-    return Position(position.ledger_id, position.entry_id - 1)
+    return position.previous()
 
 
 def first_unread(position: Position) -> Position:
     """The lowest position after ``position``."""
-    return Position(position.ledger_id, position.entry_id + 1)
+    return position.next()
 
 
 def begin_of_batch(start: StreamOffset | None, end: StreamOffset) -> Position | None:

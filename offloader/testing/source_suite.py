@@ -49,7 +49,7 @@ class _Heard:
 def _entries(source: LedgerSource, start: Position = Position(0, 0), max_bytes: int = _EVERYTHING) -> Iterator[Entry]:
     while (batch := source.read(start, max_bytes)) is not None:
         yield from batch.entries()
-        start = Position(batch.last.ledger_id, batch.last.entry_id + 1)
+        start = batch.last.next()
 
 
 class SourceSuite:
@@ -115,11 +115,11 @@ class SourceSuite:
             batch = source.read(position, 1)
             assert batch is not None
             assert (batch.first, next(batch.entries()).payload) == (position, payloads[number])
-        beyond_first = Position(positions[3].ledger_id, positions[3].entry_id + 1)
+        beyond_first = positions[3].next()
         batch = source.read(beyond_first, 1)
         assert batch is not None
         assert batch.first == positions[4], "what lies after a ledger's end is in the next one"
-        assert source.read(Position(positions[-1].ledger_id, positions[-1].entry_id + 1), 1) is None
+        assert source.read(positions[-1].next(), 1) is None
         assert source.read(Position(positions[-1].ledger_id + 1, 0), 1) is None
 
     def test_what_was_read_stays_as_it_was(self, source: LedgerSource) -> None:

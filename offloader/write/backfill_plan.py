@@ -170,7 +170,7 @@ def start_of_history(
     holes = find_holes(state, ledgers, last=last, given_up=given_up, seen=seen)
     gaps, blocked = allowed_gaps(holes.gaps, settings.on_gap)
     if blocked is not None:
-        before = Position(blocked.first.ledger_id, blocked.first.entry_id - 1)
+        before = blocked.first.previous()
         last = before if last is None else min(last, before)
     plan = plan_of_history(state, ledgers, settings, last=last, given_up=given_up, gaps=gaps)
     # Ends behind the newest range are told with the range that comes next.
@@ -190,7 +190,7 @@ def _after(end: Position, ledgers: Sequence[LedgerInfo]) -> Position:
     """The next entry there is after ``end``, which isn't the last."""
     info = next(info for info in ledgers if info.ledger_id == end.ledger_id)
     if end.entry_id < info.last_entry_id:
-        return Position(end.ledger_id, end.entry_id + 1)
+        return end.next()
     following = next(info for info in ledgers if info.ledger_id > end.ledger_id and info.entries)
     return Position(following.ledger_id, 0)
 

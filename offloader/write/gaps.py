@@ -107,20 +107,20 @@ def find_holes(
 
     unrecorded = _gap_not_given(state, ledgers)
     for item in _present(state, ledgers, last, given_up, list(unrecorded)):
-        before = Position(item.begin.ledger_id, item.begin.entry_id - 1)
+        before = item.begin.previous()
         if reached is None:
             hole(promised, before)
         elif not ends.follow(reached, item.begin):
-            hole(_successor(reached), before)
+            hole(reached.next(), before)
         elif (claim := bisect_right(claims, reached)) < len(claims):
             # No fact tells of that ledger, but it was there when the range was assigned.
-            hole(max(_successor(reached), Position(claims[claim].ledger_id, 0)), before)
+            hole(max(reached.next(), Position(claims[claim].ledger_id, 0)), before)
         if item in unrecorded:
             found.append(Gap(item.begin, item.end, unrecorded[item]))
         reached = item.end if reached is None else max(reached, item.end)
     newest = state.newest_end
     if newest is not None and (last is None or newest <= last) and (reached is None or reached < newest):
-        hole(promised if reached is None else _successor(reached), newest)
+        hole(promised if reached is None else reached.next(), newest)
     return Holes([gap for gap in found if last is None or gap.first <= last], ends.unrecorded)
 
 
@@ -167,7 +167,7 @@ class _LedgerEnds:
 def _gap_not_given(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[HistoryRange, str]:
     """Runs of entries that the source will never give and that no gap accounts for, in the stream's order, and why."""
     prefix = state.prefix_end()
-    low = max(each for each in (state.head, None if prefix is None else _successor(prefix), Position(-1, 0)) if each)
+    low = max(each for each in (state.head, None if prefix is None else prefix.next(), Position(-1, 0)) if each)
     found: dict[HistoryRange, str] = {}
     for info in ledgers:
         for first, last in info.not_given if info.ledger_id not in state.deleted_ledgers else ():
@@ -187,7 +187,7 @@ def _present(
     """Covered ranges after the prefix, runs of entries that the hot tier still has, and those that it never gives, by
     their begins."""
     prefix = state.prefix_end()
-    first = None if prefix is None else _successor(prefix)
+    first = None if prefix is None else prefix.next()
     covered = (
         HistoryRange(segment.begin, segment.end)
         for segment in state.segments.in_order(first)
@@ -224,7 +224,7 @@ def _split_at_head(state: ManifestState, ledgers: Sequence[LedgerInfo], first: P
     found: list[Gap] = []
     head = state.head
     if head is not None and first < head:
-        before = min(end, Position(head.ledger_id, head.entry_id - 1))
+        before = min(end, head.previous())
         found.append(Gap(first, before, BEFORE_HEAD))
         first = head
     if first <= end:
@@ -244,10 +244,6 @@ def _require_absent(state: ManifestState, ledgers: Sequence[LedgerInfo], first: 
                 "listed there",
                 hint="nothing was committed beyond the hole: repair the hot tier",
             )
-
-
-def _successor(position: Position) -> Position:
-    return Position(position.ledger_id, position.entry_id + 1)
 
 
 _log = logging.getLogger("offloader.stream")
@@ -278,7 +274,7 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
     if own is not None and not own.closed:
         return None
     # Nobody knows any more how long the ledgers were: so the gap reaches up to the beginning of the next one.
-    first = Position(after.ledger_id, after.entry_id + 1)
+    first = after.next()
     reason = (
         f"the hot tier has nothing between {after} and {begin}: its ledgers were deleted before they were offloaded"
     )
@@ -343,7 +339,7 @@ def gap_before(
         first = min(awaited, default=begin)
         if begin <= first:
             return None
-        after = Position(first.ledger_id, first.entry_id - 1)
+        after = first.previous()
     assert after is not None
     gap = proven_gap(after, begin, read.ledgers)
     if gap is None:
@@ -352,7 +348,7 @@ def gap_before(
             hint="nothing was committed beyond the hole: repair the hot tier",
         )
     there = next(iter(state.offloaded(gap.first, gap.last)), None)
-    return gap if there is None else replace(gap, last=Position(there.begin.ledger_id, there.begin.entry_id - 1))
+    return gap if there is None else replace(gap, last=there.begin.previous())
 
 
 def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | None]:

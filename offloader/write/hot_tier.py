@@ -46,7 +46,7 @@ class HotRead:
 
 def read_next(source: LedgerSource, offered: Position | None, room_bytes: int) -> HotRead | None:
     """What follows ``offered`` in the hot tier (``None``: from its beginning); ``None`` when nothing does."""
-    start = Position(0, 0) if offered is None else Position(offered.ledger_id, offered.entry_id + 1)
+    start = Position(0, 0) if offered is None else offered.next()
     batch = source.read(start, min(CATCH_UP_READ_BYTES, max(1, room_bytes)))
     if batch is None:
         return None
@@ -111,7 +111,7 @@ class LedgerSizeEstimator:
 
     def between(self, begin: Position, end: Position) -> float:
         """Bytes of the entries ``begin`` .. ``end``, both included."""
-        return self.before(Position(end.ledger_id, end.entry_id + 1)) - self.before(begin)
+        return self.before(end.next()) - self.before(begin)
 
     def holding(self, size_bytes: float) -> Position:
         """The entry in which the first ``size_bytes`` bytes end."""
@@ -206,7 +206,7 @@ def uncovered(
     prefix = state.prefix_end()
     if present and _begins_by(state, Position(present[0].ledger_id, 0)) and prefix is not None:
         # Nothing inside the prefix is missing, so that a long history needn't be walked.
-        following = Position(prefix.ledger_id, prefix.entry_id + 1)
+        following = prefix.next()
         first = following if first is None else max(first, following)
     segments = (
         (segment.begin, segment.end) for segment in state.segments.in_order(first) if segment.uuid not in given_up
@@ -252,7 +252,7 @@ def uncovered_ranges(
             joins = False
             if interval[1] is None:
                 return found
-            at = Position(interval[1].ledger_id, interval[1].entry_id + 1)
+            at = interval[1].next()
     return found
 
 
@@ -266,7 +266,7 @@ def without_gaps(
         if at is not None:
             before = [info for info in ledgers if info.entries and Position(info.ledger_id, 0) < gap.first][-1]
             end = min(Position(before.ledger_id, before.last_entry_id), found[at].end)
-            after = Position(gap.last.ledger_id, gap.last.entry_id + 1)
+            after = gap.last.next()
             found[at : at + 1] = [HistoryRange(found[at].begin, end), HistoryRange(after, found[at].end)]
     return found
 
@@ -284,7 +284,7 @@ def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Pos
         return end
     before = missing[0].begin
     if before.entry_id:
-        return Position(before.ledger_id, before.entry_id - 1)
+        return before.previous()
     earlier = [info for info in ledgers if info.entries and info.ledger_id < before.ledger_id]
     return Position(earlier[-1].ledger_id, earlier[-1].last_entry_id) if earlier else None
 

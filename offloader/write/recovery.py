@@ -223,7 +223,7 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
         begins += [Position(newest.ledger_id, 0)] if newest is not None else []
         if not begins:
             return []
-        reached = Position(min(begins).ledger_id, min(begins).entry_id - 1)
+        reached = min(begins).previous()
     ends = {**state.closed_ledgers, **{info.ledger_id: info.last_entry_id for info in kept if info.closed}}
     # Where the stream goes on: an id that no ledger ever has ends there, so that any later ledger follows it.
     ends[first_ledger] = -1
@@ -234,8 +234,8 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
     goes_on = any(info.ledger_id >= first_ledger for info in kept)
     for begin, end in [*sorted((b, e or b) for b, e in held), *(() if goes_on else [(Position(first_ledger, 0),) * 2])]:
         if begin > reached and not follows(reached, begin, ends):
-            last = Position(begin.ledger_id, begin.entry_id - 1)
-            found.append(Gap(Position(reached.ledger_id, reached.entry_id + 1), last, REPLACED))
+            last = begin.previous()
+            found.append(Gap(reached.next(), last, REPLACED))
         reached = max(reached, end)
     return found
 

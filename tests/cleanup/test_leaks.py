@@ -79,7 +79,7 @@ def leave_late_objects(store: ObjectStore, stream: str) -> None:
     for number in (1, 2):
         uuid = new_segment_uuid(log.state.incarnation, number)
         end = log.state.newest_end
-        begin = Position(99, 0) if end is None else Position(end.ledger_id, end.entry_id + 1)
+        begin = Position(99, 0) if end is None else end.next()
         log.commit([Assign(uuid, 2, begin, None, 5, dict(store.driver_metadata)), Failed(uuid, "for a test")])
         if number == 1:
             testimony = log.testimony()

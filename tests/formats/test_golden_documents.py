@@ -140,7 +140,7 @@ def read_all(stream: EmbeddedStream) -> list[bytes]:
     batch = stream.read(Position(0, 0), 1000)
     while batch is not None:
         found += batch.payloads.to_pylist()
-        batch = stream.read(Position(batch.last.ledger_id, batch.last.entry_id + 1), 1000)
+        batch = stream.read(batch.last.next(), 1000)
     return found
 
 

@@ -243,7 +243,7 @@ def test_what_was_deleted_before_it_was_offloaded_is_a_gap_that_is_said_loudly(
         stored = topic.stored()
         [(begin, last, reason)] = topic.gaps()
     assert stored[:310] == [(Position(first, each), stored[each][1]) for each in range(300)] + stored[300:310]
-    assert stored[310][0] == Position(last.ledger_id, last.entry_id + 1)
+    assert stored[310][0] == last.next()
     assert (begin, stored[-1][0].ledger_id) == (Position(second, 10), newest)
     assert "deleted before they were offloaded" in reason
     assert f"recording a gap from {begin} up to" in caplog.text

@@ -26,7 +26,7 @@ def read_all(
     found = []
     while (batch := stream.read(start, max_bytes)) is not None:
         found += [(entry.position, entry.payload, entry.publish_time_ms) for entry in batch.entries()]
-        start = Position(batch.last.ledger_id, batch.last.entry_id + 1)
+        start = batch.last.next()
     return found
 
 

@@ -168,7 +168,7 @@ class HostWorld:
         self.truncated |= set(self.cold().values())
         end = self.state().committed_end()
         assert end is not None
-        before = Position(end.ledger_id, end.entry_id + 1)
+        before = end.next()
         log = ManifestLog(host.store, STREAM, clock=self.clock, settings=_SETTINGS.manifest)
         self.act(host, lambda: truncate_stream(log, before, clock=self.clock, source=host.source))
 
@@ -370,7 +370,7 @@ class HostWorld:
             at = Position(0, 0)
             while (batch := source.read(at, 1 << 20)) is not None:
                 found |= {entry.position: int(entry.payload[:8]) for entry in batch.entries()}
-                at = Position(batch.last.ledger_id, batch.last.entry_id + 1)
+                at = batch.last.next()
         except NotFound:
             return {}
         else:

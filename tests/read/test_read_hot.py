@@ -47,14 +47,14 @@ def offload(writer: StreamWriter, source: EmbeddedStream, until: Position) -> No
     """Makes one segment of everything after the committed end."""
     closed = {info.ledger_id: info for info in source.ledgers() if info.closed}
     last = writer.log.state.committed_end()
-    start = Position(0, 0) if last is None else Position(last.ledger_id, last.entry_id + 1)
+    start = Position(0, 0) if last is None else last.next()
     batches: list[EntryBatch] = []
     while start <= until and (batch := source.read(start, 10**6)) is not None:
         part = batch.between(start, until)
         if not len(part):
             break
         batches.append(part)
-        start = Position(part.last.ledger_id, part.last.entry_id + 1)
+        start = part.last.next()
     ends = [
         b.ledger_id for b in batches if b.ledger_id in closed and b.last.entry_id == closed[b.ledger_id].last_entry_id
     ]

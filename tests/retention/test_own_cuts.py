@@ -140,7 +140,7 @@ def test_only_places_between_entries_are_cuts(drawn: tuple[World, int, bool]) ->
     world, count, with_hot = drawn
     found = entries_of(world, count, with_hot)
     present = [p for piece in world.pieces(count, with_hot) for p in piece]
-    after = {Position(p.ledger_id, p.entry_id + 1) for p in present}
+    after = {p.next() for p in present}
     # What the source said of ledgers lets a cut begin them, also empty ones.
     begins = {Position(ledger, 0) for ledger in (*world.closed, *(info.ledger_id for info in world.hot(0)))}
     for place in [Position(ledger, entry) for ledger in range(14) for entry in range(9)]:
@@ -161,7 +161,7 @@ def test_sizes_go_on_after_what_was_truncated_left_the_manifest(
         return
     before = entries_of(world, count, with_hot=True)
     committed = world.positions[:count]
-    head = data.draw(st.sampled_from([*committed, Position(committed[-1].ledger_id, committed[-1].entry_id + 1)]))
+    head = data.draw(st.sampled_from([*committed, committed[-1].next()]))
     known = before.known(head)
     assert known.position <= head
     gone = [uuid for uuid, own in world.segments if own[-1] < head]

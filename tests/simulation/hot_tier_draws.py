@@ -183,7 +183,7 @@ class Draw:
         if end is None:
             return
         before = self._cold()
-        topic.truncate(Position(end.ledger_id, end.entry_id + 1))
+        topic.truncate(end.next())
         # What the store had of it, with these bytes, was given up; nothing else may go.
         self._truncated |= {payload for at, payload in self.acknowledged if at <= end and before.get(at) == payload}
 
@@ -313,7 +313,7 @@ def _entries_of(ledgers: EmbeddedLedgers) -> Iterator[tuple[Position, bytes]]:
     while at is not None and (batch := source.read(at, 1 << 20)) is not None:
         for entry in batch.entries():
             yield entry.position, bytes(entry.payload)
-        at = Position(batch.last.ledger_id, batch.last.entry_id + 1)
+        at = batch.last.next()
 
 
 def _is_aside(state: ManifestState, at: Position) -> bool:

@@ -156,7 +156,7 @@ class SimulatedGroups:
             left = [each for each in entries if each >= group.at.get(number, Position(0, 0))]
             if left:
                 last = left[min(self._random.choice([0, 1, 3, 10]), len(left) - 1)]
-                group.at[number] = Position(last.ledger_id, last.entry_id + 1)
+                group.at[number] = last.next()
 
     def _cut(self, group: _Group, group_state: GroupState, reader: str) -> dict[str, Cut]:
         """Where a reader is in the partitions that are its own."""

@@ -123,8 +123,8 @@ class TestChecks:
         log.open_epoch()
         end = segment.end
         assert end is not None
-        run.world.ledgers.appended.append((Position(end.ledger_id, end.entry_id + 1), b"x"))
-        log.commit([Gap(Position(end.ledger_id, end.entry_id + 1), Position(end.ledger_id, end.entry_id + 9), "why")])
+        run.world.ledgers.appended.append((end.next(), b"x"))
+        log.commit([Gap(end.next(), Position(end.ledger_id, end.entry_id + 9), "why")])
         with pytest.raises(InvariantBroken, match="is in a gap, and nobody lost it"):
             run.world.check()
 

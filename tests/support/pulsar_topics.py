@@ -240,7 +240,7 @@ class FakeTopic:
         if found.mark_delete:
             return self.entries[found.mark_delete - 1][0]
         first = self.entries[0][0] if self.entries else self._next
-        return Position(first.ledger_id, first.entry_id - 1)
+        return first.previous()
 
     def turns(self, subscription: str) -> int:
         """How often somebody's turn to work began: who came first, and who was there when the one before left."""

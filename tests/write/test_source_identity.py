@@ -125,7 +125,7 @@ def lost_entries(place: Place, acknowledged: list[tuple[Position, bytes]], name:
             view, at = database.view_stream(STREAM), Position(0, 0)
             while (batch := view.read(at, 1 << 20)) is not None:
                 hot |= {entry.position: entry.payload for entry in batch.entries()}
-                at = Position(batch.last.ledger_id, batch.last.entry_id + 1)
+                at = batch.last.next()
     finally:
         database.close()
     missing = []

@@ -195,7 +195,7 @@ class PulsarSource:
             return None
         told = self._live.told
         try:
-            if told is not None and first_from(infos, Position(told.ledger_id, told.entry_id + 1)) == target:
+            if told is not None and first_from(infos, told.next()) == target:
                 found = self._live.wait(target, max_bytes, LIVE_WAIT_S)
             return found or self._readers.read(self._ledgers, infos, target, max_bytes)
         except OffloaderError as error:

@@ -62,7 +62,7 @@ class LiveWindow:
             max_bytes: of payload; at least one entry.
             bytes_max: of what was read already and stays.
         """
-        self._mark_read(Position(start.ledger_id, start.entry_id - 1), bytes_max)
+        self._mark_read(start.previous(), bytes_max)
         if not self._batches or start < self._batches[0].first:
             return None
         found = next((batch for batch in self._batches if batch.last >= start), None)
@@ -78,7 +78,7 @@ class LiveWindow:
             return
         self._read = position
         self.waiting_bytes = sum(
-            batch.between(Position(self._read.ledger_id, self._read.entry_id + 1), batch.last).wire_bytes
+            batch.between(self._read.next(), batch.last).wire_bytes
             for batch in self._batches
             if batch.last > self._read
         )
@@ -245,7 +245,7 @@ class TailReader:
         """Behind entries after ``begin`` that no reader gets, where some are known: with them a broker passes over
         others, which a reader that begins there gets."""
         infos = self._ledgers.known()
-        first = first_from(infos, Position(begin.ledger_id, begin.entry_id + 1))
+        first = first_from(infos, begin.next())
         if first is None:
             return begin
         passed = (info for info in infos if begin.ledger_id <= info.ledger_id <= first.ledger_id)
@@ -397,7 +397,7 @@ class ReaderPool:
             self._busy += 1
         if dropped is not None:
             dropped.consumer.close()
-        before = Position(target.ledger_id, target.entry_id - 1)
+        before = target.previous()
         return _Reader(ledgers, self._open_reader(ledgers.topic, target), last=before, next_start=target)
 
     def _next(self, reader: _Reader, target: Position, max_bytes: int) -> EntryBatch:

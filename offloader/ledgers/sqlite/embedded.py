@@ -60,7 +60,7 @@ def find_lost(
                 stream=stream, first=Position(0, 0), last=each.end, source_id=each.source_id, is_other=True
             )
         if reached is None or reached < each.end:
-            first = Position(0, 0) if reached is None else Position(reached.ledger_id, reached.entry_id + 1)
+            first = Position(0, 0) if reached is None else reached.next()
             return LostRange(stream=stream, first=first, last=each.end, source_id=each.source_id)
     return None
 
@@ -425,9 +425,7 @@ class FollowedStream:
                 self._told = self._view.last_position() or self._told
             left_bytes = LOOK_BYTES_MAX
             while left_bytes > 0:
-                start = (
-                    Position(0, 0) if self._told is None else Position(self._told.ledger_id, self._told.entry_id + 1)
-                )
+                start = Position(0, 0) if self._told is None else self._told.next()
                 batch = self._view.read(start, BATCH_BYTES)
                 if batch is None:
                     self._tell_ends(None)

@@ -173,7 +173,7 @@ def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: OwnCuts) -> Cut |
         cursor = each.internals.cursors.get(subscription)
         if cursor is None:
             return None
-        after = Position(cursor.mark_delete.ledger_id, cursor.mark_delete.entry_id + 1)
+        after = cursor.mark_delete.next()
         reached = own.partitions[number].at_or_before(after)
         if reached is not None:
             positions[number] = max(first, reached)

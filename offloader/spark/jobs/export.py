@@ -294,7 +294,7 @@ def planned_ranges(state: ManifestState, after: Position | None, range_bytes: in
         return
     first, last = ends
     if after is not None:
-        first = max(first, Position(after.ledger_id, after.entry_id + 1))
+        first = max(first, after.next())
     begin: Position | None = None
     end, size, entries = first, 0, 0
     for record in segments_between(readable_segments(state), first, last):
