@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 POSITION = "A position is LEDGER:ENTRY."
-#: Longest text that a client may give for people to read.
+#: Longest text from a client for people to read.
 TEXT_CHARS_MAX = 1000
 _At = str | dict[str, str]
 
@@ -242,9 +242,8 @@ class Overview(_Answer):
 
 
 def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:
-    """A document in the shape that is promised. One that hasn't it is shown as it is: what there is to see matters
-    more than its description. The log has the difference.
-    """
+    """A document in its schema. A document that violates it is returned as it is: the data matters more than its
+    description. The log has the difference."""
     try:
         return shape.model_validate(document)
     except ValidationError as error:
@@ -254,23 +253,23 @@ def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:
         return shape.model_construct(**document)
 
 
-#: A place holds a stream's name.
+#: A place contains a stream's name.
 CURSOR_CHARS_MAX = 4096
 _CHECK_BYTES = 6
 
 
 def write_cursor(place: str | None, *of: str) -> str | None:
-    """The cursor of a place in the list that ``of`` says: its path, order and filters; ``None``: the list ends."""
+    """The cursor of a place in the list ``of``: its path, order and filters; ``None``: the list ends."""
     if place is None:
         return None
     return base64.urlsafe_b64encode(_check(of) + place.encode()).rstrip(b"=").decode()
 
 
 def place_of(cursor: str, *of: str) -> str:
-    """The place where a page begins; empty for an empty cursor: the first one.
+    """The place where a page begins; empty for an empty cursor: the first page.
 
     Raises:
-        InvalidCall: it isn't a cursor of this list.
+        InvalidCall: not a cursor of this list.
     """
     if not cursor:
         return ""
