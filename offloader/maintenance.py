@@ -361,7 +361,7 @@ class Upkeep:
             text = "%d objects of %d manifests are older than manifest.history_days_min" + _KEPT
             _log.info(text, sum(kept), len(kept), extra={"event": "history_reported"})
 
-    # --- reporting -------------------------------------------------------------------------------------------------
+    # --- reporting -----------------------------------------------------------------------------------------------
 
     def _warn(self, job: str, stream: str, error: OffloaderError) -> None:
         where = f" of stream {stream}" if stream else ""

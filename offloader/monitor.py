@@ -500,7 +500,7 @@ class Observation:
             ]
 
     def _warn(self, stalls: Mapping[str, Stall]) -> None:
-        """Logs the begin and the end of each stall."""
+        """Logs the start and the end of each stall."""
         for name in stalls.keys() - self._reasons.keys():
             extra = {"event": "stream_stalled", "stream": name, "seconds": round(stalls[name].seconds, 3)}
             _log.warning("%s", stalls[name].reason, extra=extra)

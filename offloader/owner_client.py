@@ -96,8 +96,7 @@ class OwnerClient:
         Raises:
             OwnerUnreachable: no response from the address.
             NotFound: the process doesn't offload that stream (any more).
-            AccessDenied: the owner requires a token, or another one; or the host may not receive it, and nothing was
-                sent.
+            AccessDenied: a missing or wrong token; or the host may not receive it, and nothing was sent.
             StoreUnavailable: not committed in time; the owner continues.
             OutcomeUnknown: no complete response in time.
             OffloaderError: the owner's error.

@@ -1,5 +1,4 @@
-"""``offloader doctor``: checks configuration and connectivity of a serving process, and finds streams that aren't
-offloaded.
+"""``offloader doctor``: checks configuration and connectivity, and finds streams that aren't offloaded.
 
 Leaves nothing behind: it removes its scratch objects.
 """

@@ -130,7 +130,7 @@ def open_chosen_store(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreArguments:
-    """The options of verbs that read a store. A parameter of such a type stands for its fields, each an option."""
+    """Options of verbs that read a store. A parameter of such a type is replaced by its fields, each an option."""
 
     store: Store = ""
     endpoint_url: EndpointUrl = ""
@@ -157,7 +157,7 @@ class StoreArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigArguments(StoreArguments):
-    """Those of verbs that obey a settings file."""
+    """Options of verbs with a settings file."""
 
     config: Config = ""
 
@@ -176,7 +176,7 @@ class ConfigArguments(StoreArguments):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerArguments(ConfigArguments):
-    """Those of verbs that look into a ledger database."""
+    """Options of verbs that read a ledger database."""
 
     ledgers: Ledgers = ""
 

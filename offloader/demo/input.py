@@ -138,8 +138,7 @@ def survey(source: Source) -> InputSummary:
 class Flights:
     """The 336,776 flights that left New York in 2013, by publish time = ``time_hour`` (UTC) + ``minute``.
 
-    Equal times keep the file's order. Reads the package's file without importing it, which would need an old
-    setuptools.
+    Equal times keep the file's order. Reads the package's file; importing the package would need an old setuptools.
 
     Raises:
         Unsupported: the package isn't installed.

@@ -158,7 +158,7 @@ class Progress:
 
 
 class Observer(Protocol):
-    """Called at the begin of each step and with the progress of appends and offloading; must return quickly."""
+    """Called at the start of each step and with the progress of appends and offloading; must return quickly."""
 
     def step(self, text: str) -> None: ...
 

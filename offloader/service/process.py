@@ -189,7 +189,7 @@ class ServingProcess:
         """Adds a listener, started and stopped with the process; before ``start``."""
         self._doors.append(door)
 
-    # --- lifecycle ---------------------------------------------------------------------------------------------------
+    # --- lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Starts the listeners, then maintenance and the providers.
@@ -302,7 +302,7 @@ class ServingProcess:
             # The next one has to end too.
             _log.exception("%s didn't end in order", what)
 
-    # --- queries -----------------------------------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------------------------
 
     @property
     def started_ms(self) -> int:

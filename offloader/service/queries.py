@@ -627,7 +627,7 @@ class ServiceView:
         now_ms = self._clock.now_ms()
         return [each.as_json(now_ms) for each in itertools.islice(search.leftovers(), min(limit, LIMIT_MAX))]
 
-    # --- internals ---------------------------------------------------------------------------------------------------
+    # --- internals -----------------------------------------------------------------------------------------------
 
     def _served_row(self, name: str) -> dict[str, Any] | None:
         rows = self._process.document()["streams"]

@@ -97,7 +97,7 @@ class StreamSupervisor:
         self._hot_release: HotRelease | None = None
         self._running: Settings | None = None
 
-    # --- calls of the provider ---------------------------------------------------------------------------------------
+    # --- calls of the provider -----------------------------------------------------------------------------------
 
     @property
     def is_active(self) -> bool:
@@ -241,7 +241,7 @@ class StreamSupervisor:
         self._stop()
         self._task.schedule()
 
-    # --- status ------------------------------------------------------------------------------------------------------
+    # --- status --------------------------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any] | None:
         """Its row in the status document, if ``StreamOffload`` has none."""
@@ -375,7 +375,7 @@ class ServedStreams:
         """Starts the periodic check of the streams."""
         self._workers.call_after(LOOK_S, self._look)
 
-    # --- calls of providers ------------------------------------------------------------------------------------------
+    # --- calls of providers --------------------------------------------------------------------------------------
 
     @property
     def file(self) -> SettingsFile:
@@ -445,7 +445,7 @@ class ServedStreams:
         if clash is not None:
             raise name_clash(name, clash)
 
-    # --- calls of the process ----------------------------------------------------------------------------------------
+    # --- calls of the process ------------------------------------------------------------------------------------
 
     def get(self, name: str) -> StreamSupervisor | None:
         """The stream of that name."""

@@ -199,8 +199,7 @@ def _layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[s
 
 
 def _range_problems(layers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Scope, name and problem: unknown names, wrong types, values out of range, settings of the whole process in a
-    narrower scope."""
+    """Scope, name and problem: unknown name, wrong type, value out of range, process setting in a narrower scope."""
     for scope, layer in layers.items():
         for name, value in layer.items():
             problem = _problem_of(scope, name, value)

@@ -75,9 +75,9 @@ def _accepted(port: int) -> Iterator[socket.socket]:
 
 #: Name of the middleware.
 CALL = "call"
-#: The header of the token.
+#: Header of the token.
 _AUTHORIZATION = "authorization"
-#: Methods of calls that aren't ours, and those with the same response for all callers.
+#: Methods without a role: the handshake, which begins no call of ours, and a response that is the same for all.
 _FOR_EVERYBODY = frozenset({fl.FlightMethod.HANDSHAKE, fl.FlightMethod.GET_SCHEMA})
 #: The operation of each call. Actions have their own.
 _OPERATIONS = {
@@ -114,7 +114,7 @@ class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def start_call(self, info: fl.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Call:
         """Called before any message of a stream is read, so that a refused caller's data isn't received. (gRPC has
-        received single messages, tickets and actions, by now.)"""
+        received single messages, tickets and actions by now.)"""
         given = next((values for name, values in headers.items() if name.lower() == _AUTHORIZATION and values), None)
         text = None if given is None else given[0]
         with refusing(info.method.name):

@@ -60,7 +60,7 @@ class Connection(H11Protocol):
         self._receiving: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
 
-    # --- asyncio callbacks ------------------------------------------------------------------------------------------
+    # --- asyncio callbacks ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -87,7 +87,7 @@ class Connection(H11Protocol):
         self._answer_went()
         super().resume_writing()
 
-    # --- uvicorn callbacks ------------------------------------------------------------------------------------------
+    # --- uvicorn callbacks ---------------------------------------------------------------------------------------
 
     def handle_events(self) -> None:
         try:
@@ -126,7 +126,7 @@ class Connection(H11Protocol):
     # --- deadlines -----------------------------------------------------------------------------------------------
 
     def _expect_request(self) -> None:
-        """Starts the deadline of a whole request at its first byte."""
+        """Starts the deadline of a whole request, independent of its number of chunks."""
         self._request_came()
         self._receiving = self.loop.call_later(self._limits.request_s, self._request_is_late)
 

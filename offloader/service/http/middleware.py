@@ -108,7 +108,7 @@ class HeadRules:
         if "content-length" in head.headers and "transfer-encoding" in head.headers:
             return problem_document(400, "the body's length is said in two ways")
         if self._is_trusting and not is_our_host(head.headers.get("host", ""), self._names):
-            # DNS rebinding: a web page whose name resolves to our address could use the permissions of its visitor.
+            # DNS rebinding: a web page whose name resolves to our address would have an anonymous caller's permissions.
             hint = "ask by this process's address, or list the name in access.hosts"
             return problem_document(421, "the header Host names somebody else", hint=hint)
         changes = head.method not in _READ_ONLY
@@ -171,7 +171,7 @@ CALLER = "caller"
 #: Monitoring paths: they have their own concurrency limit, so that a busy process still responds.
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 PROBES_MAX = 4
-#: Authentication failures by label of their metric.
+#: Status of a refused caller -> label of its metric.
 _REFUSALS = {401: "unknown", 403: "role"}
 _HEADERS = (
     (b"cache-control", b"no-store"),

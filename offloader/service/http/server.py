@@ -176,7 +176,7 @@ class OffloadHttp:
             renew_certificate(self._tls, self._settings.access)
         use_tokens()
 
-    # --- loop thread -------------------------------------------------------------------------------------------------
+    # --- loop thread ---------------------------------------------------------------------------------------------
 
     def _serve(self, listener: socket.socket, began: threading.Event) -> None:
         # uvicorn logs each malformed request; these are counted, and the middleware logs errors.
@@ -286,8 +286,7 @@ def _listener(address: ListenAddress) -> socket.socket:
 
 
 def client_of(host: str) -> str:
-    """Key of a client for its limits: an address, or the network of an IPv6 address, all of whose addresses a client
-    may have."""
+    """Key of a client for its limits: an IPv4 address or an IPv6 network, as a client may use all of its addresses."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)

@@ -22,7 +22,7 @@ class ProviderProblem:
         where: ``feed pulsar``, ``stream a/b/persistent/c``, ``store s3://bucket/root``.
         what: one line, without a secret.
         hint: the remedy, one line; may be empty.
-        since_ms: its begin, ms since 1970 UTC; ``None``: unknown.
+        since_ms: its start, ms since 1970 UTC; ``None``: unknown.
         blocks_ready: whether the process isn't ready while it lasts.
     """
 

@@ -344,7 +344,7 @@ class PulsarProvider:
         #: Topics that were fenced while this process leads them, and when that was noticed.
         self._fenced_s: dict[str, float] = {}
 
-    # --- StreamProvider ----------------------------------------------------------------------------------------------
+    # --- StreamProvider ------------------------------------------------------------------------------------------
 
     def start(self, streams: Streams) -> None:
         self._every(lambda: streams.settings_of("").pulsar.topics_seconds, lambda: self.look(streams), "topics")
@@ -550,7 +550,7 @@ class PulsarProvider:
         with self._lock:
             return next((each.source for each in self._topics.values() if each.source.stream == stream), None)
 
-    # --- polling -----------------------------------------------------------------------------------------------------
+    # --- polling -------------------------------------------------------------------------------------------------
 
     def _every(self, period_s: Callable[[], float], run: Callable[[], None], what: str) -> None:
         def again() -> None:
