@@ -118,7 +118,7 @@ class InvalidCall(OffloaderError):
 
 
 class Unsupported(InvalidCall):
-    """The store or source doesn't support the operation."""
+    """The store or source can't do what was asked of it."""
 
 
 class LimitReached(InvalidCall):
@@ -130,13 +130,14 @@ class Closed(InvalidCall):
 
 
 class NotFound(OffloaderError):
-    """A stream, bucket, object or file doesn't exist."""
+    """A stream, bucket, object or file isn't there."""
 
     kind = ErrorKind.NOT_FOUND
 
 
 class BucketMissing(OffloaderError):
-    """No such bucket or directory. Not a ``NotFound``, so that handlers of an absent object don't catch it."""
+    """The store itself isn't there: no such bucket or directory. Not a ``NotFound``, so that who handles an absent
+    object doesn't take an absent store for one."""
 
     kind = ErrorKind.NOT_FOUND
 
@@ -148,69 +149,69 @@ class AccessDenied(OffloaderError):
 
 
 class StoreUnavailable(OffloaderError):
-    """The store gave no usable response, and the call changed nothing."""
+    """The store didn't answer usefully, and nothing was changed by the call."""
 
     kind = ErrorKind.RETRY_LATER
 
 
 class Throttled(StoreUnavailable):
-    """The store asks for fewer requests (503 SlowDown and similar)."""
+    """The store asks for fewer requests (503 SlowDown and its kin)."""
 
 
 class ExecutorLost(OffloaderError):
-    """A process of a job was lost; its work is unknown and doesn't count."""
+    """A process that did part of a job is gone; what it did isn't known and doesn't count."""
 
     kind = ErrorKind.RETRY_LATER
 
 
 class OutcomeUnknown(OffloaderError):
-    """A write was sent and its outcome is unknown. Read the state before deciding."""
+    """A write was sent and nobody knows whether it happened. Look before deciding anything."""
 
     kind = ErrorKind.OUTCOME_UNKNOWN
 
 
 class Overloaded(OutcomeUnknown):
-    """A write got a 503 response: it may have happened, and the store asks for fewer requests."""
+    """A write was answered with 503: it may have happened, and the store asks for fewer requests."""
 
 
 class PreconditionFailed(OffloaderError):
-    """The precondition of a conditional put failed: the key exists, or its ETag is another."""
+    """A conditional put found another state: the key exists, or its ETag is another."""
 
     kind = ErrorKind.FIX_CALL
 
 
 class Fenced(OffloaderError):
-    """A newer owner has the stream: stop, and delete nothing."""
+    """A newer owner has the stream: stop, delete nothing."""
 
     kind = ErrorKind.FENCED
 
 
 class Corrupt(OffloaderError):
-    """Stored bytes are damaged; the message has object, range, expected and found."""
+    """Stored bytes are damaged: object, range, expected and found are in the message."""
 
     kind = ErrorKind.REPAIR_DATA
 
 
 class SourceMismatch(OffloaderError):
-    """A hot tier isn't the recorded source, or has lost entries."""
+    """A hot tier isn't the one that acknowledged what was recorded of it, or has lost entries of it."""
 
     kind = ErrorKind.REPAIR_DATA
 
 
 class ObjectMissing(OffloaderError):
-    """An object of the manifest isn't in the store."""
+    """An object that the manifest names isn't in the store."""
 
     kind = ErrorKind.REPAIR_DATA
 
 
 class ObjectChanged(OffloaderError):
-    """An object differs from the manifest's record."""
+    """An object isn't the one the manifest recorded."""
 
     kind = ErrorKind.REPAIR_DATA
 
 
 class Trimmed(OffloaderError):
-    """Retention deleted the position; the stream begins at ``first_available``."""
+    """The position was deleted by retention; ``first_available`` is where the stream begins now."""
 
     kind = ErrorKind.NOT_FOUND
 

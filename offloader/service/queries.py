@@ -163,11 +163,11 @@ def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
     return start
 
 
-#: Bars of ledgers, and of segments; above it neighbours are merged.
+#: Ledgers, and segments; where there are more, neighbours are told as one.
 BARS_MAX = 400
-#: Points of entries over time.
+#: Points between entries and time.
 POINTS_MAX = 800
-#: Gaps listed.
+#: Gaps that are told.
 GAPS_MAX = 200
 
 
@@ -241,7 +241,7 @@ class KeptAnswers(Generic[_Answer]):
 
 #: Distinct messages kept; above it the least recent is evicted.
 ERRORS_KEPT = 200
-#: Longest text of a message.
+#: Longest text that is kept of one.
 TEXT_CHARS_MAX = 2000
 _NUMBER = re.compile(r"\d+")
 
@@ -335,9 +335,9 @@ class RecentErrors(logging.Handler):
 
 #: Most items of one page.
 LIMIT_MAX = 500
-#: Maximum age of the cached list of the store's streams.
+#: How long the list of the store's streams is used before it is asked for again.
 NAMES_AGE_S_MAX = 10.0
-#: The same for a manifest's status of a stream in a list, and of a single one.
+#: The same for what a manifest says of a stream in a list, and of one that is asked for by name.
 ROW_AGE_S_MAX = 30.0
 ONE_AGE_S_MAX = 3.0
 
